@@ -2,26 +2,40 @@
 // Starts the page: opens the source, makes the views when they are first wanted, and follows the state.
 
 import { element, reveal } from "./common/dom.js";
+import { openGlossary } from "./common/glossary.js";
+import { HeadRows } from "./common/head_rows.js";
+import { isPictureAlone } from "./common/patch_layout.js";
+import { ProgressPanel } from "./common/progress_panel.js";
 import { makeTheme } from "./common/theme.js";
+import { ReadingBox } from "./reading/reading_box.js";
+import { makeTextChoice } from "./reading/text_choice.js";
 import { RunBanner } from "./runs/banner.js";
 import { EditedRuns } from "./runs/edited_runs.js";
-import { open } from "./source/source.js";
 import { makeState } from "./state.js";
 import { VIEWS } from "./views.js";
 
 /** @param {string} id */
 const find = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
-async function start() {
+/**
+ * Starts the page.
+ * @param {(onProgress: (progress: OpeningProgress) => void) => Promise<Source>} open
+ * @param {() => void} [loadRest] called once the first view is there, to load the code of the others
+ */
+export async function start(open, loadRest = () => {}) {
   makeTheme(/** @type {HTMLButtonElement} */ (find("theme")));
   document.querySelector(".skip")?.addEventListener("click", (event) => {
     event.preventDefault(); // what stands behind # is the reader's place
     find("main").focus();
   });
-  find("main").append(element("p", { class: "empty", text: "Opening…" }));
+  const panel = new ProgressPanel("opening");
+  find("main").append(panel.box);
+  panel.show("Opening");
   let source;
   try {
-    source = await open();
+    source = await open(({ doing, done, of, cancel }) =>
+      panel.show(doing[0].toUpperCase() + doing.slice(1), { done, of, unit: "layers", cancel }),
+    );
   } catch (error) {
     const text = `The page could not be opened. ${error.message}`;
     find("main").replaceChildren(element("p", { class: "empty", text }));
@@ -29,19 +43,35 @@ async function start() {
   }
   find("main").replaceChildren();
   run(source);
+  loadRest();
 }
 
-/** @typedef {View & { root: HTMLElement }} MadeView */
+/** @typedef {View & { root: HTMLElement, isComing?: boolean }} MadeView */
+
+/**
+ * Stands for a view whose code is still being loaded.
+ * @param {HTMLElement} root
+ */
+function coming(root) {
+  root.append(element("p", { class: "empty", text: "Loading this view…" }));
+  return { isComing: true, show() {}, hide() {} };
+}
 
 /** @param {Source} source */
 function run(source) {
   const state = makeState();
+  find("glossary").addEventListener("click", () => openGlossary());
+  addEventListener("regard-term", (event) => {
+    const { label, hint } = /** @type {CustomEvent} */ (event).detail;
+    openGlossary(label, hint);
+  });
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer = 0;
   /** @type {App} */
   const app = {
     source,
     runs: /** @type {any} */ (null), // below, because it needs the rest
+    headRows: new HeadRows(source),
     get meta() {
       return source.meta;
     },
@@ -70,9 +100,14 @@ function run(source) {
   /** @type {MadeView | null} */
   let current = null;
 
-  find("model").textContent = app.meta.model;
   makeTabs(views, app);
-  const texts = makeTexts(app);
+  const texts = makeTextChoice(app, /** @type {HTMLSelectElement} */ (find("text")), find("text-choice"));
+  const reading = new ReadingBox(app);
+  find("text-choice").after(reading.box);
+  addEventListener("regard-texts", () => {
+    texts.fill();
+    reading.fill();
+  });
 
   const follow = () => {
     const view = views.find((one) => one.name === app.state.view) ?? views[0];
@@ -80,7 +115,7 @@ function run(source) {
       const root = element("section", { class: "view", id: `view-${view.name}`, role: "tabpanel" });
       root.setAttribute("aria-labelledby", `tab-${view.name}`);
       find("main").append(root);
-      made.set(view, { root, ...view.make(root, app) });
+      made.set(view, { root, ...(view.make ?? coming)(root, app) });
     }
     const now = /** @type {MadeView} */ (made.get(view));
     if (current !== now) {
@@ -95,12 +130,22 @@ function run(source) {
       tab.tabIndex = one === view ? 0 : -1;
       if (one === view) reveal(tab, find("tabs"));
     }
-    texts.value = String(app.state.text);
+    find("model").textContent = app.meta.texts[app.state.text].model;
+    texts.show();
     banner.draw();
     now.show(app.state);
   };
   state.on(follow);
+  source.attach?.(app);
   addEventListener("regard-theme", follow);
+  addEventListener("regard-views", () => {
+    for (const [view, { root, isComing }] of made) {
+      if (!isComing || !view.make) continue;
+      root.remove();
+      made.delete(view);
+    }
+    follow();
+  });
   addEventListener("unhandledrejection", (event) => {
     event.preventDefault();
     if (event.reason?.name !== "AbortError") app.status(event.reason?.message ?? "Something went wrong.");
@@ -116,7 +161,7 @@ function run(source) {
  */
 function settled(meta, now) {
   const known = Number.isInteger(now.text) && meta.texts[now.text] && !meta.texts[now.text].removed;
-  const text = known ? now.text : 0;
+  const text = known ? now.text : meta.texts.findIndex(({ removed }) => !removed);
   const layers = meta.texts[text].layers;
   /** @param {string | undefined} key */
   const named = (key) => layers.find((one) => one.key === key);
@@ -132,10 +177,21 @@ function settled(meta, now) {
     ...now,
     text,
     head,
+    view: now.view || firstView(meta, text),
     layer: layer.key,
     row: within(now.row, layer.rows),
     col: within(now.col, layer.cols),
   };
+}
+
+/**
+ * The view of a page whose address names none.
+ * @param {Meta} meta
+ * @param {number} text
+ */
+function firstView(meta, text) {
+  if (meta.survey) return "survey";
+  return isPictureAlone(meta.texts[text]) ? "image" : "map";
 }
 
 /**
@@ -164,27 +220,3 @@ function makeTabs(views, app) {
   find("tabs").append(...tabs);
   find("tabs").hidden = tabs.length < 2;
 }
-
-/** @param {App} app */
-function makeTexts(app) {
-  const select = /** @type {HTMLSelectElement} */ (find("text"));
-  const fill = () => {
-    const options = app.runs
-      .titles()
-      .map(({ number, title }) => element("option", { value: String(number), text: title }));
-    select.replaceChildren(...options);
-    select.value = String(app.state.text);
-    find("text-choice").hidden = options.length < 2;
-  };
-  fill();
-  addEventListener("regard-texts", fill); // a view that captured a new text says so
-  select.addEventListener("change", () => {
-    const text = Number(select.value);
-    const original = app.meta.texts[text].edited?.text ?? text;
-    const whole = { row: -1, col: -1, token: -1, x: -1, y: -1, zoom: 0 };
-    app.set(original === app.runs.original ? { text } : { text, ...whole }); // the same tokens stay in view
-  });
-  return select;
-}
-
-start();

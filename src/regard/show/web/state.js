@@ -7,7 +7,7 @@
  * out of the address, and a name that is not here is not taken from one.
  */
 export const DEFAULTS = {
-  view: "map",
+  view: "", // the name of a view; "" is the first to look at
   text: 0,
   layer: "", // a layer's key; "" is the first
   head: -1, // a head's number in the model; -1 is the layer's first
@@ -19,21 +19,27 @@ export const DEFAULTS = {
   y: -1, // queries, and
   zoom: 0, // pixels a token; 0 is the whole map
   reduce: "mass", // or "max"
-  colourTop: "fit", // the colour scale ends at what is there, or at "one"
+  colourTop: "head", // the colours suit the whole map of the head, the part in "view", or 0 to "one"
 
   // Map and Text
   shade: "weights", // or "values", weights times the norms of values; or "logit", contributions to a logit:
   token: -1, // the number of that token, which may follow the chosen query or the last; -1 is the likeliest
   units: "tokens", // or "words", or "sentences"
   against: -1, // a text whose numbers are subtracted; -1 is none
+  expected: "", // the kind of head whose expected keys are outlined on the map; "" is none
   scale: "linear", // or "log"
   sink: "in", // or "apart"
 
   // Text
   direction: "at", // shade what a token attends to ("at"), or what it is attended to "by"
   scope: "head", // weights of a "head", of its "layer" on average, or of "all" layers
+  secondHead: "", // layer/head of another one that is shown in a second colour
+
+  // Image
+  ground: "grey", // the picture under the heat, or in "colour"
 
   // Heads
+  headScore: "", // the score of the matrix; "" is the first that says what a head finds
   sort: "place", // in the model, or the name of a score
   order: "high", // or "low": which scores come first
   label: "any", // only heads with this label, or with "none"
@@ -48,6 +54,11 @@ export const DEFAULTS = {
   cacheWindow: -1, // latest keys that are kept; -1 is the usual number
   cacheSinks: -1, // first keys that are kept, likewise
   measuredOn: "text", // or "generation"
+
+  // Survey
+  surveyAcross: "", // the scores of the scatter; "" is the first that there is, and
+  surveyUp: "", // the second
+  surveyHead: "", // layer/head; "" is the highest
 
   // Time
   scoredOn: "", // "text" or "repeats"; "" is the first that there is

@@ -8,6 +8,8 @@ type State = typeof import("./state.js").DEFAULTS;
 interface App {
   source: Source;
   runs: import("./runs/edited_runs.js").EditedRuns;
+  /** Scores, labels and sentences of heads. */
+  headRows: import("./common/head_rows.js").HeadRows;
   readonly meta: Meta;
   readonly state: State;
   set(changes: Partial<State>): void;
@@ -30,6 +32,8 @@ interface SharedSettings {
   /** Pixels to a side of a thumbnail. */
   thumb: number;
   scores: ScoreWords[];
+  /** The names of characters that nobody sees. */
+  invisible: Record<string, string>;
 }
 
 interface ScoreWords {
@@ -43,8 +47,9 @@ interface Meta extends SharedSettings {
   version: number;
   model: string;
   texts: TextMeta[];
-  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean };
+  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean; repeats: boolean };
   time: TrainingRun | null;
+  survey: Survey | null;
   example: StageExample;
   /** The lines of a generation that was recorded when the page was made. */
   generation: GenerationLine[] | null;
@@ -62,10 +67,18 @@ interface Meta extends SharedSettings {
 
 interface TextMeta {
   title: string;
+  /** The name of the model that read it. */
+  model: string;
   tokens: string[] | null;
   target_tokens: string[] | null;
+  /** The names of the tokens of a vision tower. */
+  [patches: `patches_${number}`]: string[];
+  /** The pictures that the model read; null without any. */
+  pictures: PicturesMeta | null;
   /** The first token that was generated. */
   boundary: number | null;
+  /** For each token the first one with the same id; null if the ids are not known. */
+  copies: Record<TokenList, number[] | null>;
   layers: Layer[];
   /** Of the words and sentences of each list of tokens the first tokens, and the number of all tokens. */
   spans: Partial<Record<TokenList, Record<UnitName, number[]>>>;
@@ -76,13 +89,15 @@ interface TextMeta {
    * likeliest first; null for all.
    */
   predicted: { start: number; positions: number[] | null; tokens: number[] | null } | null;
+  /** The query that a reader sees first; null for a text that is gone. */
+  telling: number | null;
   /** Modules that mix tokens and could not be captured. */
   missing: { name: string; kind: string }[];
   /** What the model expected on average; null if it makes no predictions. */
   predictions: { loss: number | null; tokens: number; likeliest: number } | null;
   /** What was cut, if this is not the model's own run. */
   edited: EditedRun | null;
-  /** An edited run that is gone; its number is not used again. */
+  /** A text or an edited run that is gone; its number is not used again. */
   removed: boolean;
 }
 
@@ -173,7 +188,10 @@ interface Layer {
   softcap: number | null;
   /** Whether heads have a learned sink logit. */
   sinks: boolean;
+  /** Which keys queries see; "full" if all of them. */
   mask: string;
+  /** What is added to the scores by position, and hides nothing; "" if nothing is. */
+  bias: string;
   window: number | null;
   rows: number;
   cols: number;
@@ -191,7 +209,7 @@ interface Layer {
   values_block?: string;
 }
 
-type TokenList = "tokens" | "target_tokens";
+type TokenList = "tokens" | "target_tokens" | `patches_${number}`;
 type Axis = "queries" | "keys";
 
 /** What is known of how far a layer's maps are from what the model computed. */
@@ -244,6 +262,8 @@ interface Stage {
 /** A server, or the file itself: both answer the same questions. */
 interface Source {
   meta: Meta;
+  /** Called once the page stands, where it has to keep in step with something around it. */
+  attach?(app: App): void;
   /** How many tiles to ask for at a time. */
   atOnce: number;
   thumbs(text: number, layer: string): Promise<Thumbs>;
@@ -261,19 +281,33 @@ interface Source {
   /** A weight for each query. */
   column: AskLine;
   heads(text: number): Promise<HeadScores[]>;
+  /** The same of one layer, which is there much sooner. */
+  layerHeads(text: number, layer: string): Promise<HeadScores[]>;
+  /** The scores of every head on random tokens, repeated; null where they are not known. */
+  repeats(): Promise<HeadScores[] | null>;
   /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
   attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
   eviction(text: number, layer: string): Promise<Eviction>;
   prediction(text: number, position: number): Promise<Prediction>;
+  /** What a survey kept of a head, where `meta.survey` is one that has this head. */
+  surveyHead(layer: string, head: number): Promise<SurveyHead>;
   /** Runs the model again on a text; gives the edited run's number. */
   cut(text: number, cuts: Cut[], onLine: (line: CaptureLine) => void, signal: AbortSignal): Promise<number>;
-  /** Removes an edited run. */
-  undo(text: number): Promise<void>;
-  /** These refuse, as `cut` does, where `meta.can` says no. */
-  capture(text: string, onLine: (line: CaptureLine) => void, signal: AbortSignal): Promise<number>;
+  /** Removes a text or an edited run; gives the number of the text to show next. */
+  remove(text: number): Promise<number>;
+  /**
+   * Has the model read a text; gives its number. It refuses, as `cut` and `generate` do, where `meta.can` says no, and
+   * throws a `TooLongError` for a text of more tokens than the model can read.
+   */
+  capture(
+    text: string,
+    onLine: (line: CaptureLine) => void,
+    signal: AbortSignal,
+    options?: ReadingOptions,
+  ): Promise<number>;
   generate(
-    options: { text: string; tokens: number; window: number; sinks: number },
+    options: { text: string; tokens: number; window: number; sinks: number; temperature: number },
     onLine: (line: GenerationLine) => void,
     signal: AbortSignal,
   ): Promise<void>;
@@ -334,11 +368,17 @@ interface Attribution {
 
 /** What one head does on a text. */
 interface HeadScores {
+  /** Of a head that attends among patches. */
+  outliers?: Outlier[];
   layer: string;
   head: number;
   kv_head: number;
   label: string | null;
   labels?: string[];
+  /** The key that receives the most. */
+  sink_key?: number | null;
+  /** What the head does, in one sentence. */
+  sentence?: string;
   scores: Record<string, Score>;
 }
 
@@ -388,15 +428,38 @@ interface Eviction {
   ahead: boolean;
 }
 
+/** How a text is read. */
+interface ReadingOptions {
+  /** How many tokens; all by default. */
+  first?: number;
+  /** The ids of tokens that the model generated, which are read after the text. */
+  continuation?: number[];
+}
+
+/** What a server does before it has something to show; `doing` as in "reading the text". */
+interface OpeningProgress {
+  doing: string;
+  done: number;
+  of: number;
+  cancel(): void;
+}
+
 interface CaptureLine {
-  progress?: { doing: string; done: number; of: number };
+  /** `share` of the whole, from 0 to 1, where it is known more finely than by layers. */
+  progress?: { doing: string; done: number; of: number; share?: number };
   text?: number;
+  /** The text has more tokens than can be read. */
+  too_long?: { tokens: number; most: number };
 }
 
 interface GenerationLine {
   start?: GenerationStart;
   step?: GenerationStep;
+  /** What was found when a step was computed without the cache, after the others. */
+  again?: { step: number; seconds: number; difference: number; same: boolean };
   end?: { why: string };
+  /** The number of the text, with what was generated, that the page holds. */
+  captured?: number;
 }
 
 interface GenerationStart {
@@ -412,6 +475,12 @@ interface BothWays {
   recomputed: number;
 }
 
+/** The seconds of both ways; null where a token was not computed without the cache. */
+interface BothTimes {
+  cached: number;
+  recomputed: number | null;
+}
+
 /** A generation as far as it went. */
 interface Generated {
   steps: GenerationStep[];
@@ -420,14 +489,16 @@ interface Generated {
 
 interface GenerationStep {
   token: string;
+  token_id: number;
   position: number;
-  seconds: BothWays;
+  seconds: BothTimes;
   computed: BothWays;
   keys_read: BothWays;
   cache_bytes: number;
   policy_bytes: number;
-  difference: number;
-  same: boolean;
+  /** Between the logits of both ways, and whether both choose the same token; null without the second. */
+  difference: number | null;
+  same: boolean | null;
   lost: number[][]; // layer, head
 }
 
@@ -443,8 +514,11 @@ interface SavedData {
   blocks: Record<string, PackedField[]>;
   sinks: Record<string, Thumbs["sinks"]>[]; // text
   heads: HeadScores[][]; // text
+  repeats: HeadScores[] | null;
   attributions: Attribution[][]; // text
   words: string[][]; // text: of the tokens that are likely somewhere
+  /** The model that this file holds; null if there is none. */
+  model: ModelData | null;
 }
 
 /** The predictions of a text as a saved page keeps them. */
@@ -457,7 +531,7 @@ interface PredictionArrays {
 }
 
 /** What the worker of a saved page is told of it. */
-type OpenedData = Pick<SavedData, "meta" | "blocks" | "attributions">;
+type OpenedData = Pick<SavedData, "meta" | "blocks" | "attributions" | "model">;
 
 /** The arrays of a block by name: of a layer, of its mask, of its values, or of a text's thumbnails. */
 interface Arrays {
@@ -570,6 +644,8 @@ type FromWorker =
   /** A block is needed. */
   | { kind: "block"; name: string }
   | { kind: "answer"; id: number; answer: unknown }
+  /** How far a long answer is. */
+  | { kind: "line"; id: number; line: object }
   | { kind: "error"; id: number; error: string };
 
 // ---- What is drawn
@@ -638,24 +714,32 @@ interface Look {
   scale: ColourScale;
   /** Whether the colours end at what is seen, so that some numbers lie beyond. */
   fits: boolean;
+  /** Whether every number is 0. */
+  blank: boolean;
   pixels: Uint32Array;
   /** A name for all this together. */
   style: string;
 }
 
 type Sink = import("./map/sinks.js").Sink;
+type Choice = import("./common/dom.js").Choice;
 
 /** All that a drawing of the large map needs. */
 interface Scene {
   width: number;
   height: number;
   gutter: { labels: number; left: number; top: number };
+  /** Pixels for the labels of an axis, if not as many as the gutter has. */
+  labelRoom?: Record<Axis, number>;
   /** The size of a screen's pixel in ours: 1 / devicePixelRatio. */
   pixel: number;
   camera: import("./map/camera.js").Camera;
   z: number;
   drawn: DrawnTile[];
   complete: boolean;
+  /** How many of the needed tiles are not there yet. */
+  missing: number;
+  needed: number;
   look: Look;
   /** What a sink leaves of each row of a tile's cells; null if none stands apart. */
   restOf(tile: { z: number; i: number }): Float32Array | null;
@@ -669,13 +753,13 @@ interface Scene {
   thumb: HTMLCanvasElement | null;
   sink: Sink | null;
   boundary: { key: number; query: number } | null;
+  /** The cells that are outlined; null for none. */
+  outlined: import("./map/outline.js").OutlinedCells | null;
   hover: Cell | null;
   cursor: Cell | null;
   marked: { row: number; col: number };
   colours: DrawingColours;
-  fonts: { token: string; title: string; heading: string; number: string };
-  /** Pixels of a letter in a token. */
-  measure: number;
+  fonts: { token: string; title: string; number: string };
 }
 
 interface DrawingColours {
@@ -691,16 +775,8 @@ interface DrawingColours {
   lattice: string;
 }
 
-/** A canvas's context, or what writes SVG in the same language. */
-type Drawing = CanvasRenderingContext2D | import("./map/svg.js").SvgContext;
-
-/** The words around an exported picture. */
-interface FigureWords {
-  title: string;
-  after: string;
-  note: string;
-  marks: [number, string][];
-}
+/** A canvas's context, or what remembers drawings in the same language. */
+type Drawing = CanvasRenderingContext2D | Recording;
 
 /** The numbers of the cells in a picture. */
 interface RegionCells {
@@ -726,13 +802,28 @@ interface ChartSeries {
   name?: string;
   kind: string;
   points: [number, number | null][];
+  /** What the curve is of, if it can be pointed at: a name to tell it from others, and one to read. */
+  id?: string;
+  about?: string;
+}
+
+/** A curve of a drawn chart that can be pointed at. */
+interface ChartCurve {
+  id: string;
+  about: string;
+  line: SVGElement;
+  /** Its points, in pixels of the chart, and what each says. */
+  places: Point[];
+  values: string[];
 }
 
 interface ChartData {
   series: ChartSeries[];
   x: ChartAxis;
   y: ChartAxis;
+  /** A short name; more is in the description. */
   label: string;
+  description?: string;
   /** A place on the x axis. */
   mark?: number | null;
 }

@@ -1,27 +1,42 @@
 // @ts-check
 // The views that the page has, in the order of their tabs. A view is a function (root, app) that fills its
 // root and returns {show(state), hide()}; `needs` says of the meta whether the view has something to show.
+// The code of all but the first may come later: until then there is no `make`.
 
-import { cache } from "./cache/cache.js";
-import { heads } from "./heads/heads.js";
+import { isPictureAlone } from "./common/patch_layout.js";
 import { map } from "./map/map.js";
-import { steps } from "./steps/steps.js";
-import { text } from "./text/text.js";
-import { time } from "./time/time.js";
+
+/** @param {Meta} meta */
+const hasText = (meta) => meta.texts.some((text) => !text.removed && !isPictureAlone(text));
+
+/** @typedef {(root: HTMLElement, app: App) => View} MakeView */
 
 /**
- * @type {{
- *   name: string,
- *   title: string,
- *   make(root: HTMLElement, app: App): View,
- *   needs?(meta: Meta): boolean,
- * }[]}
+ * Whether there are two heads to compare.
+ * @param {Meta} meta
  */
+function hasTwoHeads({ texts }) {
+  return texts.length > 1 || texts[0].layers.reduce((sum, { heads }) => sum + heads.length, 0) > 1;
+}
+
+/** @type {{ name: string, title: string, make?: MakeView, needs?(meta: Meta): boolean }[]} */
 export const VIEWS = [
   { name: "map", title: "Map", make: map },
-  { name: "text", title: "Text", make: text },
-  { name: "heads", title: "Heads", make: heads },
-  { name: "steps", title: "Steps", make: steps },
-  { name: "cache", title: "Cache", make: cache },
-  { name: "time", title: "Time", make: time, needs: (meta) => Boolean(meta.time) },
+  { name: "image", title: "Image", needs: (meta) => meta.texts.some((text) => text.pictures) },
+  { name: "text", title: "Text", needs: hasText },
+  { name: "heads", title: "Heads" },
+  { name: "compare", title: "Compare", needs: hasTwoHeads },
+  { name: "steps", title: "Steps" },
+  { name: "cache", title: "Cache", needs: hasText },
+  { name: "survey", title: "Survey", needs: (meta) => Boolean(meta.survey) },
+  { name: "time", title: "Time", needs: (meta) => Boolean(meta.time) },
 ];
+
+/**
+ * Adds the code of views by their names; the page hears of it by "regard-views".
+ * @param {Record<string, MakeView>} makers
+ */
+export function addViews(makers) {
+  for (const view of VIEWS) view.make ??= makers[view.name];
+  dispatchEvent(new Event("regard-views"));
+}

@@ -4,7 +4,10 @@
 
 import { element } from "../common/dom.js";
 import { some } from "../common/format.js";
+import { exportMenu } from "../picture/menu.js";
+import { cacheExports } from "./exports.js";
 import { GenerationFigures } from "./figures.js";
+import { GeneratedText } from "./generated_text.js";
 import { EvictionPolicy } from "./policy.js";
 import { openingSentence } from "./prompt.js";
 
@@ -23,7 +26,7 @@ export function cache(root, app) {
   return { show: (state) => view.show(state), hide: () => view.hide() };
 }
 
-class CacheView {
+export class CacheView {
   /** @param {App} app */
   constructor(app) {
     this.app = app;
@@ -39,8 +42,11 @@ class CacheView {
     this.lead = element("p", { class: "lead" });
     this.said = element("p", { class: "note", role: "status" });
     this.figures = new GenerationFigures();
+    this.opening = new GeneratedText(app);
     this.policy = new EvictionPolicy(app, () => this.generated());
-    const parts = [this.lead, this.form.box, this.said, this.figures.box, this.policy.box];
+    const save = exportMenu(app, cacheExports(app, this));
+    const top = element("div", { class: "cache-top" }, this.lead, save);
+    const parts = [top, this.form.box, this.said, this.opening.box, this.figures.box, this.policy.box];
     this.box = element(
       "div",
       { class: "scroll", tabindex: "-1" },
@@ -66,6 +72,7 @@ class CacheView {
     said.textContent = "Running the prompt, with the cache and without it…";
     this.figures.begin([]);
     const options = { ...form.values(), ...this.policy.size };
+    this.opening.begin(options.text);
     try {
       await this.app.source.generate(options, (line) => this.take(line), this.running.signal);
     } catch (error) {
@@ -73,6 +80,7 @@ class CacheView {
         error.name === "AbortError" ? `Stopped after ${some(this.steps.length, "token")}.` : error.message;
     } finally {
       this.running = null;
+      this.opening.offer(this.steps);
       form.button.textContent = "Generate";
     }
   }
@@ -81,16 +89,25 @@ class CacheView {
    * Takes one line of a generation.
    * @param {GenerationLine} line
    */
-  take({ start, step, end }) {
+  take({ start, step, again, end, captured }) {
     if (start) {
       this.start = start;
       this.figures.begin(start.tokens);
     } else if (step) {
       this.steps.push(step);
       this.figures.write(step);
-      this.said.textContent = `Token ${this.steps.length}, with the cache and without it.`;
+      const without = step.difference === null ? "" : " and without it";
+      this.said.textContent = `Token ${this.steps.length}, with the cache${without}.`;
       this.draw();
-    } else if (end) {
+    } else if (again) {
+      const { step: number, seconds, ...compared } = again;
+      const one = this.steps[number];
+      this.steps[number] = { ...one, ...compared, seconds: { ...one.seconds, recomputed: seconds } };
+      const written = some(this.steps.length, "token");
+      this.said.textContent = `${written} generated with the cache. Now without it: token ${number + 1}.`;
+      this.draw();
+    } else if (captured !== undefined) this.opening.number = captured;
+    else if (end) {
       const written = some(this.steps.length, "token");
       this.said.textContent = `${written} generated, each with the cache and without it. ${ENDS[end.why] ?? ""}`;
     }
@@ -111,6 +128,7 @@ class CacheView {
     this.form.box.hidden = !can;
     if (first) this.form.prompt.value = openingSentence(meta.texts[state.text]);
     if (!can && recorded && !this.steps.length) recorded.forEach((line) => this.take(line));
+    if (!can) this.opening.offer(this.steps);
     const uncut = can && this.app.runs.edited ? " It continues without the cuts of the edited run." : "";
     this.lead.textContent = leadOf(can, Boolean(recorded)) + uncut;
     if (!can && recorded) this.said.textContent = "";
@@ -119,6 +137,7 @@ class CacheView {
 
   hide() {
     this.running?.abort();
+    this.opening.stop();
   }
 }
 
@@ -164,12 +183,25 @@ function makeForm(submit) {
     value: TOKENS,
     "aria-label": "Number of tokens to generate",
   });
+  const temperature = element("input", {
+    type: "number",
+    class: "place-input",
+    min: 0,
+    max: 5,
+    step: 0.1,
+    value: 0,
+    title:
+      "0 takes the likeliest token; at 1 tokens are drawn with the probabilities that the model gives them",
+  });
   const button = element("button", { class: "button strong", type: "button", text: "Generate" });
-  const label = element("span", { class: "quiet small", text: "Tokens" });
+  /** @param {string} text @param {HTMLElement} input */
+  const field = (text, input) =>
+    element("label", { class: "field" }, element("span", { class: "quiet small", text }), input);
   const fields = element(
     "div",
     { class: "fields" },
-    element("label", { class: "field" }, label, tokens),
+    field("Tokens", tokens),
+    field("Temperature", temperature),
     button,
   );
   button.addEventListener("click", submit);
@@ -177,9 +209,13 @@ function makeForm(submit) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
   });
   return {
-    box: element("div", { class: "cache-form" }, prompt, fields),
+    box: element("div", { class: "cache-form", "data-off-paper": "" }, prompt, fields),
     prompt,
     button,
-    values: () => ({ text: prompt.value, tokens: Number(tokens.value) }),
+    values: () => ({
+      text: prompt.value,
+      tokens: Number(tokens.value),
+      temperature: Number(temperature.value),
+    }),
   };
 }

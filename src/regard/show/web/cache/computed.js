@@ -3,50 +3,69 @@
 
 import { last } from "../common/arrays.js";
 import { contextOf } from "../common/dom.js";
+import { setDrawing } from "../picture/canvas_drawings.js";
 
 const WAYS = /** @type {const} */ (["recomputed", "cached"]);
+const TITLE = 18; // pixels above the rows, and
+const SPACE = 14; // below them
+
+/** @typedef {() => { run: string, read: string }} ComputedColours of computed and of cached tokens, at this moment */
 
 /**
- * Draws the steps without and with the cache: computed tokens in the colour `run`, cached ones in `read`.
+ * Draws the steps without and with the cache.
  * @param {HTMLCanvasElement} canvas
  * @param {GenerationStep[]} steps
- * @param {string} run
- * @param {string} read
+ * @param {ComputedColours} colours
  */
-export function drawComputed(canvas, steps, run, read) {
-  const style = getComputedStyle(canvas);
+export function drawComputed(canvas, steps, colours) {
   const wide = canvas.clientWidth || 480;
-  const columns = last(steps).position;
   const row = Math.max(2, Math.min(9, Math.floor(120 / steps.length)));
-  const gap = row > 3 ? 1 : 0;
-  const high = 18 + row * steps.length;
+  const high = 2 * (TITLE + row * steps.length) + SPACE;
   const pixel = devicePixelRatio || 1;
   canvas.width = wide * pixel;
-  canvas.height = (2 * high + 14) * pixel;
-  canvas.style.height = `${2 * high + 14}px`;
+  canvas.height = high * pixel;
+  canvas.style.height = `${high}px`;
   const context = contextOf(canvas);
   context.scale(pixel, pixel);
-  context.font = `12px ${style.fontFamily}`;
-  const unit = wide / columns;
-  WAYS.forEach((way, n) => {
-    const top = n * (high + 14);
-    context.fillStyle = style.color;
-    context.fillText(way === "cached" ? "With the cache" : "Without the cache", 0, top + 11);
-    steps.forEach((step, i) => {
-      const y = top + 18 + i * row;
-      const through = step.computed[way];
-      if (way === "cached") {
-        context.fillStyle = read;
-        context.fillRect(0, y, (step.position - through) * unit, row - gap);
-      }
-      context.fillStyle = run;
-      context.fillRect((step.position - through) * unit, y, Math.max(1.5, through * unit), row - gap);
+  /** @param {Drawing} drawing */
+  const paint = (drawing) => {
+    const { fontFamily, color } = getComputedStyle(canvas);
+    drawing.font = `12px ${fontFamily}`;
+    WAYS.forEach((way, n) => {
+      const top = n * (TITLE + row * steps.length + SPACE);
+      drawing.fillStyle = color;
+      drawing.fillText(way === "cached" ? "With the cache" : "Without the cache", 0, top + 11);
+      paintRows(drawing, steps, way, { top: top + TITLE, row, wide }, colours());
     });
-  });
+  };
+  paint(context);
+  setDrawing(canvas, paint);
   const latest = last(steps);
   canvas.setAttribute(
     "aria-label",
     `In the last step the model computes ${latest.computed.cached} of ${latest.position} tokens with the cache, ` +
       `and all ${latest.computed.recomputed} without it`,
   );
+}
+
+/**
+ * @param {Drawing} drawing
+ * @param {GenerationStep[]} steps
+ * @param {typeof WAYS[number]} way
+ * @param {{ top: number, row: number, wide: number }} place
+ * @param {ReturnType<ComputedColours>} colours
+ */
+function paintRows(drawing, steps, way, { top, row, wide }, { run, read }) {
+  const gap = row > 3 ? 1 : 0;
+  const unit = wide / last(steps).position;
+  steps.forEach((step, i) => {
+    const y = top + i * row;
+    const through = step.computed[way];
+    if (way === "cached") {
+      drawing.fillStyle = read;
+      drawing.fillRect(0, y, (step.position - through) * unit, row - gap);
+    }
+    drawing.fillStyle = run;
+    drawing.fillRect((step.position - through) * unit, y, Math.max(1.5, through * unit), row - gap);
+  });
 }

@@ -3,6 +3,7 @@
 
 import { chart } from "../common/chart.js";
 import { element } from "../common/dom.js";
+import { joinTokens, splitTokens, withToken } from "../common/split_characters.js";
 import { drawComputed } from "./computed.js";
 import { agreement, bothTimes, measurements, timeChart } from "./measurements.js";
 import { plainToken } from "./prompt.js";
@@ -10,7 +11,7 @@ import { plainToken } from "./prompt.js";
 /** The figures of one generation. */
 export class GenerationFigures {
   constructor() {
-    this.written = element("p", { class: "written", "aria-label": "Generated text" });
+    this.written = element("p", { class: "written", dir: "auto", "aria-label": "Generated text" });
     this.table = element("table", { class: "measured" });
     this.agreement = element("p", { class: "note" });
     this.times = chart(240);
@@ -19,6 +20,10 @@ export class GenerationFigures {
     this.read = element("i", { class: "read" });
     /** @type {GenerationStep[]} */
     this.steps = [];
+    /** @type {string[]} */
+    this.tokens = []; // that were generated
+    /** @type {HTMLElement[]} */
+    this.spans = []; // as they are written
     this.box = element(
       "section",
       { class: "cache-measured" },
@@ -56,15 +61,22 @@ export class GenerationFigures {
    * @param {string[]} tokens
    */
   begin(tokens) {
-    const text = tokens.map(plainToken).join("");
+    const text = plainToken(joinTokens(tokens));
+    this.tokens = [];
+    this.spans = [];
     this.written.replaceChildren(...(text ? [element("span", { class: "quiet", text })] : []));
   }
 
   /** @param {GenerationStep} step */
   write({ token, seconds }) {
-    this.written.append(
-      element("span", { class: "tok new", text: plainToken(token), title: bothTimes(seconds) }),
-    );
+    const span = element("span", { class: "tok new", title: bothTimes(seconds) });
+    this.written.append(span);
+    this.spans.push(span);
+    this.tokens = withToken(this.tokens, token); // pieces of a character are known once it is whole
+    splitTokens(this.tokens).forEach(({ text, first }, n) => {
+      const shown = first === n ? plainToken(text) : "";
+      if (this.spans[n].textContent !== shown) this.spans[n].textContent = shown;
+    });
   }
 
   /**
@@ -95,7 +107,9 @@ export class GenerationFigures {
 
   paint() {
     if (!this.steps.length) return;
-    const [run, read] = [this.run, this.read].map((one) => getComputedStyle(one).backgroundColor);
-    drawComputed(this.picture, this.steps, run, read);
+    drawComputed(this.picture, this.steps, () => ({
+      run: getComputedStyle(this.run).backgroundColor,
+      read: getComputedStyle(this.read).backgroundColor,
+    }));
   }
 }

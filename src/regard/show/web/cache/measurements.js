@@ -4,7 +4,7 @@
 import { last } from "../common/arrays.js";
 import { bytes, count, milliseconds } from "../common/format.js";
 
-/** @typedef {"computed" | "keys_read" | "seconds"} Measured */
+/** @typedef {"computed" | "keys_read"} Measured */
 
 /**
  * @typedef {object} Measurement one line of the table
@@ -25,19 +25,19 @@ export function measurements(steps, layers) {
   const keys = sumOf(steps, "keys_read");
   /**
    * @param {string} title
-   * @param {BothWays} both
+   * @param {BothTimes} both
    * @param {(n: number) => string} say
    */
   const row = (title, { cached, recomputed }, say) => ({
     title,
     cached: say(cached),
-    recomputed: say(recomputed),
-    gain: gainOf(cached, recomputed),
+    recomputed: recomputed === null ? "not measured" : say(recomputed),
+    gain: gainOf(cached, recomputed ?? 0),
   });
   return [
     row("Tokens × layers computed", times(computed, layers), count),
     row("Keys read, all layers and heads", keys, count),
-    row("Time per token (median)", medianOf(steps, "seconds"), milliseconds),
+    row("Time per token (median)", medianTimes(steps), milliseconds),
     row("Time for the first token, with the prompt", steps[0].seconds, milliseconds),
     row("Cache size", { cached: last(steps).cache_bytes, recomputed: 0 }, (n) => (n ? bytes(n) : "none")),
   ];
@@ -70,17 +70,19 @@ function sumOf(steps, name) {
 /**
  * The median over the steps but the first, which reads the whole prompt.
  * @param {GenerationStep[]} steps
- * @param {Measured} name
- * @returns {BothWays}
+ * @returns {BothTimes}
  */
-export function medianOf(steps, name) {
-  const later = steps.length > 1 ? steps.slice(1) : steps;
-  /** @param {keyof BothWays} way */
-  const middle = (way) => {
-    const sorted = later.map((step) => step[name][way]).sort((a, b) => a - b);
-    return sorted[Math.floor(sorted.length / 2)];
+export function medianTimes(steps) {
+  const later = (steps.length > 1 ? steps.slice(1) : steps).map((step) => step.seconds);
+  /** @param {(number | null)[]} times */
+  const middle = (times) => {
+    const sorted = times.filter((time) => time !== null).sort((a, b) => a - b);
+    return sorted[Math.floor(sorted.length / 2)] ?? null;
   };
-  return { cached: middle("cached"), recomputed: middle("recomputed") };
+  return {
+    cached: middle(later.map((one) => one.cached)) ?? 0,
+    recomputed: middle(later.map((one) => one.recomputed)),
+  };
 }
 
 /**
@@ -98,15 +100,21 @@ export function gainOf(cached, recomputed) {
  * @param {GenerationStep[]} steps
  */
 export function agreement(steps) {
-  const same = steps.filter((step) => step.same).length;
-  const apart = Math.max(...steps.map((step) => step.difference));
-  const often = same === steps.length ? "in every step" : `in ${same} of ${steps.length} steps`;
-  return `The logits differ by at most ${apart.toExponential(1)}. With and without the cache, the model chooses the same token ${often}.`;
+  const compared = steps.flatMap(({ difference, same }) =>
+    difference === null ? [] : [{ difference, same }],
+  );
+  if (!compared.length) return "";
+  const same = compared.filter((step) => step.same).length;
+  const apart = Math.max(...compared.map((step) => step.difference));
+  const often = same === compared.length ? "in every step" : `in ${same} of ${compared.length} steps`;
+  const equal = apart ? `differ by at most ${apart.toExponential(1)}` : "are equal to the last digit";
+  return `The logits ${equal}. With and without the cache, the model chooses the same token ${often}.`;
 }
 
-/** @param {BothWays} seconds */
+/** @param {BothTimes} seconds */
 export function bothTimes({ cached, recomputed }) {
-  return `${milliseconds(cached)} with the cache, ${milliseconds(recomputed)} without`;
+  const without = recomputed === null ? "" : `, ${milliseconds(recomputed)} without`;
+  return `${milliseconds(cached)} with the cache${without}`;
 }
 
 /**
@@ -116,11 +124,13 @@ export function bothTimes({ cached, recomputed }) {
  */
 export function timeChart(steps) {
   /**
-   * @param {keyof BothWays} way
-   * @returns {[number, number][]}
+   * @param {keyof BothTimes} way
+   * @returns {[number, number | null][]}
    */
-  const points = (way) => steps.map((step) => [step.position, step.seconds[way] * 1000]);
-  const high = Math.max(...steps.flatMap((step) => [step.seconds.cached, step.seconds.recomputed])) * 1000;
+  const points = (way) =>
+    steps.map(({ position, seconds: { [way]: time } }) => [position, time === null ? null : time * 1000]);
+  const times = steps.flatMap(({ seconds }) => [seconds.cached, seconds.recomputed ?? 0]);
+  const high = Math.max(...times) * 1000;
   const first = steps[0].position;
   return {
     label: `Time per token; for the last one ${bothTimes(last(steps).seconds)}`,
@@ -134,6 +144,6 @@ export function timeChart(steps) {
     series: [
       { name: "without", kind: "other", points: points("recomputed") },
       { name: "with", kind: "own", points: points("cached") },
-    ],
+    ].filter((series) => series.points.some(([, time]) => time !== null)),
   };
 }

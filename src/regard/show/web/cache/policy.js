@@ -5,7 +5,7 @@ import { last } from "../common/arrays.js";
 import { chart } from "../common/chart.js";
 import { latest, rampBar, slider } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
-import { bytes, share, some, weight } from "../common/format.js";
+import { bytes, percent, some } from "../common/format.js";
 import { headTable } from "../common/head_table.js";
 import { doubts } from "../common/layers.js";
 import { cacheSize, generationLoss, lossCurve, lossOf, meanOf } from "./losses.js";
@@ -149,9 +149,9 @@ export class EvictionPolicy {
    */
   paint(layers, value) {
     /** @param {number} x */
-    const brief = (x) => (x < 0.005 ? "·" : x.toFixed(2).replace(/^0/, ""));
-    this.table.fill(layers, { top: 1, value, say: weight, brief });
-    this.ramp.show("0", "1");
+    const brief = (x) => (x < 0.005 ? "·" : String(Math.round(100 * x)));
+    this.table.fill(layers, { top: 1, value, say: percent, brief });
+    this.ramp.show("0%", "100%");
   }
 }
 
@@ -166,8 +166,8 @@ function lossSentence(losses, { window, sinks }) {
   const all = losses.filter((x) => x !== null);
   const light = all.filter((x) => x < LIGHT).length;
   return (
-    `With a cache of ${some(sinks, "first key")} and the latest ${window}, the heads would lose ${weight(mean)} on average; ` +
-    `${light} of ${all.length} would lose less than ${LIGHT}.`
+    `With a cache of ${some(sinks, "first key")} and the latest ${window}, the heads would lose ${percent(mean)} of their attention on ` +
+    `average; ${light} of ${all.length} would lose less than ${percent(LIGHT)}.`
   );
 }
 
@@ -193,7 +193,7 @@ function curveChart(tables, { window, sinks }) {
       title: "eviction loss, mean over all heads",
       low: 0,
       high: Math.max(0.1, ...without.map(([, mean]) => mean ?? 0)),
-      say: share,
+      say: percent,
     },
     series: [
       { name: "no first keys", kind: "other", points: without },

@@ -1,6 +1,7 @@
 // @ts-check
 // Text for a model to go on with, and tokens as they stand in what it writes.
 
+import { joinTokens } from "../common/split_characters.js";
 import { visible } from "../common/tokens.js";
 
 /**
@@ -8,10 +9,7 @@ import { visible } from "../common/tokens.js";
  * @param {Pick<TextMeta, "tokens">} text
  */
 export function openingSentence({ tokens }) {
-  const text = (tokens ?? [])
-    .filter((token) => !/^<[^>]*>$/.test(token))
-    .join("")
-    .trim();
+  const text = joinTokens((tokens ?? []).filter((token) => !/^<[^>]*>$/.test(token))).trim();
   const end = text.slice(0, 400).search(/[.!?\n](\s|$)/);
   return end > 0 ? text.slice(0, end + 1) : text.slice(0, 200);
 }

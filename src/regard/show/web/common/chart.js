@@ -2,6 +2,7 @@
 // Lines over a common axis, as SVG. It knows points; it does not know what they measure.
 
 import { known, last } from "./arrays.js";
+import { ChartPointer } from "./chart_pointer.js";
 import { element } from "./dom.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
@@ -141,43 +142,61 @@ export function spreadNames(names) {
 }
 
 /**
+ * The picture, and the curves in it that can be pointed at.
  * @param {ChartData} data
  * @param {number} width
  * @param {number} height
  */
 function drawing(data, width, height) {
-  const { series, y, mark, label } = data;
+  const { series, y, mark, label, description } = data;
   const frame = chartFrame(data, width, height);
   const box = { width, height, viewBox: `0 0 ${width} ${height}` };
   const picture = svg("svg", { ...box, role: "img", "aria-label": label });
+  if (description) picture.setAttribute("aria-description", description);
   picture.append(axes(frame, data));
+  /** @type {ChartCurve[]} */
+  const curves = [];
   if (known(mark)) picture.append(markLine(frame, mark));
   /** @type {ChartName[]} */
   const names = [];
-  for (const { name, kind, points } of series) {
+  for (const { name, kind, points, id, about = "" } of series) {
     const shown = points.filter(isWhole);
     if (!shown.length) continue;
-    picture.append(...curve(frame, y, shown, kind));
+    const [line, ...dots] = curve(frame, y, shown, kind);
+    picture.append(line, ...dots);
+    if (id) {
+      const places = shown.map(([a, b]) => /** @type {Point} */ ([frame.across(a), frame.up(b)]));
+      const values = shown.map(([a, b]) => `${y.say(b)} at ${data.x.title} ${data.x.say(a)}`);
+      curves.push({ id, about, line, places, values });
+    }
     const [endX, endY] = last(shown);
     if (name) names.push({ name, kind, x: frame.across(endX) + 6, y: frame.up(Math.min(y.high, endY)) });
   }
   for (const one of spreadNames(names))
     picture.append(svg("text", { class: `chart-name ${one.kind}`, x: one.x, y: one.y + 4 }, one.name));
-  return picture;
+  return { picture, curves };
 }
 
 /**
- * A chart that fills its box; `draw(data)` shows other data.
+ * A chart that fills its box; `draw(data)` shows other data. Curves that have an id can be pointed at, with
+ * `pointer.point(id)` as well, and chosen.
  * @param {number} [height]
+ * @param {(id: string) => void} [choose]
  */
-export function chart(height = 240) {
+export function chart(height = 240, choose = () => {}) {
   const box = element("div", { class: "chart" });
   box.style.height = `${height}px`;
   /** @type {ChartData | null} */
   let data = null;
+  const pointer = new ChartPointer(box, choose);
   const paint = () => {
     const width = box.clientWidth;
-    if (data && width >= 60) box.replaceChildren(drawing(data, width, height));
+    if (!data || width < 60) return;
+    const { picture, curves } = drawing(data, width, height);
+    const { id } = pointer;
+    pointer.curves = curves;
+    box.replaceChildren(picture, pointer.tip);
+    pointer.point(id);
   };
   new ResizeObserver(paint).observe(box);
   /** @param {ChartData} next */
@@ -185,5 +204,5 @@ export function chart(height = 240) {
     data = next;
     paint();
   };
-  return Object.assign(box, { draw });
+  return Object.assign(box, { draw, pointer });
 }

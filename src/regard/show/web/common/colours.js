@@ -2,8 +2,6 @@
 // From a weight to a colour. The ramps are made in OKLab, with lightness in even steps, so that equal
 // differences look equal; hue moves a little along the way, and lightness alone carries the order.
 
-import { contextOf } from "./dom.js";
-import { settings } from "./settings.js";
 import { theme } from "./theme.js";
 
 const RAMPS = {
@@ -20,6 +18,7 @@ const DIVERGING = {
   dark: { lightness: [0.235, 0.82], below: { chroma: 0.12, hue: 240 }, above: { chroma: 0.13, hue: 58 } },
 };
 const STEPS = 256;
+const GREY = Math.sqrt(1.05 * 0.05) - 0.05; // the luminance on which black and white ink read alike
 const ZERO = 128; // the step of a diverging ramp that is the ground
 /** @type {Map<string, Ramp>} */
 const made = new Map();
@@ -96,19 +95,55 @@ function diverging(name, step) {
  * @returns {string}
  */
 export function css(t, name = theme(), signed = false) {
-  return `rgb(${ramp(name, signed).colours[Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1))].join(" ")})`;
+  return `rgb(${colourAt(t, name, signed).join(" ")})`;
 }
 
 /**
- * The ink that reads best on a colour of the ramp: dark on light cells and light on dark ones.
+ * Where on a light ramp a colour is; null if it is none of its colours.
+ * @param {number[]} colour red, green, blue
+ * @returns {{ t: number, signed: boolean } | null}
+ */
+export function rampPlace([red, green, blue]) {
+  for (const signed of [false, true]) {
+    const step = ramp("light", signed).colours.findIndex(
+      ([r, g, b]) => r === red && g === green && b === blue,
+    );
+    if (step >= 0) return { t: step / (STEPS - 1), signed };
+  }
+  return null;
+}
+
+/**
+ * The colour at a place of the ramp; what lies beyond its ends has the colour of the end.
+ * @param {number} t
+ * @param {ThemeName} name
+ * @param {boolean} signed
+ */
+function colourAt(t, name, signed) {
+  return ramp(name, signed).colours[Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1))];
+}
+
+/**
+ * The ink that reads best on a colour of the ramp, black or white: its contrast is at least 4.5:1.
  * @param {number} t
  * @param {ThemeName} [name]
  * @param {boolean} [signed]
  * @returns {string}
  */
 export function inkOn(t, name = theme(), signed = false) {
-  const far = signed ? Math.abs(2 * t - 1) : t; // from the ground
-  return (name === "light") === far < 0.5 ? "#1d2026" : "#fdfcf9";
+  return luminance(colourAt(t, name, signed)) > GREY ? "#000000" : "#ffffff";
+}
+
+/**
+ * The relative luminance of an sRGB colour, from 0 to 1, as the Web Content Accessibility Guidelines define it.
+ * @param {number[]} colour bytes
+ */
+function luminance(colour) {
+  const [r, g, b] = colour.map((byte) => {
+    const x = byte / 255;
+    return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
 /**
@@ -134,38 +169,4 @@ export function makeScale({ scale, top, bottom, signed = false }) {
     at: (weight) => (1 + Math.sign(weight) * along(Math.abs(weight))) / 2,
     weight: (t) => (t === 0.5 ? 0 : Math.sign(t - 0.5) * back(Math.abs(2 * t - 1))),
   };
-}
-
-/**
- * A small picture (`settings.thumb` bytes to a side: 0 unseen, else 1 + 254·√mass) onto a canvas of that size.
- * @param {HTMLCanvasElement} canvas
- * @param {Uint8Array} bytes
- * @param {ThemeName} [name]
- */
-export function paintThumb(canvas, bytes, name = theme()) {
-  const { pixels } = ramp(name);
-  const context = contextOf(canvas);
-  const image = context.createImageData(settings.thumb, settings.thumb);
-  const out = new Uint32Array(image.data.buffer);
-  const seen = bytes.filter((byte) => byte > 0).sort();
-  const stretch = 255 / Math.max(90, seen[Math.floor(seen.length * 0.985)] ?? 255); // for faint heads
-  /** @param {number} byte */
-  const stretched = (byte) => pixels[Math.min(255, Math.round(byte * stretch))];
-  for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? stretched(bytes[i]) : 0;
-  context.putImageData(image, 0, 0);
-}
-
-/**
- * A small picture of differences (0 unseen, else 128 ± 127·√|difference|) onto a canvas of its size.
- * @param {HTMLCanvasElement} canvas
- * @param {Uint8Array} bytes
- * @param {ThemeName} [name]
- */
-export function paintSignedThumb(canvas, bytes, name = theme()) {
-  const { pixels } = ramp(name, true);
-  const context = contextOf(canvas);
-  const image = context.createImageData(settings.thumb, settings.thumb);
-  const out = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < out.length; i++) out[i] = bytes[i] ? pixels[bytes[i]] : 0;
-  context.putImageData(image, 0, 0);
 }

@@ -2,7 +2,8 @@
 // Parts that several views share: choosing a layer and a head, a ramp with its ends, a slider with its value.
 
 import { ramp } from "./colours.js";
-import { contextOf, element } from "./dom.js";
+import { CONTROL_WORDS } from "./control_words.js";
+import { contextOf, element, term } from "./dom.js";
 import { layerName, layerOf } from "./layers.js";
 import { theme } from "./theme.js";
 
@@ -15,8 +16,8 @@ export function select(label, choose) {
   const box = element("select", { "aria-label": label });
   const whole = element(
     "label",
-    { class: "field" },
-    element("span", { class: "quiet small", text: label }),
+    { class: "field", title: CONTROL_WORDS[label] },
+    element("span", { class: "quiet small" }, term(label, CONTROL_WORDS[label])),
     box,
   );
   let shown = "";
@@ -96,8 +97,8 @@ export function slider(label, choose, say = String) {
   const value = element("output", { class: "mono" });
   const box = element(
     "label",
-    { class: "slider" },
-    element("span", { class: "quiet small", text: label }),
+    { class: "slider", title: CONTROL_WORDS[label] },
+    element("span", { class: "quiet small" }, term(label, CONTROL_WORDS[label])),
     input,
     value,
   );

@@ -1,6 +1,8 @@
 // @ts-check
 // Small helpers to make elements. Text only ever goes in as text: nothing here reads HTML.
 
+import { CONTROL_WORDS } from "./control_words.js";
+
 /**
  * How arrow keys move in a table: [rows, columns].
  * @type {Record<string, [number, number]>}
@@ -29,17 +31,37 @@ export function element(name, attributes = {}, ...children) {
 }
 
 /**
+ * The label of a control, which opens the glossary at what the control does. Keys reach the glossary from the header.
+ * @param {string} label
+ * @param {string} [hint]
+ */
+export function term(label, hint) {
+  if (!hint) return element("span", { text: label });
+  const made = element("span", { class: "term", text: label, title: hint }); // a <label> would label a button
+  made.addEventListener("click", (event) => {
+    event.preventDefault();
+    dispatchEvent(new CustomEvent("regard-term", { detail: { label, hint } }));
+  });
+  return made;
+}
+
+/** @typedef {HTMLFieldSetElement & { value: string, offer(value: string, is: boolean): void }} Choice */
+
+/**
  * A choice of one among a few, as radio buttons in a row: options are {value: label}.
- * Returns the fieldset with `.value` to set and `choose` called when the reader chooses.
+ * Returns the fieldset with `.value` to set and `choose` called when the reader chooses; `offer(value, is)` hides an
+ * option where it has no meaning.
  * @param {string} legend
  * @param {string} name
  * @param {Record<string, string>} options
  * @param {(value: string) => void} choose
- * @param {string} [hint] a tooltip that explains the options
- * @returns {HTMLFieldSetElement & { value: string }}
+ * @param {string} [hint] a tooltip that explains the options, by default that of `control_words.js`
+ * @returns {Choice}
  */
 export function choice(legend, name, options, choose, hint) {
-  const box = element("fieldset", { class: "choice", title: hint }, element("legend", { text: legend }));
+  const words = hint ?? CONTROL_WORDS[name];
+  const title = element("legend", {}, term(legend, words));
+  const box = element("fieldset", { class: "choice", title: words }, title);
   const row = element("div", { class: "options" });
   const inputs = Object.entries(options).map(([value, label]) => {
     const input = element("input", { type: "radio", name, value });
@@ -52,7 +74,12 @@ export function choice(legend, name, options, choose, hint) {
     set: (value) => inputs.forEach((input) => (input.checked = input.value === value)),
     get: () => inputs.find((input) => input.checked)?.value,
   });
-  return /** @type {HTMLFieldSetElement & { value: string }} */ (box);
+  /** @type {Choice["offer"]} */
+  const offer = (value, is) => {
+    const label = inputs.find((input) => input.value === value)?.parentElement;
+    if (label) label.hidden = !is;
+  };
+  return /** @type {Choice} */ (Object.assign(box, { offer }));
 }
 
 /**

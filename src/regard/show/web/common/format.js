@@ -47,15 +47,37 @@ export function number(x, digits = 3) {
   return minus(x.toFixed(digits));
 }
 
+/** Scores that are not shares. */
+const AMOUNTS = ["distance", "patch_distance", "entropy", "importance"];
+
 /**
- * A score by its name: shares with two digits, entropy and distance with as many as they need.
+ * Whether a score is a share of something, from 0 to 1.
+ * @param {string} name
+ */
+export function isShare(name) {
+  return !AMOUNTS.includes(name);
+}
+
+/**
+ * A score by its name: shares in percent, the others with as many digits as they need.
  * @param {string} name
  * @param {number | null | undefined} x
  * @returns {string}
  */
 export function score(name, x) {
-  if (name === "distance") return x === null || x === undefined ? "–" : number(x, Math.abs(x) < 10 ? 1 : 0);
-  return share(x);
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  if (isShare(name)) return percent(x);
+  if (name === "distance" || name === "patch_distance") return number(x, Math.abs(x) < 10 ? 1 : 0);
+  return number(x, name === "importance" ? 3 : 2);
+}
+
+/**
+ * The same in a cell: whole percent without the sign.
+ * @param {string} name
+ * @param {number} x
+ */
+export function briefScore(name, x) {
+  return isShare(name) ? String(Math.round(100 * x)) : score(name, x);
 }
 
 /**
@@ -126,4 +148,13 @@ export function percent(p) {
   if (x > 99.9 && x < 100) return ">99.9%";
   const digits = x < 0.995 ? 2 : x < 9.95 || x > 99 ? 1 : 0;
   return `${Number(x.toFixed(digits))}%`;
+}
+
+/**
+ * How far a run of the model is: a share, a layer, or what it does if that is all that is known.
+ * @param {NonNullable<CaptureLine["progress"]>} progress
+ */
+export function howFar({ doing, done, of, share }) {
+  if (share !== undefined) return `${Math.floor(100 * share)}%`;
+  return of > 1 ? `layer ${done} of ${of}` : doing;
 }

@@ -17,6 +17,7 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
  * @property {(value: number) => string} say
  * @property {(value: number) => string} brief
  * @property {string} [chosen] layer/head
+ * @property {(layer: string, head: number) => string} [about] more to say of a head in its tooltip
  * @property {boolean} [signed] whether numbers may be below 0: their colours then diverge
  * @property {{ name: string, value: (y: number) => number | null }} [beside] a number for each layer as a whole
  */
@@ -28,8 +29,9 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
  * `fill(layers, {top, value(layer, at), say(x), brief(x), chosen})`: layers are {key, heads}, `at` counts heads.
  * @param {string} label
  * @param {(layer: string, head: number) => void} choose
+ * @param {{ numbered?: boolean }} [options] whether the numbers of the heads stand over the table
  */
-export function headTable(label, choose) {
+export function headTable(label, choose, { numbered = false } = {}) {
   const table = element("div", { class: "heat", role: "grid", "aria-label": label });
   let shape = "";
   /** @type {HeatmapCell[][]} */
@@ -44,7 +46,10 @@ export function headTable(label, choose) {
    */
   const fill = (layers, options) => {
     const wanted = JSON.stringify(layers.map((layer) => [layer.key, layer.heads]));
-    if (wanted !== shape) cells = build(table, layers, choose);
+    if (wanted !== shape) {
+      cells = build(table, layers, choose);
+      if (numbered) table.prepend(headNumbers(layers));
+    }
     shape = wanted;
     cells.forEach((row, y) => row.forEach((cell, x) => paint(cell, options.value(y, x), options)));
     if (options.beside) showBeside(table, layers, options, options.beside);
@@ -78,7 +83,7 @@ function build(table, layers, choose) {
   const cells = layers.map(({ key, heads }) =>
     heads.map((head) => {
       const attributes = { class: "heat-cell", type: "button", role: "gridcell", tabindex: "-1" };
-      const button = element("button", attributes);
+      const button = element("button", { ...attributes, "data-head": `${key}/${head}` });
       button.addEventListener("click", () => choose(key, head));
       return { button, layer: key, head };
     }),
@@ -86,10 +91,22 @@ function build(table, layers, choose) {
   const rows = layers.map(({ key }, y) => {
     const title = { class: "heat-label", role: "rowheader", text: key, title: `Layer ${key}` };
     const buttons = cells[y].map(({ button }) => button);
-    return element("div", { class: "heat-row", role: "row" }, element("span", title), ...buttons);
+    const row = { class: "heat-row", role: "row", "aria-label": `Layer ${key}` };
+    return element("div", row, element("span", title), ...buttons);
   });
   table.replaceChildren(...rows);
   return cells;
+}
+
+/**
+ * The numbers of the heads, over the layer that has the most; those of other layers may differ.
+ * @param {HeadTableLayer[]} layers
+ */
+function headNumbers(layers) {
+  const { heads } = layers.reduce((most, layer) => (layer.heads.length > most.heads.length ? layer : most));
+  const numbers = heads.map((head) => element("span", { role: "columnheader", text: head }));
+  const corner = element("span", { class: "heat-label", text: "layer", role: "presentation" });
+  return element("div", { class: "heat-row heat-numbers", role: "row" }, corner, ...numbers);
 }
 
 /**
@@ -97,13 +114,13 @@ function build(table, layers, choose) {
  * @param {number | null | undefined} value
  * @param {HeadTableOptions} options
  */
-function paint({ button, layer, head }, value, { top, say, brief, chosen, signed = false }) {
+function paint({ button, layer, head }, value, { top, say, brief, chosen, about, signed = false }) {
   colour(button, value, top, signed);
   button.textContent = known(value) ? brief(value) : "";
   button.classList.toggle("unknown", !known(value));
   const name = `Layer ${layer}, head ${head}: ${known(value) ? say(value) : "no number"}`;
   button.setAttribute("aria-label", name);
-  button.title = name;
+  button.title = about ? `${name}. ${about(layer, head)}`.trim() : name;
   button.setAttribute("aria-selected", String(`${layer}/${head}` === chosen));
 }
 

@@ -18,7 +18,16 @@ export function layerOf(meta, text, key) {
  * @param {Pick<Layer, "mask" | "window">} layer
  */
 export function maskName({ mask, window }) {
+  if (mask === "full") return "no mask";
   return window ? `window ${window}` : (mask.match(/^\w+/)?.[0] ?? mask);
+}
+
+/**
+ * A layer's mask as it is read beside others of its facts.
+ * @param {Pick<Layer, "mask">} layer
+ */
+export function maskWords({ mask }) {
+  return mask === "full" ? "none: every query sees every key" : mask;
 }
 
 /**

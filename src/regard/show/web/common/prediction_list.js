@@ -3,7 +3,9 @@
 
 import { element } from "./dom.js";
 import { count, number, percent } from "./format.js";
-import { short, visible } from "./tokens.js";
+import { isolated, short, visible } from "./tokens.js";
+
+const BYTES = /<0x[0-9A-F]{2}>/; // a piece of a character that stands alone
 
 /**
  * The likeliest next tokens, likeliest first; the one that follows in the text is marked.
@@ -12,8 +14,9 @@ import { short, visible } from "./tokens.js";
  */
 export function predictionList({ likeliest, next }, label) {
   const list = element("ol", { class: "likeliest", "aria-label": label });
-  likeliest.forEach(({ token, probability }, n) => {
-    const follows = next?.rank === n + 1 && next.token === token;
+  likeliest.forEach(({ token: word, probability }, n) => {
+    const follows = next?.rank === n + 1 && (next.token === word || BYTES.test(word));
+    const token = follows && next?.token ? next.token : word;
     const item = element(
       "li",
       { class: follows ? "follows" : "", title: visible(token.slice(0, 200)) },
@@ -33,7 +36,7 @@ export function predictionList({ likeliest, next }, label) {
  */
 export function nextSentence({ next }) {
   if (!next) return "Nothing follows in the text.";
-  const token = next.token === null ? "a token" : `“${short(next.token, 24)}”`;
+  const token = next.token === null ? "a token" : `“${isolated(short(next.token, 24))}”`;
   const place = next.rank === 1 ? "the likeliest" : `rank ${count(next.rank)}`;
   return `In the text follows ${token}: ${percent(next.probability)}, ${place}, loss ${number(next.loss, 2)}.`;
 }
@@ -45,7 +48,7 @@ export function nextSentence({ next }) {
  */
 export function nextChange({ next: a }, { next: b }) {
   if (!a || !b) return "Nothing follows in the text.";
-  const token = a.token === null ? "a token" : `“${short(a.token, 24)}”`;
+  const token = a.token === null ? "a token" : `“${isolated(short(a.token, 24))}”`;
   const [from, to] = [a, b].map(({ probability, rank }) => `${percent(probability)} (rank ${count(rank)})`);
   return `In the text follows ${token}: ${from} → ${to}.`;
 }

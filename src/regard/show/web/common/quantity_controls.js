@@ -1,6 +1,7 @@
 // @ts-check
 // The controls that say what cells and shades stand for. A control is there only where there is something to choose.
 
+import { captureTitle } from "./captures.js";
 import { latest, select } from "./controls.js";
 import { choice } from "./dom.js";
 import { percent } from "./format.js";
@@ -18,10 +19,6 @@ const SHADES = {
 const HINTS = {
   units:
     "Words and sentences: the weights are summed over the tokens of a key and averaged over the tokens of a query.",
-  shade:
-    "Value-weighted: each weight times the norm of what the key’s value adds to the residual stream. Contributions: " +
-    "what each key adds to the logit of the token that may follow, through this head.",
-  against: "Subtracts the numbers of another text or run of the same length.",
 };
 
 /**
@@ -41,8 +38,6 @@ export function quantityControls(app, view, changed) {
   const shade = select("Show", (value) => app.set({ shade: value }));
   const token = select("Next token", (value) => app.set({ token: Number(value) }));
   const against = select("Difference to", (value) => app.set({ against: Number(value) }));
-  shade.title = HINTS.shade;
-  against.title = HINTS.against;
   let predicted = "the predicted token";
   const fillTokens = latest(async (fresh, /** @type {State} */ state, /** @type {Quantity} */ quantity) => {
     if (quantity.shade !== "logit") return;
@@ -82,7 +77,7 @@ export function quantityControls(app, view, changed) {
       token.hidden = quantity.shade !== "logit";
       const others = comparable(meta, state);
       against.fill(
-        [["-1", "nothing"], ...others.map((n) => [String(n), meta.texts[n].title])],
+        [["-1", "nothing"], ...others.map((n) => [String(n), captureTitle(meta, n)])],
         quantity.against,
       );
       against.hidden = others.length === 0;

@@ -3,9 +3,9 @@
 // source is opened, before anything is computed or drawn.
 
 /** @type {SharedSettings} */
-export const settings = { tile: 0, thumb: 0, scores: [] };
+export const settings = { tile: 0, thumb: 0, scores: [], invisible: {} };
 
 /** @param {SharedSettings} meta */
-export function applySettings({ tile, thumb, scores }) {
-  Object.assign(settings, { tile, thumb, scores });
+export function applySettings({ tile, thumb, scores, invisible }) {
+  Object.assign(settings, { tile, thumb, scores, invisible });
 }

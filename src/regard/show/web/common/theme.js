@@ -1,10 +1,13 @@
 // @ts-check
 // Light or dark: as the reader's system says, until the reader says otherwise on the page.
 
+import { element } from "./dom.js";
+
 /** @typedef {ThemeName | "system"} ThemeChoice */
 
 const CHOICES = /** @type {ThemeChoice[]} */ (["system", "light", "dark"]);
 const SIGNS = { system: "◐", light: "☀", dark: "☾" };
+const NAMES = { system: "Auto", light: "Light", dark: "Dark" };
 
 const prefersDark = () => matchMedia("(prefers-color-scheme: dark)");
 
@@ -13,7 +16,9 @@ const prefersDark = () => matchMedia("(prefers-color-scheme: dark)");
  * @returns {ThemeName}
  */
 export function theme() {
-  const chosen = document.documentElement.dataset.theme;
+  // Forced colours are the system's, whatever was chosen here.
+  const forced = matchMedia("(forced-colors: active)").matches;
+  const chosen = forced ? undefined : document.documentElement.dataset.theme;
   return /** @type {ThemeName | undefined} */ (chosen) ?? (prefersDark().matches ? "dark" : "light");
 }
 
@@ -26,13 +31,15 @@ export function makeTheme(button) {
   const apply = () => {
     if (chosen === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = chosen;
-    button.textContent = SIGNS[chosen];
-    button.title = `Theme: ${chosen}`;
+    const sign = element("span", { class: "theme-sign", text: SIGNS[chosen], "aria-hidden": "true" });
+    button.replaceChildren(sign, element("span", { class: "theme-name", text: ` ${NAMES[chosen]}` }));
+    const follows = chosen === "system" ? `, which is ${theme()} now` : "";
+    button.title = `Theme: ${chosen}${follows}. Click for ${next(chosen)}.`;
     button.setAttribute("aria-label", `Theme: ${chosen}`);
     dispatchEvent(new Event("regard-theme"));
   };
   button.addEventListener("click", () => {
-    chosen = CHOICES[(CHOICES.indexOf(chosen) + 1) % CHOICES.length];
+    chosen = next(chosen);
     try {
       localStorage.setItem("regard-theme", chosen);
     } catch {
@@ -42,6 +49,14 @@ export function makeTheme(button) {
   });
   prefersDark().addEventListener("change", apply);
   apply();
+}
+
+/**
+ * The choice after this one.
+ * @param {ThemeChoice} chosen
+ */
+function next(chosen) {
+  return CHOICES[(CHOICES.indexOf(chosen) + 1) % CHOICES.length];
 }
 
 /** @returns {ThemeChoice} */

@@ -13,6 +13,16 @@ export function topLevel(T, S) {
 }
 
 /**
+ * The level at which the colours of a map are fitted, whatever part of it is seen: the whole map has at most two tiles
+ * to a side.
+ * @param {number} T
+ * @param {number} S
+ */
+export function overviewLevel(T, S) {
+  return Math.max(0, topLevel(T, S) - 1);
+}
+
+/**
  * How many cells of level z tile number `index` has along an axis of `size` tokens; a cell is 2^z tokens.
  * @param {number} size
  * @param {number} z

@@ -1,6 +1,9 @@
 // @ts-check
 // Tokens as a reader can see them: spaces, line ends and what cannot be printed get a sign.
 
+import { layoutOf, patchLabel } from "./patch_layout.js";
+import { settings } from "./settings.js";
+
 /** @type {Record<string, string>} */
 const SIGNS = {
   " ": "·",
@@ -14,17 +17,30 @@ const SIGNS = {
 
 const SPACE = "\u2005"; // a space that stays one: in words and sentences it needs no sign
 
+/** Several pictures joined to one, as a family: what joins them is not named. */
+const JOINED = String.raw`\p{ExtPict}[\ufe0f\u{1f3fb}-\u{1f3ff}]?(?:\u200d\p{ExtPict}[\ufe0f\u{1f3fb}-\u{1f3ff}]?)+|\p{ExtPict}\ufe0f`;
+
 /** Control, direction and invisible characters, and halves of surrogate pairs: they confuse or vanish. */
-const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00a0 ]/gu;
+const HIDDEN = String.raw`[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00a0 \u034f\u115f\u1160\u3164\ufe00-\ufe0f]`;
+const UNSEEN = new RegExp(`${JOINED}|${HIDDEN}`, "gu");
 
 /**
- * A token in full, with everything visible.
+ * A token in full, with everything visible: what nobody sees has a sign, its name or its number.
  * @param {string} token
  * @returns {string}
  */
 export function visible(token) {
-  if (token === "") return "∅";
-  return token.replace(HIDDEN, (mark) => SIGNS[mark] ?? `\\u{${mark.codePointAt(0)?.toString(16)}}`);
+  return token === "" ? "∅" : token.replace(UNSEEN, nameOf);
+}
+
+/** @param {string} mark a character, or pictures that are joined */
+function nameOf(mark) {
+  const code = mark.codePointAt(0) ?? 0;
+  if (mark.length > (code > 0xffff ? 2 : 1)) return mark;
+  if (mark in SIGNS) return SIGNS[mark];
+  if (mark in settings.invisible) return `⟨${settings.invisible[mark]}⟩`;
+  if (code < 0x20 || code === 0x7f) return String.fromCodePoint(0x2400 + Math.min(code, 0x21));
+  return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
 /**
@@ -71,4 +87,47 @@ export function tokenAt(meta, text, layer, axis, index) {
   if (!found) return `#${index}`;
   const token = found.tokens[found.from + index];
   return layer.units ? token.trim().replaceAll(" ", SPACE) || token : token;
+}
+
+/**
+ * The same in at most `most` letters, with everything visible.
+ * @param {Meta} meta
+ * @param {number} text
+ * @param {Layer} layer
+ * @param {Axis} axis
+ * @param {number} index
+ * @param {number} most
+ * @returns {string}
+ */
+export function labelAt(meta, text, layer, axis, index, most) {
+  const token = tokenAt(meta, text, layer, axis, index);
+  const first = layer.units ? null : layer[`${axis}_from`];
+  const label =
+    first === null ? null : patchLabel(layoutOf(meta, text, layer, axis), first + index, token, most);
+  return label ?? short(token, most);
+}
+
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*$/; // as `token_texts.py` has it
+
+/**
+ * The direction that tokens are read in: that of their first letter.
+ * @param {string[]} tokens
+ * @returns {"ltr" | "rtl"}
+ */
+export function directionOf(tokens) {
+  const letter =
+    tokens
+      .filter((token) => !SPECIAL.test(token))
+      .join("")
+      .match(/\p{L}/u)?.[0] ?? "";
+  return RIGHT_TO_LEFT.test(letter) ? "rtl" : "ltr";
+}
+
+/**
+ * A text that keeps its own direction within a sentence.
+ * @param {string} text
+ */
+export function isolated(text) {
+  return RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text;
 }

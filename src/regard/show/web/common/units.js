@@ -1,6 +1,8 @@
 // @ts-check
 // Words and sentences in place of tokens. A unit is a span of tokens, and every token belongs to one.
 
+import { joinTokens } from "./split_characters.js";
+
 /** @type {WeakMap<number[], string[]>} */
 const joined = new WeakMap(); // the texts of all units
 
@@ -70,7 +72,7 @@ export function edgesOn(edges, first, size) {
  * @param {string[]} tokens
  */
 function textsOf(edges, tokens) {
-  return edges.slice(1).map((edge, unit) => tokens.slice(edges[unit], edge).join(""));
+  return edges.slice(1).map((edge, unit) => joinTokens(tokens.slice(edges[unit], edge)));
 }
 
 /**

@@ -2,21 +2,21 @@
 // One head in the gallery: its picture, its labels and its scores, with buttons to open and to compare it.
 
 import { element } from "../common/dom.js";
-import { scoreTitle } from "../common/score_words.js";
+import { labelTags, labelWords } from "../common/head_words.js";
 import { settings } from "../common/settings.js";
 import { headSwitch } from "../runs/head_switch.js";
-import { labelsOf } from "./order.js";
-import { scoreLine, sentence } from "./scores.js";
+import { scoreLine } from "./scores.js";
 
 /**
- * Makes a card; the caller listens to its buttons and paints its canvas.
+ * Fills a card; the caller listens to its buttons and paints its canvas.
  * @param {App} app
  * @param {HeadScores} head
  * @param {Layer} layer
- * @param {Record<string, number>} ends the scores to list, with the end of each one's scale
+ * @param {Record<string, number>} ends the scores to list, with the number at the end of each one's bar
+ * @param {HTMLLIElement} card
  * @returns {HeadCard}
  */
-export function headCard(app, head, layer, ends) {
+export function headCard(app, head, layer, ends, card) {
   const canvas = element("canvas", { width: settings.thumb, height: settings.thumb });
   const button = element(
     "button",
@@ -24,7 +24,8 @@ export function headCard(app, head, layer, ends) {
       class: "gallery-picture",
       type: "button",
       tabindex: "-1",
-      "aria-label": headDescription(head, layer.evidence),
+      "aria-label": `Layer ${head.layer}, head ${head.head}: ${labelWords(head)}`,
+      "aria-description": head.sentence,
       title: "Open in the Map",
     },
     canvas,
@@ -35,32 +36,19 @@ export function headCard(app, head, layer, ends) {
     tabindex: "-1",
     text: "Compare",
     "aria-pressed": "false",
+    "data-off-paper": "",
   });
   const title = element("h3", { text: `Layer ${head.layer}, head ${head.head}` });
   const lines = scoreLines(head, ends);
   const cut = headSwitch(app, "Cut");
   cut.tabIndex = -1;
+  cut.toggleAttribute("data-off-paper", true);
   cut.show(head.layer, head.head);
   const body = element("div", { class: "card-head" }, title, cut, take);
-  const card = element(
-    "li",
-    { class: "card" },
-    button,
-    element("div", { class: "card-body" }, body, tags(head, layer.evidence), lines),
-  );
+  const words = element("p", { class: "small card-sentence", text: head.sentence });
+  const column = element("div", { class: "card-body" }, body, tags(head, layer.evidence), words, lines);
+  card.replaceChildren(button, column);
   return { card, canvas, button, take, cut, lines, head };
-}
-
-/**
- * All that is known of a head, as sentences.
- * @param {HeadScores} head
- * @param {Evidence} evidence
- */
-export function headDescription(head, evidence) {
-  const scores = Object.entries(head.scores).map(([name, one]) => sentence(name, one));
-  const labels = labelsOf(head).map(scoreTitle).join(", ") || "no label";
-  const proof = evidence.certified ? "" : "Its layer is not certified. ";
-  return `Layer ${head.layer}, head ${head.head}: ${labels}. ${proof}${scores.join(". ")}`;
 }
 
 /**
@@ -69,7 +57,7 @@ export function headDescription(head, evidence) {
  */
 function tags(head, evidence) {
   const line = element("p", { class: "tags" });
-  for (const label of labelsOf(head)) line.append(element("span", { class: "tag", text: scoreTitle(label) }));
+  line.append(...labelTags(head));
   if (!evidence.certified)
     line.append(element("span", { class: "tag bad", text: "not certified", title: evidence.text }));
   return line;

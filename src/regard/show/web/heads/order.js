@@ -1,6 +1,8 @@
 // @ts-check
 // Which heads the gallery shows, and in which order. It knows scores and labels, not cards.
 
+import { known } from "../common/arrays.js";
+import { labelsOf } from "../common/head_words.js";
 import { scoreTitle } from "../common/score_words.js";
 
 /** @typedef {Pick<State, "sort" | "order" | "label" | "layerFilter">} GalleryChoice */
@@ -13,9 +15,24 @@ export function headName({ layer, head }) {
   return `${layer}/${head}`;
 }
 
-/** @param {HeadScores} head */
-export function labelsOf(head) {
-  return head.labels ?? (head.label ? [head.label] : []);
+/**
+ * The score that the matrix shows: the chosen one, or the first that says what a head finds.
+ * @param {string} chosen
+ * @param {string[]} names of the scores that there are
+ */
+export function matrixScore(chosen, names) {
+  if (names.includes(chosen)) return chosen;
+  return ["induction", "previous_token", "sink"].find((name) => names.includes(name)) ?? names[0] ?? "";
+}
+
+/**
+ * The head with the highest score; undefined if none has it.
+ * @param {HeadScores[]} heads
+ * @param {string} name
+ */
+export function highestRow(heads, name) {
+  const first = sortHeads(heads, name, "high")[0];
+  return known(first?.scores[name]?.value) ? first : undefined;
 }
 
 /**

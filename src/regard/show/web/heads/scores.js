@@ -4,7 +4,7 @@
 
 import { known } from "../common/arrays.js";
 import { element } from "../common/dom.js";
-import { score } from "../common/format.js";
+import { isShare, score } from "../common/format.js";
 import { inListOrder, scoreAbout, scoreTitle } from "../common/score_words.js";
 
 /**
@@ -16,14 +16,17 @@ export function namesOf(heads) {
 }
 
 /**
- * The end of a score's scale: 1 for shares, the greatest that any head has for the others.
+ * The number at the end of a score's bars: 1 for shares; for entropy that of uniform attention, which no head exceeds;
+ * for distance twice that of uniform attention, which is that of a head that attends to the first token alone.
  * @param {string} name
  * @param {HeadScores[]} heads
  */
 export function endOf(name, heads) {
-  if (name !== "entropy" && name !== "distance") return 1;
+  if (isShare(name)) return 1;
   const all = heads.map((head) => head.scores[name]).filter(Boolean);
-  return Math.max(1e-9, ...all.flatMap((one) => [one.value ?? 0, one.null ?? 0, one.high ?? 0]));
+  const uniform = Math.max(0, ...all.map((one) => one.null ?? 0));
+  const greatest = Math.max(1e-9, ...all.map((one) => Math.abs(one.value ?? 0)));
+  return (name.endsWith("distance") ? 2 : 1) * uniform || greatest;
 }
 
 /**

@@ -2,9 +2,11 @@
 // The two axes of a map: keys along the top, queries down the left, as tokens where there is room for them
 // and as numbers where there is not. It draws on whatever has a canvas's methods.
 
-import { axisOf, short, tokenAt } from "../common/tokens.js";
+import { axisOf, labelAt } from "../common/tokens.js";
 
 const ROOM = 13; // pixels that a label needs
+export const BESIDE = 26; // pixels of a gutter that are not for labels
+const LETTER = 6.7; // pixels of most letters of a token
 
 /**
  * How many tokens apart labels stand: 1, 2, 5, 10, 20, …
@@ -23,16 +25,19 @@ export function stride(zoom) {
  * @param {Scene} scene
  */
 export function drawAxes(context, scene) {
-  axis(context, scene, "queries");
-  axis(context, scene, "keys");
+  for (const name of /** @type {const} */ (["queries", "keys"])) {
+    drawLabels(context, scene, name);
+    title(context, scene, name === "queries");
+  }
 }
 
 /**
+ * The tokens and numbers along an axis.
  * @param {Drawing} context
  * @param {Scene} scene
  * @param {Axis} name
  */
-function axis(context, scene, name) {
+export function drawLabels(context, scene, name) {
   const { camera, gutter, colours, fonts, layer, marked } = scene;
   const queries = name === "queries";
   const size = queries ? camera.T : camera.S;
@@ -40,9 +45,8 @@ function axis(context, scene, name) {
   const step = stride(camera.zoom);
   const first = Math.max(0, Math.ceil(Math.floor(queries ? top : left) / step) * step);
   const last = Math.min(size, queries ? bottom : right);
-  const room = (queries ? gutter.labels : gutter.top) - 26;
+  const room = scene.labelRoom?.[name] ?? (queries ? gutter.labels : gutter.top) - BESIDE;
   const mark = queries ? marked.row : marked.col;
-  const each = scene.measure; // pixels of one letter
   const known = axisOf(scene.meta, scene.text, layer, name) !== null;
   /**
    * @param {number} index
@@ -54,8 +58,8 @@ function axis(context, scene, name) {
     if (along < (queries ? gutter.top : gutter.left)) return;
     const number = String(index);
     const counted = step > 1 || !known; // tokens that are next to each other need no number
-    const letters = Math.max(3, Math.floor(room / each) - (counted ? number.length + 1 : 0));
-    const token = known ? short(tokenAt(scene.meta, scene.text, layer, name, index), letters) : "";
+    const letters = Math.max(3, Math.floor(room / LETTER) - (counted ? number.length + 1 : 0));
+    const token = known ? labelAt(scene.meta, scene.text, layer, name, index, letters) : "";
     context.save();
     if (queries) context.translate(gutter.labels - 8, along);
     else {
@@ -65,13 +69,15 @@ function axis(context, scene, name) {
     context.font = fonts.token;
     context.textBaseline = "middle";
     context.textAlign = queries ? "right" : "left";
+    const gap = context.measureText(" ").width;
     context.fillStyle = strong ? colours.accent : step > 1 ? colours.faint : colours.ink;
     const shown = `\u2068${token}\u2069`;
     if (queries) {
       context.fillText(shown, 0, 0);
-      if (counted) numbered(context, number, token ? -(lengthOf(token) + 1) * each : 0, "right", colours);
+      if (counted)
+        numbered(context, number, token ? -context.measureText(shown).width - gap : 0, "right", colours);
     } else {
-      context.fillText(shown, counted ? (number.length + 1) * each : 0, 0);
+      context.fillText(shown, counted ? context.measureText(number).width + gap : 0, 0);
       if (counted) numbered(context, number, 0, "left", colours);
     }
     context.restore();
@@ -82,7 +88,6 @@ function axis(context, scene, name) {
     if (mark < 0 || apart >= ROOM) label(index, false);
   }
   if (mark >= Math.floor(queries ? top : left) && mark >= 0 && mark < last) label(mark, true);
-  title(context, scene, queries);
 }
 
 /**
@@ -96,11 +101,6 @@ function numbered(context, number, at, align, colours) {
   context.textAlign = align;
   context.fillStyle = colours.soft;
   context.fillText(number, at, 0);
-}
-
-/** @param {string} text */
-function lengthOf(text) {
-  return [...text].length;
 }
 
 /**

@@ -4,14 +4,16 @@
 
 import { ramp } from "../common/colours.js";
 import { contextOf, element } from "../common/dom.js";
+import { mapScale } from "../common/map_scale.js";
 import { areWeights, isSigned, PLAIN } from "../common/quantity.js";
 import { theme } from "../common/theme.js";
 import { firstToken, unitAt } from "../common/units.js";
 import { Camera } from "./camera.js";
-import { ColourFit, mapScale } from "./colour_fit.js";
+import { ColourFit } from "./colour_fit.js";
 import { listen } from "./gestures.js";
 import { fitTop } from "./tile_image.js";
 import { draw, drawingColours } from "./heatmap.js";
+import { MapProgress } from "./map_progress.js";
 import { boundaryOf, cellAt, cellBeside, mapLayout } from "./place.js";
 import { findSink } from "./sinks.js";
 import { levelFor, TilePyramid } from "./tiles.js";
@@ -23,7 +25,12 @@ const WHOLE = { x: -1, y: -1, zoom: 0 }; // the state's place of the whole map
 /** @type {Record<string, [number, number]>} */
 const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/** @typedef {{ thumb: () => HTMLCanvasElement | null, drawn: (scene: Scene) => void }} MapHooks */
+/**
+ * @typedef {object} MapHooks
+ * @property {() => HTMLCanvasElement | null} thumb
+ * @property {() => import("./outline.js").ExpectedOutline | null} outline what is outlined, if something is
+ * @property {(scene: Scene) => void} drawn
+ */
 
 /**
  * Fills `root`. `hooks.thumb()` gives the thumbnail of the chosen head or null; `hooks.drawn(scene)` is called
@@ -71,10 +78,11 @@ export class MapCanvas {
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = 0;
     root.append(this.canvas);
+    this.progress = new MapProgress(root, this.pyramid, () => this.plan());
     listen(this.canvas, this.wishes());
     new ResizeObserver(() => this.plan()).observe(root);
     addEventListener("regard-theme", () => {
-      this.colours = null;
+      this.forgetColours();
       this.plan();
     });
   }
@@ -95,6 +103,11 @@ export class MapCanvas {
     }
     this.seekSink();
     this.refresh();
+  }
+
+  /** Takes the colours from the style sheet again. */
+  forgetColours() {
+    this.colours = null;
   }
 
   hide() {
@@ -119,6 +132,7 @@ export class MapCanvas {
     const scene = this.scene();
     this.context.setTransform(1 / scene.pixel, 0, 0, 1 / scene.pixel, 0, 0);
     draw(this.context, scene);
+    this.progress.follow(scene);
     this.hooks.drawn(scene);
   }
 
@@ -169,13 +183,13 @@ export class MapCanvas {
       thumb: this.quantity.units === "tokens" ? this.hooks.thumb() : null,
       sink,
       boundary: boundaryOf(app.meta.texts[state.text], layer),
+      outlined: this.hooks.outline()?.within(camera) ?? null,
       hover,
       cursor: this.chosen && { ...this.chosen, size: 1 },
       marked: { row: hover?.row ?? this.markedRow, col: hover?.col ?? state.col },
       restAt: (row) => (sink ? sink.rest(row, row + 1) : 1),
       weightAt: (row, col) => this.weightAt(row, col, sink),
       fonts: fontsFor(camera.zoom),
-      measure: 6.7, // pixels of a letter in a token
     };
   }
 
@@ -205,17 +219,32 @@ export class MapCanvas {
    * @returns {Look}
    */
   look(z, cover, restOf, sink) {
-    const { fit, camera, layer, quantity } = this;
+    const { fit, layer, quantity } = this;
     const reduce = areWeights(quantity) ? this.state.reduce : "mass";
     const bounded = quantity.shade === "weights"; // by 1
-    const fits = this.state.colourTop === "fit" || !bounded;
-    if (fits)
-      fit.update([this.pyramid.name, z, reduce].join(" "), cover, () =>
-        fitTop(cover.drawn, camera.frame, reduce, restOf, bounded ? 1 : Infinity),
-      );
+    const fits = this.state.colourTop !== "one" || !bounded;
+    if (fits) this.fitColours(z, cover, reduce, restOf, bounded ? 1 : Infinity);
     const scale = mapScale(this.state.scale, fits ? fit.top : 1, layer.cols, quantity);
     const style = [theme(), reduce, scale.scale, scale.top, scale.bottom, scale.signed, sink?.key].join(" ");
-    return { reduce, scale, fits, pixels: ramp(theme(), isSigned(quantity)).pixels, style };
+    const blank = fits && fit.top === 0;
+    return { reduce, scale, fits, blank, pixels: ramp(theme(), isSigned(quantity)).pixels, style };
+  }
+
+  /**
+   * Fits the end of the colours to the whole map, so that they stay when it moves; or to the part in view.
+   * @param {number} z
+   * @param {{ drawn: DrawnTile[], complete: boolean }} cover
+   * @param {string} reduce
+   * @param {Scene["restOf"]} restOf
+   * @param {number} most
+   */
+  fitColours(z, cover, reduce, restOf, most) {
+    const { fit, camera, layer, pyramid } = this;
+    const whole = { left: 0, top: 0, right: layer.cols, bottom: layer.rows };
+    const inView = this.state.colourTop === "view";
+    const [frame, cells] = inView ? [camera.frame, cover] : [whole, pyramid.overview()];
+    const name = [pyramid.name, reduce, inView ? z : "whole"].join(" ");
+    fit.update(name, cells, () => fitTop(cells.drawn, frame, reduce, restOf, most));
   }
 
   /**
@@ -418,7 +447,6 @@ function fontsFor(zoom) {
   return {
     token: `11px ${MONO}`,
     title: `12px ${SANS}`,
-    heading: `15px ${SANS}`,
     number: `${Math.min(13, Math.max(10, Math.floor(zoom / 3.4)))}px ${MONO}`,
   };
 }

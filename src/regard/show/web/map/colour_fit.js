@@ -1,8 +1,5 @@
 // @ts-check
-// Where the colours of the large map end: at 1, or at what fits what is seen.
-
-import { makeScale } from "../common/colours.js";
-import { isSigned, PLAIN } from "../common/quantity.js";
+// The end of the large map's colours as tiles come and the map moves.
 
 const NEAR = 1.3; // the colours hold still while the best end is within this factor
 
@@ -34,18 +31,4 @@ export class ColourFit {
     if (!near) this.top = top;
     Object.assign(this, { name, asked: false, sure: complete });
   }
-}
-
-/**
- * The scale of a map of `cols` keys whose colours end at `top`: a log scale begins below uniform attention, and that
- * of contributions at a thousandth of its end.
- * @param {string} scale "linear" or "log"
- * @param {number} top
- * @param {number} cols
- * @param {Quantity} [quantity]
- */
-export function mapScale(scale, top, cols, quantity = PLAIN) {
-  const floor = 10 ** Math.floor(Math.log10(0.3 / cols));
-  const bottom = quantity.shade === "weights" ? Math.min(floor, top / 10) : top / 1000;
-  return makeScale({ scale, top, bottom, signed: isSigned(quantity) });
 }

@@ -2,6 +2,7 @@
 // What there is to read beside the map, as names and values: of a cell, of a row, of a layer, of the file.
 
 import { exact } from "../common/format.js";
+import { maskWords } from "../common/layers.js";
 import { areWeights, PLAIN, spell } from "../common/quantity.js";
 import { UNIT } from "../common/units.js";
 
@@ -88,7 +89,8 @@ export function layerFacts(layer) {
   /** @type {Fact[]} */
   const facts = [
     ["module", layer.name || "–"],
-    ["mask", layer.mask],
+    ["mask", maskWords(layer)],
+    ...(layer.bias ? [/** @type {Fact} */ (["position bias", layer.bias])] : []),
     ["score scale", exact(layer.scale)],
     ["queries × keys", [layer.rows, layer.cols].map((n) => n.toLocaleString("en")).join(" × ")],
     ["heads", layer.heads.length + (layer.group > 1 ? `, on ${layer.kv_heads} key/value heads` : "")],

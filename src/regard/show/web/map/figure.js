@@ -1,90 +1,129 @@
 // @ts-check
-// A picture that stands on its own, for a file: the map as it is shown, under its name, over its colour bar.
+// The map as a figure: what is shown of it, in light colours on white, with its words, its colour bar and its keys.
 
-import { css } from "../common/colours.js";
-import { theme } from "../common/theme.js";
+import { tokenAt, visible } from "../common/tokens.js";
+import { composeFigure } from "../picture/figure.js";
+import { PAPER_SANS } from "../picture/fonts.js";
+import { writeCsv, writeNpy } from "../picture/numbers.js";
+import { onPaper } from "../picture/paper.js";
+import { Recording } from "../picture/recording.js";
+import { headWords } from "../picture/words.js";
+import { BESIDE, drawLabels } from "./axes.js";
 import { draw } from "./heatmap.js";
+import { isClipped, marksOf } from "./legend.js";
+import { hasHidden } from "./hidden_cells.js";
 
-const TOP = 44;
-const BOTTOM = 52;
-const MARGIN = 20;
-const BAR = 240;
-const NOTE = MARGIN + BAR + 24; // where the words beside the bar begin
-const LINE = 16;
-const [LETTER, HEADING] = [6.6, 8.4]; // pixels of most letters, small and in the title
+const PATIENCE = 20000; // milliseconds that a figure waits for what is not there yet
+const PAUSE = 50;
+const TITLE = 18; // pixels for the name of an axis
 
 /**
- * @param {Scene} scene
- * @param {FigureWords} words
+ * The figure, once all that it shows has come; `note` says what a cell stands for.
+ * @param {App} app
+ * @param {import("./canvas.js").MapCanvas} map
+ * @param {(scene: Scene) => string} note
+ * @returns {Promise<Picture>}
  */
-export function figureSize(scene, { note }) {
-  const width = Math.ceil(scene.width + 2 * MARGIN);
-  const lines = wrapped(note, width - MARGIN - NOTE);
-  return { width, height: Math.ceil(scene.height + TOP + BOTTOM) + LINE * (lines.length - 1), lines };
+export async function mapFigure(app, map, note) {
+  await complete(map);
+  const { state, layer } = map.scene();
+  const words = await headWords(app, { text: state.text, layer: layer.key, head: state.head });
+  return onPaper(() => {
+    map.forgetColours();
+    const scene = paperScene(map.scene());
+    map.forgetColours();
+    words.notes = [note(scene), sinkNote(scene), ...words.notes].filter(Boolean);
+    return composeFigure(words, keysOf(scene), (context) => draw(context, scene));
+  });
 }
 
 /**
- * A sentence in lines that fit, by the width of most letters.
- * @param {string} text
- * @param {number} room
+ * What is to be explained in a scene.
+ * @param {Scene} scene
+ * @returns {FigureKeys}
  */
-function wrapped(text, room) {
-  const lines = [""];
-  for (const word of text.split(" ")) {
-    const longer = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
-    if (longer.length * LETTER <= room || !lines.at(-1)) lines[lines.length - 1] = longer;
-    else lines.push(word);
-  }
-  return lines;
+function keysOf(scene) {
+  const { scale } = scene.look;
+  return {
+    bar: { scale, marks: marksOf(scale, isClipped(scene.look)) },
+    hatch: hasHidden(scene) ? "hidden by the mask" : "",
+    dashed: scene.boundary ? "end of the prompt" : "",
+  };
 }
 
 /**
- * Draws it. `words`: {title, after, note, marks: [[t, text]]}: the title is cut if need be, `after` never.
- * @param {Drawing} context
- * @param {Scene} scene
- * @param {FigureWords} words
+ * Waits until every tile of the picture is there.
+ * @param {import("./canvas.js").MapCanvas} map
  */
-export function drawFigure(context, scene, words) {
-  const { width, height, lines } = figureSize(scene, words);
-  const { colours, fonts } = scene;
-  context.fillStyle = colours.paper;
-  context.fillRect(0, 0, width, height);
-  context.textBaseline = "middle";
-  context.textAlign = "left";
-  context.font = fonts.heading;
-  context.fillStyle = colours.ink;
-  const most = Math.max(4, Math.floor((width - 2 * MARGIN) / HEADING) - words.after.length);
-  const title = words.title.length > most ? `${words.title.slice(0, most - 1)}…` : words.title;
-  context.fillText(title + words.after, MARGIN, TOP / 2);
-  context.save();
-  context.translate(MARGIN, TOP);
-  draw(context, scene);
-  context.restore();
-  bar(context, words.marks, lines, MARGIN, height - BOTTOM - LINE * (lines.length - 1) + 14, scene);
+export async function complete(map) {
+  for (let waited = 0; !map.scene().complete; waited += PAUSE) {
+    if (waited > PATIENCE) throw new Error("the map is still being computed: try again when it is there");
+    await new Promise((done) => setTimeout(done, PAUSE));
+  }
 }
 
 /**
- * @param {Drawing} context
- * @param {FigureWords["marks"]} marks
- * @param {string[]} lines
- * @param {number} x
- * @param {number} y
+ * The scene in the fonts of figures, without what is pointed at.
  * @param {Scene} scene
+ * @returns {Scene}
  */
-function bar(context, marks, lines, x, y, { colours, fonts, look }) {
-  const [wide, steps] = [BAR, 120];
-  for (let step = 0; step < steps; step++) {
-    context.fillStyle = css(step / (steps - 1), theme(), look.scale.signed);
-    context.fillRect(x + (step * wide) / steps, y, wide / steps + 0.5, 9);
+export function paperScene(scene) {
+  const number = /^\d+px/.exec(scene.fonts.number)?.[0] ?? "10px";
+  const fonts = {
+    token: `11px ${PAPER_SANS}`,
+    title: `12px ${PAPER_SANS}`,
+    number: `${number} ${PAPER_SANS}`,
+  };
+  const paper = { ...scene, fonts, pixel: 0.01, hover: null, cursor: null, marked: { row: -1, col: -1 } };
+  const labelRoom = { queries: scene.gutter.labels - BESIDE, keys: scene.gutter.top - BESIDE };
+  return { ...paper, gutter: fittedGutter(paper), labelRoom };
+}
+
+/**
+ * Gutters as wide as the labels need.
+ * @param {Scene} scene
+ * @returns {Scene["gutter"]}
+ */
+function fittedGutter(scene) {
+  const { gutter } = scene;
+  const [queries, keys] = [new Recording(), new Recording()];
+  drawLabels(queries, scene, "queries");
+  drawLabels(keys, scene, "keys");
+  const labels = gutter.labels - (queries.bounds?.left ?? gutter.labels) + TITLE;
+  const top = gutter.top - (keys.bounds?.top ?? gutter.top) + TITLE;
+  return { labels, left: labels + gutter.left - gutter.labels, top };
+}
+
+/** @param {Scene} scene */
+function sinkNote({ sink }) {
+  if (!sink) return "";
+  return `Key ${sink.key} receives ${(100 * sink.share).toFixed(1)}% of all attention and is drawn separately.`;
+}
+
+/**
+ * A line for each row of cells; the first two columns name it, the first two lines name the columns.
+ * @param {RegionCells} cells
+ */
+export function cellsCsv({ values, rows, cols, row, col, size, layer, meta, text }) {
+  /**
+   * @param {Axis} axis
+   * @param {number} index
+   */
+  const named = (axis, index) => visible(tokenAt(meta, text, layer, axis, index));
+  const keys = Array.from({ length: cols }, (_, x) => col + x * size);
+  /** @type {(string | number)[][]} */
+  const lines = [
+    ["query", "token", ...keys],
+    ["", "", ...keys.map((key) => named("keys", key))],
+  ];
+  for (let y = 0; y < rows; y++) {
+    const query = row + y * size;
+    lines.push([query, named("queries", query), ...values.subarray(y * cols, (y + 1) * cols)]);
   }
-  context.font = fonts.token;
-  context.fillStyle = colours.soft;
-  context.textBaseline = "top";
-  for (const [n, [t, text]] of marks.entries()) {
-    context.textAlign = n === 0 ? "left" : n === marks.length - 1 ? "right" : "center";
-    context.fillText(text, x + t * wide, y + 13);
-  }
-  context.font = fonts.title;
-  context.textAlign = "left";
-  lines.forEach((line, n) => context.fillText(line, NOTE, y - 2 + n * LINE));
+  return writeCsv(lines);
+}
+
+/** @param {RegionCells} cells */
+export function cellsNpy({ values, rows, cols }) {
+  return writeNpy(values, rows, cols);
 }

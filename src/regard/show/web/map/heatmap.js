@@ -4,9 +4,11 @@
 
 import { css, inkOn } from "../common/colours.js";
 import { brief } from "../common/format.js";
+import { traceHatch } from "../common/hatch.js";
 import { settings } from "../common/settings.js";
 import { theme } from "../common/theme.js";
 import { drawAxes } from "./axes.js";
+import { drawOutline } from "./outline.js";
 import { painted } from "./tile_image.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it
@@ -33,6 +35,7 @@ export function draw(context, scene) {
   if (scene.sink) removed(context, scene, scene.sink, shown);
   if (camera.zoom >= NUMBERS) numbers(context, scene);
   if (camera.zoom >= 10) lattice(context, scene, shown);
+  if (scene.outlined) drawOutline(context, scene, scene.outlined);
   if (scene.boundary) boundary(context, scene, scene.boundary, shown);
   cells(context, scene);
   context.restore();
@@ -65,11 +68,7 @@ function hatch(context, { colours }, shown) {
   context.fillStyle = colours.sunken;
   context.fillRect(0, 0, shown.width, shown.height);
   context.beginPath();
-  const reach = shown.width + shown.height;
-  for (let at = 6; at < reach; at += 7) {
-    context.moveTo(Math.max(0, at - shown.height), Math.min(at, shown.height));
-    context.lineTo(Math.min(at, shown.width), Math.max(0, at - shown.width));
-  }
+  traceHatch(context, { left: 0, top: 0, ...shown }, 7);
   context.strokeStyle = colours.hatch;
   context.lineWidth = 1;
   context.stroke();
@@ -90,6 +89,7 @@ function tiles(context, scene) {
     const [x1, y1] = camera.point(part.right, part.bottom).map(snap);
     if (!tile) {
       if (thumb) fromThumb(context, camera, thumb, part, [x0, y0, x1 - x0, y1 - y0]);
+      else notYet(context, scene, [x0, y0, x1 - x0, y1 - y0]);
       continue;
     }
     const size = 2 ** z;
@@ -100,6 +100,17 @@ function tiles(context, scene) {
     const canvas = painted(tile, look, () => scene.restOf(one));
     context.drawImage(canvas, sx, sy, sw, sh, x0, y0, x1 - x0, y1 - y0);
   }
+}
+
+/**
+ * What is still being computed has a plain ground, unlike any weight and unlike what the mask hides.
+ * @param {Drawing} context
+ * @param {Scene} scene
+ * @param {[number, number, number, number]} place
+ */
+function notYet(context, { colours }, place) {
+  context.fillStyle = colours.line;
+  context.fillRect(...place);
 }
 
 /**
@@ -304,6 +315,7 @@ export function drawingColours(root) {
 function resolved(root, value) {
   const probe = document.createElement("i");
   probe.style.color = value;
+  probe.style.forcedColorAdjust = "none"; // a drawing has colours of its own
   root.append(probe);
   const colour = getComputedStyle(probe).color;
   probe.remove();

@@ -15,10 +15,25 @@ import { UNIT } from "../common/units.js";
  * @property {string} note what a cell stands for
  * @property {{ key: number, share: number, token: string } | null} sink
  * @property {boolean} boundary
+ * @property {boolean} hides whether cells in view are hidden
+ * @property {boolean} outlined whether cells in view are outlined
  */
 
+/** @type {WeakMap<Tile, boolean>} */
+const HIDING = new WeakMap();
+
 /**
- * Fills `root`; returns {show({scale, clipped, note, sink, boundary})}.
+ * Whether a tile has hidden cells.
+ * @param {Tile} tile
+ */
+export function hidesCells(tile) {
+  const known = HIDING.get(tile) ?? tile.max.some((max) => max < 0);
+  HIDING.set(tile, known);
+  return known;
+}
+
+/**
+ * Fills `root`; returns {show({scale, clipped, note, sink, boundary, hides, outlined})}.
  * @param {HTMLElement} root
  */
 export function legend(root) {
@@ -32,13 +47,17 @@ export function legend(root) {
   prompt.append(element("i", { class: "dashed" }), "end of the prompt");
   const words = element("p", { class: "small quiet" });
   const hidden = element("p", { class: "small", id: "hidden-mass" });
-  root.append(bar, mask, prompt, words, hidden);
+  const outline = element("span", { class: "key" });
+  outline.append(element("i", { class: "outlined" }), "expected");
+  root.append(bar, mask, outline, prompt, words, hidden);
   let shown = "";
 
   return {
     /** @param {LegendOptions} what */
-    show({ scale, clipped, note, sink, boundary }) {
+    show({ scale, clipped, note, sink, boundary, hides, outlined }) {
       prompt.hidden = !boundary;
+      mask.hidden = !hides;
+      outline.hidden = !outlined;
       const ends = [scale.scale, scale.top, scale.bottom, scale.signed, clipped];
       const name = [theme(), ...ends, note, sink?.key, sink?.share].join(" ");
       if (name === shown) return; // a map that is moved draws often
@@ -68,11 +87,21 @@ export function legend(root) {
   };
 }
 
+/** @typedef {[number, string][]} ColourMarks places from 0 to 1, with what is written there */
+
+/**
+ * Whether some numbers may lie beyond the end of the colours.
+ * @param {Look} look
+ */
+export function isClipped({ fits, scale }) {
+  return fits && scale.top !== 1;
+}
+
 /**
  * The numbers of a colour bar: [[place from 0 to 1, text]].
  * @param {ColourScale} scale
  * @param {boolean} clipped
- * @returns {FigureWords["marks"]}
+ * @returns {ColourMarks}
  */
 export function marksOf(scale, clipped) {
   if (scale.signed) return signedMarks(scale, clipped);
@@ -85,7 +114,7 @@ export function marksOf(scale, clipped) {
  * Zero in the middle, and the same number with both signs at the ends.
  * @param {ColourScale} scale
  * @param {boolean} clipped
- * @returns {FigureWords["marks"]}
+ * @returns {ColourMarks}
  */
 function signedMarks({ scale, top, bottom }, clipped) {
   const end = exact(top);
@@ -135,7 +164,7 @@ function paint(canvas, signed) {
 
 /**
  * @param {ColourScale} scale
- * @returns {FigureWords["marks"]}
+ * @returns {ColourMarks}
  */
 function halves(scale) {
   return [0, 0.5, 1].map((t) => [t, exact(scale.weight(t))]);
@@ -143,10 +172,10 @@ function halves(scale) {
 
 /**
  * @param {ColourScale} scale
- * @returns {FigureWords["marks"]}
+ * @returns {ColourMarks}
  */
 function decades(scale) {
-  /** @type {FigureWords["marks"]} */
+  /** @type {ColourMarks} */
   const marks = [[0, `≤ ${power(scale.bottom)}`]];
   for (let decade = scale.bottom * 10; decade < scale.top * 0.6; decade *= 10) {
     marks.push([scale.at(decade), power(decade)]);

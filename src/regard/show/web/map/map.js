@@ -3,21 +3,25 @@
 // It puts the parts together: thumbnails, canvas, controls, legend, notes, export.
 
 import { AttributionPanel } from "../common/attribution_panel.js";
+import { captureTitle } from "../common/captures.js";
 import { badge, choice, element } from "../common/dom.js";
+import { fold } from "../common/fold.js";
+import { withPart } from "../common/later_parts.js";
 import { layerOf } from "../common/layers.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../common/quantity.js";
 import { quantityControls } from "../common/quantity_controls.js";
-import { short, tokenAt } from "../common/tokens.js";
+import { labelAt, short, tokenAt } from "../common/tokens.js";
 import { inUnits, unitAt } from "../common/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
-import { exportMenu } from "./export.js";
-import { legend, marksOf, noteOf } from "./legend.js";
+import { HeadCaption } from "./head_caption.js";
+import { hasHidden } from "./hidden_cells.js";
+import { isClipped, legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
-import { cellsIn } from "./region.js";
 import { Thumbnails } from "./thumbnails.js";
+import { levelFor } from "./tiles.js";
 
 /**
  * @param {HTMLElement} root
@@ -31,7 +35,7 @@ export function map(root, app) {
   return { show: (state) => view.show(state), hide: () => view.large.hide() };
 }
 
-class MapView {
+export class MapView {
   /** @param {App} app */
   constructor(app) {
     this.app = app;
@@ -47,11 +51,16 @@ class MapView {
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
     this.cut = headSwitch(app, "Cut this head");
-    const heading = element("div", { class: "map-title" }, this.title, this.proof, this.cut);
-    heading.append(this.controls.zooming);
-    this.main = element("div", { class: "map-main" }, heading, this.controls.bar, space, foot);
+    this.caption = new HeadCaption(app, () => this.large?.plan());
+    const heading = element("div", { class: "map-title" }, this.title, this.caption.words.tags);
+    heading.append(this.proof, this.cut, this.controls.zooming);
+    this.controls.bar.append(this.caption.kinds);
+    const [unfold, settings] = fold("Settings", this.controls.bar);
+    heading.append(unfold);
+    this.main = element("div", { class: "map-main" }, heading, this.caption.box, settings, space, foot);
     this.large = new MapCanvas(space, app, this.layer, {
       thumb: () => this.small.chosen(app.state),
+      outline: () => this.caption.outline,
       drawn: (scene) => this.tell(scene),
     });
     this.attribution = new AttributionPanel(app);
@@ -62,19 +71,12 @@ class MapView {
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     this.notes.append(help());
-    this.controls.zooming.append(this.exports());
+    /** @param {(view: MapView) => HTMLElement} make */
+    const addExports = (make) => this.controls.zooming.append(make(this));
+    withPart("map exports", addExports);
     this.controls.zoom(
       (factor) => this.large.zoomBy(factor),
       () => this.large.showWhole(),
-    );
-  }
-
-  exports() {
-    const { app, large } = this;
-    return exportMenu(
-      app,
-      () => this.shown(),
-      () => cellsIn(app, large.scene(), large.pyramid.without),
     );
   }
 
@@ -88,13 +90,15 @@ class MapView {
     const name = [state.text, layer.key, state.head, meta.texts.length, quantityName(quantity)].join(" ");
     if (name !== this.named) {
       this.title.textContent = `Layer ${layer.key}, head ${state.head}`;
-      this.proof.replaceChildren(badge(layer.evidence));
+      this.proof.replaceChildren(...(layer.evidence.certified ? [] : [badge(layer.evidence)]));
       this.small.show(state, quantity);
       this.readout.showLayer(captured);
       this.cut.show(layer.key, state.head);
       this.named = name;
     }
     this.controls.show(state, quantity);
+    this.caption.show(state, layer);
+    this.small.recolour(state);
     this.attribution.show(state, quantity);
     // The map counts in units, the state in tokens.
     const [row, col] = [unitAt(layer, "queries", state.row), unitAt(layer, "keys", state.col)];
@@ -116,8 +120,12 @@ class MapView {
       clipped: isClipped(look),
       note: this.note(scene),
       boundary: scene.boundary !== null,
-      sink: sink && { ...sink, token: short(tokenAt(meta, state.text, this.layer, "keys", sink.key), 16) },
+      hides: hasHidden(scene),
+      outlined: Boolean(scene.outlined?.cells.length),
+      sink: sink && { ...sink, token: labelAt(meta, state.text, this.layer, "keys", sink.key, 16) },
     });
+    this.caption.follow(scene);
+    this.controls.follow(scene);
     this.edges.follow();
     this.tip.hidden = true;
     if (hover) this.tellPointed(scene, hover);
@@ -131,10 +139,11 @@ class MapView {
    */
   note({ look, z, quantity }) {
     const { meta, runs, state } = this.app;
-    const other = meta.texts[quantity.against]?.title ?? "";
+    const other = quantity.against < 0 ? "" : captureTitle(meta, quantity.against);
     const cut = runs.has({ kind: "head", layer: state.layer, head: state.head });
     const zero = cut ? " This head is cut in this run: it attends, but its output is zero." : "";
-    return noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted }) + zero;
+    const blank = look.blank ? "Every cell is 0. " : "";
+    return blank + noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted }) + zero;
   }
 
   /**
@@ -143,7 +152,7 @@ class MapView {
    * @param {Cell} cell
    */
   tellPointed(scene, cell) {
-    const found = this.large.pyramid.cell(cell.row, cell.col);
+    const found = this.large.pyramid.cell(cell.row, cell.col, Math.log2(cell.size));
     if (!found || 2 ** found.z !== cell.size) return;
     const own = cell.size === 1 && cell.col === scene.sink?.key ? scene.sink : null; // stands apart
     const mass = own ? own.column[cell.row] : found.mass;
@@ -210,38 +219,6 @@ class MapView {
     ];
     return `‘${short(query, 24)}’ → ‘${short(key, 24)}’: ${say(quantity, mass)}`;
   }
-
-  /** What there is to export: the picture of this moment, with its words. */
-  shown() {
-    const { layer, app } = this;
-    const scene = this.large.scene();
-    const { state, sink, look } = scene;
-    const percent = sink ? `${(100 * sink.share).toFixed(1)}%` : "";
-    const apart = sink
-      ? ` Key ${sink.key} receives ${percent} of all attention and is drawn separately.`
-      : "";
-    const doubt = layer.evidence.certified ? "" : " (not certified)";
-    const edited = app.runs.edited ? `. ${app.runs.name(state.text)}` : "";
-    const words = {
-      title: app.meta.model,
-      after: `, layer ${layer.key}, head ${state.head}${doubt}${edited}`,
-      marks: marksOf(look.scale, isClipped(look)),
-      note: this.note(scene) + apart,
-    };
-    return {
-      scene: { ...scene, hover: null },
-      words,
-      name: `layer-${layer.key}-head-${state.head}${edited && "-edited"}`,
-    };
-  }
-}
-
-/**
- * Whether some numbers may lie beyond the end of the colours.
- * @param {Look} look
- */
-function isClipped({ fits, scale }) {
-  return fits && scale.top !== 1;
 }
 
 /**
@@ -288,9 +265,10 @@ function help() {
 const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
 /** @type {Record<typeof NAMES[number], string>} */
 const HINTS = {
-  scale: "A log scale also shows small weights.",
+  scale: "How numbers become colours. Log shades also show small weights.",
   colourTop:
-    "Fit ends the colours at the 99.5th percentile of the cells in view. With 1, colours can be compared between heads.",
+    "This head: the colours suit the whole map, and stay as you zoom. View: they suit the part in view. 0 to 1: the " +
+    "same for every head.",
   reduce:
     "A cell of a long map stands for many weights. Mass is their sum over keys, averaged over queries; max is the greatest.",
   sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
@@ -302,19 +280,19 @@ const HINTS = {
  */
 function makeControls(app, changed) {
   const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
-  /** @type {Record<typeof NAMES[number], HTMLElement & { value: string }>} */
+  /** @type {Record<typeof NAMES[number], Choice>} */
   const choices = {
     scale: choice(
-      "Scale",
+      "Shades",
       "scale",
       { linear: "linear", log: "log" },
       (scale) => app.set({ scale }),
       HINTS.scale,
     ),
     colourTop: choice(
-      "Colours end at",
+      "Colours fit",
       "top",
-      { fit: "fit", one: "1" },
+      { head: "this head", view: "the view", one: "0 to 1" },
       (colourTop) => app.set({ colourTop }),
       HINTS.colourTop,
     ),
@@ -342,6 +320,7 @@ function makeControls(app, changed) {
   const [out, into] = [button("−", "Zoom out"), button("+", "Zoom in")];
   const all = button("All", "Show the whole map");
   const quantities = quantityControls(app, "map", changed);
+  let pools = true; // whether cells are sums of weights
   bar.append(...quantities.parts, ...Object.values(choices));
   const zooming = element("div", { class: "push", role: "group", "aria-label": "Zoom and export" });
   zooming.append(out, into, all);
@@ -359,9 +338,21 @@ function makeControls(app, changed) {
     show(state, quantity) {
       for (const name of NAMES) choices[name].value = state[name];
       quantities.show(state, quantity);
-      choices.reduce.hidden = !areWeights(quantity);
+      pools = areWeights(quantity);
       choices.sink.hidden = !areWeights(quantity) || quantity.units !== "tokens";
-      choices.colourTop.hidden = quantity.shade !== "weights";
+      // Contributions have no greatest number.
+      const bounded = quantity.shade === "weights";
+      choices.colourTop.offer("one", bounded);
+      if (!bounded && state.colourTop === "one") choices.colourTop.value = "head";
+    },
+    /**
+     * What a cell is of several weights can be chosen only where cells have several.
+     * @param {Scene} scene
+     */
+    follow({ camera, pixel, layer, quantity }) {
+      const pooled =
+        quantity.units !== "tokens" || levelFor(camera.whole / pixel, layer.rows, layer.cols) > 0;
+      choices.reduce.hidden = !pools || !pooled;
     },
     /**
      * @param {(factor: number) => void} by

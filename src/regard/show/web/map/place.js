@@ -7,6 +7,7 @@ import { STRIP, STRIP_GAP } from "./heatmap.js";
 /** @typedef {Pick<Layer, "rows" | "cols">} MapShape */
 /** @typedef {Pick<Scene, "width" | "height" | "gutter" | "pixel">} MapLayout */
 
+const LOW = 330; // pixels of a room below which the labels of its keys are short
 const NARROW = 560; // pixels
 
 /**
@@ -19,7 +20,11 @@ const NARROW = 560; // pixels
 export function mapLayout({ width, height }, apart, ratio) {
   const narrow = width < NARROW;
   const labels = narrow ? 74 : 112;
-  const gutter = { labels, left: labels + (apart ? STRIP + STRIP_GAP : 0), top: narrow ? 74 : 96 };
+  const gutter = {
+    labels,
+    left: labels + (apart ? STRIP + STRIP_GAP : 0),
+    top: height < LOW ? 58 : narrow ? 74 : 96,
+  };
   return { width, height, gutter, pixel: 1 / ratio };
 }
 

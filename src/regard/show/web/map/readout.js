@@ -4,7 +4,7 @@
 
 import { badge, element } from "../common/dom.js";
 import { areWeights, quantityName, quantityTitle, spell } from "../common/quantity.js";
-import { short, tokenAt } from "../common/tokens.js";
+import { labelAt } from "../common/tokens.js";
 import { firstToken } from "../common/units.js";
 import { cellFacts, layerFacts, precisionNote, strongestKeys } from "./facts.js";
 
@@ -44,8 +44,7 @@ export class Readout {
     this.cellShown = name;
     /** @type {(axis: Axis, index: number) => string} */
     const named = (axis, index) => {
-      const token = tokenAt(this.app.meta, state.text, layer, axis, index);
-      return `${index} ${short(token, 24)}`;
+      return `${index} ${labelAt(this.app.meta, state.text, layer, axis, index, 24)}`;
     };
     const { number: written, weight, facts, note } = cellFacts(cell, layer, named, quantity);
     this.heading.textContent = quantityTitle(quantity);
@@ -56,7 +55,7 @@ export class Readout {
     this.note.textContent = note;
     if (!this.app.runs.isCut(cell, layer)) return;
     this.number.textContent = "cut";
-    this.note.textContent = "This edge is cut in this edited run.";
+    this.note.textContent = "In this edited run, this query cannot attend to this key.";
   }
 
   /**
@@ -78,7 +77,7 @@ export class Readout {
      * @param {Axis} axis
      * @param {number} index
      */
-    const token = (axis, index) => short(tokenAt(app.meta, state.text, layer, axis, index), 18);
+    const token = (axis, index) => labelAt(app.meta, state.text, layer, axis, index, 18);
     const list = element("ol", { class: "ranked" });
     for (const col of strongestKeys(weights, RANKED)) {
       const button = element(
@@ -110,12 +109,27 @@ export class Readout {
    */
   showLayer(layer) {
     const list = element("dl", { class: "facts" }, ...factRows(layerFacts(layer)));
-    const proof = element("p", { class: "small quiet proof", text: layer.evidence.text });
     const heading = element("h3", { text: `Layer ${layer.key}` });
-    this.about.replaceChildren(heading, badge(layer.evidence), proof, list);
+    this.about.replaceChildren(heading, ...certificate(layer.evidence), list);
     const { precision } = this.app.meta;
-    if (precision) this.about.append(element("p", { class: "small quiet", text: precisionNote(precision) }));
+    if (precision && !layer.live)
+      this.about.append(element("p", { class: "small quiet", text: precisionNote(precision) }));
   }
+}
+
+/**
+ * Whether the map shows what the model computed, and what that means.
+ * @param {Evidence} evidence
+ */
+function certificate(evidence) {
+  const meaning = evidence.certified
+    ? "These are the weights that the model used: with its values they give its own attention output. "
+    : "These may not be the weights that the model used. ";
+  const found = evidence.text.replace(/^(not )?certified:? ?(.)/, (_, not, first) => first.toUpperCase());
+  return [
+    badge(evidence),
+    element("p", { class: "small quiet proof", text: `${meaning}${found.replace(/[^.]$/, "$&.")}` }),
+  ];
 }
 
 /** @param {Fact[]} facts */

@@ -14,18 +14,40 @@ export function gridShare(layers) {
   return mostHeads(layers) > 9 ? "31%" : "25%";
 }
 
+const SMALLEST = 16; // pixels of a thumbnail
+const LARGEST = 56;
+const GAP = 4; // between two
+const NUMBERS = 24; // pixels of the numbers before the lines of a layer that has several
+
 /**
- * The pixels of a layer's label and of a thumbnail with which a layer stands in one line.
- * @param {Pick<Layer, "key" | "heads" | "group" | "kv_heads">[]} layers
+ * The pixels of a layer's label and of a thumbnail, and the heads in one line. A layer that does not fit in one line has
+ * several of the same length, so that a column stands for the same heads in every layer.
+ * @param {Pick<Layer, "key" | "heads" | "group">[]} layers
  * @param {number} width pixels that there are
  * @param {number} marks letters of the longest mark below a layer's key
  */
 export function gridSizes(layers, width, marks) {
-  const gaps = Math.max(...layers.map((layer) => (layer.group > 1 ? layer.kv_heads * 4 : 0)));
   const name = Math.max(...layers.map((layer) => layer.key.length));
   const label = Math.max(36, 6.2 * marks, 7.4 * name);
-  const room = width - 50 - label - gaps;
-  return { label, thumb: Math.max(20, Math.min(56, Math.floor(room / mostHeads(layers)) - 4)) };
+  const most = mostHeads(layers);
+  /** @param {number} columns */
+  const side = (columns) => Math.floor((width - 50 - label - (columns < most ? NUMBERS : 0)) / columns) - GAP;
+  const fits = Array.from({ length: most }, (_, n) => most - n).filter((length) => side(length) >= SMALLEST);
+  const columns = lineLength(fits, most, Math.max(...layers.map((layer) => layer.group)));
+  return { label, columns, thumb: Math.max(SMALLEST, Math.min(LARGEST, side(columns))) };
+}
+
+/**
+ * How many heads a line has: all of them, or an even part that does not break up the heads that share a key/value head;
+ * as many as fit, if such lines would be much shorter.
+ * @param {number[]} fits lengths that fit, the longest first
+ * @param {number} heads
+ * @param {number} group
+ */
+function lineLength(fits, heads, group) {
+  const longest = fits[0] ?? 1;
+  const even = fits.find((n) => heads % n === 0 && (n % group === 0 || group % n === 0)) ?? 1;
+  return 2 * even >= longest ? even : longest;
 }
 
 /**
@@ -51,25 +73,45 @@ export function captureSummary({ layers, missing }) {
       text: `Every layer shown is certified. ${absent}`,
       absent,
     };
-  return { certified: true, words: "Certified", text: "Every layer is certified.", absent };
+  return { certified: true, words: "", text: "Every layer is certified.", absent };
 }
 
 /**
- * The head that an arrow key goes to, in the same place of the layer above or below.
+ * The head that an arrow key goes to: the one beside, or the one in the same column of the line above or below, which
+ * may be another layer's.
  * @param {Pick<Layer, "key" | "heads">[]} layers
  * @param {Pick<State, "layer" | "head">} from
- * @param {[number, number]} move layers and heads
+ * @param {[number, number]} move lines and heads
+ * @param {number} columns heads in one line
  */
-export function headBeside(layers, { layer, head }, [down, right]) {
+export function headBeside(layers, { layer, head }, [down, right], columns) {
   /**
    * @param {number} at
    * @param {number} size
    */
   const within = (at, size) => Math.min(size - 1, Math.max(0, at));
   const y = layers.findIndex((one) => one.key === layer);
-  const to = layers[within(y + down, layers.length)];
-  const x = layers[y].heads.indexOf(head) + right;
-  return { layer: to.key, head: to.heads[within(x, to.heads.length)] };
+  const { heads } = layers[y];
+  const at = heads.indexOf(head);
+  if (!down) return { layer, head: heads[within(at + right, heads.length)] };
+  const [line, column] = [Math.floor(at / columns) + down, at % columns];
+  const lines = Math.ceil(heads.length / columns);
+  if (line >= 0 && line < lines) return { layer, head: heads[within(line * columns + column, heads.length)] };
+  const to = layers[y + down];
+  if (!to) return { layer, head };
+  const first = down > 0 ? 0 : (Math.ceil(to.heads.length / columns) - 1) * columns;
+  return { layer: to.key, head: to.heads[within(first + column, to.heads.length)] };
+}
+
+/**
+ * The numbers of the columns, if every layer has the same heads and they stand in one line; else none.
+ * @param {Pick<Layer, "heads">[]} layers
+ * @param {number} columns
+ */
+export function columnNumbers(layers, columns) {
+  const [{ heads }] = layers;
+  const same = layers.every((layer) => String(layer.heads) === String(heads));
+  return same && heads.length === columns ? heads : [];
 }
 
 /**

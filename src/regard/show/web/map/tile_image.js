@@ -2,6 +2,7 @@
 // A tile's numbers as pixels. It knows tiles and scales; where they go is the picture's business.
 
 import { contextOf } from "../common/dom.js";
+import { scaleEnd } from "../common/map_scale.js";
 import { settings } from "../common/settings.js";
 
 /**
@@ -33,9 +34,8 @@ export function painted(tile, look, restOf) {
 }
 
 /**
- * Where a scale that fits what is seen should end: the 99.5th percentile of the visible cells in the frame, whatever
- * their signs, to two digits. `drawn` is what the pyramid covers the frame with; `restOf(one)` as above; no number
- * is above `most`.
+ * Where a scale that fits a frame should end (see `scaleEnd`). `drawn` is what the pyramid covers the frame with;
+ * `restOf(one)` as above; no number is above `most`.
  * @param {DrawnTile[]} drawn
  * @param {Rectangle} frame
  * @param {string} reduce
@@ -63,12 +63,9 @@ export function fitTop(drawn, frame, reduce, restOf, most = 1) {
     for (let y = top, n = 0; y < bottom; y++) {
       for (let x = left; x < right; x++, n++) {
         const at = y * tile.cols + x;
-        if (n % step === 0 && tile.max[at] >= 0) found.push(Math.abs(values[at]) / (rest ? rest[y] : 1));
+        if (n % step === 0 && tile.max[at] >= 0) found.push(values[at] / (rest ? rest[y] : 1));
       }
     }
   }
-  if (!found.length) return 1;
-  const sorted = Float32Array.from(found).sort();
-  const top = sorted[Math.floor(0.995 * (sorted.length - 1))];
-  return Math.min(most, Math.max(Number(top.toPrecision(2)), 1e-6));
+  return found.length ? scaleEnd(Float32Array.from(found), { most }) : 1;
 }

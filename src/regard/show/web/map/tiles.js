@@ -5,7 +5,7 @@
 import { LRU } from "../common/lru.js";
 import { PLAIN, quantityName } from "../common/quantity.js";
 import { settings } from "../common/settings.js";
-import { topLevel } from "../common/tile.js";
+import { overviewLevel, topLevel } from "../common/tile.js";
 
 const KEPT = 128; // tiles of one head
 
@@ -54,6 +54,7 @@ export class TilePyramid {
     this.tiles = new LRU(KEPT);
     /** @type {Map<string, AbortController>} */
     this.asked = new Map();
+    this.stopped = false; // by the reader, until they go on or turn to another head
   }
 
   /**
@@ -65,18 +66,40 @@ export class TilePyramid {
     if (name === this.name) return;
     for (const [, stop] of this.asked) stop.abort();
     Object.assign(this, { name, text, layer, head, T, S, without, quantity });
-    Object.assign(this, { tiles: new LRU(KEPT), asked: new Map() });
+    Object.assign(this, { tiles: new LRU(KEPT), asked: new Map(), stopped: false });
   }
 
   /**
    * What to draw for a frame (in tokens) at level z: a list, coarse before fine, of
    * {tile, z, i, j, part: {left, top, right, bottom}}, where the part is what shall be seen of it, in tokens;
    * the tile is null where nothing is there yet.
-   * Missing tiles are asked for. `complete` says whether all are there.
+   * Missing tiles are asked for, and after them those of the overview. `complete` says whether all are there.
    * @param {Rectangle} frame
    * @param {number} z
    */
   cover(frame, z) {
+    const { drawn, missing } = this.find(frame, z);
+    this.ask(this.stopped ? [] : [...missing, ...this.wholeMap().missing]);
+    return { drawn, complete: missing.length === 0, missing: missing.length, needed: drawn.length };
+  }
+
+  /** The whole map at the level at which its colours are fitted; `cover` asks for it. */
+  overview() {
+    const { drawn, missing } = this.wholeMap();
+    return { drawn, complete: missing.length === 0 };
+  }
+
+  wholeMap() {
+    const { T, S } = this;
+    return this.find({ left: 0, top: 0, right: S, bottom: T }, overviewLevel(T, S));
+  }
+
+  /**
+   * What to draw for a frame at level z, and the places of the tiles that are not there yet, from its middle on.
+   * @param {Rectangle} frame
+   * @param {number} z
+   */
+  find(frame, z) {
     const span = settings.tile * 2 ** z;
     /** @param {number} size */
     const last = (size) => Math.ceil(size / span) - 1;
@@ -103,8 +126,7 @@ export class TilePyramid {
     /** @param {TilePlace} place */
     const far = ([, i, j]) => (i - middle[0]) ** 2 + (j - middle[1]) ** 2;
     missing.sort((a, b) => far(a) - far(b));
-    this.ask(missing);
-    return { drawn, complete: missing.length === 0 };
+    return { drawn, missing };
   }
 
   /**
@@ -182,9 +204,10 @@ export class TilePyramid {
    * The numbers of the cell that holds a place, from the finest tile that is there: {mass, max, z}.
    * @param {number} row
    * @param {number} col
+   * @param {number} [finest] the level to begin with
    */
-  cell(row, col) {
-    for (let z = 0; z <= topLevel(this.T, this.S); z++) {
+  cell(row, col, finest = 0) {
+    for (let z = finest; z <= topLevel(this.T, this.S); z++) {
       const [y, x] = [Math.floor(row / 2 ** z), Math.floor(col / 2 ** z)];
       const tile = this.tiles.get(`${z} ${Math.floor(y / settings.tile)} ${Math.floor(x / settings.tile)}`);
       if (!tile) continue;

@@ -51,6 +51,17 @@ export class RunBanner {
     if (this.box.hidden) document.getElementById("main")?.focus();
   }
 
+  /**
+   * Undoes one of several cuts. Its button goes, so that another one takes the focus.
+   * @param {Cut} cut
+   */
+  async undoOne(cut) {
+    const run = this.app.runs.toggle(cut);
+    this.cancel.focus();
+    await run;
+    /** @type {HTMLElement} */ (this.chips.querySelector(".chip-undo") ?? this.undo).focus();
+  }
+
   toggle() {
     this.unfold.setAttribute("aria-expanded", String(!this.isOpen));
     this.draw();
@@ -70,8 +81,10 @@ export class RunBanner {
   draw() {
     const { app, box } = this;
     const { runs } = app;
-    const { edited, running, problem, number: run } = runs;
-    box.hidden = !edited && !running && !problem && run < 0;
+    const { running, problem, number: run } = runs;
+    const aboutText = app.state.view !== "time" || !app.meta.time; // a training run has no text
+    const edited = aboutText ? runs.edited : null;
+    box.hidden = !aboutText || (!edited && !running && !problem && run < 0);
     document.body.classList.toggle("edited-run", edited !== null);
     document.title = `${edited ? "Edited run · " : ""}${app.meta.model} · Regard`;
     if (box.hidden) return;
@@ -98,11 +111,11 @@ export class RunBanner {
     const single = runs.cuts.length < 2 || runs.running !== null; // one is undone by Undo
     const chips = words.map((text, n) => {
       const cut = runs.cuts[n];
-      const chip = element("li", { class: "cut-chip", text: cut ? `${text} cut` : text });
+      const chip = element("li", { class: "cut-chip", text });
       if (single) return chip;
       const undo = element("button", { type: "button", class: "chip-undo", text: "×" });
       undo.setAttribute("aria-label", `Undo: ${words[n]}`);
-      undo.addEventListener("click", () => runs.toggle(cut));
+      undo.addEventListener("click", () => this.undoOne(cut));
       chip.append(undo);
       return chip;
     });
@@ -129,9 +142,12 @@ export class RunBanner {
    */
   async fillLikely(fresh, text, position) {
     const { app } = this;
-    const { lists, sentence } = await likelyTokens(app, text, position);
     const { tokens, edited } = app.meta.texts[text];
-    if (!fresh() || !edited?.changes) return;
+    if (!edited?.changes) return;
+    const most = this.changedTokens(edited.changes, tokens ?? []);
+    if (app.state.view === "text") return this.changes.replaceChildren(most); // they stand under the text
+    const { lists, sentence } = await likelyTokens(app, text, position);
+    if (!fresh()) return;
     const likely = element("div", { class: "run-likely" });
     likely.append(
       element("h3", {
@@ -140,7 +156,7 @@ export class RunBanner {
       lists,
       element("p", { class: "small quiet", text: sentence }),
     );
-    this.changes.replaceChildren(this.changedTokens(edited.changes, tokens ?? []), likely);
+    this.changes.replaceChildren(most, likely);
   }
 
   /**

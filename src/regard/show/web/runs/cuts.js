@@ -42,20 +42,17 @@ export function cutsCell(cut, layer, head, { row, col, size }) {
 }
 
 /**
- * A cut in words, as in "head 5.3" or "head 5.3: “ate” → “cat”".
+ * A cut in words, as in "head 5.3 cut" or "head 5.3: “ate” (7) cannot attend to “cat” (2)".
  * @param {Cut} cut
  * @param {Pick<Layer, "rows" | "cols">} layer
  * @param {TokenName} token
  */
 export function cutWords(cut, { rows, cols }, token) {
   const where = cut.head === null ? `layer ${cut.layer}` : `head ${cut.layer}.${cut.head}`;
-  if (cut.kind === "head") return where;
-  const [queries, keys] = [spanWords(cut.queries, "queries", token), spanWords(cut.keys, "keys", token)];
-  const [anyQuery, anyKey] = [covers(cut.queries, rows), covers(cut.keys, cols)];
-  if (anyQuery && anyKey) return `${where}: all edges`;
-  if (anyQuery) return `${where}: all edges to ${keys}`;
-  if (anyKey) return `${where}: all edges from ${queries}`;
-  return `${where}: ${queries} → ${keys}`;
+  if (cut.kind === "head") return `${where} cut`;
+  const queries = covers(cut.queries, rows) ? "no token" : spanWords(cut.queries, "queries", token);
+  const keys = covers(cut.keys, cols) ? "any token" : spanWords(cut.keys, "keys", token);
+  return `${where}: ${queries} ${covers(cut.queries, rows) ? "can" : "cannot"} attend to ${keys}`;
 }
 
 /**
@@ -67,13 +64,13 @@ function covers([first, end], size) {
 }
 
 /**
- * A span of positions: its token, or its first and last position.
+ * A span of positions: its token, or its first and last token.
  * @param {[number, number]} span
  * @param {Axis} axis
  * @param {TokenName} token
  */
 function spanWords([first, end], axis, token) {
-  return end - first === 1 ? `“${short(token(axis, first), 16)}” (${first})` : `${first}–${end - 1}`;
+  return end - first === 1 ? `“${short(token(axis, first), 12)}” (${first})` : `tokens ${first}–${end - 1}`;
 }
 
 /**
@@ -81,6 +78,6 @@ function spanWords([first, end], axis, token) {
  * @param {string[]} words of each cut
  */
 export function runName(words) {
-  const more = words.length > 2 ? ` and ${words.length - 2} more` : "";
-  return `Edited run: ${words.slice(0, 2).join(", ")}${more} cut`;
+  const more = words.length > 2 ? `, and ${words.length - 2} more cuts` : "";
+  return `Edited run: ${words.slice(0, 2).join("; ")}${more}`;
 }

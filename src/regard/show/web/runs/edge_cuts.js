@@ -17,7 +17,7 @@ export class EdgeCuts {
     this.frame = frame;
     this.inView = ""; // the cut of all in view that the buttons were drawn for
     this.hidden = false; // whether the mask hides the chosen cell, so that there is no edge to cut
-    this.scope = choice("Of", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
+    this.scope = choice("In", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
     this.scope.value = "head";
     this.note = element("p", { class: "small quiet" });
     this.edge = this.button(() => this.edgeCut());
@@ -25,7 +25,7 @@ export class EdgeCuts {
     this.view = this.button(() => this.viewCut());
     const buttons = element("div", { class: "cut-buttons" }, this.edge, this.key, this.view);
     this.box = element("div", { class: "notes-block edge-cuts" });
-    this.box.append(element("h3", { text: "Cut edges" }), this.scope, buttons, this.note);
+    this.box.append(element("h3", { text: "Stop attention" }), this.scope, buttons, this.note);
     app.runs.on(() => this.draw());
   }
 
@@ -120,14 +120,15 @@ export class EdgeCuts {
       `“${short(tokenAt(app.meta, text, shown, axis, unitAt(shown, axis, index)), 10)}”`;
     const [edge, key, view] = [this.edgeCut(), this.keyCut(), this.viewCut()];
     this.inView = JSON.stringify(view);
-    this.label(this.edge, edge, edge ? `${token("queries", row)} → ${token("keys", col)}` : "");
-    this.label(this.key, key, key ? `all to ${token("keys", col)} (${unitAt(shown, "keys", col)})` : "");
+    this.label(this.edge, edge, edge ? `from ${token("queries", row)} to ${token("keys", col)}` : "");
+    const place = unitAt(shown, "keys", col);
+    this.label(this.key, key, key ? `from every token to ${token("keys", col)} (${place})` : "");
     const spans = view ? [view.queries, view.keys].map(([first, end]) => `${first}–${end - 1}`) : [];
-    this.label(this.view, view, `all in view (${spans.join(" → ")})`);
+    this.label(this.view, view, `in view: from tokens ${spans.join(" to tokens ")}`);
     this.note.textContent =
       edge || key
-        ? "Cut before the softmax: the query’s other keys receive more."
-        : "Select a cell to cut its edge, or zoom in to cut all edges in view.";
+        ? "The model runs again. The weight becomes 0, and the query attends more to its other keys."
+        : "Select a cell to stop its attention, or zoom in to stop all in view.";
     document.body.classList.toggle(
       "edges-cut",
       app.runs.cuts.some(({ kind }) => kind === "edges"),
@@ -143,7 +144,7 @@ export class EdgeCuts {
     button.hidden = cut === null;
     if (!cut) return;
     const isCut = this.app.runs.has(cut);
-    button.textContent = `${isCut ? "Restore" : "Cut"} ${words}`;
+    button.textContent = `${isCut ? "Allow" : "Stop"} attention ${words}`;
     button.disabled = this.app.runs.running !== null;
   }
 }

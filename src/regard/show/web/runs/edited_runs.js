@@ -2,6 +2,8 @@
 // Runs the model again with heads or edges cut, where there is a model; what comes of it opens as an edited run
 // beside the text. Each text has at most one, and another takes its place.
 
+import { captureTitle } from "../common/captures.js";
+import { howFar } from "../common/format.js";
 import { layerOf } from "../common/layers.js";
 import { tokenAt } from "../common/tokens.js";
 import { firstToken } from "../common/units.js";
@@ -66,7 +68,8 @@ export class EditedRuns {
   /** Every text with its title, each followed by its edited run. */
   titles() {
     const { texts } = this.app.meta;
-    return texts.flatMap(({ title, edited, removed }, number) => {
+    return texts.flatMap(({ edited, removed }, number) => {
+      const title = captureTitle(this.app.meta, number);
       if (removed || (edited && edited.text !== null)) return [];
       const run = texts.findIndex((one) => one.edited?.text === number);
       const own = { number, title: edited ? `${title} (edited run)` : title };
@@ -117,7 +120,7 @@ export class EditedRuns {
     const { app, original } = this;
     try {
       const progress = (/** @type {CaptureLine} */ { progress: now }) =>
-        now && this.tell({ doing: now.of > 1 ? `layer ${now.done} of ${now.of}` : now.doing });
+        now && this.tell({ doing: howFar(now) });
       const text = await app.source.cut(original, cuts, progress, this.running.signal);
       this.running = null;
       dispatchEvent(new Event("regard-texts"));
@@ -140,7 +143,7 @@ export class EditedRuns {
     if (number < 0) return;
     app.set({ text: original });
     try {
-      await app.source.undo(number);
+      await app.source.remove(number);
       this.tell({ problem: "" });
     } catch (error) {
       this.tell({ problem: error.message });

@@ -2,6 +2,14 @@
 // The page's side of the arithmetic of a saved page: it sends questions through a port, and the blocks that their
 // answers need. `responder.js` is the other side; `types.d.ts` lists the messages.
 
+/**
+ * @typedef {{
+ *   resolve: (answer: any) => void,
+ *   reject: (error: Error) => void,
+ *   onLine: (line: any) => void,
+ * }} WaitingQuestion
+ */
+
 export class RemoteWeights {
   /**
    * @param {Port} port
@@ -12,7 +20,7 @@ export class RemoteWeights {
     this.port = port;
     this.takeBlock = takeBlock;
     this.last = 0; // the number of the latest question
-    /** @type {Map<number, { resolve: (answer: any) => void, reject: (error: Error) => void }>} */
+    /** @type {Map<number, WaitingQuestion>} */
     this.waiting = new Map();
     port.onmessage = ({ data: message }) => this.receive(message);
     port.addEventListener("error", (event) => this.fail(event.message));
@@ -29,9 +37,10 @@ export class RemoteWeights {
    * @param {Name} name
    * @param {Answers[Name][0]} question
    * @param {AbortSignal} [signal]
+   * @param {(line: any) => void} [onLine] takes what a long answer reports on its way
    * @returns {Promise<Answers[Name][1]>}
    */
-  async ask(name, question, signal) {
+  async ask(name, question, signal, onLine = () => {}) {
     signal?.throwIfAborted();
     const id = ++this.last;
     const stop = () => {
@@ -41,7 +50,7 @@ export class RemoteWeights {
     signal?.addEventListener("abort", stop);
     try {
       return await new Promise((resolve, reject) => {
-        this.waiting.set(id, { resolve, reject });
+        this.waiting.set(id, { resolve, reject, onLine });
         this.send({ kind: "ask", id, name, question });
       });
     } finally {
@@ -53,6 +62,7 @@ export class RemoteWeights {
   /** @param {FromWorker} message */
   receive(message) {
     if (message.kind === "block") this.send(this.block(message.name));
+    if (message.kind === "line") this.waiting.get(message.id)?.onLine(message.line);
     if (message.kind === "answer") this.waiting.get(message.id)?.resolve(message.answer);
     if (message.kind === "error") this.waiting.get(message.id)?.reject(new Error(message.error));
   }

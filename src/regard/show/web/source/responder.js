@@ -3,16 +3,19 @@
 // `remote_weights.js` is the other side; `types.d.ts` lists the messages.
 
 import { applySettings } from "../common/settings.js";
-import { SavedWeights } from "./saved_weights.js";
-
 const SLICE = 8; // milliseconds of computing before other messages are read
 
 /** Says through its port that it is ready, and then answers questions in any order. */
 export class Responder {
-  /** @param {Port} port */
-  constructor(port) {
+  /**
+   * @param {Port} port
+   * @param {new (data: OpenedData, blockText: (name: string) => Promise<string>) => object} Weights what computes
+   *   the answers: a method for each question
+   */
+  constructor(port, Weights) {
     this.port = port;
-    /** @type {SavedWeights | null} */
+    this.Weights = Weights;
+    /** @type {object | null} */
     this.weights = null; // until the page has said what there is
     /** @type {Map<number, { stopped: boolean }>} */
     this.running = new Map(); // by the question's number
@@ -42,7 +45,7 @@ export class Responder {
   /** @param {OpenedData} data */
   open(data) {
     applySettings(data.meta);
-    this.weights = new SavedWeights(data, (name) => this.blockText(name));
+    this.weights = new this.Weights(data, (name) => this.blockText(name));
   }
 
   /** @param {Extract<ToWorker, { kind: "ask" }>} message */
@@ -50,7 +53,8 @@ export class Responder {
     const task = { stopped: false };
     this.running.set(id, task);
     try {
-      const answer = await /** @type {any} */ (this.weights)[name](question, pauseOf(task));
+      const tell = (/** @type {object} */ line) => !task.stopped && this.send({ kind: "line", id, line });
+      const answer = await /** @type {any} */ (this.weights)[name](question, pauseOf(task), tell);
       if (!task.stopped) this.send({ kind: "answer", id, answer }, buffersOf(answer));
     } catch (error) {
       if (!task.stopped) this.send({ kind: "error", id, error: error.message });

@@ -7,6 +7,7 @@ import { PLAIN, quantityName } from "../common/quantity.js";
 import { openWorkerPort } from "./worker_port.js";
 import { unpackArrays, unpackJson } from "./packed.js";
 import { savedPrediction } from "./saved_prediction.js";
+import { withModel } from "./live.js";
 import { RemoteWeights } from "./remote_weights.js";
 import { namedLayer, storedAttribution } from "./saved_weights.js";
 
@@ -28,16 +29,22 @@ function takeBlock(name) {
 export async function openSaved() {
   const opening = openWorkerPort(); // while the data is read
   /** @type {SavedData} */
-  const { meta, blocks, sinks, heads, attributions, words } = await unpackJson(takeBlock("regard-data"));
-  const weights = opening.then((port) => new RemoteWeights(port, { meta, blocks, attributions }, takeBlock));
+  const { meta, blocks, sinks, heads, repeats, attributions, words, model } = await unpackJson(
+    takeBlock("regard-data"),
+  );
+  const weights = opening.then(
+    (port) => new RemoteWeights(port, { meta, blocks, attributions, model }, takeBlock),
+  );
   /** @type {RemoteWeights["ask"]} */
-  const ask = async (name, question, signal) => (await weights).ask(name, question, signal);
+  const ask = async (name, question, signal, onLine) => (await weights).ask(name, question, signal, onLine);
   /** @type {LRU<Tile>} */
   const tiles = new LRU(KEPT);
   /** @type {Map<string, Promise<Uint8Array>>} */
   const pictures = new Map(); // of a text
   /** @type {Map<string, Promise<Eviction>>} */
   const evictions = new Map();
+  /** @type {Map<string, Promise<Record<string, SurveyHead>>>} */
+  const surveys = new Map(); // one at most, by layer/head
   /** @type {Map<number, Promise<PredictionArrays>>} */
   const predictions = new Map(); // of a text
   /**
@@ -63,7 +70,8 @@ export async function openSaved() {
     return /** @type {any} */ (await unpackArrays(name, takeBlock(name), blocks[name]));
   };
 
-  return {
+  /** @type {Source} */
+  const source = {
     meta,
     atOnce: 1, // there is one worker
     async thumbs(text, layer) {
@@ -94,15 +102,23 @@ export async function openSaved() {
       ask("column", { text, layer, head, index, quantity }),
     attribution: async (text, position, token) => storedAttribution(attributions[text], position, token),
     heads: async (text) => heads[text],
+    layerHeads: async (text, layer) => heads[text].filter((row) => row.layer === layer),
+    repeats: async () => repeats,
     steps: (text, layer, head, row) => ask("steps", { text, layer, head, row }),
     async prediction(text, position) {
       const arrays = await once(predictions, text, () => predictionsOf(text));
       return savedPrediction(arrays, words[text], meta.texts[text].tokens, position);
     },
+    surveyHead: async (layer, head) =>
+      (await once(surveys, "survey", () => unpackJson(takeBlock("survey"))))[`${layer}/${head}`],
     cut: () => Promise.reject(new Error("A saved page has no model that could run again.")),
-    undo: () => Promise.reject(new Error("A saved page has no edited run that could be undone.")),
+    remove: () => Promise.reject(new Error("A saved page keeps all of its texts.")),
     capture: () => Promise.reject(new Error("A saved page has no model that could read a text.")),
     generate: () => Promise.reject(new Error("A saved page has no model that could go on with a text.")),
     eviction: (text, layer) => once(evictions, `${text} ${layer}`, () => ask("eviction", { text, layer })),
   };
+  if (!model || !((await opening) instanceof Worker)) return source;
+  const lossesOf = async (/** @type {number} */ text) =>
+    (await once(predictions, text, () => predictionsOf(text))).losses;
+  return withModel(source, ask, lossesOf);
 }

@@ -1,37 +1,15 @@
 // @ts-check
-// The page's numbers from the server that it came from, with what was asked lately kept at hand.
+// The page's numbers from where they are computed on demand, through a transport: the server that the page came
+// from (`http.js`) or a notebook's kernel (`notebook/kernel.js`). The latest answers are kept.
 
 import { layerOf } from "../common/layers.js";
 import { LRU } from "../common/lru.js";
 import { PLAIN, quantityName } from "../common/quantity.js";
 import { cellsAlong } from "../common/tile.js";
 import { inUnits } from "../common/units.js";
-import { takeToken } from "./token.js";
+import { TooLongError } from "./too_long.js";
 
 const KEPT = 96; // answers
-let token = "";
-
-/**
- * `fetch` with the server's token, and a sentence for a server that is gone.
- * @param {string} path
- * @param {{ method?: string, headers?: Record<string, string>, body?: string, signal?: AbortSignal }} options
- */
-async function reach(path, options) {
-  try {
-    return await fetch(path, {
-      ...options,
-      headers: { ...options.headers, authorization: `Bearer ${token}` },
-    });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer any more. Start it again, and reload this page.");
-  }
-}
-
-/** @param {Record<string, string | number>} query */
-function queryString(query) {
-  return new URLSearchParams(Object.entries(query).map(([name, value]) => [name, String(value)]));
-}
 
 /**
  * The likeliest token need not be named.
@@ -57,84 +35,51 @@ function quantityQuery({ shade, units, unitsOf, position, token }) {
 }
 
 /**
- * An answer from the server, or an error with the server's own sentence.
- * @param {string} path
- * @param {Record<string, string | number>} query
- * @param {AbortSignal} [signal]
+ * The pictures of a layer's heads, and each head's sink from the pairs of numbers that follow them.
+ * @param {ArrayBuffer} bytes
+ * @param {number} size of all pictures
+ * @returns {Thumbs}
  */
-async function ask(path, query, signal) {
-  const response = await reach(`api/${path}?${queryString(query)}`, { signal });
-  if (!response.ok) throw new Error(await problem(response));
-  return response;
+function thumbsOf(bytes, size) {
+  const pairs = new Float64Array(bytes, size); // a picture has a multiple of 8 bytes
+  const sinks = Array.from({ length: pairs.length / 2 }, (_, h) => ({
+    key: pairs[2 * h],
+    share: pairs[2 * h + 1],
+  }));
+  return { pictures: new Uint8Array(bytes, 0, size), sinks };
 }
 
 /**
- * @param {Response} response
- * @returns {Promise<string>}
+ * @param {Transport} transport
+ * @param {Promise<Response>} [firstMeta] the answer to the first question, if it was asked already
+ * @returns {Promise<Source>}
  */
-async function problem(response) {
-  const text = await response.text();
-  try {
-    return JSON.parse(text).error ?? text;
-  } catch {
-    return text || `The server answered ${response.status}.`;
-  }
-}
-
-/**
- * Lines of JSON as they come.
- * @template T
- * @param {string} path
- * @param {object} body
- * @param {(line: T) => void} onLine
- * @param {AbortSignal} [signal]
- * @returns {Promise<T | null>}
- */
-async function follow(path, body, onLine, signal) {
-  const response = await reach(`api/${path}`, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
-  if (!response.ok || !response.body) throw new Error(await problem(response));
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  /** @type {T | null} */
-  let last = null;
-  for (;;) {
-    const { value, done } = await reader.read();
-    const lines = (rest + (value ?? "")).split("\n");
-    rest = done ? "" : (lines.pop() ?? "");
-    for (const line of lines) {
-      if (!line.trim()) continue;
-      const parsed = JSON.parse(line);
-      if (parsed.error) throw new Error(parsed.error);
-      onLine(parsed);
-      last = parsed;
-    }
-    if (done) return last;
-  }
-}
-
-/** @returns {Promise<Source>} */
-export async function openServed() {
-  token = takeToken();
+export async function openServed({ ask, follow }, firstMeta = ask("meta", {})) {
   /** @type {LRU<any>} */
   const kept = new LRU(KEPT);
+  /** @type {Map<string, Promise<any>>} */
+  const asked = new Map(); // that have no answer yet
   /**
-   * What was asked before, or what `make` gives; an answer that failed is asked for again.
+   * What was asked before, or what `make` gives; an answer that failed is asked for again. Two who want the same at
+   * a time wait for one answer, unless one of them may leave.
    * @template T
    * @param {string} key
    * @param {() => Promise<T>} make
+   * @param {AbortSignal} [signal]
    * @returns {Promise<T>}
    */
-  const once = async (key, make) => {
+  const once = async (key, make, signal) => {
     const known = kept.get(key);
     if (known !== undefined) return known;
-    const made = await make();
-    kept.set(key, made);
-    return made;
+    const making = (!signal && asked.get(key)) || make();
+    if (!signal) asked.set(key, making);
+    try {
+      const made = await making;
+      kept.set(key, made);
+      return made;
+    } finally {
+      asked.delete(key);
+    }
   };
   /**
    * @param {string} path
@@ -147,15 +92,15 @@ export async function openServed() {
   /** @type {Source} */
   const source = {
     atOnce: 4, // questions that it likes to have at a time
-    meta: await (await ask("meta", {})).json(),
+    meta: await (await firstMeta).json(),
     thumbs: (text, layer) =>
       once(`thumbs ${text} ${layer}`, async () => {
-        const both = ["thumbs", "sinks"].map((path) => ask(path, { text, layer }));
-        const [pictures, sinks] = await Promise.all(both);
-        return { pictures: new Uint8Array(await pictures.arrayBuffer()), sinks: await sinks.json() };
+        const bytes = await (await ask("thumbs", { text, layer })).arrayBuffer();
+        return thumbsOf(bytes, layerOf(source.meta, text, layer).heads.length * source.meta.thumb ** 2);
       }),
-    tile: (text, layer, head, z, i, j, { without = null, quantity = PLAIN, signal } = {}) =>
-      once(`tile ${text} ${layer} ${head} ${z} ${i} ${j} ${without} ${quantityName(quantity)}`, async () => {
+    tile: (text, layer, head, z, i, j, { without = null, quantity = PLAIN, signal } = {}) => {
+      const name = `tile ${text} ${layer} ${head} ${z} ${i} ${j} ${without} ${quantityName(quantity)}`;
+      const make = async () => {
         /** @type {Record<string, string | number>} */
         const query = { text, layer, head, z, i, j, ...quantityQuery(quantity) };
         if (without !== null) query.without = without;
@@ -163,7 +108,9 @@ export async function openServed() {
         const { rows: T, cols: S } = inUnits(source.meta, layerOf(source.meta, text, layer), quantity);
         const [rows, cols] = [cellsAlong(T, z, i), cellsAlong(S, z, j)];
         return { mass: both.subarray(0, rows * cols), max: both.subarray(rows * cols), rows, cols };
-      }),
+      };
+      return once(name, make, signal);
+    },
     row: (text, layer, head, row, quantity = PLAIN) =>
       once(`row ${text} ${layer} ${head} ${row} ${quantityName(quantity)}`, () =>
         floats("row", { text, layer, head, row, ...quantityQuery(quantity) }),
@@ -177,6 +124,15 @@ export async function openServed() {
         (await ask("attribution", { text, ...logitQuery(position, token) })).json(),
       ),
     heads: (text) => once(`heads ${text}`, async () => (await ask("heads", { text })).json()),
+    layerHeads: (text, layer) =>
+      once(`heads ${text} ${layer}`, async () => (await ask("layer_heads", { text, layer })).json()),
+    repeats: () =>
+      once("repeats", async () => {
+        if (!source.meta.can.repeats) return null;
+        /** @type {{ heads: HeadScores[] } | null} */
+        const line = await follow("repeats", {}, () => {});
+        return line?.heads ?? null;
+      }),
     steps: (text, layer, head, row) =>
       once(`steps ${text} ${layer} ${head} ${row}`, async () =>
         (await ask("steps", { text, layer, head, row })).json(),
@@ -187,8 +143,11 @@ export async function openServed() {
       once(`prediction ${text} ${position}`, async () =>
         (await ask("prediction", { text, position })).json(),
       ),
-    async capture(text, onLine, signal) {
-      const last = await follow("capture", { text }, onLine, signal);
+    surveyHead: (layer, head) =>
+      once(`survey ${layer} ${head}`, async () => (await ask("survey_head", { layer, head })).json()),
+    async capture(text, onLine, signal, options = {}) {
+      const last = await follow("capture", { text, ...options }, onLine, signal);
+      if (last?.too_long) throw new TooLongError(last.too_long);
       source.meta = await (await ask("meta", {})).json();
       return last?.text ?? 0;
     },
@@ -197,9 +156,10 @@ export async function openServed() {
       source.meta = await (await ask("meta", {})).json();
       return last?.text ?? text;
     },
-    async undo(text) {
-      await follow("undo", { text }, () => {});
+    async remove(text) {
+      const last = await follow("remove", { text }, (/** @type {CaptureLine} */ _) => {});
       source.meta = await (await ask("meta", {})).json();
+      return last?.text ?? 0;
     },
     async generate(options, onLine, signal) {
       await follow("generate", options, onLine, signal);

@@ -3,6 +3,7 @@
 // as in viewers that forbid them, the same code answers through a channel within the page.
 
 import { Responder } from "./responder.js";
+import { SavedWeights } from "./saved_weights.js";
 
 /**
  * A port whose other end answers questions.
@@ -13,7 +14,7 @@ export async function openWorkerPort() {
     return await startWorker();
   } catch {
     const { port1, port2 } = new MessageChannel();
-    new Responder(port2);
+    new Responder(port2, SavedWeights);
     return port1;
   }
 }

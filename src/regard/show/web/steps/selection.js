@@ -5,10 +5,11 @@
  * The row that is explained: the chosen one, or one that says something.
  * @param {Pick<State, "row" | "example">} state
  * @param {number} count of rows
+ * @param {number | null} telling the text's
  */
-export function explainedRow({ row, example }, count) {
+export function explainedRow({ row, example }, count, telling) {
   if (row >= 0 && row < count) return row;
-  return example ? 1 : count - 1;
+  return example ? 1 : Math.min(telling ?? count - 1, count - 1);
 }
 
 /**

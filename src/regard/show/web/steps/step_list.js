@@ -136,11 +136,12 @@ function masked(context) {
   const added = keys.some((key) => key.added !== 0);
   const all = work.visible === work.shapes.S;
   const rule = (layer ?? example)?.mask;
+  const under = rule === "full" ? "because there is no mask" : `under the mask (${rule})`;
   return {
     title: added ? "Masked, with a bias" : "Masked",
     about: all
-      ? `${work.shapes.S === 1 ? "The only key is" : `All ${work.shapes.S} keys are`} visible under the mask (${rule}), so nothing changes.`
-      : `${work.visible} of ${work.shapes.S} keys ${work.visible === 1 ? "is" : "are"} visible under the mask (${rule}). ` +
+      ? `${work.shapes.S === 1 ? "The only key is" : `All ${work.shapes.S} keys are`} visible ${under}, so nothing changes.`
+      : `${work.visible} of ${work.shapes.S} keys ${work.visible === 1 ? "is" : "are"} visible ${under}. ` +
         "The scores of the others become −∞, which softmax turns into 0.",
     shape: `→ (${work.shapes.S})`,
     body: bars(context, (key) => (key.visible ? key.capped + key.added : -Infinity)),

@@ -4,8 +4,12 @@
 
 import { empty, headPicker, latest, select, slider } from "../common/controls.js";
 import { badge, choice, element } from "../common/dom.js";
+import { headSentence } from "../common/head_words.js";
 import { layerOf } from "../common/layers.js";
 import { short, tokenAt } from "../common/tokens.js";
+import { exportMenu } from "../picture/menu.js";
+import { edgeStrip } from "./edge_strip.js";
+import { stepsExports } from "./exports.js";
 import { exampleSteps, explainedRow, hiddenWeight, shownKeys, stageOptions } from "./selection.js";
 import { stepList } from "./step_list.js";
 
@@ -19,11 +23,12 @@ const SHOWN = [1, 2, 3, 4, 6, 8, 12]; // strongest keys, besides the first and t
 export function steps(root, app) {
   const view = new StepsView(app);
   const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Steps" };
+  view.controls.bar.append(exportMenu(app, stepsExports(app, view)));
   root.append(view.controls.bar, element("div", scroll, view.page));
   return { show: (state) => view.show(state), hide() {} };
 }
 
-class StepsView {
+export class StepsView {
   /** @param {App} app */
   constructor(app) {
     this.app = app;
@@ -40,6 +45,7 @@ class StepsView {
         this.draw();
       },
     });
+    this.words = headSentence(app);
     this.look = latest((fresh) => this.find(fresh));
     this.page.addEventListener("pointerover", (event) => this.light(event));
     this.page.addEventListener("pointerleave", (event) => this.light(event));
@@ -52,7 +58,7 @@ class StepsView {
   }
 
   get row() {
-    return explainedRow(this.state, this.count);
+    return explainedRow(this.state, this.count, this.app.meta.texts[this.state.text].telling);
   }
 
   /** @param {State} state */
@@ -84,7 +90,8 @@ class StepsView {
     const keys = shownKeys(work.keys, example ? Infinity : this.strongest, work.position);
     const context = { ...found, keys, rest: hiddenWeight(work, keys), app, state };
     const list = element("ol", { class: "steps-list" }, ...stepList(context).map(stepItem));
-    this.page.replaceChildren(intro(context), list);
+    if (!example) this.words.show(state);
+    this.page.replaceChildren(intro(context, this.words), list);
   }
 
   /**
@@ -228,8 +235,12 @@ function placeField(go) {
   return { field: element("label", { class: "field" }, label, input), input };
 }
 
-/** @param {StepContext} context */
-function intro({ work, layer, name, example, state }) {
+/**
+ * @param {StepContext} context
+ * @param {HTMLElement} words what the head does
+ */
+function intro(context, words) {
+  const { work, layer, name, example, state } = context;
   const head = element("div", { class: "steps-intro" });
   if (example) {
     head.append(
@@ -249,6 +260,7 @@ function intro({ work, layer, name, example, state }) {
   }
   if (!layer) return head;
   head.append(
+    edgeStrip(context),
     element(
       "p",
       { class: "lead" },
@@ -260,6 +272,6 @@ function intro({ work, layer, name, example, state }) {
   );
   const text = layer.evidence.text.replace(/^(not )?certified:? ?/, "");
   const proof = element("p", { class: "note" }, badge(layer.evidence), ` ${text}`);
-  head.append(proof);
+  head.append(words, proof);
   return head;
 }

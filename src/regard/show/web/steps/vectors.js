@@ -5,6 +5,7 @@
 import { contextOf, element } from "../common/dom.js";
 import { number } from "../common/format.js";
 import { theme } from "../common/theme.js";
+import { setDrawing } from "../picture/canvas_drawings.js";
 
 const FEW = 4; // numbers that are written out
 const ENDS = {
@@ -54,6 +55,13 @@ export function vector(values, most, name) {
     canvas.title = `${name}[${at}] = ${number(values[at], 5)}`;
   });
   paint(canvas, values, most);
+  setDrawing(canvas, (drawing, { width, height }) => {
+    const wide = width / values.length;
+    values.forEach((x, i) => {
+      drawing.fillStyle = `rgb(${shade(x, most).map(Math.round).join(" ")})`;
+      drawing.fillRect(i * wide, 0, wide, height);
+    });
+  });
   return canvas;
 }
 
@@ -65,15 +73,19 @@ export function vector(values, most, name) {
 function paint(canvas, values, most) {
   const context = contextOf(canvas);
   const image = context.createImageData(values.length, 1);
-  const [below, above] = ENDS[theme()];
-  const middle = MIDDLE[theme()];
-  values.forEach((x, i) => {
-    const t = Math.min(1, Math.abs(x) / most) ** 0.75; // small numbers are to be seen as well
-    const end = x < 0 ? below : above;
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = middle[c] + t * (end[c] - middle[c]);
-    image.data[4 * i + 3] = 255;
-  });
+  values.forEach((x, i) => image.data.set([...shade(x, most), 255], 4 * i));
   context.putImageData(image, 0, 0);
+}
+
+/**
+ * A number's colour in this theme: red, green, blue.
+ * @param {number} x
+ * @param {number} most
+ */
+function shade(x, most) {
+  const t = Math.min(1, Math.abs(x) / most) ** 0.75; // small numbers are to be seen as well
+  const end = ENDS[theme()][x < 0 ? 0 : 1];
+  return MIDDLE[theme()].map((middle, c) => middle + t * (end[c] - middle));
 }
 
 /**

@@ -29,6 +29,19 @@ export function beside(spans, from, step) {
   return best;
 }
 
+export const LONGEST = 400; // characters of a token that are written
+const END = 60; // of those the last
+
+/**
+ * The two ends of what is too long to be written in full.
+ * @param {string} token
+ */
+function ends(token) {
+  if (token.length <= LONGEST) return token;
+  const start = token.slice(0, LONGEST - END).replace(/[\ud800-\udbff]$/, "");
+  return `${start} … ${token.slice(-END).replace(/^[\udc00-\udfff]/, "")}`;
+}
+
 /**
  * A token as it stands in the text: spaces and line ends stay (but for the last), these with a sign.
  * @param {string} token
@@ -37,7 +50,7 @@ export function inRunningText(token) {
   if (token === "") return visible(token);
   /** @param {string} part */
   const shown = (part) => part && visible(part);
-  return token
+  return ends(token)
     .split("\n")
     .map((line) => line.split(" ").map(shown).join(" "))
     .join("↵\n")

@@ -21,7 +21,15 @@ const UNIT_TITLE = { tokens: "Token", words: "Word", sentences: "Sentence" };
  * @property {string} scope in words
  * @property {Quantity} quantity
  * @property {string} doubt of the layers that are shown, or ""
+ * @property {string} cut says that the head is cut in this run, or ""
+ * @property {{ scope: string, shaded: Shaded, ranking: Ranking } | null} second of a second head
  */
+
+/** How another token is chosen, for those who point and for those who touch. */
+const HINT = {
+  point: "Point at another token, or use the arrow keys; a click or Enter pins it.",
+  touch: "Tap another token to choose it.",
+};
 
 /** The notes; `choose(token)` is called when the reader takes one from the list. */
 export class TextNotes {
@@ -32,6 +40,14 @@ export class TextNotes {
     this.title = element("h3");
     this.list = element("ol", { class: "ranked" });
     this.ranking = element("div", { class: "notes-block" }, this.title, this.list);
+    this.secondList = element("ol", { class: "ranked" });
+    this.secondTitle = element("p", { class: "small legend-line second" });
+    this.second = element(
+      "div",
+      { class: "notes-block second-head", hidden: true },
+      this.secondTitle,
+      this.secondList,
+    );
     this.ramp = rampBar();
     this.note = element("p", { class: "small quiet text-note" });
     this.box = element(
@@ -39,6 +55,7 @@ export class TextNotes {
       { class: "text-notes", "aria-label": "Selected token" },
       this.chosen,
       this.ranking,
+      this.second,
       this.ramp,
       this.note,
     );
@@ -46,28 +63,47 @@ export class TextNotes {
 
   /** While no token is chosen. */
   clear() {
-    this.ranking.hidden = this.ramp.hidden = true;
+    this.ranking.hidden = this.ramp.hidden = this.second.hidden = true;
     this.list.replaceChildren();
     this.note.textContent = "";
     this.chosen.replaceChildren(element("p", { class: "quiet", text: "No token is selected." }));
   }
 
   /** @param {TokenFindings} findings */
-  show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt }) {
+  show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt, cut, second }) {
     this.ranking.hidden = this.ramp.hidden = false;
     this.chosen.replaceChildren(
       element("h3", { text: `${UNIT_TITLE[quantity.units]} ${shaded.token}${pinned ? ", pinned" : ""}` }),
       element("p", { class: "big-token token", text: visible((tokens[shaded.token] ?? "").slice(0, 60)) }),
-      element("p", { class: "small quiet", text: scope }),
+      element("p", { class: `small quiet ${second ? "legend-line first" : ""}`, text: scope }),
     );
+    if (cut) this.chosen.append(element("p", { class: "small cut-note", text: cut }));
+    if (!pinned) this.chosen.append(element("p", { class: "small quiet hint", text: hint() }));
     this.title.textContent = rankingTitle(quantity, looking);
     this.list.replaceChildren(
       ...ranking.best.map(({ token, w }) => this.line(token, tokens[token] ?? "", w, shaded, quantity)),
     );
+    this.showSecond(tokens, second, quantity);
     const end = spell(quantity, shaded.top);
     this.ramp.show(shaded.signed ? spell(quantity, -shaded.top) : "0", end, shaded.signed);
     const notes = rankingNotes(tokens, shaded, ranking, looking, quantity);
     this.note.textContent = [...notes, doubt].join(" ").trimEnd();
+  }
+
+  /**
+   * @param {string[]} tokens
+   * @param {TokenFindings["second"]} second
+   * @param {Quantity} quantity
+   */
+  showSecond(tokens, second, quantity) {
+    this.second.hidden = !second;
+    if (!second) return;
+    this.secondTitle.textContent = second.scope;
+    this.secondList.replaceChildren(
+      ...second.ranking.best.map(({ token, w }) =>
+        this.line(token, tokens[token] ?? "", w, second.shaded, quantity),
+      ),
+    );
   }
 
   /**
@@ -94,4 +130,8 @@ export class TextNotes {
     button.addEventListener("click", () => this.choose(token));
     return element("li", {}, button);
   }
+}
+
+function hint() {
+  return matchMedia("(hover: none)").matches ? HINT.touch : HINT.point;
 }

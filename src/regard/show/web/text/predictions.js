@@ -16,7 +16,8 @@ export class TextPredictions {
     this.lists = element("div");
     this.sentence = element("p", { class: "small quiet", "aria-live": "polite" });
     this.box = element("section", { class: "text-predictions", "aria-label": "Next-token predictions" });
-    const head = element("div", { class: "predictions-head" }, this.title, this.sentence);
+    this.mean = element("p", { class: "small quiet push" });
+    const head = element("div", { class: "predictions-head" }, this.title, this.sentence, this.mean);
     this.box.append(head, this.lists);
     this.shown = "";
     this.fetch = latest((fresh, /** @type {number} */ text, /** @type {number} */ position) =>
@@ -25,7 +26,7 @@ export class TextPredictions {
   }
 
   /**
-   * Shows what is expected after a token; -1 stands for none.
+   * Shows what is expected after a token; what stood there stays for -1.
    * @param {number} text
    * @param {number} token
    * @param {boolean} known whether the tokens are those that the model continues
@@ -34,19 +35,11 @@ export class TextPredictions {
     const about = this.app.meta.texts[text].predictions;
     this.box.hidden = !about || !known;
     const name = `${text} ${token} ${this.box.hidden}`;
-    if (!about || !known || name === this.shown) return;
+    if (!about || !known || token < 0 || name === this.shown) return;
     this.shown = name;
-    if (token >= 0) this.fetch(text, token);
-    else this.invite(about);
-  }
-
-  /** @param {NonNullable<TextMeta["predictions"]>} about */
-  invite({ loss, tokens }) {
-    this.fetch(-1, -1); // an answer that is still to come is not wanted any more
-    this.title.textContent = "What the model expects next";
-    this.lists.replaceChildren();
-    const mean = loss === null ? "" : ` The mean loss over ${count(tokens)} tokens is ${number(loss, 2)}.`;
-    this.sentence.textContent = `Select a token to see the likeliest next tokens.${mean}`;
+    const { loss, tokens } = about;
+    this.mean.textContent = loss === null ? "" : `Mean loss over ${count(tokens)} tokens: ${number(loss, 2)}`;
+    this.fetch(text, token);
   }
 
   /**
@@ -55,7 +48,6 @@ export class TextPredictions {
    * @param {number} position
    */
   async find(fresh, text, position) {
-    if (position < 0) return;
     const { lists, sentence } = await likelyTokens(this.app, text, position);
     if (!fresh()) return;
     const tokens = this.app.meta.texts[text].tokens ?? [];

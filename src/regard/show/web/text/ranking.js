@@ -2,9 +2,9 @@
 // The strongest weights of a row or a column, and what is to be said of the others.
 
 import { last } from "../common/arrays.js";
-import { some, weight } from "../common/format.js";
+import { percent, some } from "../common/format.js";
 import { areWeights, PLAIN, say, spell } from "../common/quantity.js";
-import { short } from "../common/tokens.js";
+import { isolated, short } from "../common/tokens.js";
 import { UNIT } from "../common/units.js";
 
 /**
@@ -38,7 +38,7 @@ export function strongest({ weights, from, without }, most) {
  * @param {number} token
  */
 export function quotedToken(tokens, token) {
-  return `“${short(tokens[token] ?? "", 24)}”`;
+  return `“${isolated(short(tokens[token] ?? "", 24))}”`;
 }
 
 /**
@@ -53,13 +53,11 @@ export function quotedToken(tokens, token) {
  * @param {string} [predicted]
  */
 export function rankingLine(tokens, shaded, { best }, looking, other, quantity = PLAIN, predicted = "") {
-  /** @param {number} w */
-  const written = (w) => (quantity.units === "tokens" ? spell(quantity, w) : say(quantity, w));
   const own = quotedToken(tokens, shaded.token);
   const subject = `${quantity.shade === "logit" ? `${predicted} after ${own}` : own} ${verb(quantity, looking)}`;
   if (other >= 0)
-    return `${subject} ${quotedToken(tokens, other)}: ${written(shaded.weights[other - shaded.from] ?? 0)}`;
-  const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${written(w)}`);
+    return `${subject} ${quotedToken(tokens, other)}: ${say(quantity, shaded.weights[other - shaded.from] ?? 0)}`;
+  const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${say(quantity, w)}`);
   if (!few.length && quantity.against >= 0) return `${own} is the same in both`;
   return `${subject} ${few.join(", ") || "nothing"}`;
 }
@@ -101,7 +99,8 @@ export function rankingNotes(tokens, { weights, from, without }, ranking, lookin
     );
   }
   if (!isWeight) notes.push(`Sum over the shaded ${quantity.units}: ${spell(quantity, total)}.`);
-  else if (looking) notes.push(`Attention mass on the shaded ${quantity.units}: ${weight(total)}.`);
+  else if (looking)
+    notes.push(`The shaded ${quantity.units} receive ${percent(Math.min(1, total))} of its attention.`);
   else notes.push(`Sum of the weights over all queries: ${total.toFixed(2)}.`);
   return notes;
 }

@@ -2,25 +2,31 @@
 // The tokens as running text: point at one to shade the tokens that it attends to, or that attend to it.
 // It knows one row or one column of weights at a time; the same colours as the map.
 
+import { ArcLayer } from "../common/arcs.js";
 import { AttributionPanel } from "../common/attribution_panel.js";
-import { headPicker, latest } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
+import { latest } from "../common/controls.js";
+import { element } from "../common/dom.js";
 import { doubts, layerOf } from "../common/layers.js";
+import { layoutOf, NO_PATCHES } from "../common/patch_layout.js";
 import { isSigned, quantityOf } from "../common/quantity.js";
-import { quantityControls } from "../common/quantity_controls.js";
 import { theme } from "../common/theme.js";
 import { firstToken, inUnits, lastToken, unitAt } from "../common/units.js";
+import { exportMenu } from "../picture/menu.js";
+import { makeTextControls } from "./controls.js";
+import { strongestEdges } from "./edges.js";
+import { textExports } from "./exports.js";
 import { beside } from "./layout.js";
-import { newText } from "./new_text.js";
 import { TextNotes } from "./notes.js";
 import { axisOffsets, indexOnAxis, writtenText } from "./offsets.js";
 import { TextPredictions } from "./predictions.js";
 import { rankingLine, strongest } from "./ranking.js";
 import { layersInScope, scopeName, sinkInScope, weightsInScope } from "./scope.js";
+import { secondHead } from "./second_head.js";
 import { shadingTop } from "./shading.js";
 import { TokenText } from "./token_text.js";
 
 const RANKED = 12; // tokens in the list
+const RANKED_SECOND = 5; // and in that of a second head
 
 /**
  * @param {HTMLElement} root
@@ -33,7 +39,7 @@ export function text(root, app) {
   return { show: (state) => view.show(state), hide: () => view.hide() };
 }
 
-class TextView {
+export class TextView {
   /** @param {App} app */
   constructor(app) {
     this.app = app;
@@ -52,13 +58,17 @@ class TextView {
     this.under = -1; // the token under the pointer while another is pinned
     /** @type {Shaded | null} */
     this.shaded = null;
+    /** @type {Shaded | null} */
+    this.second = null; // of a second head
+    this.sheet = element("div", { class: "text-sheet" }, this.page.body);
+    this.arcs = new ArcLayer(this.sheet);
     this.look = latest((fresh) => this.findWeights(fresh));
     this.listen();
   }
 
   parts() {
-    const more = this.app.meta.can.capture ? newText(this.app) : "";
-    const scroll = element("div", { class: "text-scroll" }, more, this.page.body);
+    const scroll = element("div", { class: "text-scroll" }, this.sheet);
+    this.controls.bar.append(exportMenu(this.app, textExports(this.app, this)));
     return [
       this.controls.bar,
       element(
@@ -87,6 +97,21 @@ class TextView {
 
   get layers() {
     return this.app.meta.texts[this.state.text].layers;
+  }
+
+  /** The second head that is shown, or null. */
+  get other() {
+    const { meta } = this.app;
+    const { text, layer } = this.state;
+    return isSigned(this.quantity) ? null : secondHead(this.state, this.layers, layerOf(meta, text, layer));
+  }
+
+  /** The token that a reader sees first. */
+  get telling() {
+    const { telling } = this.app.meta.texts[this.state.text];
+    const { layer, written } = this;
+    const row = unitAt(layer, "queries", telling ?? -1);
+    return written.queries + Math.max(0, Math.min(row, layer.rows - 1));
   }
 
   get offsets() {
@@ -120,7 +145,7 @@ class TextView {
     this.predictions.show(state.text, position, layer.queries_of === "tokens" && !this.written.second);
     const index = indexOnAxis(offsets, token);
     if (index < 0) {
-      this.shaded = null;
+      this.shaded = this.second = null;
       this.draw();
       if (token >= 0)
         this.said.textContent = "This layer did not process that token in the captured forward pass.";
@@ -130,11 +155,17 @@ class TextView {
     const without = looking ? await this.sinkToken() : -1;
     const ask = looking ? this.app.source.row : this.app.source.column;
     const asked = quantity.shade === "logit" ? quantity.position : index; // contributions are of one query
-    const weights = await weightsInScope(ask, state, layer, layers, asked, quantity);
+    const other = this.other;
+    const [weights, others] = await Promise.all([
+      weightsInScope(ask, state, layer, layers, asked, quantity),
+      other && ask(state.text, other.layer.key, other.head, asked, quantity),
+    ]);
     if (!fresh()) return;
-    const from = offsets.theirs;
-    const top = shadingTop(weights, from, without);
-    this.shaded = { token, weights, from, without, top, signed: isSigned(quantity) };
+    const [from, signed] = [offsets.theirs, isSigned(quantity)];
+    const tops = [weights, ...(others ? [others] : [])].map((of) => shadingTop(of, from, without));
+    const shades = { token, from, without, top: Math.max(...tops), signed }; // two heads share one scale
+    this.shaded = { ...shades, weights };
+    this.second = others && { ...shades, weights: others };
     this.draw();
   }
 
@@ -148,16 +179,30 @@ class TextView {
   }
 
   draw() {
-    this.page.paint(this.shaded, this.state.scale);
+    this.page.paint(this.shaded, this.state.scale, this.second);
+    this.arcs.draw([...this.arcsOf(this.shaded, "first"), ...this.arcsOf(this.second, "second")]);
     this.tell();
+  }
+
+  /**
+   * The strongest edges of the chosen token, as arcs from query to key.
+   * @param {Shaded | null} shaded
+   * @param {"first" | "second"} kind
+   */
+  arcsOf(shaded, kind) {
+    if (!shaded) return [];
+    const { spans } = this.page;
+    return strongestEdges(strongest(shaded, RANKED), shaded).map(({ token, strength }) => {
+      const [from, to] = this.looking ? [shaded.token, token] : [token, shaded.token];
+      return { from: spans[from], to: spans[to], strength, kind };
+    });
   }
 
   /** Says in words and numbers what the shades show. */
   tell() {
     const { shaded, looking, state, layer, quantity } = this;
     if (!shaded) {
-      this.said.textContent =
-        this.at < 0 ? "Point at a token, or use the arrow keys. Click or press Enter to pin it." : "…";
+      this.said.textContent = "…";
       this.notes.clear();
       return;
     }
@@ -169,7 +214,24 @@ class TextView {
     this.said.textContent = rankingLine(tokens, shaded, ranking, looking, other, quantity, predicted);
     const doubt = doubts(layersInScope(this.layers, layer, state.scope));
     const scope = scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean");
-    this.notes.show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt });
+    const second = this.second && this.other && this.secondFindings(this.second, this.other);
+    const cut = this.cutWords();
+    this.notes.show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt, cut, second });
+  }
+
+  /**
+   * @param {Shaded} shaded
+   * @param {{ layer: Layer, head: number }} other
+   */
+  secondFindings(shaded, { layer, head }) {
+    return { scope: `Layer ${layer.key}, head ${head}`, shaded, ranking: strongest(shaded, RANKED_SECOND) };
+  }
+
+  /** Says that the shown head is cut in this run; "" if it is not. */
+  cutWords() {
+    const { layer, head, scope } = this.state;
+    if (scope !== "head" || !this.app.runs.has({ kind: "head", layer, head })) return "";
+    return `Head ${layer}.${head} is cut in this run: it has these weights, but its output is zero.`;
   }
 
   /** @param {number} token */
@@ -249,11 +311,12 @@ class TextView {
   show(state) {
     this.state = state;
     const { looking, layer, quantity } = this;
-    this.controls.show(state, looking, new Set(this.layers.map((one) => one.stack)).size, quantity);
+    const raw = layerOf(this.app.meta, state.text, state.layer);
+    this.controls.show(state, looking, this.layers, raw, quantity);
     this.attribution.show(state, quantity);
     this.written = writtenText(this.app.meta, state.text, layer);
     const { tokens, second } = this.written;
-    const name = `${state.text} ${tokens.length} ${second} ${layer.queries_of} ${quantity.units}`;
+    const name = `${state.text} ${tokens.length} ${second} ${layer.queries_of} ${layer.keys_of} ${quantity.units}`;
     if (this.writtenName !== name) {
       const { boundary } = this.app.meta.texts[state.text];
       this.page.write(
@@ -262,8 +325,13 @@ class TextView {
           ? null
           : unitAt(layer, "keys", boundary - (layer.keys_from ?? 0)) + this.written.keys,
       );
-      this.at = this.under = -1;
-      this.shaded = null;
+      const layout = layer.units ? NO_PATCHES : layoutOf(this.app.meta, state.text, layer, "keys");
+      this.page.showPictures(tokens, layout, this.app.meta.texts[state.text].pictures);
+      this.under = -1;
+      this.at = this.telling;
+      this.shaded = this.second = null;
+      if (this.pinned >= 0) this.page.reveal(this.pinned);
+      else this.page.revealWithin(this.at);
     } else if (this.theme !== theme()) this.page.forgetColours();
     [this.writtenName, this.theme] = [name, theme()];
     if (this.pinned >= 0) this.at = this.pinned;
@@ -292,73 +360,4 @@ function neighbour(key, current, spans) {
   if (key === "Home") return 0;
   if (key === "End") return spans.length - 1;
   return null;
-}
-
-/**
- * @param {App} app
- * @param {() => void} changed when there is more to say
- */
-function makeTextControls(app, changed) {
-  const picker = headPicker(app);
-  const quantities = quantityControls(app, "text", changed);
-  const direction = choice(
-    "Shade",
-    "text-way",
-    { at: "what it attends to", by: "what attends to it" },
-    (value) => app.set({ direction: value, row: -1, col: -1 }),
-    "Choose a query to shade the keys that it attends to, or a key to shade the queries that attend to it.",
-  );
-  const scope = choice(
-    "Of",
-    "text-of",
-    { head: "one head", layer: "the layer", all: "all layers" },
-    (value) => app.set({ scope: value }),
-    "The weights of one head, or their mean over the heads of the layer or of all layers.",
-  );
-  const sink = choice(
-    "Sink",
-    "text-sink",
-    { in: "shown", apart: "left out" },
-    (value) => app.set({ sink: value }),
-    "Left out leaves the key that receives the most attention unshaded, so that the others stand out.",
-  );
-  const scale = choice(
-    "Scale",
-    "text-scale",
-    { linear: "linear", log: "log" },
-    (value) => app.set({ scale: value }),
-    "A log scale also shows small weights.",
-  );
-  return {
-    bar: element(
-      "div",
-      { class: "bar-of-choices" },
-      picker,
-      ...quantities.parts,
-      direction,
-      scope,
-      sink,
-      scale,
-    ),
-    /** The token that contributions are of, in quotes. */
-    get predicted() {
-      return quantities.predicted;
-    },
-    /**
-     * @param {State} state
-     * @param {boolean} looking
-     * @param {number} stacks how many the text has
-     * @param {Quantity} quantity
-     */
-    show(state, looking, stacks, quantity) {
-      quantities.show(state, quantity);
-      picker.show(state, { heads: state.scope === "head", layers: state.scope !== "all" || stacks > 1 });
-      direction.value = looking ? "at" : "by";
-      scope.value = state.scope;
-      sink.value = state.sink;
-      scale.value = state.scale;
-      sink.hidden = !looking;
-      direction.hidden = quantity.shade === "logit";
-    },
-  };
 }

@@ -2,14 +2,20 @@
 // The tokens as spans of running text, shaded by level. It knows spans; what is chosen is the view's business.
 
 import { css, inkOn } from "../common/colours.js";
-import { element } from "../common/dom.js";
+import { element, reveal } from "../common/dom.js";
+import { count } from "../common/format.js";
+import { splitTokens } from "../common/split_characters.js";
 import { theme } from "../common/theme.js";
-import { inRunningText } from "./layout.js";
+import { directionOf, visible } from "../common/tokens.js";
+import { heatColour } from "../image/heat.js";
+import { inRunningText, LONGEST } from "./layout.js";
+import { arrangePatches } from "./patch_fields.js";
 import { levels, shadeOf } from "./shading.js";
 
 /** @typedef {HTMLSpanElement & { token: number }} TokenSpan */
 
 const BEFORE = /^\s+(?=\S)/; // the space before a word
+const FAINTEST = 0.02; // of a second head's shades, below which a token is not underlined
 const STALE = 255; // a level that no token has, so that it is painted again
 
 /** A list of tokens, one span for each. */
@@ -23,10 +29,14 @@ export class TokenText {
     });
     /** @type {TokenSpan[]} */
     this.spans = [];
+    /** @type {Set<number>} */
+    this.patches = new Set(); // the tokens that are fields of a picture
     this.levels = new Uint8Array(0); // of each span, as it is painted
     this.signed = false; // and on which ramp
     /** @type {HTMLElement[]} */
     this.marked = []; // the spans that are outlined or struck out
+    /** @type {HTMLElement[]} */
+    this.underlined = []; // the spans that a second head attends to
   }
 
   /**
@@ -37,26 +47,79 @@ export class TokenText {
    */
   write({ tokens, second, spaced }, boundary) {
     const blank = element("span", { class: "tok", role: "option" }); // copies are quicker, and there are many
-    this.spans = tokens.map((token, i) => {
+    const split = splitTokens(tokens);
+    this.spans = split.map(({ text, first }, i) => {
       const span = Object.assign(/** @type {HTMLSpanElement} */ (blank.cloneNode()), { token: i });
       span.id = `tok-${i}`;
-      span.textContent = inRunningText(spaced ? token : token.replace(BEFORE, ""));
+      if (first === i) span.textContent = inRunningText(spaced ? text : text.replace(BEFORE, ""));
+      if (text.length > LONGEST) span.title = `${count(text.length)} characters`;
       if (i > 0 && i === boundary) span.classList.add("first-written");
       return span;
     });
     this.levels = new Uint8Array(this.spans.length);
-    // The last line end stands outside of its token, which would otherwise begin the next line.
+    // A line ends after a token that ends with a line end.
+    const ends = split.flatMap(({ text }, i) =>
+      text.endsWith("\n") || i === split.length - 1 ? [i + 1] : [],
+    );
     this.body.replaceChildren(
-      ...this.spans.flatMap((span, i) => [
-        spaced ? "" : (BEFORE.exec(tokens[i])?.[0] ?? ""),
-        span,
-        tokens[i].endsWith("\n") ? "\n" : "",
-      ]),
+      ...ends.map((end, n) => {
+        const start = n ? ends[n - 1] : 0;
+        const line = element("div", { class: "line", dir: directionOf(tokens.slice(start, end)) });
+        line.append(
+          ...split.slice(start, end).flatMap((token, i) => this.written(token, start + i, split, spaced)),
+        );
+        return line;
+      }),
     );
     if (second)
       this.spans[second]?.before(
         element("span", { class: "second-text", text: "attends to the text above:", role: "presentation" }),
       );
+  }
+
+  /**
+   * Shows the tokens that stand for patches as fields of their pictures.
+   * @param {string[]} names of the tokens
+   * @param {PatchLayout} layout of the written tokens
+   * @param {PicturesMeta | null} pictures
+   */
+  showPictures(names, layout, pictures) {
+    this.patches = arrangePatches(this.spans, names, layout, pictures?.images ?? []);
+  }
+
+  /**
+   * What a token adds to its line: nothing if it goes on with a character, which it then stands with.
+   * @param {SplitToken} token
+   * @param {number} i its number
+   * @param {SplitToken[]} split all of them
+   * @param {boolean} spaced
+   * @returns {(Node | string)[]}
+   */
+  written({ text, first, pieces }, i, split, spaced) {
+    if (first !== i) return [];
+    return [spaced ? "" : (BEFORE.exec(text)?.[0] ?? ""), pieces ? this.together(split, i) : this.spans[i]];
+  }
+
+  /**
+   * The pieces of a character: it is written once, and each further piece is a small field below it.
+   * @param {SplitToken[]} split
+   * @param {number} first
+   */
+  together(split, first) {
+    const { text, pieces } = split[first];
+    const character = [...text].at(-1) ?? "";
+    const whole = element("span", { class: "split", role: "presentation" });
+    const others = this.spans.slice(first, first + pieces).filter((_, n) => split[first + n].first === first);
+    others.forEach((span, n) => {
+      const words = `${visible(character)}, piece ${n + 1} of ${pieces}`;
+      span.title = words;
+      span.setAttribute("aria-label", words);
+      if (n > 0) span.classList.add("piece");
+      span.style.setProperty("--piece", String(n));
+      whole.append(span);
+    });
+    whole.style.setProperty("--pieces", String(pieces));
+    return whole;
   }
 
   /** Has every token painted again, because the theme or the ramp changed. */
@@ -68,8 +131,9 @@ export class TokenText {
    * Shades the tokens; only those whose level changes are touched.
    * @param {Shaded | null} shaded
    * @param {string} scale
+   * @param {Shaded | null} [second] of a second head
    */
-  paint(shaded, scale) {
+  paint(shaded, scale, second = null) {
     const name = theme();
     const signed = shaded?.signed ?? false;
     if (signed !== this.signed) this.forgetColours();
@@ -80,13 +144,31 @@ export class TokenText {
       const { t, unseen } = shadeOf(level, signed);
       const { style, classList } = this.spans[i];
       classList.toggle("unseen", unseen);
-      style.backgroundColor = t === null ? "" : css(t, name, signed);
+      const colour = this.patches.has(i) && !signed ? heatColour : css;
+      style.backgroundColor = t === null ? "" : colour(t, name, signed);
       style.color = t === null ? "" : inkOn(t, name, signed);
     });
     for (const span of this.marked.splice(0)) span.classList.remove("at", "left-out");
+    this.paintSecond(second, scale);
     if (!shaded) return;
     this.mark(shaded.token, "at");
     this.mark(shaded.without, "left-out");
+  }
+
+  /**
+   * Underlines the tokens that a second head attends to, in its own colour.
+   * @param {Shaded | null} second
+   * @param {string} scale
+   */
+  paintSecond(second, scale) {
+    for (const span of this.underlined.splice(0)) span.style.removeProperty("--second-share");
+    if (!second) return;
+    levels(second, this.spans.length, scale).forEach((level, i) => {
+      const { t } = shadeOf(level, false);
+      if (t === null || t < FAINTEST) return;
+      this.spans[i].style.setProperty("--second-share", `${Math.round(100 * t)}%`);
+      this.underlined.push(this.spans[i]);
+    });
   }
 
   /**
@@ -120,6 +202,15 @@ export class TokenText {
   /** @param {number} token */
   reveal(token) {
     this.spans[token].scrollIntoView({ block: "nearest" });
+  }
+
+  /**
+   * The same, within the box that the text scrolls in: the page stays where it is.
+   * @param {number} token
+   */
+  revealWithin(token) {
+    const box = this.body.closest(".text-scroll");
+    if (this.spans[token] && box instanceof HTMLElement) reveal(this.spans[token], box);
   }
 
   /**

@@ -2,13 +2,12 @@
 // What the numbers of a training run look like: which scores there are, their scale, and their curves.
 
 import { known, last } from "../common/arrays.js";
-import { share } from "../common/format.js";
+import { isShare, percent, share } from "../common/format.js";
 
 /** @typedef {{ layer: number, head: number }} RunHead */
 /** @typedef {(x: number | null) => string} SayScore */
 
 const FIRST = ["induction", "previous_token", "normalised_entropy"]; // what a run is asked for most
-const UNBOUNDED = ["distance", "entropy"]; // scores that may be greater than 1
 
 /**
  * The names of the scores in a table, those that are asked for most first.
@@ -27,7 +26,7 @@ export function scoreNames(table) {
 export function historyTop(name, history) {
   const all = history.heads.flat(2).concat(history.null).filter(known);
   const most = Math.max(1e-9, ...all);
-  return UNBOUNDED.includes(name) ? most : Math.min(1, Math.ceil(most * 10) / 10);
+  return isShare(name) ? Math.min(1, Math.ceil(most * 10) / 10) : most;
 }
 
 /**
@@ -101,17 +100,25 @@ export function scoreChart({ steps, history, chosen: { layer, head }, title, top
    * @param {number} x
    */
   const curve = (y, x) => overRun(steps, (at) => history.heads[at][y][x]);
+  /** @type {(y: number, x: number, look: { kind: string, name?: string }) => ChartSeries} */
+  const headCurve = (y, x, look) => ({
+    ...look,
+    id: `${y}/${x}`,
+    about: `Layer ${y}, head ${x}`,
+    points: curve(y, x),
+  });
   return {
-    label:
-      `${title} of every head over ${last(steps).toLocaleString("en-US")} steps; the chosen head, layer ${layer} ` +
-      `head ${head}, ends at ${say(last(history.heads)[layer][head])}`,
+    label: `${title} of every head over the run`,
+    description:
+      `${last(steps).toLocaleString("en-US")} steps; the chosen head, layer ${layer} head ${head}, ends at ` +
+      `${say(last(history.heads)[layer][head])}.`,
     mark,
     x: stepAxis(steps),
-    y: { title, low: 0, high: top, say: (x) => (top > 1 ? String(x) : share(x)) },
+    y: { title, low: 0, high: top, say: (x) => (top > 1 ? String(x) : percent(x)) },
     series: [
-      ...history.heads[0].flatMap((row, y) => row.map((_, x) => ({ kind: "faint", points: curve(y, x) }))),
+      ...history.heads[0].flatMap((row, y) => row.map((_, x) => headCurve(y, x, { kind: "faint" }))),
       { name: "uniform", kind: "null", points: overRun(steps, (at) => history.null[at]) },
-      { name: `head ${layer}.${head}`, kind: "own", points: curve(layer, head) },
+      headCurve(layer, head, { kind: "own", name: `head ${layer}.${head}` }),
     ],
   };
 }

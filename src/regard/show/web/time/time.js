@@ -5,9 +5,11 @@
 import { chart } from "../common/chart.js";
 import { rampBar, select, slider } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
-import { count, score, share } from "../common/format.js";
+import { briefScore, count, score } from "../common/format.js";
 import { headTable } from "../common/head_table.js";
 import { scoreAbout, scoreTitle } from "../common/score_words.js";
+import { exportMenu } from "../picture/menu.js";
+import { timeExports } from "./exports.js";
 import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNames } from "./curves.js";
 
 /** @type {Record<string, string>} */
@@ -25,7 +27,7 @@ export function time(root, app) {
   return { show: (state) => view.show(state), hide: () => view.stop() };
 }
 
-class TimeView {
+export class TimeView {
   /** @param {App} app */
   constructor(app) {
     this.app = app;
@@ -40,14 +42,18 @@ class TimeView {
     this.which = select("Score", (value) => app.set({ score: value }));
     this.slider = slider("Step", (step) => app.set({ trainingStep: step }), count);
     this.play = element("button", { class: "button", type: "button", text: "Play" });
-    this.controls = element("div", { class: "bar-of-choices" }, this.slider, this.play, this.on, this.which);
+    const save = exportMenu(app, timeExports(app, this));
+    const parts = [this.slider, this.play, this.on, this.which, save];
+    this.controls = element("div", { class: "bar-of-choices" }, ...parts);
+    this.column = element("div", { class: "column" });
     this.title = element("p", { class: "lead", "aria-live": "polite" });
     this.about = element("p", { class: "note" });
     this.ramp = rampBar();
     this.table = headTable("Score of every head at this step", (layer, head) =>
       app.set({ chosenHead: `${layer}/${head}` }),
     );
-    this.lines = chart(300);
+    this.lines = chart(300, (head) => app.set({ chosenHead: head }));
+    this.nameLine(this.table);
     this.losses = chart(200);
     this.judging = element("section", {}, element("h2", { text: "Loss" }), this.losses);
     this.sample = element("blockquote", { class: "sample" });
@@ -56,12 +62,25 @@ class TimeView {
     this.slider.input.addEventListener("pointerdown", () => this.stop());
   }
 
+  /**
+   * Brings out the line of the head whose cell is pointed at or has the focus.
+   * @param {HTMLElement} table
+   */
+  nameLine(table) {
+    /** @param {Event} event */
+    const point = ({ target }) =>
+      this.lines.pointer.point((target instanceof HTMLElement && target.dataset.head) || "");
+    for (const name of ["pointerover", "focusin"]) table.addEventListener(name, point);
+    for (const name of ["pointerleave", "focusout"])
+      table.addEventListener(name, () => this.lines.pointer.point(""));
+  }
+
   layout() {
     const heads = element("section", {}, element("h2", { text: "Every head" }), this.table, this.ramp);
     const curves = element("section", {}, element("h2", { text: "Over the run" }), this.lines);
     const grid = element("div", { class: "time-grid" }, heads, curves, this.judging, this.sampled);
-    const column = element("div", { class: "column" }, this.title, this.about, grid);
-    return element("div", { class: "scroll" }, column);
+    this.column.append(this.title, this.about, grid);
+    return element("div", { class: "scroll" }, this.column);
   }
 
   /** @param {string} on */
@@ -118,7 +137,7 @@ class TimeView {
         top,
         value: (y, x) => history.heads[at][y][x],
         say,
-        brief: (x) => (top > 1 ? say(x) : share(x).replace(/^0/, "")),
+        brief: (x) => briefScore(name, x),
         chosen: `${chosen.layer}/${chosen.head}`,
       },
     );

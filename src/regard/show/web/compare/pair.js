@@ -48,3 +48,33 @@ export function toggleInPair(pair, head) {
   const rest = pair.filter((other) => written(other) !== written(head));
   return rest.length < pair.length ? rest : [...rest.slice(-1), head];
 }
+
+/**
+ * The two heads that are compared. What an address leaves open is the chosen head, and beside it the same head of
+ * another text, or else the layer's next head.
+ * @param {Meta} meta
+ * @param {State} state
+ * @returns {HeadPlace[]}
+ */
+export function pairOf(meta, { text, layer, head, pair }) {
+  const [first = { text, layer, head }, second] = parsePair(meta, pair);
+  return [first, second ?? otherHead(meta, first)];
+}
+
+/**
+ * What a head is compared with if nothing else is asked for.
+ * @param {Meta} meta
+ * @param {HeadPlace} place
+ * @returns {HeadPlace}
+ */
+function otherHead(meta, { text, layer, head }) {
+  const other = meta.texts.findIndex(
+    ({ removed, layers }, n) =>
+      n !== text && !removed && layers.some((one) => one.key === layer && one.heads.includes(head)),
+  );
+  if (other >= 0) return { text: other, layer, head };
+  const { layers } = meta.texts[text];
+  const all = layers.flatMap(({ key, heads }) => heads.map((one) => ({ text, layer: key, head: one })));
+  const at = all.findIndex((one) => one.layer === layer && one.head === head);
+  return all[(at + 1) % all.length];
+}

@@ -1,0 +1,80 @@
+// @ts-check
+// Opens what was generated in Map and Text: the model reads the same tokens once more, all at once.
+
+import { element } from "../common/dom.js";
+import { openText } from "../reading/text_choice.js";
+
+/** The buttons; they are hidden until there is something to open. */
+export class GeneratedText {
+  /** @param {App} app */
+  constructor(app) {
+    this.app = app;
+    this.prompt = "";
+    /** @type {number[]} */
+    this.ids = []; // of the generated tokens
+    this.number = -1; // of the text, once it was read
+    /** @type {AbortController | null} */
+    this.running = null; // what stops it
+    this.said = element("span", { class: "note", "aria-live": "polite" });
+    this.box = element("div", { class: "fields generated-text", hidden: true });
+    this.box.append(
+      this.button("Open in Map", () => this.open("map")),
+      this.button("Open in Text", () => this.open("text")),
+      this.said,
+    );
+  }
+
+  /**
+   * @param {string} text
+   * @param {() => void} act
+   */
+  button(text, act) {
+    const button = element("button", { class: "button", type: "button", text });
+    button.addEventListener("click", act);
+    return button;
+  }
+
+  /** @param {string} prompt of a generation that begins */
+  begin(prompt) {
+    this.stop();
+    this.prompt = prompt;
+    this.number = -1;
+    this.box.hidden = true;
+    this.said.textContent = "";
+  }
+
+  /** @param {GenerationStep[]} steps of a generation that has ended */
+  offer(steps) {
+    this.ids = steps.map(({ token_id: id }) => id);
+    this.box.hidden = !steps.length || (!this.app.meta.can.capture && !this.isHeld);
+  }
+
+  /** Whether the text is on the page: it may have been removed again. */
+  get isHeld() {
+    return this.app.meta.texts[this.number]?.removed === false;
+  }
+
+  /** @param {"map" | "text"} view */
+  async open(view) {
+    if (this.running) return;
+    this.running = new AbortController();
+    const { app, prompt, ids } = this;
+    try {
+      if (!this.isHeld) {
+        this.said.textContent = "The model reads what it wrote…";
+        const options = { continuation: ids };
+        this.number = await app.source.capture(prompt, () => {}, this.running.signal, options);
+      }
+      this.said.textContent = "";
+      openText(app, this.number, { view });
+    } catch (error) {
+      this.said.textContent = error.name === "AbortError" ? "" : error.message;
+    } finally {
+      this.running = null;
+    }
+  }
+
+  stop() {
+    this.running?.abort();
+  }
+}

@@ -1,0 +1,210 @@
+// @ts-check
+// The Compare view: two heads side by side, of one text, of two, or of two captures, and their difference. The maps
+// move together and share their colours. What is compared stands in the address (see `pair.js`).
+
+import { latest, rampBar } from "../common/controls.js";
+import { choice, element } from "../common/dom.js";
+import { layerOf } from "../common/layers.js";
+import { PLAIN, spell } from "../common/quantity.js";
+import { short, tokenAt } from "../common/tokens.js";
+import { exportMenu } from "../picture/menu.js";
+import { differenceSource, isSameShape } from "./difference.js";
+import { compareExports } from "./exports.js";
+import { LinkedMap } from "./pane.js";
+import { formatPair, pairOf } from "./pair.js";
+import { scoreTable } from "./score_table.js";
+import { ComparedSide } from "./side.js";
+
+const HELP = "Point at a cell, drag to move, scroll to zoom: all maps follow.";
+
+/**
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @returns {View}
+ */
+export function compare(root, app) {
+  const view = new CompareView(app);
+  root.append(view.bar, view.box);
+  return { show: (state) => view.show(state), hide: () => view.hide() };
+}
+
+/** A map with its frame: where it is drawn, and the bar of its colours. */
+class Pane {
+  /**
+   * @param {CompareView} view
+   * @param {string} label
+   * @param {HTMLElement} words over the map
+   */
+  constructor(view, label, words) {
+    this.stage = element("div", { class: "compare-stage" });
+    this.ramp = rampBar();
+    this.box = element(
+      "section",
+      { class: "compare-pane", "aria-label": label },
+      words,
+      this.stage,
+      this.ramp,
+    );
+    /** @type {LinkedMap | null} */
+    this.map = null;
+    this.view = view;
+  }
+
+  /**
+   * Shows a head; `source` answers for it.
+   * @param {State} state
+   * @param {HeadPlace} place
+   * @param {Quantity} quantity
+   * @param {Source} source
+   */
+  show(state, place, quantity, source) {
+    const { app } = this.view;
+    const layer = layerOf(app.meta, place.text, place.layer);
+    const own = /** @type {App} */ (Object.create(app, { source: { value: source } }));
+    this.map ??= new LinkedMap(this.stage, own, layer, {
+      thumb: () => null,
+      outline: () => null,
+      drawn: (scene) => this.tell(scene),
+    });
+    this.map.pyramid.source = source;
+    this.map.show({ ...state, ...place, sink: "in", reduce: "mass" }, layer, quantity);
+  }
+
+  hide() {
+    this.map?.hide();
+  }
+
+  /** @param {Scene} scene */
+  tell({ look, quantity }) {
+    const { top, signed } = look.scale;
+    this.ramp.show(signed ? spell(quantity, -top) : "0", spell(quantity, top), signed);
+    this.view.tell();
+  }
+}
+
+export class CompareView {
+  /** @param {App} app */
+  constructor(app) {
+    this.app = app;
+    this.state = app.state;
+    this.sides = ["a", "b"].map(
+      (kind, n) =>
+        new ComparedSide(app, kind, (place) => app.set({ pair: formatPair(this.pair.with(n, place)) })),
+    );
+    this.panes = this.sides.map((side, n) => new Pane(this, `Map ${"AB"[n]}`, side.box));
+    const words = element("div", { class: "compare-side" }, element("h3", { text: "Difference: A − B" }));
+    this.unlike = element("p", { class: "small quiet" });
+    words.append(this.unlike);
+    this.difference = new Pane(this, "Difference", words);
+    this.said = element("p", { class: "compare-said", "aria-live": "polite", text: HELP });
+    this.scores = element("section", { class: "compare-table", "aria-label": "Scores of both heads" });
+    this.scale = choice("Shades", "compare-scale", { linear: "linear", log: "log" }, (scale) =>
+      app.set({ scale }),
+    );
+    this.swap = element("button", { class: "button", type: "button", text: "Swap A and B" });
+    this.swap.addEventListener("click", () => app.set({ pair: formatPair(this.pair.toReversed()) }));
+    this.bar = element(
+      "div",
+      { class: "bar-of-choices" },
+      this.scale,
+      this.swap,
+      exportMenu(app, compareExports(app, this)),
+    );
+    this.row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
+    this.box = element(
+      "div",
+      { class: "scroll" },
+      element("div", { class: "column wide" }, this.said, this.row, this.scores),
+    );
+    this.findScores = latest((fresh) => this.score(fresh));
+    this.scored = "";
+  }
+
+  /** Every pane. */
+  get all() {
+    return [...this.panes, this.difference];
+  }
+
+  /** The panes that show a map. */
+  get shown() {
+    return this.all.filter(({ stage }) => !stage.hidden);
+  }
+
+  get pair() {
+    return pairOf(this.app.meta, this.state);
+  }
+
+  /** @param {State} state */
+  show(state) {
+    this.state = state;
+    const { app, pair } = this;
+    const { source, meta } = app;
+    this.scale.value = state.scale;
+    this.sides.forEach((side, n) => side.show(pair[n]));
+    this.panes.forEach((pane, n) => pane.show(state, pair[n], PLAIN, source));
+    const [a, b] = pair.map(({ text, layer }) => layerOf(meta, text, layer));
+    const alike = isSameShape(a, b);
+    this.difference.stage.hidden = this.difference.ramp.hidden = !alike;
+    this.unlike.textContent = alike
+      ? "Orange: A attends more. Blue: B attends more."
+      : `There is none: A has ${a.rows} × ${a.cols} cells and B ${b.rows} × ${b.cols}.`;
+    if (alike) {
+      const quantity = { ...PLAIN, against: pair[1].text };
+      this.difference.show(state, pair[0], quantity, differenceSource(source, pair[0], pair[1]));
+    } else this.difference.hide();
+    const maps = this.shown.flatMap(({ map }) => (map ? [map] : []));
+    for (const map of maps) map.peers = maps;
+    this.findScores();
+  }
+
+  hide() {
+    for (const pane of this.all) pane.hide();
+  }
+
+  /**
+   * What the heads do, in words and bars.
+   * @param {() => boolean} fresh
+   */
+  async score(fresh) {
+    const { app, pair } = this;
+    const name = formatPair(pair);
+    if (name !== this.scored) this.scores.replaceChildren();
+    const rows = await Promise.all(
+      pair.map(async ({ text, layer, head }) => {
+        const all = await app.source.layerHeads(text, layer);
+        return all.find((row) => row.head === head);
+      }),
+    );
+    if (!fresh()) return;
+    this.sides.forEach((side, n) => side.tell(rows[n]));
+    if (name !== this.scored)
+      this.scores.replaceChildren(element("h2", { text: "Scores" }), scoreTable(rows));
+    this.scored = name;
+  }
+
+  /** Says the numbers of the cell that is pointed at, or chosen, in every map. */
+  tell() {
+    const { shown, app, pair } = this;
+    const first = shown[0].map;
+    const scene = first?.scene();
+    const cell = scene && (scene.hover ?? scene.cursor);
+    if (!cell) {
+      this.said.textContent = HELP;
+      return;
+    }
+    const layer = layerOf(app.meta, pair[0].text, pair[0].layer);
+    /** @param {Axis} axis */
+    const named = (axis) =>
+      `“${short(tokenAt(app.meta, pair[0].text, layer, axis, axis === "queries" ? cell.row : cell.col), 20)}”`;
+    const numbers = shown.map(({ map }, n) => {
+      const found = map?.pyramid.cell(cell.row, cell.col, Math.log2(cell.size));
+      const number = !found ? "…" : found.max < 0 ? "hidden" : spell(map?.quantity ?? PLAIN, found.mass);
+      return `${["A", "B", "difference"][n]} ${number}`;
+    });
+    const where =
+      cell.size > 1
+        ? `queries from ${cell.row}, keys from ${cell.col}`
+        : `${named("queries")} → ${named("keys")}`;
+    this.said.textContent = `${where}: ${numbers.join(", ")}`;
+  }
+}

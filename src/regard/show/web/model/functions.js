@@ -1,0 +1,66 @@
+// @ts-check
+// Norms and activations, row by row, in double precision.
+
+/**
+ * RMSNorm of `width` numbers from one place to another (which may be the same): x / √(mean(x²) + ε) · weight.
+ * @param {Float64Array} x
+ * @param {number} at
+ * @param {Float64Array} y
+ * @param {number} to
+ * @param {number} width
+ * @param {Float32Array} weight
+ * @param {number} epsilon
+ */
+export function rmsNorm(x, at, y, to, width, weight, epsilon) {
+  let squares = 0;
+  for (let i = 0; i < width; i++) squares += x[at + i] * x[at + i];
+  const factor = 1 / Math.sqrt(squares / width + epsilon);
+  for (let i = 0; i < width; i++) y[to + i] = x[at + i] * factor * weight[i];
+}
+
+/**
+ * LayerNorm: the same of x less its mean, plus a bias.
+ * @param {Float64Array} x
+ * @param {number} at
+ * @param {Float64Array} y
+ * @param {number} to
+ * @param {number} width
+ * @param {Norm} norm
+ * @param {number} epsilon
+ */
+export function layerNorm(x, at, y, to, width, { weight, bias }, epsilon) {
+  let sum = 0;
+  for (let i = 0; i < width; i++) sum += x[at + i];
+  const mean = sum / width;
+  let squares = 0;
+  for (let i = 0; i < width; i++) squares += (x[at + i] - mean) ** 2;
+  const factor = 1 / Math.sqrt(squares / width + epsilon);
+  for (let i = 0; i < width; i++) y[to + i] = (x[at + i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
+}
+
+/**
+ * The activation of an MLP, in place: a row of `width` numbers, for "swiglu" a gate and then a value.
+ * @param {ModelConfig["activation"]} name
+ * @param {Float64Array} x
+ * @param {number} at
+ * @param {number} width of what remains
+ */
+export function activate(name, x, at, width) {
+  for (let i = at; i < at + width; i++) {
+    const u = x[i];
+    if (name === "swiglu") x[i] = (u / (1 + Math.exp(-u))) * x[i + width];
+    else if (name === "gelu") x[i] = 0.5 * u * (1 + errorFunction(u / Math.SQRT2));
+    else x[i] = 0.5 * u * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (u + 0.044715 * u ** 3)));
+  }
+}
+
+/**
+ * erf, to within 2e-7 (Abramowitz and Stegun, 7.1.26).
+ * @param {number} x
+ */
+function errorFunction(x) {
+  const t = 1 / (1 + 0.3275911 * Math.abs(x));
+  const terms = [0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429];
+  const sum = terms.reduceRight((total, term) => (total + term) * t, 0);
+  return Math.sign(x) * (1 - sum * Math.exp(-x * x));
+}

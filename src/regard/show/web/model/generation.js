@@ -1,0 +1,173 @@
+// @ts-check
+// Continues a text token by token with a KV cache and, if asked, without one as well, and measures both.
+// The lines that it tells are those of `cli/model.py`, which the Cache view draws.
+
+import { Cache } from "./forward.js";
+import { sampleToken } from "./sampling.js";
+
+const MOST_PIECES = 4; // tokens that may share a character
+
+/** One run of the model on some tokens: the logits after the last, and the seconds that it took. */
+class TimedRun {
+  /**
+   * @param {LanguageModel} model
+   * @param {Pause} pause
+   */
+  constructor(model, pause) {
+    this.model = model;
+    this.pause = pause;
+  }
+
+  /**
+   * @param {number[]} ids
+   * @param {Cache} cache
+   * @param {LayerNote | null} note
+   */
+  async logits(ids, cache, note) {
+    const began = performance.now();
+    let waited = 0; // for others, which is no time of the model
+    const pause = async () => {
+      const since = performance.now();
+      await this.pause();
+      waited += performance.now() - since;
+    };
+    const states = await this.model.states(ids, cache, { pause, note });
+    const { vocab_size } = this.model.config;
+    const logits = { data: new Float64Array(vocab_size), at: 0, step: vocab_size };
+    this.model.logits(states, ids.length - 1, 1, logits);
+    return { logits: logits.data, seconds: (performance.now() - began - waited) / 1000 };
+  }
+}
+
+/** Notes the attention of the newest token on keys that a policy would have evicted. */
+class EvictedAttention {
+  /**
+   * @param {ModelConfig} config
+   * @param {CacheSize} policy
+   * @param {number} newest position
+   */
+  constructor({ num_layers, num_heads }, { window, sinks }, newest) {
+    this.newest = newest;
+    this.from = sinks;
+    this.to = newest + 1 - window;
+    this.lost = Array.from({ length: num_layers }, () => new Array(num_heads).fill(0));
+  }
+
+  /**
+   * The notes of a run whose first token stands at `start`.
+   * @param {number} start
+   * @returns {LayerNote}
+   */
+  of(start) {
+    return {
+      queries: () => {},
+      outputs: () => {},
+      added: () => {},
+      row: (layer, first, row, head, _lse, weights, at) => {
+        if (start + first + row !== this.newest) return;
+        let sum = 0;
+        for (let key = this.from; key < this.to; key++) sum += weights[at + key];
+        this.lost[layer][head] = sum;
+      },
+    };
+  }
+}
+
+/**
+ * Continues a prompt of at least one token with the cache; then every step is computed again without it.
+ * @param {LanguageModel} model
+ * @param {number[]} prompt
+ * @param {Omit<GenerateQuestion, "text">} options
+ * @param {{ pause: Pause, tell: Tell, texts: (ids: number[]) => string[] }} outside
+ */
+export async function generate(model, prompt, options, { pause, tell, texts }) {
+  const { config } = model;
+  const { window, sinks } = options;
+  const run = new TimedRun(model, pause);
+  const limit = Math.min(options.tokens, config.context_length - prompt.length);
+  const cache = new Cache(config, prompt.length + limit);
+  const ids = [...prompt];
+  /** @type {Float64Array[]} */
+  const steps = []; // the logits of each
+  let ended = false;
+  tell({ start: { tokens: texts(prompt), layers: config.num_layers, window, sinks } });
+  while (steps.length < limit && !ended) {
+    const fresh = ids.slice(cache.length);
+    const evicted = new EvictedAttention(config, options, ids.length - 1);
+    const { logits, seconds } = await run.logits(fresh, cache, evicted.of(cache.length));
+    const id = sampleToken(logits, options.temperature);
+    const token = texts([...ids.slice(prompt.length), id].slice(-MOST_PIECES)).at(-1) ?? "";
+    const counts = countStep(config, options, ids.length, fresh.length);
+    tell({ step: { token, token_id: id, ...counts, ...measured(seconds), lost: evicted.lost } });
+    ids.push(id);
+    steps.push(logits);
+    ended = config.eos_token_id.includes(id);
+  }
+  for (const [step, cached] of steps.entries()) {
+    const before = ids.slice(0, prompt.length + step);
+    const { logits, seconds } = await run.logits(before, new Cache(config, before.length), null);
+    const same = sampleToken(logits, 0) === sampleToken(cached, 0);
+    tell({ again: { step, seconds, difference: furthest(cached, logits), same } });
+  }
+  tell({ end: { why: ended ? "end" : limit === options.tokens ? "tokens" : "context" } });
+}
+
+/**
+ * What is known of a step before it is computed without the cache.
+ * @param {number} seconds
+ */
+function measured(seconds) {
+  return { seconds: { cached: seconds, recomputed: null }, difference: null, same: null };
+}
+
+/**
+ * What a step takes, by counting.
+ * @param {ModelConfig} config
+ * @param {CacheSize} policy
+ * @param {number} position the number of tokens before the new one
+ * @param {number} fresh tokens that are not in the cache
+ */
+function countStep(config, { window, sinks }, position, fresh) {
+  return {
+    position,
+    computed: { cached: fresh, recomputed: position },
+    keys_read: {
+      cached: keysRead(config, position, fresh),
+      recomputed: keysRead(config, position, position),
+    },
+    cache_bytes: keptBytes(config, position, Infinity),
+    policy_bytes: keptBytes(config, position, window + sinks),
+  };
+}
+
+/**
+ * The keys that the last `queries` of T tokens read, over all layers and key/value heads.
+ * @param {ModelConfig} config
+ * @param {number} T
+ * @param {number} queries
+ */
+function keysRead({ windows, num_kv_heads }, T, queries) {
+  let count = 0;
+  for (const window of windows)
+    for (let position = T - queries; position < T; position++) count += Math.min(position + 1, window ?? T);
+  return num_kv_heads * count;
+}
+
+/**
+ * Bytes of the keys and values of at most `most` of T tokens, in single precision.
+ * @param {ModelConfig} config
+ * @param {number} T
+ * @param {number} most
+ */
+function keptBytes({ windows, num_kv_heads, head_dim }, T, most) {
+  const tokens = windows.map((window) => Math.min(T, window ?? T, most));
+  return tokens.reduce((a, b) => a + b, 0) * num_kv_heads * head_dim * 2 * 4;
+}
+
+/**
+ * @param {Float64Array} a
+ * @param {Float64Array} b
+ */
+function furthest(a, b) {
+  return a.reduce((most, x, n) => Math.max(most, Math.abs(x - b[n])), 0);
+}

@@ -1,0 +1,346 @@
+// @ts-check
+// The computing side of a page that holds a model: what `SavedWeights` answers, also of texts that the model reads
+// here, and what only a model can do. It runs in a worker; `source/live.js` is the page's side.
+
+import { LRU } from "../common/lru.js";
+import { unpackArrays, unpackJson } from "../source/packed.js";
+import { namedLayer, SavedWeights } from "../source/saved_weights.js";
+import { attribute, logitFactors, valueNorms } from "./contributions.js";
+import { compareOutputs } from "./evidence.js";
+import { LanguageModel } from "./forward.js";
+import { generate } from "./generation.js";
+import { headScores } from "./head_scores.js";
+import { describeScores } from "./head_sentence.js";
+import { changes } from "./predictions.js";
+import { Reading } from "./reading.js";
+import { firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
+import { thumbnails } from "./thumbnail.js";
+import { Tokenizer } from "./tokenizer.js";
+import { textUnits } from "./units.js";
+import { arrangeWeights } from "./weights.js";
+
+const MOST_CHANGED = 10; // tokens that are listed
+const ATTRIBUTED = 16; // logits whose parts are kept
+
+export class LiveWeights extends SavedWeights {
+  /**
+   * @param {OpenedData} data
+   * @param {(name: string) => Promise<string>} blockText
+   */
+  constructor(data, blockText) {
+    super(data, blockText);
+    if (!data.model) throw new Error("This file holds no model.");
+    this.about = data.model;
+    /** @type {Promise<{ model: LanguageModel, tokenizer: Tokenizer }> | null} */
+    this.opened = null;
+    /** @type {Map<number, Reading>} */
+    this.readings = new Map(); // by the text's number
+    /** @type {LRU<Promise<LogitParts>>} */
+    this.attributed = new LRU(ATTRIBUTED);
+  }
+
+  /** Opens the model, once. */
+  async load() {
+    this.opened ??= this.open();
+    await this.opened;
+    return true;
+  }
+
+  async open() {
+    const [tokenizer, weights] = await Promise.all([
+      this.blockText("model-tokenizer").then(unpackJson),
+      this.blockText("model-weights"),
+    ]);
+    const { config, tensors } = this.about;
+    const arrays = await unpackArrays("model-weights", weights, tensors);
+    const named = /** @type {Record<string, Float32Array>} */ (/** @type {unknown} */ (arrays));
+    return {
+      model: new LanguageModel(config, arrangeWeights(config, named)),
+      tokenizer: new Tokenizer(tokenizer),
+    };
+  }
+
+  /** @returns {Promise<{ model: LanguageModel, tokenizer: Tokenizer }>} */
+  async ready() {
+    await this.load();
+    return /** @type {any} */ (this.opened);
+  }
+
+  /**
+   * The ids of a text; an error says why there are none.
+   * @param {string} text
+   */
+  async encode(text) {
+    const { tokenizer } = await this.ready();
+    const most = this.about.characters;
+    if (text.length > most)
+      throw new Error(`This page reads at most ${most.toLocaleString("en")} characters: shorten the text.`);
+    if (!text.trim()) throw new Error("There is no text to read: write or paste some.");
+    return tokenizer.encode(text);
+  }
+
+  /**
+   * Reads a text; the answer describes it as `meta.texts` does.
+   * @param {ReadQuestion} question
+   * @param {Pause} pause
+   * @param {Tell} tell
+   * @returns {Promise<LiveText | TooLong>}
+   */
+  async read({ text, first, continuation }, pause, tell) {
+    const prompt = (await this.encode(text)).slice(0, first ?? undefined);
+    const ids = [...prompt, ...continuation];
+    const most = this.about.config.context_length;
+    if (ids.length > most) return { too_long: { tokens: ids.length, most } };
+    const done = await this.run(ids, [], titleOf(text), pause, tell);
+    if (continuation.length) done.meta.boundary = prompt.length;
+    return done;
+  }
+
+  /**
+   * Reads the tokens of a text again, with heads or edges cut.
+   * @param {CutQuestion} question
+   * @param {Pause} pause
+   * @param {Tell} tell
+   * @returns {Promise<LiveText>}
+   */
+  async cut({ text, cuts, losses }, pause, tell) {
+    const own = this.readings.get(text);
+    const ids = own?.ids ?? this.about.ids[text];
+    const done = await this.run(ids, cuts, this.meta.texts[text].title, pause, tell);
+    const after = this.readings.get(done.number)?.predictions.losses ?? [];
+    const before = own?.predictions.losses ?? losses ?? [];
+    done.meta.edited = { text, cuts, edits: [], changes: changes(before, after, MOST_CHANGED) };
+    return done;
+  }
+
+  /**
+   * @param {ArrayLike<number>} ids
+   * @param {Cut[]} cuts
+   * @param {string} title
+   * @param {Pause} pause
+   * @param {Tell} tell
+   * @returns {Promise<LiveText>}
+   */
+  async run(ids, cuts, title, pause, tell) {
+    const { model, tokenizer } = await this.ready();
+    const reading = new Reading(model, ids, cuts, this.about.likeliest);
+    await reading.run(pause, tell);
+    const number = this.meta.texts.length;
+    this.readings.set(number, reading);
+    const texts = tokenizer.texts(ids);
+    /** @type {TextMeta} */
+    const meta = {
+      title,
+      model: this.meta.model,
+      tokens: texts,
+      target_tokens: null,
+      pictures: null,
+      boundary: null,
+      copies: { tokens: firstCopies(ids), target_tokens: null },
+      layers: this.about.layers.map((layer, n) => this.describe(layer, n, number, reading)),
+      spans: { tokens: textUnits(texts) },
+      shades: ["weights", "values", "logit"],
+      predicted: {
+        start: tellingPosition(reading.predictions.losses, texts),
+        positions: null,
+        tokens: null,
+      },
+      telling: null,
+      missing: [],
+      predictions: reading.predictions.summary(),
+      edited: null,
+      removed: false,
+    };
+    this.meta.texts.push(meta);
+    for (const layer of meta.layers) layer.evidence = await this.evidence(number, layer, reading);
+    const { layer, head } = this.meta.start ?? { layer: meta.layers[0].key, head: meta.layers[0].heads[0] };
+    meta.telling = tellingQuery(await this.head(number, layer, head), texts);
+    return { number, meta };
+  }
+
+  /**
+   * A layer as it ran on a text; its arrays become blocks, as those of a file are.
+   * @param {Layer} layer
+   * @param {number} number of the layer
+   * @param {number} text
+   * @param {Reading} reading
+   * @returns {Layer}
+   */
+  describe(layer, number, text, reading) {
+    const [block, mask, values] = ["layer", "mask", "values"].map((kind) => `${kind}-${text}-${layer.key}`);
+    const blocks = /** @type {Map<string, Promise<any>>} */ (this.arrays);
+    blocks.set(block, Promise.resolve(reading.maps(number)));
+    blocks.set(mask, Promise.resolve(reading.mask(number)));
+    blocks.set(values, Promise.resolve({ v: reading.values(number) }));
+    const size = reading.ids.length;
+    return {
+      ...layer,
+      live: true,
+      rows: size,
+      cols: size,
+      queries_from: 0,
+      keys_from: 0,
+      block,
+      mask_block: mask,
+      values_block: values,
+    };
+  }
+
+  /**
+   * @param {number} text
+   * @param {Layer} layer
+   * @param {Reading} reading
+   */
+  async evidence(text, layer, reading) {
+    const heads = await Promise.all(layer.heads.map((head) => this.prepare(text, layer.key, head)));
+    const { v } = await this.block(layer.values_block ?? "");
+    const { heads: cut } = reading.model.limits(layer.number, reading.cuts);
+    return compareOutputs(heads, v, reading.records[layer.number].sampled, cut, layer.mask);
+  }
+
+  /**
+   * The name of the block with the factors of a layer's keys, which is computed if the text was read here.
+   * @param {number} text
+   * @param {string} layer
+   * @param {Quantity} quantity
+   */
+  factorsBlock(text, layer, quantity) {
+    const reading = this.readings.get(text);
+    if (!reading) return super.factorsBlock(text, layer, quantity);
+    const { number } = namedLayer(this.meta, text, layer);
+    const { shade, position, token } = quantity;
+    const name =
+      shade === "values" ? `norms-${text}-${layer}` : `logit-${text}-${layer}-${position}-${token}`;
+    const compute = async () => {
+      const values = reading.values(number);
+      if (shade === "values") return valueNorms(reading.model, number, values);
+      const { directions } = await this.logitParts(
+        text,
+        position,
+        reading.predictions.named(position, token),
+      );
+      return logitFactors(reading.model.config, values, directions[number]);
+    };
+    const blocks = /** @type {Map<string, Promise<any>>} */ (this.arrays);
+    if (!blocks.has(name))
+      blocks.set(
+        name,
+        compute().then((factors) => ({ factors })),
+      );
+    return name;
+  }
+
+  /**
+   * @param {number} text
+   * @param {number} position
+   * @param {number} token
+   * @returns {Promise<LogitParts>}
+   */
+  logitParts(text, position, token) {
+    const key = `${text} ${position} ${token}`;
+    const reading = this.readings.get(text);
+    if (!reading) throw new Error(`Text ${text} was not read in this page.`);
+    const known = this.attributed.get(key) ?? attribute(reading, position, token);
+    this.attributed.set(key, known);
+    return known;
+  }
+
+  /**
+   * Where the logit of a token after a position comes from.
+   * @param {AttributionQuestion} question
+   * @returns {Promise<Attribution>}
+   */
+  async attribution({ text, position, token: wanted }) {
+    const { tokenizer } = await this.ready();
+    const reading = this.readings.get(text);
+    const id = reading?.predictions.named(position, wanted) ?? wanted;
+    const { logit, embedding, heads, mlps, rest } = await this.logitParts(text, position, id);
+    const { likeliest } = await this.prediction({ text, position });
+    const token = likeliest.find((one) => one.id === id) ?? {
+      id,
+      token: tokenizer.text(id),
+      probability: null,
+    };
+    const { layers } = this.meta.texts[text];
+    return {
+      position,
+      token,
+      candidates: likeliest.some((one) => one.id === id) ? likeliest : [...likeliest, token],
+      logit,
+      embedding,
+      heads: Object.fromEntries(layers.map(({ key }, n) => [key, heads[n]])),
+      mlps: Object.fromEntries(layers.map(({ key }, n) => [key, mlps[n]])),
+      rest,
+    };
+  }
+
+  /**
+   * Frees what a text took; its number is not used again.
+   * @param {{ text: number }} question
+   */
+  async remove({ text }) {
+    const { layers } = this.meta.texts[text];
+    this.meta.texts[text] = { ...this.meta.texts[text], layers: [], edited: null, removed: true };
+    this.readings.delete(text);
+    for (const { key } of layers) {
+      const own = new RegExp(`^(layer|mask|values|norms|logit)-${text}-${key}(-|$)`);
+      for (const name of [...this.arrays.keys()]) if (own.test(name)) this.arrays.delete(name);
+    }
+    return this.meta.texts[text];
+  }
+
+  /** @param {{ text: number, position: number }} question */
+  async prediction({ text, position }) {
+    const { tokenizer } = await this.ready();
+    const reading = this.readings.get(text);
+    if (!reading) throw new Error(`Text ${text} was not read in this page.`);
+    const texts = this.meta.texts[text].tokens ?? [];
+    return reading.predictions.at(position, (id) => tokenizer.text(id), texts);
+  }
+
+  /**
+   * @param {LayerQuestion} question
+   * @param {Pause} pause
+   */
+  async thumbs({ text, layer }, pause) {
+    const { heads } = namedLayer(this.meta, text, layer);
+    const all = await Promise.all(heads.map((head) => this.prepare(text, layer, head)));
+    return thumbnails(all, this.meta.thumb, pause);
+  }
+
+  /**
+   * The scores of a layer's heads beside those of uniform attention. Labels need more than this page computes.
+   * @param {LayerQuestion} question
+   * @param {Pause} pause
+   * @returns {Promise<HeadScores[]>}
+   */
+  async layerHeads({ text, layer }, pause) {
+    const about = namedLayer(this.meta, text, layer);
+    const ids = this.readings.get(text)?.ids ?? [];
+    const rows = [];
+    for (const [number, head] of about.heads.entries()) {
+      const scored = await headScores(await this.prepare(text, layer, head), ids, pause);
+      const kv_head = Math.floor(number / about.group);
+      const sentence = describeScores(scored.scores, this.about.targets);
+      rows.push({ layer, head, kv_head, label: null, untested: true, sentence, ...scored });
+    }
+    return rows;
+  }
+
+  /**
+   * @param {GenerateQuestion} question
+   * @param {Pause} pause
+   * @param {Tell} tell
+   */
+  async generate(question, pause, tell) {
+    const { model, tokenizer } = await this.ready();
+    const prompt = await this.encode(question.text);
+    const most = this.about.config.context_length - 1;
+    if (prompt.length > most)
+      throw new Error(
+        `The model can continue a prompt of at most ${most} tokens; this one has ${prompt.length}.`,
+      );
+    await generate(model, prompt, question, { pause, tell, texts: (ids) => tokenizer.texts(ids) });
+    return true;
+  }
+}

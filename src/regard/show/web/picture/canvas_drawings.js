@@ -1,0 +1,21 @@
+// @ts-check
+// Drawings of canvases that are more than pixels: whoever draws text or lines on a canvas can leave the drawing here,
+// so that figures have it as vectors.
+
+/** @typedef {(context: Drawing, size: Size) => void} CanvasDrawing in pixels of the page */
+
+/** @type {WeakMap<HTMLCanvasElement, CanvasDrawing>} */
+const drawings = new WeakMap();
+
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {CanvasDrawing} drawing
+ */
+export function setDrawing(canvas, drawing) {
+  drawings.set(canvas, drawing);
+}
+
+/** @param {HTMLCanvasElement} canvas */
+export function drawingOf(canvas) {
+  return drawings.get(canvas);
+}

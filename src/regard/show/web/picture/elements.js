@@ -1,0 +1,97 @@
+// @ts-check
+// A part of the page as drawing commands: what the browser has laid out, box by box and word by word. Controls are
+// left out: what is marked with data-off-paper, and whatever takes input.
+
+import { drawBoxes, drawPseudo } from "./boxes.js";
+import { drawingOf } from "./canvas_drawings.js";
+import { drawLetters } from "./letters.js";
+import { lightImage } from "./paper.js";
+import { pixelsOf } from "./pixels.js";
+import { drawShape, drawShapeText } from "./shapes.js";
+
+const LEFT_OUT =
+  "[data-off-paper], .bar-of-choices, input, select, textarea, fieldset, details.menu, noscript, script, style";
+
+/**
+ * Draws an element and all in it that lies in `part` of the window, if one is given.
+ * @param {Recording} context
+ * @param {Element} element
+ * @param {Rectangle | null} [part]
+ * @param {number} [opacity]
+ */
+export function drawElement(context, element, part = null, opacity = 1) {
+  if (element.matches(LEFT_OUT)) return;
+  if (element instanceof HTMLDetailsElement && !element.open) return;
+  const style = getComputedStyle(element);
+  const box = element.getBoundingClientRect();
+  if (style.display === "none" || style.visibility === "hidden" || (part && isOutside(box, part))) return;
+  if (box.width <= 1 && box.height <= 1 && style.overflow === "hidden") return; // for screen readers alone
+  const cover = opacity * Number(style.opacity);
+  if (!cover) return;
+  if (element instanceof SVGElement) {
+    drawSvg(context, element, style, part, cover);
+    return;
+  }
+  drawBoxes(context, element, style, cover);
+  if (element instanceof HTMLCanvasElement) {
+    drawCanvas(context, element, box, style);
+    return;
+  }
+  const clips = style.overflowX !== "visible" && style.display !== "inline";
+  if (clips) {
+    context.save();
+    context.beginPath();
+    context.rect(box.left, box.top, box.width, box.height);
+    context.clip();
+  }
+  drawPseudo(context, element, "::before", cover);
+  for (const child of element.childNodes) {
+    if (child instanceof Element) drawElement(context, child, part, cover);
+    else if (child instanceof Text) drawLetters(context, child, element, style, cover);
+  }
+  drawPseudo(context, element, "::after", cover);
+  if (clips) context.restore();
+}
+
+/**
+ * @param {Rectangle} box
+ * @param {Rectangle} part
+ */
+function isOutside(box, part) {
+  return box.bottom <= part.top || box.top >= part.bottom;
+}
+
+/**
+ * @param {Recording} context
+ * @param {SVGElement} element
+ * @param {CSSStyleDeclaration} style
+ * @param {Rectangle | null} part
+ * @param {number} opacity
+ */
+function drawSvg(context, element, style, part, opacity) {
+  if (element instanceof SVGGeometryElement) drawShape(context, element, style, opacity);
+  else if (element instanceof SVGTextElement) drawShapeText(context, element, style, opacity);
+  else for (const child of element.children) drawElement(context, child, part, opacity);
+}
+
+/**
+ * @param {Recording} context
+ * @param {HTMLCanvasElement} canvas
+ * @param {DOMRect} box
+ * @param {CSSStyleDeclaration} style
+ */
+function drawCanvas(context, canvas, box, style) {
+  if (!canvas.width || !canvas.height || !box.width) return;
+  const drawing = drawingOf(canvas);
+  if (drawing) {
+    context.save();
+    context.translate(box.left, box.top);
+    drawing(context, box);
+    context.restore();
+    return;
+  }
+  const whole = { left: 0, top: 0, right: canvas.width, bottom: canvas.height };
+  const { image } = pixelsOf(canvas, whole);
+  context.imageSmoothingEnabled = style.imageRendering !== "pixelated" && image.width > box.width;
+  context.drawPixels(lightImage(image), box.left, box.top, box.width, box.height);
+}

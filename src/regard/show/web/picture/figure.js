@@ -1,0 +1,177 @@
+// @ts-check
+// A picture that stands on its own, for a file: a heading, what it is of, the picture, and what its colours mean.
+
+import { css } from "../common/colours.js";
+import { traceHatch } from "../common/hatch.js";
+import { PAPER_SANS } from "./fonts.js";
+import { Recording } from "./recording.js";
+
+const MARGIN = 12;
+const GAP = 14; // between the parts of a figure
+const NARROWEST = 400; // pixels that the words take at least
+const LINE = 16; // from one line of small words to the next
+const [BAR, HIGH, STEPS] = [220, 9, 64]; // the colour bar: pixels, and colours
+const SWATCH = { width: 22, height: 12 };
+const FONTS = {
+  heading: `bold 15px ${PAPER_SANS}`,
+  line: `12px ${PAPER_SANS}`,
+  note: `11px ${PAPER_SANS}`,
+};
+/** The inks of a figure. */
+export const INK = {
+  strong: "#1d2026",
+  soft: "#555a64",
+  warning: "#9b1c31",
+  hatch: "#c9c5ba",
+  sunken: "#f7f6f3",
+};
+
+/**
+ * Composes the figure; `draw` draws what it is about, wherever it likes.
+ * @param {FigureWords} words
+ * @param {FigureKeys} keys
+ * @param {(context: Recording) => void} draw
+ * @returns {Picture}
+ */
+export function composeFigure(words, keys, draw) {
+  const inner = new Recording();
+  draw(inner);
+  const box = inner.bounds ?? { left: 0, top: 0, right: 0, bottom: 0 };
+  const figure = new Recording();
+  const width = Math.max(NARROWEST, box.right - box.left);
+  let y = writeLines(figure, words.heading, { font: FONTS.heading, ink: INK.strong, width, y: 0, line: 20 });
+  for (const line of words.lines)
+    y = writeLines(figure, line, { font: FONTS.line, ink: INK.soft, width, y: y + 1, line: LINE });
+  if (words.warning)
+    y = writeLines(figure, words.warning, {
+      font: FONTS.line,
+      ink: INK.warning,
+      width,
+      y: y + 1,
+      line: LINE,
+    });
+  y += GAP;
+  figure.place(inner, -box.left, y - box.top);
+  y = drawKeys(figure, keys, width, y + box.bottom - box.top + GAP);
+  for (const note of words.notes)
+    y = writeLines(figure, note, { font: FONTS.note, ink: INK.soft, width, y: y + 2, line: 15 });
+  return figure.picture([words.heading, ...words.lines].join(" "), MARGIN);
+}
+
+/**
+ * Writes a sentence in lines that fit; returns where the next begins.
+ * @param {Recording} context
+ * @param {string} text
+ * @param {{ font: string, ink: string, width: number, y: number, line: number }} how
+ */
+function writeLines(context, text, { font, ink, width, y, line }) {
+  Object.assign(context, { font, fillStyle: ink, textAlign: "left", textBaseline: "top" });
+  const lines = text ? wrapLines(text, (part) => context.measureText(part).width, width) : [];
+  lines.forEach((part, n) => context.fillText(part, 0, y + n * line));
+  return y + lines.length * line;
+}
+
+/**
+ * A sentence in lines that fit; a word that is too long for a line is broken.
+ * @param {string} text
+ * @param {(text: string) => number} measure
+ * @param {number} width
+ */
+export function wrapLines(text, measure, width) {
+  const lines = [""];
+  for (const word of text.split(/\s+/)) {
+    const longer = lines[lines.length - 1] ? `${lines[lines.length - 1]} ${word}` : word;
+    if (measure(longer) <= width) {
+      lines[lines.length - 1] = longer;
+      continue;
+    }
+    if (lines[lines.length - 1]) lines.push("");
+    for (const letter of word) {
+      if (measure(lines[lines.length - 1] + letter) > width && lines[lines.length - 1]) lines.push("");
+      lines[lines.length - 1] += letter;
+    }
+  }
+  return lines;
+}
+
+/**
+ * The colour bar, and swatches of what else is in the picture; returns where the next part begins.
+ * @param {Recording} context
+ * @param {FigureKeys} keys
+ * @param {number} width
+ * @param {number} y
+ */
+function drawKeys(context, { bar, hatch, dashed }, width, y) {
+  if (!bar && !hatch && !dashed) return y - GAP + 4;
+  let [x, bottom] = [0, y + SWATCH.height + 6];
+  if (bar) {
+    drawBar(context, bar, y);
+    [x, bottom] = [BAR + 24, y + HIGH + 22];
+  }
+  for (const [name, draw] of /** @type {const} */ ([
+    [hatch, drawHatch],
+    [dashed, drawDashes],
+  ])) {
+    if (!name) continue;
+    context.font = FONTS.note;
+    const room = SWATCH.width + 6 + context.measureText(name).width;
+    if (x > 0 && x + room > width) [x, y, bottom] = [0, bottom, bottom + SWATCH.height + 6];
+    draw(context, x, y - 1);
+    Object.assign(context, { font: FONTS.note, fillStyle: INK.soft, textAlign: "left", textBaseline: "top" });
+    context.fillText(name, x + SWATCH.width + 6, y);
+    x += room + 18;
+  }
+  return bottom;
+}
+
+/**
+ * @param {Recording} context
+ * @param {NonNullable<FigureKeys["bar"]>} bar
+ * @param {number} y
+ */
+function drawBar(context, { scale, marks }, y) {
+  for (let step = 0; step < STEPS; step++) {
+    context.fillStyle = css(step / (STEPS - 1), "light", scale.signed);
+    const last = step === STEPS - 1;
+    context.fillRect((step * BAR) / STEPS, y, BAR / STEPS + (last ? 0 : 0.4), HIGH);
+  }
+  Object.assign(context, { strokeStyle: INK.hatch, lineWidth: 0.5 });
+  context.strokeRect(0, y, BAR, HIGH);
+  Object.assign(context, { font: FONTS.note, fillStyle: INK.soft, textBaseline: "top" });
+  marks.forEach(([t, text], n) => {
+    context.textAlign = n === 0 ? "left" : n === marks.length - 1 ? "right" : "center";
+    context.fillText(text, t * BAR, y + HIGH + 4);
+  });
+}
+
+/**
+ * Thin slanted lines, as cells have them that the mask hides.
+ * @param {Recording} context
+ * @param {number} x
+ * @param {number} y
+ */
+function drawHatch(context, x, y) {
+  const { width, height } = SWATCH;
+  context.fillStyle = INK.sunken;
+  context.fillRect(x, y, width, height);
+  context.beginPath();
+  traceHatch(context, { left: x, top: y, width, height }, 7);
+  Object.assign(context, { strokeStyle: INK.hatch, lineWidth: 1 });
+  context.stroke();
+  context.strokeRect(x, y, width, height);
+}
+
+/**
+ * @param {Recording} context
+ * @param {number} x
+ * @param {number} y
+ */
+function drawDashes(context, x, y) {
+  Object.assign(context, { strokeStyle: "#b8430f", lineWidth: 1 });
+  context.setLineDash([6, 4]);
+  context.beginPath();
+  context.moveTo(x, y + SWATCH.height / 2);
+  context.lineTo(x + SWATCH.width, y + SWATCH.height / 2);
+  context.stroke();
+  context.setLineDash([]);
+}

@@ -1,0 +1,106 @@
+// @ts-check
+// The text of elements, word by word where the browser has put it.
+
+import { parseColour } from "./colour.js";
+import { inkOf, written } from "./boxes.js";
+
+const WORD = /\S+/g;
+/** @type {Map<string, { ascent: number, descent: number }>} */
+const metrics = new Map();
+
+/**
+ * Draws the words of a text node.
+ * @param {Recording} context
+ * @param {Text} node
+ * @param {Element} parent
+ * @param {CSSStyleDeclaration} style
+ * @param {number} opacity
+ */
+export function drawLetters(context, node, parent, style, opacity) {
+  const size = parseFloat(style.fontSize);
+  if (!size || !node.data.trim()) return;
+  const italic = style.fontStyle === "italic" ? "italic " : "";
+  context.font = `${italic}${style.fontWeight} ${size}px ${style.fontFamily}`;
+  Object.assign(context, { textAlign: "left", textBaseline: "alphabetic" });
+  context.fillStyle = written(inkOf(parent, style), opacity);
+  const { ascent, descent } = fontMetrics(context.font);
+  const range = document.createRange();
+  for (const { index, 0: word } of node.data.matchAll(WORD)) {
+    for (const { text, box } of linesOf(range, node, index, word)) {
+      const shown = style.textTransform === "uppercase" ? text.toUpperCase() : text;
+      const foot = box.top + (box.height - ascent - descent) / 2 + ascent;
+      context.fillText(shown, box.left, foot, box.width);
+      decorate(context, style, box, foot, size, opacity);
+    }
+  }
+}
+
+/**
+ * A word, or its parts where it is broken over lines.
+ * @param {Range} range
+ * @param {Text} node
+ * @param {number} index
+ * @param {string} word
+ * @returns {{ text: string, box: DOMRect }[]}
+ */
+function linesOf(range, node, index, word) {
+  /**
+   * @param {number} first
+   * @param {number} end
+   */
+  const boxes = (first, end) => {
+    range.setStart(node, first);
+    range.setEnd(node, end);
+    return [...range.getClientRects()].filter((box) => box.width > 0);
+  };
+  const whole = boxes(index, index + word.length);
+  if (whole.length <= 1) return whole.map((box) => ({ text: word, box }));
+  /** @type {{ text: string, box: DOMRect }[]} */
+  const lines = [];
+  let at = index;
+  for (const letter of word) {
+    const [box] = boxes(at, at + letter.length);
+    at += letter.length;
+    const last = lines.at(-1);
+    if (!box) continue;
+    if (last && Math.abs(last.box.top - box.top) < 2) {
+      last.text += letter;
+      last.box = new DOMRect(last.box.left, last.box.top, box.right - last.box.left, last.box.height);
+    } else lines.push({ text: letter, box });
+  }
+  return lines;
+}
+
+/**
+ * Lines under and through words.
+ * @param {Recording} context
+ * @param {CSSStyleDeclaration} style
+ * @param {DOMRect} box
+ * @param {number} foot
+ * @param {number} size
+ * @param {number} opacity
+ */
+function decorate(context, style, box, foot, size, opacity) {
+  const kind = style.textDecorationLine;
+  const up = kind.includes("line-through") ? 0.28 * size : kind.includes("underline") ? -0.12 * size : null;
+  if (up === null) return;
+  context.save();
+  context.fillStyle = written(parseColour(style.textDecorationColor), opacity);
+  context.fillRect(box.left, foot - up, box.width, 1);
+  context.restore();
+}
+
+/**
+ * How far a font reaches above and below its baseline, in pixels.
+ * @param {string} font
+ */
+function fontMetrics(font) {
+  const known = metrics.get(font);
+  if (known) return known;
+  const ruler = new OffscreenCanvas(1, 1).getContext("2d");
+  if (!ruler) throw new Error("This browser cannot draw on a canvas.");
+  ruler.font = font;
+  const { fontBoundingBoxAscent: ascent, fontBoundingBoxDescent: descent } = ruler.measureText("x");
+  metrics.set(font, { ascent, descent });
+  return { ascent, descent };
+}

@@ -1,0 +1,161 @@
+// @ts-check
+// “Read another text”, in the header of every view: hands the model a text, and removes texts from the page.
+// Where there is no model it is hidden.
+
+import { element } from "../common/dom.js";
+import { count, howFar } from "../common/format.js";
+import { TooLongError } from "../source/too_long.js";
+import { openText, textsChanged } from "./text_choice.js";
+
+/** The box with its button; `fill()` is called when the page's texts have changed. */
+export class ReadingBox {
+  /** @param {App} app */
+  constructor(app) {
+    this.app = app;
+    /** @type {AbortController | null} */
+    this.running = null; // what stops it
+    this.area = element("textarea", {
+      class: "prompt",
+      rows: 6,
+      "aria-label": "A text to read",
+      placeholder: "Write or paste a text",
+      spellcheck: "false",
+      dir: "auto",
+    });
+    this.go = this.button("Read it", () => this.read());
+    this.go.classList.add("strong");
+    this.shorten = this.button("", () => this.read(this.most));
+    this.shorten.hidden = true;
+    this.most = 0; // tokens that the model can read
+    this.said = element("p", { class: "note", role: "status" });
+    this.list = element("ul", { class: "held-texts", "aria-label": "Texts on this page" });
+    this.box = element("details", { class: "menu reading", hidden: !app.meta.can.capture });
+    this.box.append(
+      element(
+        "summary",
+        { class: "button", "aria-label": "Read another text" },
+        element("span", { class: "in-large", text: "Read another text" }),
+        element("span", { class: "in-small", text: "New text" }),
+      ),
+      element(
+        "div",
+        { class: "menu-list reading-panel" },
+        this.area,
+        element("div", { class: "fields" }, this.go, this.shorten),
+        this.said,
+        this.list,
+      ),
+    );
+    this.listen();
+    this.fill();
+  }
+
+  /**
+   * @param {string} text
+   * @param {() => void} act
+   */
+  button(text, act) {
+    const button = element("button", { class: "button", type: "button", text });
+    button.addEventListener("click", act);
+    return button;
+  }
+
+  listen() {
+    const { box, area } = this;
+    box.addEventListener("toggle", () => box.open && area.focus());
+    box.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && box.open) this.close();
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.read();
+    });
+    document.addEventListener("pointerdown", (event) => {
+      if (!(event.target instanceof Node && box.contains(event.target)) && !this.running) box.open = false;
+    });
+    area.addEventListener("input", () => (this.shorten.hidden = true));
+  }
+
+  /** Folds the box; its button takes the focus. */
+  close() {
+    this.box.open = false;
+    this.box.querySelector("summary")?.focus();
+  }
+
+  /**
+   * Has the model read the text, or its first tokens; a second call stops it.
+   * @param {number} [first]
+   */
+  async read(first) {
+    if (this.running) return this.running.abort();
+    if (!this.area.value.trim()) {
+      this.said.textContent = "There is no text to read yet: write or paste one.";
+      this.area.focus();
+      return;
+    }
+    this.running = new AbortController();
+    this.go.textContent = "Stop";
+    this.shorten.hidden = true;
+    this.said.textContent = "Starting the model…";
+    try {
+      const options = first ? { first } : {};
+      const text = await this.app.source.capture(
+        this.area.value,
+        (line) => this.tell(line),
+        this.running.signal,
+        options,
+      );
+      this.said.textContent = "";
+      this.area.value = "";
+      this.close();
+      openText(this.app, text);
+    } catch (error) {
+      this.explain(error);
+    } finally {
+      this.running = null;
+      this.go.textContent = "Read it";
+    }
+  }
+
+  /** @param {Error} error */
+  explain(error) {
+    this.said.textContent = error.name === "AbortError" ? "Stopped." : error.message;
+    if (!(error instanceof TooLongError)) return;
+    this.most = error.most;
+    this.shorten.textContent = `Read the first ${count(error.most)} tokens`;
+    this.shorten.hidden = false;
+  }
+
+  /** @param {CaptureLine} line */
+  tell({ progress }) {
+    if (progress)
+      this.said.textContent = `${progress.of > 1 ? `${progress.doing}: ` : ""}${howFar(progress)}`;
+  }
+
+  /** The texts that are held, each with a button that removes it; the last one stays. */
+  fill() {
+    const { app } = this;
+    const held = app.runs.titles().filter(({ number }) => !app.meta.texts[number].edited);
+    this.list.hidden = held.length < 2;
+    this.list.replaceChildren(
+      ...held.map(({ number, title }) => {
+        const remove = this.button("Remove", () => this.remove(number));
+        remove.classList.replace("button", "plain");
+        remove.setAttribute("aria-label", `Remove “${title}”`);
+        return element("li", {}, element("bdi", { class: "held-title", text: title, title }), remove);
+      }),
+    );
+  }
+
+  /** @param {number} number */
+  async remove(number) {
+    const { app } = this;
+    const isShown = app.runs.original === number;
+    try {
+      const next = await app.source.remove(number);
+      if (isShown) openText(app, next);
+      else textsChanged();
+      this.said.textContent = "";
+    } catch (error) {
+      this.said.textContent = error.message;
+    }
+    this.area.focus(); // the button that had it is gone
+  }
+}

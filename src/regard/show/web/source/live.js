@@ -1,0 +1,118 @@
+// @ts-check
+// A saved page that holds a model: the model reads texts, runs again with something cut, and generates, in the
+// worker. `model/live_weights.js` is the other side. Texts of the file are answered as on any saved page.
+
+import { TooLongError } from "./too_long.js";
+
+/**
+ * A source that also answers what needs a model.
+ * @param {Source} source of the file
+ * @param {import("./remote_weights.js").RemoteWeights["ask"]} ask
+ * @param {(text: number) => Promise<Float32Array>} lossesOf the losses of a text of the file
+ * @returns {Source}
+ */
+export function withModel(source, ask, lossesOf) {
+  const stored = source.meta.texts.length; // texts of the file
+  const file = { ...source };
+  /** @type {Map<string, Promise<Thumbs>>} */
+  const thumbs = new Map(); // of texts that were read here
+  /** @type {Map<string, Promise<HeadScores[]>>} */
+  const scores = new Map(); // likewise
+  const loading = parsed().then(() => ask("load", {}));
+  loading.catch(() => {}); // whoever needs the model is told
+  const can = { ...source.meta.can, capture: true, generate: true, cut: true };
+  source.meta = { ...source.meta, can };
+
+  /**
+   * Takes a text under the number that the worker gave it.
+   * @param {number} number
+   * @param {TextMeta} text
+   */
+  const put = (number, text) => {
+    const texts = [...source.meta.texts];
+    // A text whose reading was stopped too late has a number, too, and nobody asks for it any more.
+    for (let lost = texts.length; lost < number; lost++) {
+      texts.push({ ...text, layers: [], edited: null, removed: true });
+      ask("remove", { text: lost });
+    }
+    texts[number] = text;
+    source.meta = { ...source.meta, texts };
+  };
+  /**
+   * Waits for the model, which may still be on its way.
+   * @param {(line: any) => void} onLine
+   */
+  const opened = async (onLine) => {
+    onLine({ progress: { doing: "loading the model", done: 0, of: 1 } });
+    await loading;
+  };
+
+  return Object.assign(source, {
+    /** @type {Source["thumbs"]} */
+    thumbs(text, layer) {
+      if (text < stored) return file.thumbs(text, layer);
+      const known = thumbs.get(`${text} ${layer}`) ?? ask("thumbs", { text, layer });
+      thumbs.set(`${text} ${layer}`, known);
+      return known;
+    },
+    /** @type {Source["prediction"]} */
+    prediction: (text, position) =>
+      text < stored ? file.prediction(text, position) : ask("prediction", { text, position }),
+    /** @type {Source["attribution"]} */
+    attribution: (text, position, token) =>
+      text < stored ? file.attribution(text, position, token) : ask("attribution", { text, position, token }),
+    /** @type {Source["heads"]} */
+    async heads(text) {
+      if (text < stored) return file.heads(text);
+      const layers = source.meta.texts[text].layers.map(({ key }) => source.layerHeads(text, key));
+      return (await Promise.all(layers)).flat();
+    },
+    /** @type {Source["layerHeads"]} */
+    layerHeads(text, layer) {
+      if (text < stored) return file.layerHeads(text, layer);
+      const known = scores.get(`${text} ${layer}`) ?? ask("layerHeads", { text, layer });
+      scores.set(`${text} ${layer}`, known);
+      return known;
+    },
+    /** @type {Source["capture"]} */
+    async capture(text, onLine, signal, { first = null, continuation = [] } = {}) {
+      await opened(onLine);
+      const answer = await ask("read", { text, first, continuation }, signal, onLine);
+      if ("too_long" in answer) throw new TooLongError(answer.too_long);
+      put(answer.number, answer.meta);
+      return answer.number;
+    },
+    /** @type {Source["cut"]} */
+    async cut(text, cuts, onLine, signal) {
+      await opened(onLine);
+      const losses = text < stored && source.meta.texts[text].predictions ? await lossesOf(text) : null;
+      const { number, meta } = await ask("cut", { text, cuts, losses }, signal, onLine);
+      const earlier = source.meta.texts.findIndex((one) => one.edited?.text === text);
+      put(number, meta);
+      if (earlier >= 0) put(earlier, await ask("remove", { text: earlier }));
+      return number;
+    },
+    /** @type {Source["remove"]} */
+    async remove(text) {
+      const { texts } = source.meta;
+      const own = texts[text].edited?.text;
+      const others = texts.flatMap((one, n) => (n === text || one.removed || one.edited ? [] : [n]));
+      if (!others.length) throw new Error("This is the last text: read another one before you remove it.");
+      const run = texts.findIndex((one) => one.edited?.text === text);
+      if (run >= 0) put(run, await ask("remove", { text: run }));
+      put(text, await ask("remove", { text }));
+      return own ?? others[0];
+    },
+    /** @type {Source["generate"]} */
+    async generate(options, onLine, signal) {
+      await loading;
+      await ask("generate", options, signal, onLine);
+    },
+  });
+}
+
+/** A promise that is kept once the whole file has been parsed: the model stands behind the script. */
+function parsed() {
+  if (document.readyState === "complete") return Promise.resolve();
+  return new Promise((resolve) => addEventListener("load", resolve, { once: true }));
+}

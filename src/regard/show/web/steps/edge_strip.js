@@ -1,0 +1,55 @@
+// @ts-check
+// The shown keys of a row in the order of the text, with the query and an arc to each key that it attends to.
+
+import { ArcLayer } from "../common/arcs.js";
+import { element } from "../common/dom.js";
+import { percent } from "../common/format.js";
+import { short } from "../common/tokens.js";
+
+const LEAST = 0.1; // of the strongest weight, below which a key has no arc
+
+/** @param {StepContext} context */
+export function edgeStrip({ work, keys, key, name, layer }) {
+  const strip = element("div", { class: "edge-strip", "aria-hidden": "true" });
+  /** @type {HTMLElement | null} */
+  let query = null;
+  let before = -1;
+  const tokens = keys.map((one) => {
+    if (one.key > before + 1) strip.append(element("span", { class: "quiet", text: "…" }));
+    before = one.key;
+    const token = stripToken(key(one.key), percent(one.weight));
+    if (one.key === work.position && layer?.stack !== "cross") {
+      token.classList.add("at");
+      query = token;
+    }
+    strip.append(token);
+    return token;
+  });
+  if (!query) {
+    query = stripToken(name, "");
+    query.classList.add("at");
+    strip.append(element("span", { class: "quiet", text: "←" }), query);
+  }
+  const from = query;
+  const top = Math.max(...keys.map(({ weight }) => weight));
+  const arcs = keys.flatMap(({ weight }, n) =>
+    tokens[n] === from || weight < LEAST * top || !weight
+      ? []
+      : [{ from, to: tokens[n], strength: weight / top, kind: /** @type {const} */ ("first") }],
+  );
+  new ArcLayer(strip).draw(arcs);
+  return strip;
+}
+
+/**
+ * @param {string} name
+ * @param {string} weight
+ */
+function stripToken(name, weight) {
+  return element(
+    "span",
+    { class: "strip-token" },
+    element("span", { class: "token", text: short(name, 16) }),
+    element("span", { class: "weight", text: weight }),
+  );
+}

@@ -1,0 +1,117 @@
+// @ts-check
+// One head of a survey: its sentence, its strongest examples, its top tokens, and the distances that it bridges.
+
+import { latest } from "../common/controls.js";
+import { element } from "../common/dom.js";
+import { count, percent } from "../common/format.js";
+import { labelTags } from "../common/head_words.js";
+import { directionOf, short } from "../common/tokens.js";
+import { inRunningText } from "../text/layout.js";
+import { excerptOf, rangeName, rowName } from "./rows.js";
+
+/** The panel; `show(row)` says whose. */
+export class HeadPanel {
+  /** @param {App} app */
+  constructor(app) {
+    this.app = app;
+    this.title = element("h2");
+    this.tags = element("span", { class: "tags" });
+    this.sentence = element("p", { class: "head-sentence" });
+    this.open = element("button", { class: "button", type: "button", text: "Open in Map" });
+    this.body = element("div", { class: "survey-head-body" });
+    const heading = element("div", { class: "survey-heading" }, this.title, this.tags, this.open);
+    const label = { class: "survey-head", "aria-label": "The chosen head", "aria-live": "polite" };
+    this.box = element("section", label, heading, this.sentence, this.body);
+    /** @type {SurveyRow | null} */
+    this.row = null;
+    this.open.addEventListener("click", () => {
+      if (this.row) app.set({ view: "map", layer: this.row.layer, head: this.row.head });
+    });
+    this.fill = latest(async (fresh, /** @type {SurveyRow} */ row) => {
+      this.body.setAttribute("aria-busy", "true");
+      const head = await app.source.surveyHead(row.layer, row.head);
+      if (!fresh()) return;
+      this.body.replaceChildren(examples(head), sides(head));
+      this.body.setAttribute("aria-busy", "false");
+    });
+  }
+
+  /** @param {SurveyRow} row */
+  show(row) {
+    const { texts, survey } = this.app.meta;
+    const text = texts[this.app.state.text];
+    const layer = text.layers.find(({ key }) => key === row.layer);
+    this.open.hidden = text.model !== survey?.model || !layer?.heads.includes(row.head);
+    if (this.row && rowName(this.row) === rowName(row)) return;
+    this.row = row;
+    this.title.textContent = `Layer ${row.layer}, head ${row.head}`;
+    this.tags.replaceChildren(...labelTags(row));
+    this.sentence.textContent = row.sentence;
+    this.fill(row);
+  }
+}
+
+/** @param {SurveyHead} head */
+function examples({ examples: all }) {
+  const box = element("section", {}, element("h3", { text: "Strongest examples" }));
+  if (!all.length) {
+    const text = "No window of the corpus has an attention weight that is not on its first token.";
+    box.append(element("p", { class: "note", text }));
+    return box;
+  }
+  const about = "One for each window. The query is outlined, and the keys are shaded by its weight on them.";
+  box.append(element("p", { class: "note", text: about }), element("ol", { class: "survey-examples" }));
+  box.lastElementChild?.append(...all.map(exampleItem));
+  return box;
+}
+
+/** @param {SurveyExample} example */
+function exampleItem(example) {
+  const text = element("p", { class: "survey-excerpt", dir: directionOf(example.tokens) });
+  for (const { token, gap, isQuery, weight, position } of excerptOf(example)) {
+    if (gap) text.append(element("span", { class: "survey-gap", text: " … " }));
+    const kind = `survey-token${isQuery ? " asking" : ""}${weight === null ? "" : " attended"}`;
+    const span = element("span", { class: kind, text: inRunningText(token) });
+    if (weight !== null) span.style.setProperty("--weight", `${Math.round(100 * Math.min(1, weight))}%`);
+    const share = weight === null ? "" : `${percent(weight)} of the query’s attention`;
+    if (isQuery || share)
+      span.title = [isQuery ? "The query" : "", share, `token ${position}`].filter(Boolean).join(", ");
+    text.append(span);
+  }
+  const strongest = example.keys.find(([place]) => example.positions[place] > 0);
+  const key = strongest ? example.tokens[strongest[0]] : "";
+  const words = `${percent(example.weight)} on “${short(key)}”, window ${count(example.window + 1)}`;
+  return element("li", {}, element("p", { class: "small quiet", text: words }), text);
+}
+
+/** @param {SurveyHead} head */
+function sides({ queries, keys, distances }) {
+  /** @param {{ token: string, share: number }[]} tokens */
+  const named = (tokens) => tokens.map(({ token, share }) => ({ name: short(token, 14), share }));
+  const bins = distances.map((bin) => ({ name: rangeName(bin), share: bin.share }));
+  return element(
+    "div",
+    { class: "survey-sides" },
+    bars("Queries that attend the most", named(queries)),
+    bars("Keys that are attended to", named(keys)),
+    bars("Tokens from query to key", bins),
+  );
+}
+
+/**
+ * Shares as bars, each with its name.
+ * @param {string} title
+ * @param {{ name: string, share: number }[]} shares
+ */
+function bars(title, shares) {
+  const top = Math.max(1e-9, ...shares.map(({ share }) => share));
+  const list = element("ul", { class: "survey-bars" });
+  for (const { name, share } of shares) {
+    const bar = element("span", { class: "survey-bar", "aria-hidden": "true" });
+    bar.style.setProperty("--share", `${(100 * share) / top}%`);
+    const label = element("span", { class: "survey-bar-name", text: name, title: name });
+    const value = element("span", { class: "survey-bar-value", text: percent(share) });
+    list.append(element("li", {}, label, bar, value));
+  }
+  return element("section", {}, element("h3", { text: title }), list);
+}

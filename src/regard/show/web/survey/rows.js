@@ -1,0 +1,93 @@
+// @ts-check
+// What the Survey view shows of which head: the two scores, the points, the chosen head. It knows numbers and names.
+
+import { isShare, score } from "../common/format.js";
+import { inListOrder, scoreTitle } from "../common/score_words.js";
+
+/** Scores that tell most heads apart, first those to begin with: from left to right, and from bottom to top. */
+const FIRST = ["previous_token", "induction"];
+
+/** @param {SurveyRow} row */
+export function rowName({ layer, head }) {
+  return `${layer}/${head}`;
+}
+
+/**
+ * The names of the two scores: those of the state where they exist, else the first ones.
+ * @param {Survey} survey
+ * @param {Pick<State, "surveyAcross" | "surveyUp">} state
+ */
+export function chosenScores({ names }, { surveyAcross, surveyUp }) {
+  const usual = [...FIRST.filter((name) => names.includes(name)), ...inListOrder(names)];
+  const across = names.includes(surveyAcross) ? surveyAcross : usual[0];
+  const up = names.includes(surveyUp) ? surveyUp : (usual.find((name) => name !== across) ?? across);
+  return { across, up };
+}
+
+/**
+ * The heads that have both scores, as points.
+ * @param {Survey} survey
+ * @param {{ across: string, up: string }} names
+ * @returns {ScatterPoint[]}
+ */
+export function pointsOf({ heads }, { across, up }) {
+  return heads
+    .filter(({ scores }) => Object.hasOwn(scores, across) && Object.hasOwn(scores, up))
+    .map((row) => ({
+      id: rowName(row),
+      x: row.scores[across],
+      y: row.scores[up],
+      labelled: row.labels.length > 0,
+      name:
+        `Layer ${row.layer}, head ${row.head}: ${scoreTitle(across)} ${score(across, row.scores[across])}, ` +
+        `${scoreTitle(up)} ${score(up, row.scores[up])}`,
+    }));
+}
+
+/**
+ * The head that is described: the chosen one, else that with the highest score from bottom to top.
+ * @param {Survey} survey
+ * @param {string} chosen
+ * @param {string} up
+ */
+export function chosenRow({ heads }, chosen, up) {
+  const high = (/** @type {SurveyRow} */ row) => row.scores[up] ?? -Infinity;
+  return (
+    heads.find((row) => rowName(row) === chosen) ??
+    heads.reduce((best, row) => (high(row) > high(best) ? row : best), heads[0])
+  );
+}
+
+/**
+ * The end of an axis: a bit above the highest score; 1 at most for shares.
+ * @param {string} name
+ * @param {number[]} values
+ */
+export function axisEnd(name, values) {
+  const top = 1.05 * Math.max(0, ...values);
+  return isShare(name) ? Math.min(1, Math.max(0.1, top)) : top || 1;
+}
+
+/**
+ * A range of distances in words: 0, 1, 2–3, 4–7.
+ * @param {{ from: number, below: number }} bin
+ */
+export function rangeName({ from, below }) {
+  return below - from > 1 ? `${from}–${below - 1}` : String(from);
+}
+
+/**
+ * The tokens of an example with the gaps between them, each with the query's weight on it; null where it is not among
+ * the query's strongest keys.
+ * @param {SurveyExample} example
+ */
+export function excerptOf({ tokens, positions, query, keys }) {
+  const weights = new Map(keys);
+  return tokens.map((token, place) => ({
+    token,
+    position: positions[place],
+    gap: place > 0 && positions[place] > positions[place - 1] + 1,
+    isQuery: place === query,
+    weight: weights.get(place) ?? null,
+  }));
+}

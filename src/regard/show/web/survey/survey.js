@@ -1,0 +1,104 @@
+// @ts-check
+// Every head over a whole corpus, as `regard survey` found it: a scatter of the heads over two scores, and what the
+// survey kept of the chosen one.
+
+import { select } from "../common/controls.js";
+import { element } from "../common/dom.js";
+import { count, score, some } from "../common/format.js";
+import { inListOrder, scoreAbout, scoreTitle } from "../common/score_words.js";
+import { exportMenu } from "../picture/menu.js";
+import { surveyExports } from "./exports.js";
+import { HeadPanel } from "./head_panel.js";
+import { axisEnd, chosenRow, chosenScores, pointsOf, rowName } from "./rows.js";
+import { Scatter } from "./scatter.js";
+
+/**
+ * @param {HTMLElement} root
+ * @param {App} app
+ * @returns {View}
+ */
+export function survey(root, app) {
+  const view = new SurveyView(app);
+  root.append(view.controls, element("div", { class: "scroll" }, view.column));
+  return { show: (state) => view.show(state), hide() {} };
+}
+
+export class SurveyView {
+  /** @param {App} app */
+  constructor(app) {
+    this.survey = /** @type {Survey} */ (app.meta.survey); // there is no such view without one
+    this.across = select("Across", (surveyAcross) => app.set({ surveyAcross }));
+    this.up = select("Up", (surveyUp) => app.set({ surveyUp }));
+    const save = exportMenu(app, surveyExports(this));
+    this.controls = element("div", { class: "bar-of-choices" }, this.across, this.up, save);
+    this.lead = element("p", { class: "lead" });
+    this.about = element("p", { class: "note" });
+    this.pointed = element("p", { class: "note survey-pointed" });
+    this.scatter = new Scatter(380, {
+      choose: (surveyHead) => app.set({ surveyHead }),
+      point: (id) => this.point(id),
+    });
+    this.panel = new HeadPanel(app);
+    const key =
+      "A filled dot is a head with a label. Choose one with a click, or with the arrow keys and Enter.";
+    const plot = element(
+      "section",
+      { "aria-label": "Every head" },
+      this.scatter.box,
+      this.pointed,
+      element("p", { class: "note", text: key }),
+    );
+    const grid = element("div", { class: "survey-grid" }, plot, this.panel.box);
+    this.column = element("div", { class: "column survey-column" }, this.lead, this.about, grid);
+    this.names = chosenScores(this.survey, app.state);
+    /** @type {ScatterPoint[]} */
+    this.points = [];
+    const { model, windows, tokens, heads } = this.survey;
+    const read = `${some(windows, "window")} (${count(tokens)} tokens)`;
+    this.lead.textContent = `${some(heads.length, "head")} of ${model || "a model"}, over ${read} of a corpus.`;
+  }
+
+  /** @param {string} id */
+  point(id) {
+    const row = this.survey.heads.find((one) => rowName(one) === id);
+    const point = this.points.find((one) => one.id === id);
+    this.pointed.textContent = row && point ? `${point.name}. ${row.sentence}` : "";
+  }
+
+  /** @param {State} state */
+  show(state) {
+    this.names = chosenScores(this.survey, state);
+    const { across, up } = this.names;
+    const options = inListOrder(this.survey.names).map((name) => [name, scoreTitle(name)]);
+    this.across.fill(options, across);
+    this.up.fill(options, up);
+    this.about.textContent = [across, up].map((name) => scoreAbout(name)).join(" ");
+    this.points = pointsOf(this.survey, this.names);
+    const row = chosenRow(this.survey, state.surveyHead, up);
+    /**
+     * @param {string} name
+     * @param {number[]} values
+     * @returns {ChartAxis}
+     */
+    const axis = (name, values) => ({
+      low: Math.min(0, ...values),
+      high: axisEnd(name, values),
+      title: scoreTitle(name),
+      say: (x) => score(name, x),
+    });
+    this.scatter.draw({
+      points: this.points,
+      x: axis(
+        across,
+        this.points.map(({ x }) => x),
+      ),
+      y: axis(
+        up,
+        this.points.map(({ y }) => y),
+      ),
+      chosen: row ? rowName(row) : "",
+      label: `Every head by its ${scoreTitle(across)} and ${scoreTitle(up)}`,
+    });
+    if (row) this.panel.show(row);
+  }
+}

@@ -1,0 +1,80 @@
+// @ts-check
+// What the Text view can save: the shaded text as a figure, and the weights of the chosen token.
+
+import { makeScale } from "../common/colours.js";
+import { quantityTitle, spell } from "../common/quantity.js";
+import { visible } from "../common/tokens.js";
+import { writeCsv } from "../picture/numbers.js";
+import { viewFigure } from "../picture/view.js";
+import { headWords, textWords } from "../picture/words.js";
+import { scopeName } from "./scope.js";
+
+/**
+ * @typedef {Pick<import("./text.js").TextView, "state" | "layer" | "quantity" | "shaded" | "written" | "said" | "sheet" | "other">} TextOnPaper
+ */
+
+/**
+ * @param {App} app
+ * @param {TextOnPaper} view
+ * @returns {Exported}
+ */
+export function textExports(app, view) {
+  return {
+    name: () => `text-${view.state.text}${view.shaded ? `-token-${view.shaded.token}` : ""}`,
+    picture: () => textFigure(app, view),
+    numbers: { CSV: async () => textCsv(view) },
+  };
+}
+
+/**
+ * @param {App} app
+ * @param {TextOnPaper} view
+ */
+async function textFigure(app, { state, layer, quantity, shaded, said, sheet, other }) {
+  const { text, head } = state;
+  const words =
+    state.scope === "head"
+      ? await headWords(app, { text, layer: layer.key, head })
+      : textWords(app, scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean"), text);
+  words.notes = shaded ? [said.textContent ?? ""] : ["No token is selected, so no token is shaded."];
+  if (other) words.notes.push(`Vermilion: layer ${other.layer.key}, head ${other.head}.`);
+  return viewFigure([sheet], words, {
+    bar: shaded && barOf(shaded, state, quantity),
+    hatch: "",
+    dashed: "",
+  });
+}
+
+/**
+ * @param {Shaded} shaded
+ * @param {State} state
+ * @param {Quantity} quantity
+ * @returns {FigureKeys["bar"]}
+ */
+function barOf({ top, signed }, { scale }, quantity) {
+  const colours = makeScale({ scale, top, bottom: Math.min(1e-4, top / 10), signed });
+  const middle = signed ? "0" : spell(quantity, colours.weight(0.5));
+  const least = signed
+    ? spell(quantity, -top)
+    : scale === "log"
+      ? `≤ ${spell(quantity, colours.bottom)}`
+      : "0";
+  return {
+    scale: colours,
+    marks: [
+      [0, least],
+      [0.5, middle],
+      [1, spell(quantity, top)],
+    ],
+  };
+}
+
+/** @param {TextOnPaper} view */
+function textCsv({ shaded, written, quantity }) {
+  if (!shaded) throw new Error("select a token first");
+  const { weights, from } = shaded;
+  return writeCsv([
+    ["position", "token", quantityTitle(quantity).toLowerCase()],
+    ...Array.from(weights, (weight, n) => [n + from, visible(written.tokens[n + from] ?? ""), weight]),
+  ]);
+}
