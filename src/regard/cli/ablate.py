@@ -147,7 +147,7 @@ def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -
     from regard.interventions.effects import find_heads
     from regard.interventions.random_edits import draw_edits
     from regard.recorder.context import model_inputs
-    from regard.recorder.tokens import decode_tokens
+    from regard.recorder.tokens import decode_vocabulary
 
     before, after = _probabilities(model.module, ids), _probabilities(model.module, ids, edit)
     heads = find_heads(model.module, model_inputs(model.module, {"input_ids": ids[None]}))
@@ -155,7 +155,7 @@ def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -
     by_chance = torch.stack(random).mean(0) if random else torch.full_like(before, torch.nan)
     k = min(LIKELIEST, len(before))
     tokens = list(dict.fromkeys([*before.topk(k).indices.tolist(), *after.topk(k).indices.tolist()]))
-    texts = decode_tokens(model.tokenizer, ids.new_tensor([tokens]))[0]
+    texts = decode_vocabulary(model.tokenizer, ids.new_tensor(tokens))
     return [
         NextToken(text, float(before[token]), float(after[token]), float(by_chance[token]))
         for token, text in zip(tokens, texts, strict=True)

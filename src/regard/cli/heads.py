@@ -176,4 +176,5 @@ def _key_texts(model: Model, ids: list[Tensor], table: HeadTable) -> dict[int, s
     if len(ids) > 1:
         return {}
     keys = sorted({row.sink_key for row in table if row.sink_key is not None})
-    return dict(zip(keys, decode_tokens(model.tokenizer, ids[0][keys][None])[0], strict=True))
+    tokens = decode_tokens(model.tokenizer, ids[0][None])[0]
+    return {key: tokens[key] for key in keys}

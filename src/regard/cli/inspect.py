@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from regard.cli.options import MODELS, Files, Texts
+from regard.cli.page_server import serve
 from regard.escapes import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regard.cli.model import Model
+    from regard.gpt import GPT
+    from regard.heads import SurveyResult
     from regard.recorder import Capture
+    from regard.show.data.contents import Contents
+    from regard.show.server.app import Site
+    from regard.show.server.jobs import ReportProgress
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 3.0  # seconds that it may take
+
+
+class Prepared(NamedTuple):
+    """What the page shows: captures, the model that reads more texts, and one that goes into the file."""
+
+    contents: Contents
+    opened: Model | None
+    inside: GPT | None
 
 
 def inspect(
@@ -44,10 +55,25 @@ def inspect(
         Path | None,
         typer.Option("--run", metavar="FOLDER", help="Folder of a training run, for the time slider."),
     ] = None,
+    survey: Annotated[
+        Path | None,
+        typer.Option(
+            "--survey",
+            metavar="FILE",
+            help="The table of a regard survey: its heads and their examples get a view of their own.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE.html", help="Write the page to one file instead of serving it."),
     ] = None,
+    with_model: Annotated[
+        bool,
+        typer.Option(
+            "--with-model",
+            help="Put the model into the file of --out, too: its readers can type texts, offline.",
+        ),
+    ] = False,
     port: Annotated[
         int, typer.Option("--port", metavar="N", help="Port to serve the page on. 0 takes a free one.")
     ] = 0,
@@ -72,7 +98,9 @@ def inspect(
       regard inspect --model smollm2 --file letter.txt
       regard inspect --model Qwen/Qwen3-0.6B --text "The cat sat. The cat ate."
       regard inspect --model trained --run trained
+      regard inspect --survey survey.csv
       regard inspect --out page.html
+      regard inspect --out page.html --with-model
       regard inspect capture-folder
     """
     from rich.console import Console
@@ -82,45 +110,62 @@ def inspect(
         raise ValueError("expected captures to show or a model to read with (--model, --text), not both")
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out: there is no folder {str(out.parent)!r}: make it first")
+    if with_model and (out is None or captures):
+        raise ValueError("--with-model: expected it with --out FILE.html and a model, as in --out page.html")
     texts = _texts(text or [], file or [])
-    if captures:
-        opened, seen, titles = None, [_loaded(path) for path in captures], [path.name for path in captures]
-    else:
-        opened = _opened(console, model or "default")
-        seen = [_read(console, opened, words) for _, words in texts]
-        titles = [title for title, _ in texts]
-    from regard.gpt.training.history import read_run
-    from regard.show.data.contents import Contents
+    found = None if survey is None else _surveyed(survey)
 
-    folder = run or (opened.run if opened else None)
-    history = None if folder is None else read_run(folder)
-    with console.status("Scoring the heads …"):
-        contents = Contents(seen, titles=titles, time=history, start="auto")
-    if out is not None:
-        if opened is not None and opened.can_generate:
-            contents.generation = _written(console, opened, texts[0][1])
-        _write(console, contents, out)
-        _glimpse(contents)
-        typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
+    def prepare(report: ReportProgress) -> Prepared:
+        from regard.gpt.training.history import read_run
+        from regard.show.data.contents import Contents
+
+        if captures:
+            opened, inside, seen = None, None, [_loaded(path) for path in captures]
+            titles = [path.name for path in captures]
+        else:
+            report(f"opening {model or 'default'}", 0, 0)
+            opened = _opened(console, model or "default")
+            inside = _fitting(opened) if with_model else None
+            seen = [_read(console, opened, texts, number, report) for number in range(len(texts))]
+            titles = [title for title, _ in texts]
+        folder = run or (opened.run if opened else None)
+        history = None if folder is None else read_run(folder)
+        report("choosing the head to begin with", 0, 0)
+        with console.status("Scoring the heads …"):
+            contents = Contents(seen, titles=titles, time=history, survey=found)
+            return Prepared(contents, opened, inside)
+
+    if out is None:
+        serve(lambda report: _site(prepare(report)), host=host, port=port, open_=open_)
         return
-    _serve(contents, opened, host, port, open_)
+    contents, opened, inside = prepare(lambda doing, done, of: None)
+    if opened is not None and opened.can_generate:
+        contents.generation = _written(console, opened, texts[0][1], contents)
+    if opened is not None and opened.predicts:
+        with console.status("Reading random tokens, repeated …"):
+            contents.repeats = opened.score_repeats()
+    _write(console, contents, out, inside)
+    _glimpse(contents)
+    typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
 
 
 def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
     """What is read, each with its title; the built-in text if nothing was given."""
     from regard.cli.demo_text import STORY, TITLE
     from regard.gpt.training.corpus import read
+    from regard.show.data.titles import title_of_text
 
-    found = [(_title(text), text) for text in given] + [(path.name, read(path)) for path in files]
+    found = [(title_of_text(text), text) for text in given] + [(path.name, read(path)) for path in files]
     for title, words in found:
         if not words.strip():
             raise ValueError(f"text: expected some text to read, and {title!r} is empty")
     return found or [(TITLE, STORY)]
 
 
-def _title(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= 48 else words[:47].rstrip() + "…"
+def _surveyed(path: Path) -> SurveyResult:
+    from regard.heads import read_survey
+
+    return read_survey(path)
 
 
 def _loaded(path: Path) -> Capture:
@@ -141,37 +186,58 @@ def _opened(console: Any, name: str) -> Model:
         return Model.open(name)
 
 
-def _read(console: Any, opened: Model, text: str) -> Capture:
+def _read(
+    console: Any, opened: Model, texts: list[tuple[str, str]], number: int, report: ReportProgress
+) -> Capture:
+    """Read one of the texts; progress is shown in the terminal and reported."""
     from rich.progress import Progress
 
+    name = "the text" if len(texts) == 1 else f"text {number + 1} of {len(texts)}"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("Reading", total=None)
 
         def tell(doing: str, done: int, of: int) -> None:
             bar.update(task, description=doing.capitalize(), completed=done, total=of or None)
+            report(f"{doing} {name}", done, of)
 
-        return opened.read(text, tell)
+        return opened.read(texts[number][1], tell)
 
 
-def _written(console: Any, opened: Model, text: str) -> list[Mapping[str, object]]:
-    """A few tokens with and without a cache, measured now: the page that is written will have no model."""
+def _written(console: Any, opened: Model, text: str, contents: Any) -> list[Mapping[str, object]]:
+    """A few tokens with and without a cache, measured now: the page that is written will have no model.
+
+    The text with these tokens is captured and added to the contents, so that the page can open it.
+    """
     began = time.perf_counter()
     lines: list[Mapping[str, object]] = []
+    ids: list[int] = []
     start = text.strip()[:OPENING].partition(". ")[0]
     with console.status("Writing a few tokens …"):
         for line in opened.generate(start, tokens=24, window=64, sinks=4):
             lines.append(line)
+            if isinstance(step := line.get("step"), dict):
+                ids.append(step["token_id"])
             if time.perf_counter() - began > PATIENCE:
                 break
+        if ids:
+            generated = opened.read(start, continuation=ids)
+            lines.append({"captured": contents.add(generated, "What Cache generated")})
     return lines
 
 
-def _write(console: Any, contents: Any, out: Path) -> None:
+def _fitting(opened: Model) -> GPT:
+    """The model, if a page can hold and run it."""
+    from regard.show.saved.model_block import check_model
+
+    return check_model(opened.module)
+
+
+def _write(console: Any, contents: Any, out: Path, model: GPT | None) -> None:
     from regard.show.saved.bundle import write
 
     began = time.perf_counter()
     with console.status("Writing the page …"):
-        write(contents, out)
+        write(contents, out, model=model)
     size, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
     console.print(f"{escape(str(out))}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
 
@@ -180,50 +246,31 @@ def _glimpse(contents: Any) -> None:
     """The head that the page begins with, in the terminal."""
     from rich.console import Console
 
+    from regard.heads.score_words import title
     from regard.show.terminal import print_map
 
     if contents.start is None:
         return
     layer, head = contents.start
     row = next(row for row in contents.heads(0) if (row["layer"], row["head"]) == contents.start)
-    score = row["scores"]["induction"]
     console = Console(highlight=False)
-    console.print(f"\nLayer {layer}, head {head}: queries run down, keys run across.", markup=False)
+    label = f" ({title(row['label'])})" if row["label"] else ""
+    console.print(f"\nLayer {layer}, head {head}{label}: queries run down, keys run across.", markup=False)
     print_map(console, contents.head_map(0, layer, head).map[0, 0])
-    console.print(
-        f"It puts {score['value']:.0%} of its attention on what came after earlier copies of the token; "
-        f"uniform attention would put {score['null']:.0%} there.\n",
-        markup=False,
-        soft_wrap=True,
-    )
+    console.print(f"{escape(row['sentence'])}\n", markup=False, soft_wrap=True)
 
 
-def _serve(contents: Any, opened: Model | None, host: str, port: int, open_: bool) -> None:
+def _site(prepared: Prepared) -> Site:
+    """What is served: the captures, and what the model can do."""
     from regard.show.server.app import Site
-    from regard.show.server.background import BackgroundServer
-    from regard.show.server.guard import is_loopback
-    from regard.show.viewer import open_browser
 
-    read = opened.read if opened else None
-    generate = opened.generate if opened and opened.can_generate else None
-    run_cut = opened.run_cut if opened else None
-    running = BackgroundServer(Site(contents, read, generate, run_cut), host=host, port=port)
-    typer.echo(running.address)
-    if not is_loopback(host):
-        typer.echo("Anyone with this whole address can read the texts on the page, from other machines too.")
-    typer.echo("Ctrl-C ends it.")
-    if open_:
-        open_browser(running.bound_address.ticket_address)
-    code = 0
-    try:
-        running.run()
-    except SystemExit as end:  # a signal
-        code = int(end.code or 0)
-    _leave(code)
-
-
-def _leave(code: int) -> None:
-    """Exit at once: Python would wait for threads whose results are no longer needed."""
-    atexit._run_exitfuncs()  # what was kept in temporary folders goes
-    sys.stdout.flush()
-    os._exit(code)
+    contents, opened, _ = prepared
+    if opened is None:
+        return Site(contents)
+    return Site(
+        contents,
+        opened.read,
+        opened.generate if opened.can_generate else None,
+        opened.run_cut,
+        opened.score_repeats if opened.predicts else None,
+    )

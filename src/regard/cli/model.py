@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regard.gpt import GPT
+    from regard.heads import HeadTable
     from regard.maps import AttentionMap
     from regard.recorder import Capture
     from regard.show.data.cuts import Cut
-    from regard.show.server.line_stream import ReportProgress
+    from regard.show.server.jobs import ReportProgress
 
 WIDTHS = ("d_model", "hidden_size", "n_embd")  # how configurations call the width of the residual stream
 DEPTHS = ("num_layers", "num_hidden_layers", "n_layer")  # and the number of layers
@@ -128,21 +129,40 @@ class Model:
             end = getattr(self.tokenizer, "eos_token_id", None)
         return end
 
-    def read(self, text: str, tell: ReportProgress = lambda doing, done, of: None) -> Capture:
+    def read(
+        self,
+        text: str,
+        tell: ReportProgress = lambda doing, done, of: None,
+        *,
+        first: int | None = None,
+        continuation: Sequence[int] = (),
+    ) -> Capture:
         """Capture the model while it reads a text; `tell` is called after each layer.
 
         The text is tokenised once: a long one takes seconds.
-        """
-        from regard.recorder.tokens import encode_text
 
-        encoding = encode_text(self.tokenizer, text)
-        tokens = encoding["input_ids"].shape[1]
+        - `first`: how many tokens to read; all by default.
+        - `continuation`: the ids of tokens that the model generated, which are read after the text.
+        """
+        import torch
+
+        from regard.recorder.tokens import TextTooLongError, encode_text
+
+        encoding = {name: ids[:, :first] for name, ids in encode_text(self.tokenizer, text).items()}
+        prompt = encoding["input_ids"].shape[1]
+        if continuation:
+            if not all(0 <= number < self.vocab_size for number in continuation):
+                raise ValueError(f"continuation: expected ids from 0 to {self.vocab_size - 1}, got another")
+            ids = encoding["input_ids"]
+            encoding = {"input_ids": torch.cat([ids, ids.new_tensor([continuation])], 1)}
+        tokens = prompt + len(continuation)
         if self.context is not None and tokens > self.context:
-            raise ValueError(
-                f"text: expected at most {self.context:,} tokens, which is how much this model can read, "
-                f"got {tokens:,}: shorten it"
-            )
-        return self._capture(encoding, tell)
+            raise TextTooLongError(tokens, self.context)
+        seen = self._capture(encoding, tell)
+        if continuation:
+            seen.boundary = prompt
+            seen.seal()
+        return seen
 
     def run_cut(
         self, seen: Capture, cuts: Sequence[Cut], tell: ReportProgress = lambda doing, done, of: None
@@ -216,6 +236,17 @@ class Model:
         check(seen)
         return seen.maps
 
+    def score_repeats(self) -> HeadTable:
+        """The scores of every head on random tokens, repeated."""
+        from regard.heads import describe
+        from regard.heads.repeated_tokens import draw_repeats
+
+        ids = draw_repeats(self.vocab_size, self.boundary, max_length=self.context)
+        captures: list[Capture] = []
+        maps = self.maps(ids, captures.append)
+        keys = [layer.key for layer in captures[0].layers]
+        return describe(maps, ids, keys=keys, model=self.title)
+
     @property
     def can_generate(self) -> bool:
         from regard.gpt import GPT
@@ -235,18 +266,21 @@ class Model:
         model = self._gpt
         return model.stream(prompt, stop=[*model.config.eos_token_id, *stop], **options)
 
-    def generate(self, text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
+    def generate(
+        self, text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0.0
+    ) -> Iterator[dict[str, object]]:
         """Continue a text for the page, which shows what a cache saves.
 
         The lines are {"start": …}, a {"step": …} for each token, and {"end": …}.
         """
         from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
         from regard.recorder.tokens import decode_tokens, encode_text
+        from regard.split_characters import MOST_PIECES
 
         model = self._gpt
         ids = encode_text(self.tokenizer, text)["input_ids"]
         steps = compare_with_and_without_cache(
-            model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks
+            model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks, temperature=temperature
         )
         config = model.config
         yield {
@@ -264,7 +298,7 @@ class Model:
         for step in steps:
             written.append(step.token_id)
             line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
-            token = decode_tokens(self.tokenizer, ids.new_tensor([[step.token_id]]))[0][0]
+            token = decode_tokens(self.tokenizer, ids.new_tensor([written[-MOST_PIECES:]]))[0][-1]
             yield {"step": {"token": token, **line}}
         ended = bool(written) and written[-1] in config.eos_token_id
         why = "end" if ended else "tokens" if len(written) == tokens else "context"

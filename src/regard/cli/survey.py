@@ -16,7 +16,7 @@ from regard.cli.options import Device, ModelName
 from regard.escapes import escape
 
 if TYPE_CHECKING:
-    from regard.heads.survey import SurveyProgress
+    from regard.heads.survey_progress import SurveyProgress
 
 
 def survey(
@@ -47,36 +47,64 @@ def survey(
     save_every: Annotated[
         float, typer.Option("--save-every", metavar="SECONDS", help="Seconds between progress checkpoints.")
     ] = 20.0,
+    examples: Annotated[
+        int,
+        typer.Option(
+            "--examples",
+            metavar="N",
+            help="Strongest examples of each head to keep, in FILE.examples. 0 keeps none.",
+        ),
+    ] = 8,
+    headvis: Annotated[
+        Path | None,
+        typer.Option(
+            "--headvis", metavar="FOLDER", help="Also write the tree of files that the HeadVis viewer reads."
+        ),
+    ] = None,
     device: Device = None,
 ) -> None:
     """Read a corpus window by window, and write what every head does over all of it.
 
     A survey that was stopped or killed continues when the same command is given again, and its numbers are
     the same to the last bit. So are those of several processes, started with torchrun. While it runs, no
-    other survey can write to its file.
+    other survey can write to its file. Open what it found with `regard inspect --survey FILE`.
 
     \b
     Examples:
       regard survey book.txt
       regard survey book.txt --model smollm2 --out survey.parquet
+      regard survey book.txt --headvis data
       torchrun --nproc-per-node 4 --no-python \\
         regard survey corpus.txt --out survey.parquet
     """
     from regard.cli.model import Model
     from regard.files import TextFileError, check_regular_file
+    from regard.heads.headvis import check_headvis, write_headvis
     from regard.heads.survey import SurveyModel, check_out
     from regard.heads.survey import survey as run
+    from regard.heads.survey_result import read_survey
     from regard.processes import process_group
+    from regard.recorder.tokens import decode_vocabulary
 
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:
             raise ValueError(f"--{name}: expected at least {least}, got {value}")
+    if headvis is not None and not examples:
+        raise ValueError("--headvis: expected examples to write, got --examples 0")
     check_regular_file(corpus, TextFileError, "a text file as the corpus")
     with process_group(device) as ranks:
         ranks.on_main(lambda: check_out(out))  # before the model is opened
+        if headvis is not None:
+            ranks.on_main(lambda: check_headvis(headvis))
         opened = Model.open(model).to(ranks.device)
         reader = SurveyModel(
-            opened.title, opened.maps, opened.encode, opened.start, opened.digest(), ranks.device
+            opened.title,
+            opened.maps,
+            opened.encode,
+            opened.start,
+            opened.digest(),
+            ranks.device,
+            lambda ids: decode_vocabulary(opened.tokenizer, ids),
         )
         try:
             with _bar(corpus.stat().st_size, windows, ranks.is_main) as tell:
@@ -91,6 +119,7 @@ def survey(
                     threads=threads,
                     save_every=save_every,
                     fresh=fresh,
+                    examples=examples,
                     report=tell,
                 )
         except KeyboardInterrupt:
@@ -106,6 +135,11 @@ def survey(
                 f"{table.tokens:,} tokens; {named} have a label",
                 err=True,
             )
+            if headvis is not None:
+                write_headvis(read_survey(out), headvis)
+                typer.echo(f"{escape(str(headvis))}: the data folder of HeadVis", err=True)
+            if examples:
+                typer.echo(f"Open it: regard inspect --survey {escape(shlex.quote(str(out)))}", err=True)
 
 
 @contextmanager

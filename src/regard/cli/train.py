@@ -59,7 +59,23 @@ def train(
         float, typer.Option(metavar="RATE", help="Learning rate at the end of the cosine decay.")
     ] = 1e-4,
     warmup_steps: Annotated[int, typer.Option(metavar="N", help="Steps of linear warmup.")] = 100,
-    weight_decay: Annotated[float, typer.Option(metavar="X", help="Weight decay of AdamW.")] = 0.1,
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        typer.Option(help="AdamW, or Muon for the matrices of the blocks and AdamW for the other weights."),
+    ] = "adamw",
+    muon_learning_rate: Annotated[
+        float, typer.Option(metavar="RATE", help="Maximum learning rate of Muon.")
+    ] = 0.02,
+    short_length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Tokens per window in the first part of the run. By default all are long."
+        ),
+    ] = None,
+    short_share: Annotated[
+        float, typer.Option(metavar="X", help="Share of the run that --short-length is for.")
+    ] = 0.5,
+    weight_decay: Annotated[float, typer.Option(metavar="X", help="Weight decay of the optimizers.")] = 0.1,
     beta2: Annotated[float, typer.Option(metavar="X", help="Second beta of AdamW.")] = 0.99,
     max_grad_norm: Annotated[float, typer.Option(metavar="X", help="Maximum gradient norm.")] = 1.0,
     evaluate_every: Annotated[int, typer.Option(metavar="N", help="Steps between evaluations.")] = 250,
@@ -101,6 +117,10 @@ def train(
         learning_rate=learning_rate,
         min_learning_rate=min_learning_rate,
         warmup_steps=warmup_steps,
+        optimizer=optimizer,
+        muon_learning_rate=muon_learning_rate,
+        short_length=short_length,
+        short_share=short_share,
         weight_decay=weight_decay,
         beta2=beta2,
         max_grad_norm=max_grad_norm,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.cell_output import text_output
 from regard.comparison.aligned_maps import select_positions, total_variation
 from regard.comparison.alignment import Alignment, align
 from regard.escapes import escape
@@ -151,6 +152,10 @@ class Comparison:
         except ImportError:
             raise ImportError("to_pandas needs pandas: pip install pandas") from None
         return pandas.DataFrame(self.heads)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: what differs most."""
+        return text_output(str(self))
 
     def __repr__(self) -> str:
         shared = len(next(iter(self.alignments.values()))[0].a)

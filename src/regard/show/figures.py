@@ -1,37 +1,34 @@
-"""A map as a figure for paper: PNG, SVG or PDF by Matplotlib's `savefig`.
+"""A map as a figure for paper: PNG, SVG or PDF by Matplotlib's `savefig`, with text as text.
 
 Queries run down and keys across, both labelled with their tokens. A small map has a number in each cell; a
-long one is pooled, exactly and without a T×S matrix. This file knows maps, captures and tokens; it does not
-know models.
+long one is pooled, exactly and without a T×S matrix. The picture is the one that the page exports: the same
+words, colours and scale. This file knows maps, captures and tokens; it does not know models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from regard.extras import extra
-from regard.heads import uniform
-from regard.maps import AttentionMap, DifferenceMap, SignedMap, WeightedMap
-from regard.recorder import Capture
-from regard.stages.picture import (
-    MAX_NUMBERED_SIDE,
-    colour_map,
-    colour_scale,
-    draw_heatmap,
-    largest,
-)
+from regard.heads.score_words import title as score_title
+from regard.invisible_characters import show_invisible
+from regard.maps import AttentionMap, SignedMap
+from regard.maps.index import Axes
+from regard.pyplot_figure import new_figure, release
+from regard.recorder import Capture, Layer
+from regard.show.data.head_rows import TextHeads
+from regard.show.data.titles import title_of_tokens
+from regard.show.figure_axes import Labels, describe_cell, draw_map
+from regard.show.figure_cells import Drawable, Reduce
+from regard.show.figure_layout import SOFT, WARNING, FigureWords, draw_keys, lay_out
+from regard.stages.picture import MAX_NUMBERED_SIDE
 
-MOST_TOKENS = 64  # a longer axis is labelled with a few of its tokens and their positions
-MOST_CELLS = 512  # a longer axis is pooled: a figure has no room for more
-TICKS = 10  # labels on a longer axis
-WARNING = "#a5342a"
+MOST_TOKENS = 64  # of an axis whose length grows with it
+MOST_SCORED = 1 << 27  # weights of a head that a figure computes to say what the head does
+LONGEST_LABEL = 24  # characters of a token on an axis
 Scale = Literal["linear", "log"]
-Reduce = Literal["mass", "max"]
-Drawable = AttentionMap | SignedMap | Tensor
 
 
 def plot(
@@ -66,24 +63,10 @@ def plot(
     >>> figure.axes[0].get_xlabel()
     'attended-to (key)'
     """
-    for name, value, choices in (("scale", scale, ("linear", "log")), ("reduce", reduce, ("mass", "max"))):
-        if value not in choices:
-            raise ValueError(f"{name}: expected {choices[0]!r} or {choices[1]!r}, got {value!r}")
-    heads = _split_heads(attention_map)
-    T, S = heads[0].shape[-2:]
-    keys = _labels("key_tokens", key_tokens, S)
-    if query_tokens is None and T <= S:
-        queries = keys[S - T :]
-    else:
-        queries = _labels("query_tokens", query_tokens, T)
-    if boundary is not None and not 0 < boundary < S:
-        raise ValueError(f"boundary: expected from 1 to {S - 1}, since there are {S} keys, got {boundary!r}")
-    labels = Labels(queries, keys, boundary, scale == "log", reduce)
-    if len(heads) > 1:
-        if ax is not None:
-            raise ValueError(f"ax: expected one head to draw there, got a map of {len(heads)}: pass m[b, h]")
-        return _draw_gallery(heads, labels, title, note)
-    return _draw_single(heads[0], labels, ax, title, note)
+    warning = note if note.startswith("not certified") else ""
+    words = FigureWords(title, notes=[note] if note and not warning else [], warning=warning)
+    labels = _axis_labels(attention_map, key_tokens, query_tokens, boundary)
+    return _plot(_split_heads(attention_map), labels, words, ax, scale, reduce)
 
 
 def figure(
@@ -97,18 +80,18 @@ def figure(
     scale: Scale = "linear",
     reduce: Reduce = "mass",
 ) -> Any:
-    """Draw one head of a capture, or all heads of a layer, with the certificate's sentence at the foot.
+    """Draw one head of a capture, or all heads of a layer, under the model's name and what the head does.
 
     Arguments:
         capture: the capture.
         layer: the layer's number, or its key such as "decoder.3".
         head: the head's number in the model; all heads of the layer if None.
-        against: another capture of the same shape, whose weights are subtracted: of another text, another
-            checkpoint, or an edited run.
+        against: another capture of the same shape, whose weights are subtracted: of another model, another
+            text, another checkpoint, or an edited run.
         batch: the entry of the batch.
         ax, scale, reduce: as in `plot`.
 
-    Returns the Matplotlib figure.
+    Returns the Matplotlib figure. It is the picture that the page exports.
     """
     chosen = capture.layer(layer)
     m = (chosen.map if head is None else capture[layer, head])[batch]
@@ -121,59 +104,74 @@ def figure(
     keys = target if chosen.stack == "decoder" else source
     queries = target if chosen.stack in ("decoder", "cross") else source
     marked = capture.boundary is not None and chosen.stack != "cross" and 0 < capture.boundary < S
-    place = f"layer {chosen.key}" + ("" if head is None else f", head {head}")
-    place += "" if against is None else ", difference"
-    drawn = plot(
+    labels = _axis_labels(
         m,
         keys[-S:] if keys is not None and len(keys) >= S else None,
-        query_tokens=queries[-T:] if queries is not None and len(queries) >= T else None,
-        ax=ax,
-        title=f"{capture.model}: {place}" if capture.model else place,
-        note=_certificate_note(layer, *(x for x in (capture, against) if x is not None)),
-        scale=scale,
-        reduce=reduce,
-        boundary=capture.boundary if marked else None,
+        queries[-T:] if queries is not None and len(queries) >= T else None,
+        capture.boundary if marked else None,
     )
+    words = _capture_words(capture, chosen, head, against, batch)
+    drawn = _plot(_split_heads(m), labels, words, ax, scale, reduce)
     if m.ndim == 3 and len(chosen.heads) > 1:
         for panel, number in zip(drawn.axes, chosen.heads, strict=False):
             panel.set_title(f"head {number}", fontsize=9, loc="left")
     return drawn
 
 
-def _certificate_note(layer: int | str, *captures: Capture) -> str:
-    """Return what the certificates of a layer say: the first that is not certified, or else the first."""
-    evidence = [capture.certificate[capture.layers.index(capture.layer(layer))] for capture in captures]
-    return str(next((x for x in evidence if not x.certified), evidence[0]))
+def _capture_words(
+    capture: Capture, layer: Layer, head: int | None, against: Capture | None, batch: int
+) -> FigureWords:
+    """Return the words around a figure of a capture: model, place, text, what the head does, certificate."""
+    label, sentence = "", ""
+    if head is not None and against is None and layer.shape[2] * layer.shape[3] <= MOST_SCORED:
+        label, sentence = _describe_head(capture, layer, head, batch)
+    place = f"layer {layer.key}" + ("" if head is None else f", head {head}") + label
+    model = capture.model
+    less = ""
+    if against is not None:
+        place += ", difference"
+        other = against.model if against.model != model else _title(against, batch)
+        less = f"Less the weights of {other}." if other else ""
+    text = _title(capture, batch)
+    evidence = [
+        x.certificate[x.layers.index(x.layer(layer.key))] for x in (capture, against) if x is not None
+    ]
+    doubt = next((str(x) for x in evidence if not x.certified), "")
+    return FigureWords(
+        f"{model}: {place}" if model else place,
+        [line for line in (f"Text: “{text}”." if text else "", sentence, less) if line],
+        [] if doubt else [_capitalised(str(evidence[0]))],
+        _capitalised(doubt),
+    )
+
+
+def _capitalised(sentence: str) -> str:
+    """Return a sentence with a capital letter and a full stop."""
+    return sentence and sentence[0].upper() + sentence[1:].rstrip(".") + "."
+
+
+def _title(capture: Capture, batch: int) -> str:
+    return "" if capture.tokens is None else title_of_tokens(capture.tokens[batch])
+
+
+def _describe_head(capture: Capture, layer: Layer, head: int, batch: int) -> tuple[str, str]:
+    """Return a head's label, to be written after its number, and the sentence that says what it does."""
+    whole = layer.map._with(axes=Axes(), precise=layer.map.precise)  # (B, H, T, S)
+    h = layer.heads.index(head)
+    m = whole[batch : batch + 1, h : h + 1]  # (1, 1, T, S)
+    alone = Layer(layer.number, layer.name, layer.stack, m, layer.evidence, (head,))
+    (row,) = TextHeads(capture, batch).rows(alone, m)
+    return f", {score_title(row['label'])}" if row["label"] else "", row["sentence"]
 
 
 def legible(token: str) -> str:
-    """Return a token as a label, in which spaces, line ends and unprintable characters are visible.
+    """Return a token as a short label, in which everything that is invisible has a sign or a name.
 
     >>> legible(" sea"), legible("\\n"), legible(" "), legible("a\\x00")
-    ('·sea', '↵', '·', 'a�')
+    ('·sea', '↵', '·', 'a␀')
     """
-    marked = token.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥")
-    return "".join(x if x.isprintable() else "�" for x in marked) or "∅"
-
-
-class Labels(NamedTuple):
-    """The labels of both axes, and how the weights are shown."""
-
-    queries: list[str]
-    keys: list[str]
-    boundary: int | None
-    log: bool
-    reduce: Reduce
-
-
-class FigureCells(NamedTuple):
-    """The cells of a figure, and the first query and the first key of each."""
-
-    signed: bool  # whether the colours diverge from 0
-    values: Tensor  # (rows, cols)
-    hidden: Tensor  # (rows, cols), True where no key is visible
-    rows: list[int]
-    cols: list[int]
+    label = show_invisible(token) or "∅"
+    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
 
 
 def _split_heads(m: Drawable) -> list[Drawable]:
@@ -188,6 +186,21 @@ def _split_heads(m: Drawable) -> list[Drawable]:
     raise ValueError(f"attention_map: expected an AttentionMap (T, S) or (H, T, S), got {kind}")
 
 
+def _axis_labels(
+    m: Drawable, key_tokens: Sequence[str] | None, query_tokens: Sequence[str] | None, boundary: int | None
+) -> Labels:
+    """Return the labels of both axes; by default queries have those of the last keys."""
+    T, S = _split_heads(m)[0].shape[-2:]
+    keys = _labels("key_tokens", key_tokens, S)
+    if query_tokens is None and T <= S:
+        queries = keys[S - T :]
+    else:
+        queries = _labels("query_tokens", query_tokens, T)
+    if boundary is not None and not 0 < boundary < S:
+        raise ValueError(f"boundary: expected from 1 to {S - 1}, since there are {S} keys, got {boundary!r}")
+    return Labels(queries, keys, boundary)
+
+
 def _labels(name: str, tokens: Sequence[str] | None, n: int) -> list[str]:
     if tokens is None:
         return [str(i) for i in range(n)]
@@ -197,167 +210,60 @@ def _labels(name: str, tokens: Sequence[str] | None, n: int) -> list[str]:
     return [legible(str(token)) for token in tokens]
 
 
-def _pool(m: Drawable, reduce: Reduce, most: int) -> FigureCells:
-    """Pool a map to at most `most` cells along each axis."""
-    T, S = m.shape
-    if isinstance(m, Tensor):
-        values = m.detach().float().cpu()
-        hidden = torch.zeros_like(values, dtype=torch.bool)
-        return FigureCells(bool((values < 0).any()), values, hidden, list(range(T)), list(range(S)))
-    rows, cols = min(T, most), min(S, most)
-    values = cast(Tensor, m.pool(rows, cols, reduce)).float().cpu()
-    signed = isinstance(m, DifferenceMap) or bool((values < 0).any())
-    edges = [[i * n // count for i in range(count)] for n, count in ((T, rows), (S, cols))]
-    return FigureCells(signed, values, _hidden_cells(m, rows, cols), *edges)
+def _plot(
+    heads: Sequence[Drawable], labels: Labels, words: FigureWords, ax: Any, scale: Scale, reduce: Reduce
+) -> Any:
+    """Draw one head, or all heads of a layer, and return the figure."""
+    for name, value, choices in (("scale", scale, ("linear", "log")), ("reduce", reduce, ("mass", "max"))):
+        if value not in choices:
+            raise ValueError(f"{name}: expected {choices[0]!r} or {choices[1]!r}, got {value!r}")
+    if len(heads) == 1:
+        return _draw_single(heads[0], labels, words, ax, scale == "log", reduce)
+    if ax is not None:
+        raise ValueError(f"ax: expected one head to draw there, got a map of {len(heads)}: pass m[b, h]")
+    return _draw_gallery(heads, labels, words, scale == "log", reduce)
 
 
-def _hidden_cells(m: Any, rows: int, cols: int) -> Tensor:
-    """Return which cells of a pooled map (T, S) hold no visible key, (rows, cols)."""
-    if isinstance(m, WeightedMap):
-        return _hidden_cells(m.attention, rows, cols)
-    if isinstance(m, DifferenceMap):
-        return _hidden_cells(m.left, rows, cols) & _hidden_cells(m.right, rows, cols)
-    if not isinstance(m, AttentionMap):
-        return torch.zeros(rows, cols, dtype=torch.bool)
-    baseline = cast(Tensor, uniform(m).pool(rows, cols))
-    return (baseline[0, 0] == 0).cpu()  # uniform attention is 0 only where no key is visible
+def _draw_single(m: Drawable, labels: Labels, words: FigureWords, ax: Any, log: bool, reduce: Reduce) -> Any:
+    """Draw one head, on given axes or in a figure of its own with its words and keys; returns the figure."""
+    longest = max(m.shape)
+    fontsize = 9.0 if longest <= MAX_NUMBERED_SIDE else 7.5
+    if ax is not None:
+        draw_map(ax, m, labels, fontsize=fontsize, log=log, reduce=reduce)
+        _write_beside(ax, words, ax.set_title, loc="left", pad=14)
+        return ax.figure
+    cell = 0.5 if longest <= MAX_NUMBERED_SIDE else 0.17
+    height, width = (min(max(cell * n, 3.2), 6.0 if n > MOST_TOKENS else cell * MOST_TOKENS) for n in m.shape)
+    words = words._replace(notes=[describe_cell(m, reduce), *words.notes])
+    drawn, ax = lay_out(words, (width, height))
+    shown = draw_map(ax, m, labels, fontsize=fontsize, log=log, reduce=reduce)
+    draw_keys(drawn, shown.image, clipped=shown.clipped, hidden=shown.hidden)
+    return release(drawn)
 
 
-def _draw(ax: Any, m: Drawable, labels: Labels, fontsize: float, most: int) -> Any:
-    """Draw one head on axes, pooled to at most `most` cells along each, and return the image."""
-    cells = _pool(m, labels.reduce, most)
-    if max(m.shape) <= MAX_NUMBERED_SIDE:
-        image = draw_heatmap(
-            ax,
-            cells.values,
-            labels.queries,
-            labels.keys,
-            hidden=cells.hidden,
-            fontsize=fontsize,
-            log=labels.log,
-            signed=cells.signed,
-        )
-    else:
-        norm = colour_scale(largest(cells.values, cells.hidden), labels.log, cells.signed)
-        pixels = cells.values.masked_fill(cells.hidden, torch.nan).numpy()
-        colours = colour_map(cells.signed)
-        image = ax.imshow(pixels, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
-        most_tokens = MOST_TOKENS if most == MOST_CELLS else MAX_NUMBERED_SIDE
-        _set_ticks(ax.xaxis, labels.keys, cells.cols, most_tokens, fontsize=fontsize, rotation=90)
-        _set_ticks(ax.yaxis, labels.queries, cells.rows, most_tokens, fontsize=fontsize)
-        ax.tick_params(length=2, color="#9a9ba3")
-        ax.spines[:].set_visible(False)
-        ax.set_xlabel("attended-to (key)", fontsize=fontsize + 1)
-        ax.set_ylabel("query", fontsize=fontsize + 1)
-    if labels.boundary is not None:
-        _mark_boundary(ax, labels.boundary, m.shape, cells)
-    return image
-
-
-def _set_ticks(axis: Any, tokens: list[str], starts: list[int], most: int, **text: Any) -> None:
-    """Label an axis with all its tokens if there are at most `most`, else with a few and their positions."""
-    n, count = len(tokens), len(starts)
-    if n <= most:
-        cells, names = list(range(n)), tokens
-    else:
-        ticks = TICKS if most == MOST_TOKENS else TICKS // 2
-        cells = [i * (count - 1) // (ticks - 1) for i in range(ticks)]
-        positions = [starts[cell] for cell in cells]
-        names = [str(i) if tokens[i] == str(i) else f"{tokens[i]}  {i:,}" for i in positions]
-    axis.set_ticks(cells, names, parse_math=False, **text)
-
-
-def _mark_boundary(ax: Any, boundary: int, shape: tuple[int, ...], cells: FigureCells) -> None:
-    """Draw a line before the first generated token, across the keys and, if it is a query, the queries."""
-    T, S = shape
-    line = {"color": WARNING, "linewidth": 1.0, "linestyle": (0, (4, 3)), "gid": "boundary"}
-    across = _cell_at(cells.cols, S, boundary)
-    ax.axvline(across, **line)
-    if 0 < (first := boundary - (S - T)) < T:
-        ax.axhline(_cell_at(cells.rows, T, first), **line)
-    ax.annotate(
-        "generated →",
-        (across, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(3, 3),
-        textcoords="offset points",
-        fontsize=7,
-        color=WARNING,
-    )
-
-
-def _cell_at(starts: list[int], n: int, position: int) -> float:
-    """Return where a position begins in an image's coordinates, in which the first cell begins at −0.5."""
-    return position * len(starts) / n - 0.5
-
-
-def _draw_single(m: Drawable, labels: Labels, ax: Any, title: str, note: str) -> Any:
-    """Draw one head, on given axes or in a figure of its own with a colour bar; returns the figure."""
-    T, S = m.shape
-    new_figure = ax is None
-    if ax is None:
-        with extra("app", "a figure"):
-            import matplotlib.pyplot as plt
-
-        cell = 0.55 if max(T, S) <= MAX_NUMBERED_SIDE else 0.19
-        width, height = (
-            min(max(cell * n, 3.0), 7.0 if n > MOST_TOKENS else cell * MOST_TOKENS) for n in (S, T)
-        )
-        _, ax = plt.subplots(figsize=(width + 1.8, height + 1.3), layout="constrained")
-    image = _draw(ax, m, labels, 9.0 if max(T, S) <= MAX_NUMBERED_SIDE else 7.5, MOST_CELLS)
-    _write_title_and_note(ax, title, note, ax.set_title)
-    if new_figure:
-        _draw_colour_bar(ax.figure, image, ax, _bar_label(m, labels.reduce, pooled=max(T, S) > MOST_CELLS))
-    return ax.figure
-
-
-def _draw_gallery(heads: Sequence[Drawable], labels: Labels, title: str, note: str) -> Any:
-    """Draw all heads of a layer side by side, each coloured from 0 to its own largest weight."""
-    with extra("app", "a figure"):
-        import matplotlib.pyplot as plt
-
+def _draw_gallery(
+    heads: Sequence[Drawable], labels: Labels, words: FigureWords, log: bool, reduce: Reduce
+) -> Any:
+    """Draw all heads of a layer side by side, each on a colour scale of its own."""
     across = min(len(heads), 4)
     down = -(-len(heads) // across)
-    drawn, axes = plt.subplots(
-        down, across, figsize=(2.7 * across + 0.6, 2.9 * down + 0.8), layout="constrained", squeeze=False
-    )
+    drawn = new_figure("a figure", (2.7 * across + 0.6, 2.9 * down + 0.8))
+    axes = drawn.subplots(down, across, squeeze=False)
     for number, ax in enumerate(axes.flat):
         if number >= len(heads):
             ax.set_visible(False)
             continue
-        _draw(ax, heads[number], labels, 6.0, 128)
-        for text in [*ax.texts]:  # numbers would be too small to read
-            text.remove()
+        draw_map(ax, heads[number], labels, fontsize=6.0, log=log, reduce=reduce, small=True)
         ax.set_title(f"head {number}", fontsize=9, loc="left")
         ax.label_outer()
-    _write_title_and_note(axes[0, 0], title, note, drawn.suptitle)
-    return drawn
+    _write_beside(axes[0, 0], words, drawn.suptitle, x=0.01, ha="left")
+    return release(drawn)
 
 
-def _write_title_and_note(ax: Any, title: str, note: str, set_title: Any) -> None:
-    """Write the title, and the note at the foot of the figure: in red if a map is not certified."""
-    if title:
-        options = {} if set_title.__name__ == "suptitle" else {"loc": "left", "pad": 14}
-        set_title(title, fontsize=11, parse_math=False, **options)
-    if note:
-        colour = WARNING if note.startswith("not certified") else "#5d5f69"
-        ax.figure.supxlabel(note, fontsize=7.5, color=colour, parse_math=False, x=0.01, ha="left", wrap=True)
-
-
-def _bar_label(m: Drawable, reduce: Reduce, *, pooled: bool) -> str:
-    """Return what the numbers of a map are."""
-    entry = "weight" if isinstance(m, AttentionMap | Tensor) else "weight × factor of the key"
-    if isinstance(m, DifferenceMap):
-        entry = "difference"
-    if not pooled:
-        return entry
-    if reduce == "max":
-        return f"greatest {entry}"
-    return f"{'mass' if entry == 'weight' else entry}: summed over keys, mean of queries"
-
-
-def _draw_colour_bar(drawn: Any, image: Any, ax: Any, label: str) -> None:
-    bar = drawn.colorbar(image, ax=ax, aspect=40, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, length=2)
-    bar.set_label(label, fontsize=9)
+def _write_beside(ax: Any, words: FigureWords, set_title: Any, **options: Any) -> None:
+    """Write the heading with a title function, and the notes at the foot of the figure."""
+    if words.heading:
+        set_title(words.heading, fontsize=11, parse_math=False, **options)
+    if foot := " ".join([words.warning, *words.notes]).strip():
+        colour = WARNING if words.warning else SOFT
+        ax.figure.supxlabel(foot, fontsize=7.5, color=colour, parse_math=False, x=0.01, ha="left", wrap=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from regard.escapes import escape
 from regard.extras import extra
 from regard.recorder import Capture
+from regard.show.capture_output import capture_output, how_to_open
 
 if TYPE_CHECKING:
     from regard.show.server.background import BackgroundServer
@@ -41,7 +42,7 @@ def show(
     Returns the running server, which stops at `.close()` or when the session ends, or an `InlinePage`.
     """
     if block is None and _in_notebook():
-        return InlinePage(in_notebook(capture, **options))
+        return InlinePage(capture, **options)
     from regard.show.data.contents import Contents
 
     with extra("app", "seen.show()"):
@@ -60,22 +61,33 @@ def show(
 
 
 class InlinePage:
-    """HTML that a notebook displays."""
+    """A capture with its page inside of the cell's output: it works without a kernel, also in an export.
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    Arguments:
+        capture: the capture to show.
+        options: those of `bundle.write`.
+    """
 
-    def _repr_html_(self) -> str:
-        return self.text
+    def __init__(self, capture: Capture, **options: Any) -> None:
+        self.capture, self.options = capture, options
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return capture_output(self.capture, frame_page(self.capture, **self.options))
+
+    def __repr__(self) -> str:
+        return f"InlinePage({self.capture!r})"
 
 
-def in_notebook(capture: Capture, **options: Any) -> str:
-    """Return HTML for a notebook: the page itself while it is small, else a summary that says how to open it.
+def frame_page(capture: Capture, **options: Any) -> str:
+    """Return the page as HTML for a notebook, in a sandboxed frame; if it is too large, what to call instead.
 
     `options` are those of `bundle.write`.
     """
-    if not capture.layers or capture.nbytes > MOST_INLINE:
-        return _summary(capture)
+    if not capture.layers:
+        return ""
+    if capture.nbytes > MOST_INLINE:
+        size = f"{capture.nbytes / 2**20:,.0f} MiB"
+        return f"<p>{size} of queries and keys are too large to be put into a notebook.</p>{how_to_open()}"
     from tempfile import TemporaryDirectory
 
     from regard.show.saved.bundle import write
@@ -89,26 +101,15 @@ def in_notebook(capture: Capture, **options: Any) -> str:
     )
 
 
-def _summary(capture: Capture) -> str:
-    description = html.escape(repr(capture))
-    if not capture.layers:
-        return f"<code>{description}</code>"
-    size = f"{capture.nbytes / 2**20:,.0f} MiB"
-    return (
-        f"<p><code>{description}</code></p><p>{size} of queries and keys are too large for a notebook: "
-        "<code>seen.show(block=False)</code> opens the page in a browser, "
-        "<code>seen.to_html('page.html')</code> writes it to a file, "
-        "<code>seen.figure(layer, head)</code> draws one head.</p>"
-    )
+def open_browser(address: str) -> bool:
+    """Open an address in a browser if there is a screen, and return whether there is.
 
-
-def open_browser(address: str) -> None:
-    """Open an address in a browser if there is a screen. A browser in the terminal would be in the way."""
+    A browser in the terminal would be in the way.
+    """
     import webbrowser
 
     screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if screen:
-        webbrowser.open(address)
+    return screen and webbrowser.open(address)
 
 
 def _in_notebook() -> bool:

@@ -9,32 +9,42 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from regard.atomic import atomic_write
 from regard.extras import extra
 
-# From light (small) to dark (large), in even steps of lightness and of colour difference (OKLab), so that the
-# order is visible with every kind of colour vision and in print.
-RAMP = ("#f3f7ea", "#c6dfc8", "#93c6b6", "#61acae", "#2f90a3", "#167093", "#0e517f", "#123364", "#111845")
+# From light (small) to dark (large), in even steps of lightness (OKLab), so that the order is visible with
+# every kind of colour vision and in print. The page's colours in the light theme are the same.
+RAMP = ("#f0f7fa", "#bfdeef", "#95c3e3", "#73a6d4", "#5989c1", "#466daa", "#38518f", "#2c3671", "#201e51")
 # From below 0 (blue) to above (vermilion): 0 is the ground, lightness says how far from it a number is, and
 # the hues differ with every kind of colour vision. The page's diverging colours are the same.
 DIVERGING = (
     "#0040a0",
-    "#2d6dc9",
-    "#6b9ce4",
+    "#0855b5",
+    "#2b6cc8",
+    "#4a83d7",
+    "#699ae3",
+    "#8ab2ec",
     "#adc9f2",
+    "#d1dff5",
     "#f6f6f6",
-    "#ebbaaa",
-    "#d57f65",
+    "#f2d9d2",
+    "#ecbbac",
+    "#e29e89",
+    "#d68167",
+    "#c76546",
     "#b54a27",
+    "#a02e00",
     "#890f00",
 )
 DARK, LIGHT = "#10131a", "#ffffff"
-HIDDEN = "#e4e4e7"
+HIDDEN, HATCH = "#f7f6f3", "#c9c5ba"  # the ground and the lines of cells that the mask hides, as on the page
 LOG_RANGE = 1e4  # the ratio of the largest to the smallest value on a log scale
 SUFFIXES = (".png", ".svg", ".pdf")
+MOST_SHAPES = 10_000  # cells that are shapes in a file of vectors; more are an image
 MAX_NUMBERED_SIDE = 16  # cells of a larger matrix are too small for a number
 
 
@@ -50,21 +60,20 @@ def draw_heatmap(
     ylabel: str = "query",
     fontsize: float = 9.0,
     top: float | None = None,
-    log: bool = False,
+    norm: Any = None,
     signed: bool = False,
 ) -> Any:
     """Draw a matrix on Matplotlib axes `ax` with a number in each cell; returns the image.
 
     `rows` and `cols` are the labels of the rows and columns of `matrix`. Colours run from 0 to `top`, the
-    largest value if None, or with `log` over powers of ten up to it. With `signed` they diverge from 0 to
-    both sides. Cells where `hidden` is True are hatched and hold no number.
+    largest value if None, or as the Matplotlib norm `norm` says. With `signed` they diverge from 0 to both
+    sides. Cells where `hidden` is True are hatched and hold no number.
     """
     values, hidden = _check_matrix(matrix, rows, cols, hidden)
-    norm = colour_scale(largest(values, hidden) if top is None else top, log, signed)
-    shown = values.masked_fill(hidden, torch.nan).numpy()
-    image = ax.imshow(shown, cmap=colour_map(signed), norm=norm, aspect="auto")
-    for i, j in hidden.nonzero().tolist():
-        ax.add_patch(_hatched(i, j))
+    norm = norm or colour_scale(largest(values, hidden) if top is None else top, signed=signed)
+    if hidden.any():
+        draw_hatch(ax, values.shape)
+    image = draw_cells(ax, values.masked_fill(hidden, torch.nan), colour_map(signed), norm)
     if max(values.shape) <= MAX_NUMBERED_SIDE:
         for i, j in (~hidden).nonzero().tolist():
             value = values[i, j].item()
@@ -88,6 +97,38 @@ def draw_heatmap(
     return image
 
 
+def draw_cells(ax: Any, values: Tensor, colours: Any, norm: Any) -> Any:
+    """Draw a matrix on Matplotlib axes, as shapes if its cells are few, and return what has its colours.
+
+    NaN is left transparent. The first row is at the top, and the middle of the first cell at (0, 0).
+    """
+    rows, cols = values.shape
+    if rows * cols > MOST_SHAPES:
+        return ax.imshow(values.numpy(), cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    edges = [[i - 0.5 for i in range(n + 1)] for n in (cols, rows)]
+    cells = torch.isnan(values)
+    shown = np.ma.masked_array(values.numpy(), cells.numpy())
+    # Thin lines of their own colour cover the seams that viewers draw between shapes.
+    image = ax.pcolormesh(*edges, shown, cmap=colours, norm=norm, edgecolors="face", linewidth=0.15)
+    ax.set(xlim=(-0.5, cols - 0.5), ylim=(rows - 0.5, -0.5))
+    return image
+
+
+def draw_hatch(ax: Any, shape: Sequence[int]) -> None:
+    """Draw the pattern of hidden cells behind a matrix of this shape."""
+    from matplotlib.patches import Rectangle
+
+    rows, cols = shape
+    style: dict[str, Any] = {
+        "facecolor": HIDDEN,
+        "edgecolor": HATCH,
+        "hatch": "///",
+        "linewidth": 0,
+        "zorder": 0,
+    }
+    ax.add_patch(Rectangle((-0.5, -0.5), cols, rows, **style))
+
+
 def _signed_number(value: float) -> str:
     """A number with its sign, and "0" for what rounds to nothing."""
     written = f"{value:+.2f}".replace("-", "−")
@@ -95,25 +136,27 @@ def _signed_number(value: float) -> str:
 
 
 def colour_map(signed: bool = False) -> Any:
-    """The colour ramp as a Matplotlib colormap, or with `signed` the diverging one; NaN is grey."""
+    """The colour ramp as a Matplotlib colormap, or with `signed` the diverging one; NaN is transparent."""
     with extra("app", "a figure"):
         from matplotlib.colors import LinearSegmentedColormap
 
     ramp = DIVERGING if signed else RAMP
-    return LinearSegmentedColormap.from_list("regard", ramp).with_extremes(bad=HIDDEN)
+    return LinearSegmentedColormap.from_list("regard", ramp).with_extremes(bad=(0, 0, 0, 0))
 
 
-def colour_scale(top: float, log: bool = False, signed: bool = False) -> Any:
+def colour_scale(top: float, log: bool = False, signed: bool = False, *, bottom: float | None = None) -> Any:
     """A Matplotlib norm that maps values to the ramp: linear from 0 to `top`, or logarithmic up to `top`.
 
-    With `signed` it is symmetrical, from −`top` to `top`, with 0 in the middle.
+    With `signed` it is symmetrical, from −`top` to `top`, with 0 in the middle. A log scale begins at
+    `bottom`, or at `top` / `LOG_RANGE` if None. What lies beyond has the colour of the end.
     """
     with extra("app", "a figure"):
         from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 
+    least = top / LOG_RANGE if bottom is None else bottom
     if signed:
-        return SymLogNorm(top / LOG_RANGE, vmin=-top, vmax=top) if log else Normalize(-top, top)
-    return LogNorm(top / LOG_RANGE, top, clip=True) if log else Normalize(0.0, top)
+        return SymLogNorm(least, vmin=-top, vmax=top, clip=True) if log else Normalize(-top, top, clip=True)
+    return LogNorm(least, top, clip=True) if log else Normalize(0.0, top, clip=True)
 
 
 def print_heatmap(
@@ -208,11 +251,3 @@ def largest(values: Tensor, hidden: Tensor) -> float:
     """The largest visible value, whatever its sign, or 1 if all are 0."""
     visible = values[~hidden]
     return (visible.abs().max().item() if visible.numel() else 0.0) or 1.0
-
-
-def _hatched(i: int, j: int) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(
-        (j - 0.5, i - 0.5), 1, 1, facecolor=HIDDEN, edgecolor="#b4b5bc", hatch="////", linewidth=0
-    )

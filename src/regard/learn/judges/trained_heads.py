@@ -263,7 +263,7 @@ def judge_cut(function: Any, module: ModuleType) -> Outcome:
     name, model = "cut_head", load_model()
     if wrong := _judge_cut_inputs(name, function, model):
         return wrong
-    place = _place(getattr(module, "induction_head", None), scores_of_all("induction")) or (5, 3)
+    place = _place(getattr(module, "induction_head", None), scores_of_all("induction")) or (4, 0)
     whole = loss_of_second_half(model)
     rises = {}
     for head in range(model.config.num_heads):

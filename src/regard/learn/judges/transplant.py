@@ -20,7 +20,7 @@ from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.recorder import capture
 
 TEXT = "the king of the city and the king of"
-SHOWN = (5, 3)  # the layer and head of the picture
+SHOWN = (4, 0)  # the layer and head of the picture
 LAYER = 3  # for judging the parts
 TOLERANCE = 1e-4
 COPY = "W_q, W_k, W_v = attention.qkv.weight.chunk(3), by rows; W_o takes attention.out.weight"

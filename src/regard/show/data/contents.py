@@ -7,7 +7,6 @@ file knows captures; it knows neither models nor how the page draws.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -15,26 +14,40 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.heads import describe
+from regard.heads import HeadTable, SurveyResult
 from regard.heads.score_words import SCORE_WORDS
+from regard.heads.telling_head import find_telling_head
+from regard.invisible_characters import ABBREVIATIONS
 from regard.lru import LRUCache
 from regard.maps import AttentionMap, WeightedMap
 from regard.maps.index import Axes
-from regard.recorder import Capture, Evidence, Layer
+from regard.recorder import Capture, Layer
 from regard.recorder.contributions import Attribution
 from regard.show.data import contributions, eviction, predictions, row_steps, thumbnails, tiles
+from regard.show.data.copies import first_copies
 from regard.show.data.cuts import Cut
+from regard.show.data.display_precision import for_display
+from regard.show.data.head_rows import TextHeads
+from regard.show.data.layer_description import describe_layer, find_axis_tokens
+from regard.show.data.patch_tokens import describe_pictures, patch_axes, token_lists
 from regard.show.data.quantity import PLAIN, Quantity, Shade
 from regard.show.data.stage_example import build_example
+from regard.show.data.survey_rows import describe_survey
+from regard.show.data.telling_token import telling_query
 from regard.show.data.thumbnails import Thumbnail
 from regard.show.data.tiles import TileCells, TilePyramid
+from regard.show.data.titles import title_of_tokens
 from regard.show.data.units import axis_edges, text_units
 
 VERSION = 1
 CACHED_TILES = 192  # of at most 512 KiB each
 CACHED_ATTRIBUTIONS = 16
 CACHED_MAPS = 64  # views of maps in memory take no more of it; those read from files do
-MOST_SCORED = 256 << 20  # bytes of a capture up to which `start="auto"` scores its heads
+MOST_SAMPLED = 4 << 30  # bytes of a capture up to which every layer is read to find its most telling head
+
+
+class RemovedTextError(KeyError):
+    """A text that was there and is not any more, as an edited run that another one has replaced."""
 
 
 class HeadMap(NamedTuple):
@@ -69,8 +82,10 @@ class Contents:
         can: what the server of the page offers beside this: {"generate": …, "capture": …}.
         time: a training run, as `read_run` reads it.
         generation: the lines of a recorded generation, for a page without a model.
-        start: the layer key and the head that a reader sees first. "auto" chooses the head with the highest
-            induction score on the first text, if that text has one and the capture is not too large.
+        repeats: the scores of the heads on random tokens, repeated, if they are known.
+        survey: what a survey of a corpus found, as `read_survey` reads it.
+        start: the layer key and the head that a reader sees first. "auto" chooses the most telling head of
+            the first text (see `telling_head`), None the first one.
     """
 
     def __init__(
@@ -82,7 +97,9 @@ class Contents:
         can: dict[str, bool] | None = None,
         time: dict[str, Any] | None = None,
         generation: Sequence[Mapping[str, Any]] | None = None,
-        start: tuple[str, int] | Literal["auto"] | None = None,
+        repeats: HeadTable | None = None,
+        survey: SurveyResult | None = None,
+        start: tuple[str, int] | Literal["auto"] | None = "auto",
     ) -> None:
         self._lock = threading.RLock()  # several threads add, remove and describe texts
         self._meta: dict[str, Any] | None = None
@@ -91,14 +108,16 @@ class Contents:
         self.edited: dict[int, EditedRun] = {}
         """The texts that are edited runs, by their numbers."""
         self.removed: set[int] = set()
-        """The numbers of edited runs that are gone: a number is never used again."""
+        """The numbers of texts and edited runs that are gone: a number is never used again."""
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
+        self.repeats, self.survey = repeats, survey
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self._maps: LRUCache[AttentionMap] = LRUCache(CACHED_MAPS)
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
-        self._heads: dict[int, list[dict[str, Any]]] = {}
+        self._heads: dict[int, TextHeads] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
         self._units: dict[int, dict[str, dict[str, list[int]]]] = {}
+        self._telling: dict[int, int] = {}
         self._factors: LRUCache[Tensor] = LRUCache(CACHED_MAPS)
         self._attributions: LRUCache[Attribution] = LRUCache(CACHED_ATTRIBUTIONS)
         captures = [captures] if isinstance(captures, Capture) else list(captures)
@@ -106,7 +125,15 @@ class Contents:
             self.add(capture, titles[number] if titles else None)
         if not self.texts:
             raise ValueError("captures: expected at least one capture to show, got none")
-        self.start = self._strongest_induction_head() if start == "auto" else start
+        self._start = start
+
+    @property
+    def start(self) -> tuple[str, int] | None:
+        """The layer key and the head that a reader sees first; None is the first one."""
+        with self._lock:
+            if self._start == "auto":
+                self._start = self._find_telling_head()
+            return self._start
 
     def add(self, capture: Capture, title: str | None = None, edited: EditedRun | None = None) -> int:
         """Add one more text and return its number.
@@ -124,8 +151,9 @@ class Contents:
             )
         with self._lock:
             self.texts.append(capture)
-            self.titles.append(title or _title(capture, self.batch_index, len(self.texts)))
             number = len(self.texts) - 1
+            kind = "picture" if capture.pictures is not None and capture.ids is None else "text"
+            self.titles.append(title or title_of_tokens(self._tokens(number) or []) or f"{kind} {number + 1}")
             if edited is not None:
                 for earlier in [n for n, run in self.edited.items() if run.text == edited.text]:
                     self.remove(earlier)
@@ -133,26 +161,35 @@ class Contents:
             self.forget_meta()
             return number
 
-    def remove(self, number: int) -> EditedRun:
-        """Remove an edited run and return what it was of. Its number is not used again."""
+    def remove(self, number: int) -> int:
+        """Remove a text with its edited run, or an edited run alone, and return which text to show next.
+
+        Its number is not used again. Raises ValueError for the last text.
+        """
         with self._lock:
             self.check_text(number)
-            if number not in self.edited:
-                raise ValueError(f"text: expected the number of an edited run, got {number}, the model's own")
-            run = self.edited.pop(number)
-            self.removed.add(number)
-            self.texts[number] = Capture(model=self.texts[number].model)  # what was captured is freed
-            self.forget_meta()
-        self._heads.pop(number, None)
-        self._units.pop(number, None)
+            run = self.edited.pop(number, None)
+            others = [n for n in range(len(self.texts)) if n not in {number, *self.edited, *self.removed}]
+            if not others:
+                raise ValueError("text: expected another text beside the one to remove, got the last one")
+            for edited in [n for n, other in self.edited.items() if other.text == number]:
+                self._discard(edited)
+                del self.edited[edited]
+            self._discard(number)
+        return others[0] if run is None else run.text
+
+    def _discard(self, number: int) -> None:
+        """Free what was captured of a text and computed from it."""
+        self.removed.add(number)
+        self.texts[number] = Capture(model=self.texts[number].model)
+        self.forget_meta()
+        for by_text in (self._heads, self._units, self._telling):
+            by_text.pop(number, None)
         for kept in (self._thumbnails, self._evictions):
             for key in [key for key in list(kept) if key[0] == number]:  # others may add to it meanwhile
                 kept.pop(key, None)
-        self._tiles.discard_if(lambda key: key[0] == number)
-        self._maps.discard_if(lambda key: key[0] == number)
-        self._factors.discard_if(lambda key: key[0] == number)
-        self._attributions.discard_if(lambda key: key[0] == number)
-        return run
+        for cache in (self._tiles, self._maps, self._factors, self._attributions):
+            cache.discard_if(lambda key: key[0] == number)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -175,8 +212,16 @@ class Contents:
             "version": VERSION,
             "model": self.texts[0].model,
             "texts": [self._text(number) for number in range(len(self.texts))],
-            "can": {"generate": False, "capture": False, "cut": False, **self.can, "values": values},
+            "can": {
+                "generate": False,
+                "capture": False,
+                "cut": False,
+                "repeats": self.repeats is not None,
+                **self.can,
+                "values": values,
+            },
             "time": self.time,
+            "survey": None if self.survey is None else describe_survey(self.survey),
             "example": build_example(),
             "generation": None if self.generation is None else list(self.generation),
             "start": None if self.start is None else {"layer": self.start[0], "head": self.start[1]},
@@ -187,6 +232,7 @@ class Contents:
             "eviction_queries": eviction.QUERIES,
             "eviction_sinks": list(eviction.SINKS),
             "scores": [score._asdict() for score in SCORE_WORDS],
+            "invisible": ABBREVIATIONS,
         }
 
     def layer(self, text: int, layer: str | int) -> Layer:
@@ -260,7 +306,9 @@ class Contents:
         self, text: int, layer: str | int, head: int | str, col: int, quantity: Quantity = PLAIN
     ) -> Tensor:
         """Return every query's weight on one key, (T,). "mean" and units work as in `row`."""
-        return self._mean(text, layer, head, quantity, lambda m, edges: _line(m, "col", col, edges))
+        return self._mean(
+            text, layer, head, quantity, lambda m, edges: _line(for_display(m), "col", col, edges)
+        )
 
     def _quantity_map(
         self, text: int, layer: Layer, head: int | None, quantity: Quantity
@@ -385,12 +433,31 @@ class Contents:
             }
         return self._units[text]
 
+    def telling(self, text: int) -> int:
+        """Return the query of a text that a reader sees first, in the head that they see first."""
+        self.check_text(text)
+        if text not in self._telling:
+            capture = self.texts[text]
+            layers = {str(layer.key): layer for layer in capture.layers}
+            key, head = self.start or ("", -1)
+            layer = layers.get(key, capture.layers[0])
+            h = layer.heads.index(head) if head in layer.heads else 0
+            lists = token_lists(capture, self.batch_index)
+            axes = find_axis_tokens(layer, lists, patch_axes(capture, layer.key))
+            try:
+                m = for_display(self.layer_map(text, layer.key)[:, h : h + 1])
+                self._telling[text] = telling_query(m, axes.queries, axes.keys)
+            except (OSError, ValueError):  # damaged files: whoever asks for their numbers is told
+                self._telling[text] = layer.shape[2] - 1
+        return self._telling[text]
+
     def thumbnail(self, text: int, layer: str | int) -> Thumbnail:
         """Return a layer's thumbnails, one for each head, and the heads' sinks."""
         chosen = self.layer(text, layer)
         key = (text, str(chosen.key))
         if key not in self._thumbnails:
-            self._thumbnails[key] = thumbnails.thumbnail(self.layer_map(*key), self._is_token(text, chosen))
+            m = for_display(self.layer_map(*key))
+            self._thumbnails[key] = thumbnails.thumbnail(m, self._is_token(text, chosen))
         return self._thumbnails[key]
 
     def _is_token(self, text: int, layer: Layer) -> Tensor | None:
@@ -406,25 +473,15 @@ class Contents:
         return row_steps.trace_row(m, values, row, H=stored.matrix[1], G=stored.k.shape[1])
 
     def heads(self, text: int) -> list[dict[str, Any]]:
-        """Return the scores of every head on a text: the rows of `regard.heads.describe`, as plain data."""
+        """Return the scores of every head on a text, each with a sentence (see `head_rows`)."""
         self.check_text(text)
-        if text not in self._heads:
-            capture, entry = self.texts[text], slice(self.batch_index, self.batch_index + 1)
-            ids_by_layer = [capture.ids_of(layer) for layer in capture.layers]
-            # Layers that read the same tokens get the same tensor: `describe` then shares work between them.
-            entry_ids = {id(ids): ids[entry] for ids in ids_by_layer if ids is not None}
-            table = describe(
-                [self.layer_map(text, layer.key) for layer in capture.layers],
-                [None if ids is None else entry_ids[id(ids)] for ids in ids_by_layer],
-                keys=[str(layer.key) for layer in capture.layers],
-                heads=[layer.heads for layer in capture.layers],
-                attention_mask=None if capture.attention_mask is None else capture.attention_mask[entry],
-            )
-            # The page knows a layer by its key.
-            self._heads[text] = [
-                {**data, "layer": row.key} for row, data in zip(table, table.to_data(), strict=True)
-            ]
-        return self._heads[text]
+        return [row for layer in self.texts[text].layers for row in self.layer_heads(text, layer.key)]
+
+    def layer_heads(self, text: int, layer: str | int) -> list[dict[str, Any]]:
+        """Return the scores of the heads of one layer on a text."""
+        chosen = self.layer(text, layer)
+        scored = self._heads.setdefault(text, TextHeads(self.texts[text], self.batch_index))
+        return scored.rows(chosen, for_display(self.layer_map(text, chosen.key)))
 
     def prediction(self, text: int, position: int) -> dict[str, Any]:
         """Return what the model expects after a token of a text (see `predictions`)."""
@@ -440,16 +497,26 @@ class Contents:
         """Return the attention that evicting keys would lose, for every head of a layer (see `eviction`)."""
         key = (text, str(self.layer(text, layer).key))
         if key not in self._evictions:
-            self._evictions[key] = eviction.layer_eviction(self.layer_map(*key))
+            self._evictions[key] = eviction.layer_eviction(for_display(self.layer_map(*key)))
         return self._evictions[key]
 
-    def _strongest_induction_head(self) -> tuple[str, int] | None:
-        """Return the layer key and number of the head with the highest induction score on the first text."""
-        if self.texts[0].nbytes > MOST_SCORED:
+    def _find_telling_head(self) -> tuple[str, int] | None:
+        """Return the layer key and number of the most telling head of the first text."""
+        capture = self.texts[0]
+        step = 1 + capture.nbytes // MOST_SAMPLED  # some layers of a capture that would take long to read
+        layers = capture.layers[::step]
+        samples = ((self.layer_map(0, layer.key), self._key_ids(0, layer)) for layer in layers)
+        if (found := find_telling_head(samples)) is None:
             return None
-        scores = [(row["scores"].get("induction", {}).get("value"), row) for row in self.heads(0)]
-        defined = [(value, row["layer"], row["head"]) for value, row in scores if value is not None]
-        return max(defined)[1:] if defined else None
+        layer = layers[found[0]]
+        return str(layer.key), layer.heads[found[1]]
+
+    def _key_ids(self, text: int, layer: Layer) -> Tensor | None:
+        """Return the ids of a layer's keys, (S,); None if they are unknown or the queries' are others."""
+        ids = self.texts[text].ids_of(layer)
+        if ids is None or layer.stack == "cross" or ids.shape[1] != layer.shape[3]:
+            return None
+        return ids[self.batch_index]
 
     def _mean(
         self,
@@ -469,6 +536,7 @@ class Contents:
         total, count = torch.zeros(()), 0
         for chosen in layers:
             m = self._quantity_map(text, chosen, number, quantity)
+            m = for_display(m) if number is None else m
             entries = read(m, self._edges(text, chosen, quantity))  # (H or 1, n)
             if total.shape and entries.shape[-1] != total.shape[-1]:
                 raise ValueError("layer: the layers have different lengths, so their mean is not defined")
@@ -476,28 +544,33 @@ class Contents:
         return total if quantity.shade == "logit" else total / count
 
     def check_text(self, text: int) -> None:
-        """Raise KeyError if there is no text with this number."""
+        """Raise KeyError if there is no text with this number; `RemovedTextError` if there was one."""
         if not 0 <= text < len(self.texts):
             raise KeyError(f"text: expected a number from 0 to {len(self.texts) - 1}, got {text!r}")
         if text in self.removed:
-            raise KeyError(f"text: the edited run {text} was undone or replaced: reload the page")
+            raise RemovedTextError(f"text: number {text} was removed or replaced: reload the page")
 
     def _text(self, number: int) -> dict[str, Any]:
         capture = self.texts[number]
-        tokens = self._tokens(number)
-        targets = capture.target_tokens[self.batch_index] if capture.target_tokens else None
+        lists = token_lists(capture, self.batch_index)
         return {
             "title": self.titles[number],
-            "tokens": tokens,
-            "target_tokens": targets,
+            "model": capture.model,
+            **lists,
+            "pictures": describe_pictures(capture, self.batch_index),
             "boundary": capture.boundary,
+            "copies": {
+                "tokens": first_copies(capture.ids, self.batch_index),
+                "target_tokens": first_copies(capture.target_ids, self.batch_index),
+            },
             "layers": [
-                _layer(layer, evidence, tokens or [], targets)
+                describe_layer(layer, evidence, lists, patch_axes(capture, layer.key))
                 for layer, evidence in zip(capture.layers, capture.certificate, strict=True)
             ],
             "spans": {} if number in self.removed else self.units(number),
             "shades": contributions.available_shades(capture),
             "predicted": None if number in self.removed else self._predicted_at(number),
+            "telling": None if number in self.removed else self.telling(number),
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
             "predictions": predictions.summary(capture.predictions, self.batch_index),
             "edited": self._edited(number),
@@ -522,58 +595,8 @@ class Contents:
         }
 
 
-def _layer(layer: Layer, evidence: Evidence, tokens: list[str], targets: list[str] | None) -> dict[str, Any]:
-    """Describe a layer as plain data.
-
-    `queries_of` and `keys_of` name the list of tokens that each axis shows, `queries_from` and `keys_from`
-    the index of its first token in that list, or None if the tokens are not known.
-    """
-    _, H, T, S = layer.shape
-    settings = layer.settings
-    decodes = targets is not None and layer.stack in ("decoder", "cross")
-    queries = targets if targets is not None and decodes else tokens
-    keys = tokens if layer.stack == "cross" else queries
-    known = len(queries) >= T and len(keys) >= S and (layer.stack != "cross" or decodes)
-    return {
-        "key": str(layer.key),
-        "name": layer.name,
-        "stack": layer.stack,
-        "number": layer.number,
-        "heads": list(layer.heads),
-        "kv_heads": settings.kv_heads,
-        "group": H // settings.kv_heads,
-        "width": settings.width,
-        "value_width": settings.value_width,
-        "scale": settings.scale,
-        "softcap": settings.softcap,
-        "sinks": settings.has_sinks,
-        "mask": settings.mask,
-        "window": settings.window,
-        "rows": T,
-        "cols": S,
-        "queries_of": "target_tokens" if queries is targets else "tokens",
-        "keys_of": "target_tokens" if keys is targets else "tokens",
-        "queries_from": len(queries) - T if known else None,
-        "keys_from": len(keys) - S if known else None,
-        "evidence": _evidence(evidence),
-    }
-
-
 def _edited_elsewhere(capture: Capture) -> dict[str, Any]:
     return {"text": None, "cuts": [], "edits": list(capture.edits), "changes": None}
-
-
-def _evidence(evidence: Evidence) -> dict[str, Any]:
-    return {
-        "certified": evidence.certified,
-        "text": str(evidence),
-        "problem": evidence.problem,
-        "difference": _finite(evidence.difference),
-        "allowed": _finite(evidence.tolerance),
-        "row_sums": _finite(evidence.row_sums),
-        "rows": evidence.rows,
-        "of": evidence.total_rows,
-    }
 
 
 def _line(m: AttentionMap | WeightedMap, name: str, index: int, edges: AxisEdges) -> Tensor:
@@ -606,13 +629,3 @@ def _number(name: str, value: int | str) -> int:
     if not isinstance(value, int):
         raise KeyError(f'{name}: expected a number or "mean", got {value!r}')
     return value
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _title(capture: Capture, batch_index: int, number: int) -> str:
-    """Return the first words of a text, or "text 2" if its tokens are not known."""
-    words = "".join(capture.tokens[batch_index]).split() if capture.tokens else []
-    return " ".join(words)[:48].strip() or f"text {number}"

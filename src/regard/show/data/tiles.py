@@ -1,9 +1,9 @@
 """One head's map at every level of detail, tile by tile, exactly.
 
 At level z a cell is 2^z queries by 2^z keys, and a tile is 256 × 256 cells. Fine tiles are computed from the
-map; coarser ones are assembled from four tiles of the level below. In place of single tokens a cell may count
-words or sentences, which are given by their edges. This file knows one map; `contents` knows which map a tile
-is requested of.
+map; coarser ones, and those whose parts are known, are assembled from four tiles of the level below. In place
+of single tokens a cell may count words or sentences, which are given by their edges. This file knows one map;
+`contents` knows which map a tile is requested of.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from regard.attention.masks.base import Blocks
 from regard.lru import LRUCache
 from regard.maps import AttentionMap, WeightedMap
 from regard.maps.data import MapData
+from regard.show.data.display_precision import for_display
 
 SIDE = 256  # cells of a tile
 FINE = 4  # levels up to this one are computed from q and k: 4,096 queries by 4,096 keys at most
@@ -73,6 +74,7 @@ class TilePyramid:
         cols: Edges | None = None,
     ) -> None:
         self.m, self.cache, self.name = m, cache, name
+        self.pooled = for_display(m)  # cells of several weights are not told to the last digit
         T, S = m.matrix[2:]
         self.in_units = rows is not None or cols is not None
         self.rows: Edges = range(T + 1) if rows is None else rows
@@ -114,22 +116,30 @@ class TilePyramid:
         return self.cache.get((*self.name, z, i, j), lambda: self._computed(z, i, j))
 
     def _computed(self, z: int, i: int, j: int) -> TileCells:
+        below = self._places_below(z, i, j)
+        if z > FINE or (z and all((*self.name, *place) in self.cache for line in below for place in line)):
+            return self._assembled(z, i, below)
         T, S = self.T, self.S
-        if z <= FINE:
-            span = SIDE << z
-            rows, keys = range(i * span, min(T, (i + 1) * span)), range(j * span, min(S, (j + 1) * span))
-            if self.in_units:
-                return pool_units(
-                    self.m, _cell_edges(self.rows, rows, 1 << z), _cell_edges(self.cols, keys, 1 << z)
-                )
-            return pool_cells(self.m, rows, keys, 1 << z)
-        # Assemble the tile from up to four of the level below, two by two cells at a time.
-        high, wide = tile_counts(T, S, z - 1)
-        children = [
-            [self._cached(z - 1, y, x) for x in (2 * j, 2 * j + 1) if x < wide]
-            for y in (2 * i, 2 * i + 1)
-            if y < high
+        span = SIDE << z
+        rows, keys = range(i * span, min(T, (i + 1) * span)), range(j * span, min(S, (j + 1) * span))
+        if self.in_units:
+            return pool_units(
+                self.pooled, _cell_edges(self.rows, rows, 1 << z), _cell_edges(self.cols, keys, 1 << z)
+            )
+        return pool_cells(self.pooled if z else self.m, rows, keys, 1 << z)
+
+    def _places_below(self, z: int, i: int, j: int) -> list[list[tuple[int, int, int]]]:
+        """Return the places of the tiles of the level below that a tile covers, up to two by two."""
+        if not z:
+            return []
+        high, wide = tile_counts(self.T, self.S, z - 1)
+        return [
+            [(z - 1, y, x) for x in (2 * j, 2 * j + 1) if x < wide] for y in (2 * i, 2 * i + 1) if y < high
         ]
+
+    def _assembled(self, z: int, i: int, below: list[list[tuple[int, int, int]]]) -> TileCells:
+        """Assemble a tile from those of the level below, two by two cells at a time."""
+        children = [[self._cached(*place) for place in line] for line in below]
         mass = torch.cat([torch.cat([child.mass for child in line], 1) for line in children])
         peak = torch.cat([torch.cat([child.max for child in line], 1) for line in children])
         counts = self._queries_per_row(z - 1, 2 * i * SIDE, len(mass))

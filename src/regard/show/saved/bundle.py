@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from regard.atomic import atomic_write
+from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
+from regard.show.saved.model_block import MOST_BYTES
 from regard.show.saved.pack import pack
 
 FOLDER = Path(__file__).parent.parent / "web"
-STYLES = ("style.css", "views.css", "runs.css")
+LINK = re.compile(r'(?:<link rel="stylesheet" href="web/[a-z_/]+\.css">\n)+')
+SCRIPT = '<script type="module" src="web/whole_page.js"></script>\n'
 IMPORT = re.compile(r'^import \{([^}]*)\} from "(\.{1,2}/[a-z_./]+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
 # What remains once those are removed: statements of another form, and imports inside functions. A line that
@@ -38,6 +41,7 @@ def write(
     path: str | PathLike[str],
     *,
     values: bool | None = None,
+    model: GPT | None = None,
     **options: Any,
 ) -> Path:
     """Write captures as one HTML file that opens anywhere, atomically, and return its path.
@@ -46,41 +50,93 @@ def write(
         captures: one capture, several, or prepared `Contents`.
         path: the file to write; its folder must exist.
         values: whether to include the values v. None includes them if the file stays small.
+        model: the model that was captured, to run in the page: its readers can then type texts, cut heads and
+            generate, offline. ValueError if it is not a `GPT`, or if the page would have more than 20 MB.
         options: arguments of `Contents`, if captures were given.
     """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path: there is no folder {str(path.parent)!r}: make it first")
     contents = captures if isinstance(captures, Contents) else Contents(captures, **options)
-    packed = pack(contents, values=values)
-    before, after = _shell(contents.meta["model"])
+    packed = pack(contents, values=values, model=model)
+    before, script, after = _shell(
+        contents.meta["model"], "source/worker" if model is None else "model/worker"
+    )
+    if model is not None:
+        _check_size([before, script, after, *packed.blocks.values(), *packed.later.values()])
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.write(before)
-        for name, text in packed.blocks.items():
-            file.write(f'<script type="application/octet-stream" id="{html.escape(name)}">{text}</script>\n')
-        file.write(after)
+        for blocks, end in ((packed.blocks, script), (packed.later, after)):
+            for name, text in blocks.items():
+                file.write(
+                    f'<script type="application/octet-stream" id="{html.escape(name)}">{text}</script>\n'
+                )
+            file.write(end)
     return path
 
 
-def _shell(model: str) -> tuple[str, str]:
-    """Return the HTML before and after the data."""
-    style, script = "".join((FOLDER / name).read_text("utf-8") for name in STYLES), bundle_modules("main")
+def _check_size(parts: Sequence[str]) -> None:
+    """Raise ValueError if a page with a model is too large."""
+    if (size := sum(map(len, parts))) > MOST_BYTES:
+        raise ValueError(
+            f"page: expected at most {MOST_BYTES / 1e6:.0f} MB with its model, got {size / 1e6:.1f} MB: read "
+            "fewer or shorter texts, or write the page without its model"
+        )
+
+
+@cache
+def notebook_page() -> str:
+    """Return the page without data, for a notebook's frame: it asks for everything through a port."""
+    before, script, after = _shell("Notebook")
+    return before + script + after
+
+
+def _shell(model: str, worker_entry: str | None = None) -> tuple[str, str, str]:
+    """Return the HTML before the data, the script after it, and the end of the page.
+
+    `worker_entry` is the module of the page's worker, if it needs one.
+    """
+    page, links = _read_page()
+    style, script = bundle_styles(), bundle_modules("whole_page")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "worker-src blob:; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    worker = f'<script type="text/plain" id="regard-worker">{bundle_modules("source/worker")}</script>\n'
-    page = (FOLDER / "index.html").read_text("utf-8")
+    worker = ""
+    if worker_entry is not None:
+        worker = f'<script type="text/plain" id="regard-worker">{bundle_modules(worker_entry)}</script>\n'
     printable = model.encode("utf-8", "replace").decode("utf-8")
     page = _swap(page, "<title>Regard</title>", f"<title>{html.escape(printable)} · Regard</title>")
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = _swap(page, '<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}')
-    links = "\n".join(f'<link rel="stylesheet" href="web/{name}">' for name in STYLES)
-    page = _swap(page, links, f"<style>{style}</style>")
-    page = _swap(page, '<script type="module" src="web/main.js"></script>\n', "")
+    page = _swap(page, links, f"<style>{style}</style>\n")
+    page = _swap(page, SCRIPT, "")
     before, end, after = page.partition("</body>")
-    # The script comes last, so that all data has been parsed when it runs.
-    return before + worker, f"<script>{script}</script>\n{end}{after}"
+    # The script comes after the data, so that all of it has been parsed when it runs; a model comes later.
+    return before + worker, f"<script>{script}</script>\n", f"{end}{after}"
+
+
+def link_bundles() -> str:
+    """Return the page with a link to one style sheet and to bundled scripts, as it is served."""
+    page, links = _read_page()
+    page = _swap(page, links, '<link rel="stylesheet" href="web/style.css">\n')
+    scripts = "".join(f'<script defer src="web/{name}.js"></script>\n' for name in ("early", "main"))
+    return _swap(page, SCRIPT, scripts)
+
+
+def bundle_styles() -> str:
+    """Return all style sheets of the page, in the order of their links, as one."""
+    names = re.findall(r'href="web/([^"]+)"', _read_page()[1])
+    return "".join((FOLDER / name).read_text("utf-8") for name in names)
+
+
+def _read_page() -> tuple[str, str]:
+    """Return index.html, and the part of it that links its style sheets."""
+    page = (FOLDER / "index.html").read_text("utf-8")
+    links = LINK.search(page)
+    if links is None:
+        raise RuntimeError("index.html: expected links to the page's style sheets, got none")
+    return page, links[0]
 
 
 def _swap(page: str, old: str, new: str) -> str:
@@ -95,16 +151,21 @@ def _hash(text: str) -> str:
 
 
 @cache
-def bundle_modules(entry: str) -> str:
+def bundle_modules(entry: str, after: str | None = None) -> str:
     """Bundle the module `entry` and all it imports into one script, each module in a function of its own.
+
+    Modules that the script of the entry `after` has are left out: it runs before, in the same page.
 
     A module is named by its path without `.js`, such as "common/dom". Only one form of import
     (`import { a, b } from "../common/c.js";`) and of export (before a function, a class or a constant) is
     supported; RuntimeError names any other.
     """
     order: list[str] = []
+    if after is not None:
+        _visit(after, order, [])
+    known = len(order)
     _visit(entry, order, [])
-    body = "\n".join(_wrap_module(name) for name in order)
+    body = "\n".join(_wrap_module(name) for name in order[known:])
     if "</script" in body.lower() or "<!--" in body:
         raise RuntimeError("a module contains </script or <!--, which would end an inline script")
     return f'"use strict";\n{body}\n'
@@ -130,7 +191,10 @@ def _resolve(path: str, name: str) -> str:
 
 
 def _wrap_module(name: str) -> str:
-    """Return a module as a constant: a function that is called at once and returns the module's exports."""
+    """Return a module as a constant: a function that is called at once and returns the module's exports.
+
+    Comments are left out: they are a quarter of the code.
+    """
     text = IMPORT.sub(
         lambda match: f"const {{{_rename(match[1])}}} = {_variable(_resolve(match[2], name))};\n",
         _module(name),
@@ -139,7 +203,28 @@ def _wrap_module(name: str) -> str:
     text = EXPORT.sub(lambda match: match[0].removeprefix("export "), text)
     if foreign := FOREIGN.search(text):
         raise RuntimeError(f"{name}.js: cannot bundle {foreign[0]!r}: write it as the other modules do")
+    text = _without_comments(text)
     return f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})();"
+
+
+def _without_comments(text: str) -> str:
+    """Remove empty lines and comments, unless a string or a template literal holds them."""
+    kept, in_comment, in_template = [], False, False
+    for line in text.splitlines():
+        start = line.lstrip()
+        if in_comment:
+            in_comment = "*/" not in line
+        elif not in_template and (not start or start.startswith("//")):
+            continue
+        elif not in_template and start.startswith("/**") and ("*/" not in line or line.endswith("*/")):
+            in_comment = "*/" not in line
+        else:
+            code, mark, _ = line.rpartition(" // ")
+            is_code = bool(mark) and not in_template and all(code.count(quote) % 2 == 0 for quote in "\"'`")
+            line = code.rstrip() if is_code else line
+            kept.append(line)
+            in_template ^= line.count("`") % 2 == 1
+    return "\n".join(kept)
 
 
 def _variable(name: str) -> str:

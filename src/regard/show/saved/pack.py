@@ -1,18 +1,15 @@
 """The saved file's data: q, k and lse of every layer in a compact binary form, and the error of that form.
 
-A block is a list of arrays, one after another, each split into byte planes (all first bytes, then all second
-ones) and deflated. q and k are quantised to 16-bit integers with one step for each head and channel, which
-loses less of a score than float16 does in as many bytes. Keys are stored as differences from their mean, to
-which the softmax is invariant. If the file stays small, or if a layer's weights would otherwise be off by
-more than 1%, they are stored in 24 bits. A layer whose scores are too large for that keeps float32, with its
-lse in float64. This file knows captures and bytes; `bundle` knows HTML, and `packed.js` reads this format.
+A block is a list of arrays (see `packed_arrays`). q and k are quantised to 16-bit integers with one step for
+each head and channel, which loses less of a score than float16 does in as many bytes. Keys are stored as
+differences from their mean, to which the softmax is invariant. If the file stays small, or if a layer's
+weights would otherwise be off by more than 1%, they are stored in 24 bits. A layer whose scores are too large
+for that keeps float32, with its lse in float64. This file knows captures; `bundle` knows HTML.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,10 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention.masks.base import Grid, grid
+from regard.gpt import GPT
 from regard.maps import AttentionMap
 from regard.recorder import Layer, Predictions
 from regard.show.data.contents import Contents
 from regard.show.data.quantity import Quantity
+from regard.show.data.repeats import repeat_rows
+from regard.show.data.survey_rows import describe_survey_heads
+from regard.show.saved.model_block import MOST_BYTES, pack_model
+from regard.show.saved.packed_arrays import Array, byte_planes, deflate
 
 TOLERANCE = 0.01  # maximum relative error of a packed weight
 FINE = 2_000_000  # numbers in all queries and keys up to which each keeps 24 bits: a file of 8 MB
@@ -36,37 +38,35 @@ STORED_TOKENS = 5  # likely tokens whose contributions are stored, after one pos
 DENSE_LIMIT = 1 << 26  # numbers of a bias that depends on more than the distance
 
 
-class Array(NamedTuple):
-    """A named array of a block, and the type in which it is stored."""
-
-    name: str
-    type: str  # "u8", "u32", "i16", "f16", "f24", "f32" or "f64"
-    data: NDArray[Any]
-
-
 class Packed(NamedTuple):
     """The blocks by name, in base64, and the largest relative and absolute error of a weight."""
 
     blocks: dict[str, str]
     relative: float
     absolute: float
+    later: dict[str, str] = {}  # noqa: RUF012 (a field of a NamedTuple, never changed)
+    """The blocks of the model, which the page does not need for its first picture."""
 
 
-def pack(contents: Contents, *, values: bool | None = None) -> Packed:
+def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = None) -> Packed:
     """Pack everything that the saved page needs.
 
-    `values` says whether to include the values v; None includes them if the file stays small.
+    `values` says whether to include the values v; None includes them if the file stays small. `model` is
+    included if it is given; ValueError says if it does not fit.
     """
+    packed_model = None if model is None else pack_model(model, contents)
+    later = {} if packed_model is None else packed_model.blocks
+    limit = VALUES_LIMIT if packed_model is None else MOST_BYTES - sum(map(len, later.values()))
     meta = json.loads(json.dumps(contents.meta))
     blocks: dict[str, str] = {}
     fields: dict[str, list[dict[str, Any]]] = {}
     masks: dict[bytes, str] = {}
     relative = absolute = 0.0
-    fine = _count_numbers(meta) <= FINE
+    fine = _count_numbers(meta) <= min(FINE, limit // 4)  # 24 bits are 4 characters
 
     def put(name: str, arrays: Sequence[Array], noise: bool = False) -> None:
         fields[name] = [{"name": a.name, "type": a.type, "shape": list(a.data.shape)} for a in arrays]
-        blocks[name] = _deflate(b"".join(map(_byte_planes, arrays)), noise)
+        blocks[name] = deflate(b"".join(map(byte_planes, arrays)), noise)
 
     stored = [_stored_quantities(contents, text) for text in range(len(contents.texts))]
     for text, capture in enumerate(contents.texts):
@@ -98,7 +98,7 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
         if capture.predictions is not None:
             put(f"predictions-{text}", _pack_predictions(capture.predictions, contents.batch_index))
     if values is not False and meta["can"]["values"]:
-        _put_values(contents, meta, put, blocks, always=values is True)
+        _put_values(contents, meta, put, blocks, None if values else limit)
     if any("values_block" not in layer for text in meta["texts"] for layer in text["layers"]):
         meta["can"]["values"] = False
     meta["precision"] = {"relative": relative, "absolute": absolute, "rows": SAMPLED_ROWS}
@@ -110,13 +110,18 @@ def pack(contents: Contents, *, values: bool | None = None) -> Packed:
             for text, capture in enumerate(contents.texts)
         ],
         "heads": [contents.heads(text) for text in range(len(contents.texts))],
+        "repeats": repeat_rows(contents.repeats),
         "attributions": [
             _stored_attributions(contents, text, quantities) for text, quantities in enumerate(stored)
         ],
         "words": [_words(capture.predictions, contents.batch_index) for capture in contents.texts],
+        "model": None if packed_model is None else packed_model.description,
     }
-    blocks["regard-data"] = _deflate(json.dumps(head, allow_nan=False).encode("ascii"))
-    return Packed(blocks, relative, absolute)
+    if contents.survey is not None:
+        examples = describe_survey_heads(contents.survey)
+        blocks["survey"] = deflate(json.dumps(examples, allow_nan=False).encode("ascii"))
+    blocks["regard-data"] = deflate(json.dumps(head, allow_nan=False).encode("ascii"))
+    return Packed(blocks, relative, absolute, later)
 
 
 def _stored_quantities(contents: Contents, text: int) -> list[Quantity]:
@@ -158,9 +163,9 @@ def _count_numbers(meta: dict[str, Any]) -> int:
 
 
 def _put_values(
-    contents: Contents, meta: dict[str, Any], put: Any, blocks: dict[str, str], *, always: bool
+    contents: Contents, meta: dict[str, Any], put: Any, blocks: dict[str, str], limit: int | None
 ) -> None:
-    """Include the values, unless they would make the file too large."""
+    """Include the values, unless the blocks would then have more than `limit` characters."""
     layers = [
         (text, layer, description)
         for text, capture in enumerate(contents.texts)
@@ -168,7 +173,7 @@ def _put_values(
     ]
     # Values take 2 bytes each, and base64 makes 4 characters of 3 bytes.
     values_size = sum(_values(contents, layer).numel() * 8 // 3 for _, layer, _ in layers)
-    if sum(map(len, blocks.values())) + values_size > VALUES_LIMIT and not always:
+    if limit is not None and sum(map(len, blocks.values())) + values_size > limit:
         return
     for text, layer, description in layers:
         description["values_block"] = f"values-{text}-{layer.key}"
@@ -343,23 +348,3 @@ def _float24(name: str, x: Tensor) -> Array:
     words = x.float().numpy().view(np.uint32)
     rounded = ((words.astype(np.uint64) + 0x80) & 0xFFFFFF00).astype(np.uint32)
     return Array(name, "f24", rounded.view(np.float32))
-
-
-def _byte_planes(array: Array) -> bytes:
-    """Return all lowest bytes, then all second ones, and so on: similar bytes compress better together."""
-    dtype = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4", "f64": "<f8"}[
-        array.type
-    ]
-    raw = np.ascontiguousarray(array.data.astype(dtype, copy=False)).reshape(-1)
-    planes = raw.view(np.uint8).reshape(-1, raw.itemsize).T
-    return np.ascontiguousarray(planes[1:] if array.type == "f24" else planes).tobytes()
-
-
-def _deflate(data: bytes, noise: bool = False) -> str:
-    """Compress with zlib and encode in base64.
-
-    `noise` skips the search for repeats: random numbers have none, and it is ten times as fast.
-    """
-    strategy = zlib.Z_HUFFMAN_ONLY if noise else zlib.Z_DEFAULT_STRATEGY
-    packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy)
-    return base64.b64encode(packer.compress(data) + packer.flush()).decode("ascii")

@@ -18,6 +18,7 @@ import uvicorn
 from regard.show.server.app import Site
 from regard.show.server.connections import ACCEPTED_AT_ONCE, QUEUE, ConnectionPool
 from regard.show.server.guard import BoundAddress, Guard
+from regard.show.server.opening_site import OpeningSite
 
 
 class QueueingServer(uvicorn.Server):
@@ -54,7 +55,7 @@ class BackgroundServer:
         port: the port to bind to; 0 takes a free one.
     """
 
-    def __init__(self, site: Site, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, site: Site | OpeningSite, *, host: str = "127.0.0.1", port: int = 0) -> None:
         if not 0 <= port < 1 << 16:
             raise ValueError(f"port: expected a number from 0 (any free port) to 65535, got {port}")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -118,16 +119,20 @@ class BackgroundServer:
         finally:
             self.close()
 
-    def close(self) -> None:
-        """Stop serving."""
+    def stop(self) -> None:
+        """Stop serving soon, from any thread; responses that are being sent have a second."""
         self._server.should_exit = True
+
+    def close(self) -> None:
+        """Stop serving, and return once that is done."""
+        self.stop()
         if self._thread is not None:
             self._thread.join(timeout=10)
         self._end()
 
     def _end(self) -> None:
         self._socket.close()
-        self.site.workers.shutdown(wait=False, cancel_futures=True)
+        self.site.close()
 
     def __repr__(self) -> str:
         return f"BackgroundServer({self.bound_address.origin})"

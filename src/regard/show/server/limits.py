@@ -9,6 +9,9 @@ import threading
 from dataclasses import dataclass
 
 from regard.attention.arguments import check_whole_number
+from regard.files import shorten
+
+MAX_TEMPERATURE = 5
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,23 @@ def check_number(name: str, value: object, least: int, most: int) -> int:
         raise RefusedError(400, str(error)) from None
 
 
+def check_temperature(value: object) -> float:
+    """Return `value` as a sampling temperature, or refuse the request."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TEMPERATURE:
+        raise RefusedError(
+            400, f"temperature: expected a number from 0 to {MAX_TEMPERATURE}, got {shorten(value)}"
+        )
+    return float(value)
+
+
 def check_text(value: object, limits: Limits) -> str:
     """Return `value` as a text that may be read, or refuse the request."""
     if not isinstance(value, str) or not value.strip():
-        raise RefusedError(400, "text: expected some text to read, got none")
+        raise RefusedError(400, "There is no text to read yet: write or paste one.")
     if len(value) > limits.characters:
         raise RefusedError(
-            413, f"text: expected at most {limits.characters:,} characters, got {len(value):,}: shorten it"
+            413,
+            f"This text has {len(value):,} characters; the page reads at most {limits.characters:,}.",
         )
     if any("\ud800" <= letter <= "\udfff" for letter in value):
         raise RefusedError(400, "text: expected whole characters, got half of one (a lone surrogate)")

@@ -1,7 +1,6 @@
-"""Streaming responses: a job that sends lines of JSON while it runs and stops when the client disconnects.
+"""Streaming responses: the lines of a job as they come, until it ends or the client disconnects.
 
-One such job runs at a time, in a thread of its own. This file knows threads and HTTP; it does not know what
-the job does.
+This file knows HTTP; `jobs` runs the job.
 """
 
 from __future__ import annotations
@@ -9,60 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
 
-import torch
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from regard.show.server.limits import ExclusiveJob, RefusedError, StoppedError
-
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
-Line = Mapping[str, object]
-"""One line of a streaming response: a JSON object."""
-SendLine = Callable[[Line], None]
-"""Sends a line to the page. Raises `StoppedError` if the client has disconnected."""
-ReportProgress = Callable[[str, int, int], None]
-"""Reports what is being done, how much of it is done, and the total. Raises `StoppedError` as well."""
+from regard.show.server import jobs
+from regard.show.server.jobs import Line, ModelJob
+from regard.show.server.limits import ExclusiveJob
 
 
-def stream(job: ExclusiveJob, doing: str, work: Callable[[SendLine], None]) -> Response:
-    """Run `work` in a thread and return a response that streams the lines it sends.
-
-    Arguments:
-        job: the lock that the work holds; if it is taken, the request is refused.
-        doing: describes the work to those who are refused.
-        work: called with a function that sends a line. An error it raises becomes the last line.
-    """
-    job.acquire(doing)
+def stream(job: ModelJob, lock: ExclusiveJob) -> Response:
+    """Start a job and return a response that streams the lines it sends; a taken lock refuses the request."""
     loop, lines, disconnected = asyncio.get_running_loop(), asyncio.Queue[Line | None](), threading.Event()
 
     def put(line: Line | None) -> None:
         with suppress(RuntimeError):  # the loop has ended, and with it every client
             loop.call_soon_threadsafe(lines.put_nowait, line)
 
-    def send_line(line: Line) -> None:
-        if disconnected.is_set():
-            raise StoppedError
-        put(line)
-
-    def run() -> None:
-        try:
-            translate_errors(work, send_line)
-        except StoppedError:
-            pass
-        except RefusedError as refusal:
-            put({"error": str(refusal)})
-        except Exception as error:  # a model may fail in any way: the page shows it, the server goes on
-            put({"error": f"{type(error).__name__}: {error}"})
-        finally:
-            job.release()
-            put(None)
-
-    threading.Thread(target=run, name="regard-model", daemon=True).start()
+    jobs.start(job, lock, put, disconnected)
     return LinesResponse(lines, disconnected)
 
 
@@ -95,17 +59,6 @@ class LinesResponse(Response):
             body = json.dumps(line).encode("ascii") + b"\n"
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-def translate_errors(function: Callable[[Argument], Result], argument: Argument) -> Result:
-    """Call a function without gradients, turning the errors a user can cause into `RefusedError`."""
-    try:
-        with torch.no_grad():
-            return function(argument)
-    except KeyError as error:
-        raise RefusedError(404, str(error.args[0]) if error.args else "not found") from None
-    except (ValueError, OSError) as error:
-        raise RefusedError(400, str(error)) from None
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

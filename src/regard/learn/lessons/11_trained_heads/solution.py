@@ -41,9 +41,9 @@ def induction_score(A, ids):
 
 
 # What you found: (layer, head), both counted from 0.
-previous_token_head = (4, 1)  #: a head that reads the token before
-sink_head = (0, 1)  #: a head that gives most of its attention to the first token
-induction_head = (5, 3)  #: a head that finds what followed the earlier copy
+previous_token_head = (3, 3)  #: a head that reads the token before
+sink_head = (4, 2)  #: a head that gives most of its attention to the first token
+induction_head = (4, 0)  #: a head that finds what followed the earlier copy
 
 
 def cut_head(model, layer, head):
@@ -63,9 +63,9 @@ def cut_head(model, layer, head):
     return attention.out.register_forward_pre_hook(zero)
 
 
-# Predict, then look: the loss on the second half is about 6 nats a token. By how much does it rise if you
-# cut the induction head?
-rise_of_the_loss = 7.5  #: your guess, before you look
+# Predict, then look: the loss on the second half is about 5 nats a token. By how much does it rise if you
+# cut the clearest induction head?
+rise_of_the_loss = 2.5  #: your guess, before you look
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""Titles of texts: their first words, without the special tokens around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from regard.spans.token_texts import is_special
+from regard.split_characters import join
+
+LONGEST = 48  # characters of a title
+
+
+def title_of_text(text: str) -> str:
+    """Return the first words of a text.
+
+    >>> title_of_text("The lighthouse at Farrow Point was old, and Mary Ellis kept it lit.")
+    'The lighthouse at Farrow Point was old, and…'
+    """
+    words = " ".join(text[: 20 * LONGEST].split())
+    if len(words) <= LONGEST:
+        return words
+    shortened = words[: LONGEST - 1]
+    return (shortened.rpartition(" ")[0] or shortened).rstrip(" ,;:") + "…"
+
+
+def title_of_tokens(tokens: Sequence[str]) -> str:
+    """Return the first words of a text that is known by its tokens; "" if it has none.
+
+    >>> title_of_tokens(["<|endoftext|>", "The", " cat", "\\n"])
+    'The cat'
+    """
+    return title_of_text(join([token for token in tokens[: 20 * LONGEST] if not is_special(token)]))

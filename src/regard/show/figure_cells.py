@@ -1,0 +1,106 @@
+"""The cells of a figure: the weights of a map, pooled where it is long, and where their colours end.
+
+The end of the colours is the page's (`common/map_scale.js`): one definition for both, which a test compares.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.heads import uniform
+from regard.maps import AttentionMap, DifferenceMap, SignedMap, WeightedMap
+from regard.show.data import tiles
+from regard.stages.picture import colour_scale
+
+Reduce = Literal["mass", "max"]
+Drawable = AttentionMap | SignedMap | Tensor
+BEYOND = 0.005  # of a map's cells lie beyond the end of its colours
+UNIFORM = 4  # the colours end at this many times the mean at least, so that equal cells are never dark
+
+
+class FigureCells(NamedTuple):
+    """The cells of a figure, and the first query and the first key of each."""
+
+    signed: bool  # whether the colours diverge from 0
+    values: Tensor  # (rows, cols)
+    hidden: Tensor  # (rows, cols), True where no key is visible
+    rows: list[int]
+    cols: list[int]
+
+    @property
+    def visible(self) -> Tensor:
+        """The values that are not hidden, (n,)."""
+        return self.values[~self.hidden]
+
+
+def pool_cells(m: Drawable, reduce: Reduce, most: int) -> FigureCells:
+    """Pool a map (T, S) to at most `most` cells along each axis."""
+    T, S = m.shape
+    if isinstance(m, Tensor):
+        values = m.detach().float().cpu()
+        hidden = torch.zeros_like(values, dtype=torch.bool)
+        return FigureCells(bool((values < 0).any()), values, hidden, list(range(T)), list(range(S)))
+    rows, cols = min(T, most), min(S, most)
+    values = cast(Tensor, m.pool(rows, cols, reduce)).float().cpu()
+    signed = isinstance(m, DifferenceMap) or bool((values < 0).any())
+    edges = [[i * n // count for i in range(count)] for n, count in ((T, rows), (S, cols))]
+    return FigureCells(signed, values, _hidden_cells(m, rows, cols), *edges)
+
+
+def _hidden_cells(m: Any, rows: int | list[int], cols: int | list[int]) -> Tensor:
+    """Return which cells of a map (T, S), pooled to these counts or edges, hold no visible key."""
+    if isinstance(m, WeightedMap):
+        return _hidden_cells(m.attention, rows, cols)
+    if isinstance(m, DifferenceMap):
+        return _hidden_cells(m.left, rows, cols) & _hidden_cells(m.right, rows, cols)
+    if not isinstance(m, AttentionMap):
+        return torch.zeros_like(cast(Tensor, m.pool(rows, cols)), dtype=torch.bool).cpu()
+    baseline = cast(Tensor, uniform(m).pool(rows, cols))
+    return (baseline[0, 0] == 0).cpu()  # uniform attention is 0 only where no key is visible
+
+
+def scale_end(values: Tensor, most: float = math.inf) -> float:
+    """Return where the colours of these numbers end, to two digits; 0 if all are 0.
+
+    All but `BEYOND` of them are smaller, whatever their signs, and it is well above their mean, which is the
+    weight of uniform attention. `most` is the greatest end.
+
+    >>> scale_end(torch.tensor([0.25, 0.25, 0.25, 0.25]), most=1.0)
+    1.0
+    >>> scale_end(torch.tensor([0.1] * 99 + [0.9]))
+    0.43
+    """
+    if not values.numel():
+        return 0.0
+    sizes = values.detach().double().abs().sort().values
+    end = max(UNIFORM * float(sizes.mean()), float(sizes[math.floor((1 - BEYOND) * (len(sizes) - 1))]))
+    return min(most, float(f"{end:.2g}"))
+
+
+def overview_values(m: Drawable, cells: FigureCells, reduce: Reduce) -> Tensor:
+    """Return the visible values by which the colours of a map (T, S) are scaled, (n,).
+
+    They are those of the page's smallest picture of the whole map: its cells, or those of 2 × 2 tokens, 4 × 4
+    and so on, until there are at most `tiles.SIDE` along each axis.
+    """
+    if isinstance(m, Tensor) or max(m.shape) <= tiles.SIDE:
+        return cells.visible
+    size = 2 ** math.ceil(math.log2(max(m.shape) / tiles.SIDE))
+    rows, cols = ([*range(0, n, size), n] for n in m.shape)
+    values = cast(Tensor, m.pool(rows, cols, reduce)).float().cpu()
+    return values[~_hidden_cells(m, rows, cols)]
+
+
+def cell_scale(cells: FigureCells, overview: Tensor, log: bool, bounded: bool) -> Any:
+    """Return the Matplotlib norm that maps cells to colours, which end where those of `overview` do.
+
+    `bounded` numbers are never above 1.
+    """
+    top = scale_end(overview, 1.0 if bounded else math.inf) or 1.0
+    floor = 10.0 ** math.floor(math.log10(0.3 / cells.values.shape[1]))  # below uniform attention
+    bottom = min(floor, top / 10) if bounded else top / 1000
+    return colour_scale(top, log, cells.signed, bottom=bottom)

@@ -1,0 +1,343 @@
+"""The answers to a page's requests: a name and a query give JSON or bytes, a name and a body a job's lines.
+
+HTTP (`app`) and a notebook's comm (`regard.show.widget`) carry the same requests and answers. Reading a new
+text, running the model again with cuts and generating need a model: the caller supplies functions for them.
+This file knows `Contents` and the limits of requests; it does not know how requests arrive, nor models.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from regard.escapes import escape
+from regard.heads import HeadTable
+from regard.recorder import Capture
+from regard.recorder.tokens import TextTooLongError
+from regard.show.data.contents import Contents, EditedRun
+from regard.show.data.cuts import Cut, parse_cuts
+from regard.show.data.quantity import Quantity
+from regard.show.data.repeats import repeat_rows
+from regard.show.data.survey_rows import describe_survey_head
+from regard.show.server.jobs import (
+    Line,
+    ModelJob,
+    ReportProgress,
+    SendLine,
+    progress_of,
+    translate_errors,
+)
+from regard.show.server.limits import Limits, RefusedError, check_number, check_temperature, check_text
+
+MAX_NUMBER = 1 << 31  # of any number in a request
+PATIENCE = {"thumbs": 1, "layer_heads": 2, "heads": 3, "eviction": 3}
+"""How long the answers that take a while may wait, see `work_queue`; all others are urgent."""
+
+
+class Read(Protocol):
+    """A function that runs a model on a text and captures it, reporting its progress.
+
+    It reads the `first` tokens only, if that is given, and `continuation`, the ids of tokens that the model
+    generated, after the text. It raises `TextTooLongError` for a text that the model cannot read.
+    """
+
+    def __call__(
+        self,
+        text: str,
+        report: ReportProgress,
+        /,
+        *,
+        first: int | None = None,
+        continuation: Sequence[int] = (),
+    ) -> Capture: ...
+
+
+class RunCut(Protocol):
+    """A function that runs a model again on a captured text with some of it cut, and captures that run."""
+
+    def __call__(self, capture: Capture, cuts: Sequence[Cut], report: ReportProgress, /) -> Capture: ...
+
+
+ScoreRepeats = Callable[[], HeadTable]
+"""A function that scores the heads of a model on random tokens, repeated."""
+
+
+class Generate(Protocol):
+    """A function that continues a text; every item is a line for the page (see `regard.gpt.cache_demo`)."""
+
+    def __call__(
+        self, text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0.0
+    ) -> Iterable[Line]: ...
+
+
+@dataclass(frozen=True)
+class Json:
+    """An answer that is sent as JSON."""
+
+    content: Any
+
+    def encode(self) -> bytes:
+        """Return the JSON in ASCII: a token may be half of a character, which UTF-8 cannot encode."""
+        return json.dumps(self.content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+class Query:
+    """The parameters of a request, checked as they are read."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self.parameters = parameters
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.parameters
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self.parameters:
+            raise RefusedError(400, f"{name}: expected this parameter in the request, got none")
+        return self.parameters[name]
+
+    def number(self, name: str) -> int:
+        """Return a parameter as a whole number from 0."""
+        return check_number(name, self[name], 0, MAX_NUMBER)
+
+    @property
+    def head(self) -> int | str:
+        """The head's number, or "mean"."""
+        return "mean" if self["head"] == "mean" else self.number("head")
+
+    @property
+    def quantity(self) -> Quantity:
+        """What cells are made of: by default the weights of tokens."""
+        words: dict[str, Any] = {name: self[name] for name in ("shade", "units") if name in self}
+        for name in ("units_of", "position", "token"):
+            if name in self:
+                words[name] = self.number(name)
+        return Quantity.parse(**words)
+
+
+@dataclass
+class Answers:
+    """What a page can request: numbers of the captures by `computed`, work of a model by `jobs`.
+
+    Arguments:
+        contents: the captures to show.
+        read: captures a new text; None if there is no model.
+        generate: continues a text; None if there is no model that can.
+        run_cut: runs the model again with some of it cut; None without a model.
+        score_repeats: scores the heads of the model on random tokens, repeated; None without a model.
+        limits: bounds on requests.
+    """
+
+    contents: Contents
+    read: Read | None = None
+    generate: Generate | None = None
+    run_cut: RunCut | None = None
+    score_repeats: ScoreRepeats | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        self.contents.can |= {
+            "capture": self.read is not None,
+            "generate": self.generate is not None,
+            "cut": self.run_cut is not None,
+            "repeats": self.score_repeats is not None or self.contents.repeats is not None,
+        }
+        self.contents.forget_meta()
+        self.computed: dict[str, Callable[[Query], Json | bytes]] = {
+            "meta": self._meta,
+            "thumbs": self._thumbs,
+            "heads": self._heads,
+            "layer_heads": self._layer_heads,
+            "attribution": self._attribution,
+            "tile": self._tile,
+            "row": self._row,
+            "column": self._column,
+            "steps": self._steps,
+            "eviction": self._eviction,
+            "prediction": self._prediction,
+            "survey_head": self._survey_head,
+        }
+        self.jobs: dict[str, Callable[[Mapping[str, Any]], Json | ModelJob]] = {
+            "capture": self._capture,
+            "generate": self._generate,
+            "cut": self._cut,
+            "remove": self._remove,
+            "repeats": self._repeats,
+        }
+
+    def compute(self, name: str, parameters: Mapping[str, str]) -> Json | bytes:
+        """Return the answer to a request for numbers, or raise `RefusedError`. It may take a while.
+
+        Arguments:
+            name: what is requested, one of `computed`.
+            parameters: the query, as texts.
+        """
+        if name not in self.computed:
+            raise RefusedError(404, f"there is no answer named {name!r}")
+        return translate_errors(self.computed[name], Query(parameters))
+
+    def prepare(self, name: str, body: object) -> Json | ModelJob:
+        """Return the job for a request, or its answer where nothing needs to run, or raise `RefusedError`.
+
+        Arguments:
+            name: what is requested, one of `jobs`.
+            body: the request's JSON object.
+        """
+        if name not in self.jobs:
+            raise RefusedError(404, f"there is no job named {name!r}")
+        if not isinstance(body, dict):
+            raise RefusedError(400, 'expected a JSON object, such as {"text": "…"}')
+        return translate_errors(self.jobs[name], body)
+
+    def _meta(self, query: Query) -> Json:
+        return Json(self.contents.meta)
+
+    def _thumbs(self, query: Query) -> bytes:
+        """Return the pictures of a layer's heads, and after them each head's sink key and its share."""
+        thumbs, sinks, _ = self.contents.thumbnail(query.number("text"), query["layer"])
+        pairs = torch.tensor([[sink["key"], sink["share"]] for sink in sinks], dtype=torch.float64)
+        return thumbs.tobytes() + pairs.numpy().astype("<f8", copy=False).tobytes()
+
+    def _heads(self, query: Query) -> Json:
+        return Json(self.contents.heads(query.number("text")))
+
+    def _layer_heads(self, query: Query) -> Json:
+        return Json(self.contents.layer_heads(query.number("text"), query["layer"]))
+
+    def _attribution(self, query: Query) -> Json:
+        return Json(self.contents.attribution(query.number("text"), query.quantity))
+
+    def _tile(self, query: Query) -> bytes:
+        text, head, z, i, j = (query.number(name) for name in ("text", "head", "z", "i", "j"))
+        without = query.number("without") if "without" in query else None
+        mass, peak = self.contents.tile(text, query["layer"], head, z, i, j, without, query.quantity)
+        return _floats(mass) + _floats(peak)
+
+    def _row(self, query: Query) -> bytes:
+        text, row = query.number("text"), query.number("row")
+        return _floats(self.contents.row(text, query["layer"], query.head, row, query.quantity))
+
+    def _column(self, query: Query) -> bytes:
+        text, col = query.number("text"), query.number("col")
+        return _floats(self.contents.column(text, query["layer"], query.head, col, query.quantity))
+
+    def _steps(self, query: Query) -> Json:
+        text, head, row = (query.number(name) for name in ("text", "head", "row"))
+        return Json(self.contents.steps(text, query["layer"], head, row))
+
+    def _eviction(self, query: Query) -> Json:
+        return Json(self.contents.eviction(query.number("text"), query["layer"]))
+
+    def _prediction(self, query: Query) -> Json:
+        return Json(self.contents.prediction(query.number("text"), query.number("position")))
+
+    def _survey_head(self, query: Query) -> Json:
+        if self.contents.survey is None:
+            raise RefusedError(404, "this page shows no survey")
+        return Json(describe_survey_head(self.contents.survey, query["layer"], query.number("head")))
+
+    def _capture(self, body: Mapping[str, Any]) -> ModelJob:
+        if self.read is None:
+            raise RefusedError(404, "this page shows a capture without a model, so it cannot read new texts")
+        read, text, contents = self.read, check_text(body.get("text"), self.limits), self.contents
+        options = self._reading_options(body)
+        if len(contents.texts) - len(contents.edited) - len(contents.removed) >= self.limits.texts:
+            raise RefusedError(
+                409, f"The page holds {self.limits.texts} texts, which is its limit: remove one of them."
+            )
+
+        def work(send_line: SendLine) -> None:
+            try:
+                capture = read(text, progress_of(send_line), **options)
+                tokens = max((layer.shape[3] for layer in capture.layers), default=0)
+                if tokens > self.limits.tokens:
+                    raise TextTooLongError(tokens, self.limits.tokens)
+            except TextTooLongError as error:
+                send_line({"too_long": {"tokens": error.tokens, "most": error.most}})
+            else:
+                send_line({"text": contents.add(capture)})
+
+        return ModelJob("reading a text", work)
+
+    def _reading_options(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a request says of how its text is read: see `Read`."""
+        options: dict[str, Any] = {}
+        if (first := body.get("first")) is not None:
+            options["first"] = check_number("first", first, 1, self.limits.tokens)
+        if (ids := body.get("continuation")) is not None:
+            if not isinstance(ids, list) or len(ids) > self.limits.generated:
+                raise RefusedError(
+                    400, f"continuation: expected a list of at most {self.limits.generated} token ids"
+                )
+            options["continuation"] = [check_number("continuation", x, 0, MAX_NUMBER) for x in ids]
+        return options
+
+    def _cut(self, body: Mapping[str, Any]) -> ModelJob:
+        """Run the model again on a text with cuts; this run takes the place of the text's earlier one."""
+        if self.run_cut is None:
+            raise RefusedError(404, "this page has no model that could run with something cut")
+        run_cut, contents = self.run_cut, self.contents
+        number = check_number("text", body.get("text"), 0, MAX_NUMBER)
+        contents.check_text(number)
+        text = contents.edited[number].text if number in contents.edited else number
+        cuts = parse_cuts(body.get("cuts"), contents.texts[text])
+
+        def work(send_line: SendLine) -> None:
+            capture = run_cut(contents.texts[text], cuts, progress_of(send_line))
+            # Sending fails if the client has gone: then nothing takes the place of the earlier run.
+            send_line({"progress": {"doing": "comparing", "done": 1, "of": 1}})
+            edited = EditedRun(text, tuple(cuts))
+            send_line({"text": contents.add(capture, contents.titles[text], edited)})
+
+        return ModelJob("running with something cut", work)
+
+    def _remove(self, body: Mapping[str, Any]) -> Json:
+        """Remove a text or an edited run and answer with the number of the text to show next."""
+        number = check_number("text", body.get("text"), 0, MAX_NUMBER)
+        return Json({"text": self.contents.remove(number)})
+
+    def _repeats(self, body: Mapping[str, Any]) -> Json | ModelJob:
+        """Score the heads on random tokens, repeated, once."""
+        contents, score = self.contents, self.score_repeats
+        if contents.repeats is not None:
+            return Json({"heads": repeat_rows(contents.repeats)})
+        if score is None:
+            raise RefusedError(404, "this page has no model that could read random tokens")
+
+        def work(send_line: SendLine) -> None:
+            contents.repeats = score()
+            send_line({"heads": repeat_rows(contents.repeats)})
+
+        return ModelJob("reading random tokens, repeated", work)
+
+    def _generate(self, body: Mapping[str, Any]) -> ModelJob:
+        if self.generate is None:
+            raise RefusedError(404, "this page has no model that can generate text")
+        generate, text = self.generate, check_text(body.get("text"), self.limits)
+        most = self.limits.generated
+        tokens = check_number("tokens", body.get("tokens", min(32, most)), 1, most)
+        window = check_number("window", body.get("window", 64), 1, MAX_NUMBER)
+        sinks = check_number("sinks", body.get("sinks", 4), 0, MAX_NUMBER)
+        temperature = check_temperature(body.get("temperature", 0))
+
+        def work(send_line: SendLine) -> None:
+            for line in generate(text, tokens=tokens, window=window, sinks=sinks, temperature=temperature):
+                send_line(line)
+
+        return ModelJob("generating", work)
+
+
+def log_failure(name: str, error: Exception) -> str:
+    """Log an error that no request should cause, and return a sentence for the reader."""
+    text = f"a request failed: {name}\n{''.join(traceback.format_exception(error))}"
+    logging.getLogger(__name__).error("%s", escape(text))
+    return f"internal error: {type(error).__name__}: {error}"
+
+
+def _floats(x: torch.Tensor) -> bytes:
+    return x.contiguous().numpy().astype("<f4", copy=False).tobytes()
