@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 import regard
+from regard.heads import SurveyResult, describe
+from regard.heads.description import LayerHeads
+from regard.heads.examples import collect_examples
 from regard.recorder import Capture, Evidence, Layer
 from regard.recorder.predictions import predictions_from
 
@@ -57,7 +62,7 @@ def predicted(
     logits = 2 * torch.randn(*seen.ids.shape, vocabulary, generator=draw)
     names = words or [f" t{n}" for n in range(vocabulary)]
     seen.predictions = predictions_from(
-        logits, seen.ids, decode=lambda ids: [[names[n % len(names)] for n in row] for row in ids.tolist()]
+        logits, seen.ids, decode=lambda ids: [names[n % len(names)] for n in ids.tolist()]
     )
     return seen
 
@@ -66,3 +71,14 @@ def layer_of(m: regard.AttentionMap, number: int = 0, stack: str = "") -> Layer:
     """A layer with this map, certified of nothing."""
     evidence = Evidence(0.0, 1.0, 0.0, m.matrix[2], m.matrix[2], str(m.mask), m.scale)
     return Layer(number, f"h.{number}", stack, m, evidence, range(m.matrix[1]))
+
+
+def surveyed(seen: Capture) -> SurveyResult:
+    """A survey whose corpus is the text of a capture; its tokens have hostile texts."""
+    assert seen.ids is not None
+    maps = [layer.map for layer in seen.layers]
+    table = replace(describe([(maps, seen.ids)]), texts=1, tokens=seen.ids.numel(), model=seen.model)
+    examples = [collect_examples(m, seen.ids, 0, 2) for m in maps]
+    layers = [LayerHeads(str(layer.key), list(layer.heads), list(layer.heads)) for layer in seen.layers]
+    words = {token: f"{HOSTILE[token % len(HOSTILE)]}{token}" for token in seen.ids.unique().tolist()}
+    return SurveyResult(table, layers, examples, words)

@@ -141,12 +141,17 @@ def test_the_effects_of_cut_heads_are_those_that_were_measured() -> None:
     page = cut_heads.PAGE.read_text(encoding="utf-8")
     assert results.keys() == cut_heads.TEXTS.keys()
     assert cut_heads.write_table(page, results) == page
-    for name, head in (("default", "5.3"), ("smollm2", "18.6")):
-        effects = results[name]["effects"]
-        assert f"| {cut_heads.NAMES[name]} | {head} (induction" in page
-        assert effects[f"cut {head}"]["repeated"]["beyond"]
-        assert effects[f"cut {head}"]["repeated"]["low"] > 0
-        assert not effects[f"cut {head}"]["first"]["beyond"]
+    for name, edit, words in (
+        ("default", "cut induction heads", "all 3 induction heads"),
+        ("smollm2", "cut 18.6", "18.6 (induction"),
+    ):
+        effects = results[name]["effects"][edit]
+        assert f"| {cut_heads.NAMES[name]} | {words}" in page
+        assert effects["repeated"]["beyond"]
+        assert effects["repeated"]["low"] > 0
+        assert not effects["first"]["beyond"]
+    alone = sum(results["default"]["effects"][f"cut {head}"]["repeated"]["value"] for head in ("4.0", "4.2"))
+    assert results["default"]["effects"]["cut induction heads"]["repeated"]["low"] > alone
 
 
 def test_where_each_idea_is_taught_is_up_to_date() -> None:

@@ -70,6 +70,13 @@ def test_figures(without: Any, tmp_path: Path) -> None:
         regard.causal.plot(8)
 
 
+def test_the_widget(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    without("anywidget")
+    monkeypatch.delitem(sys.modules, "regard.show.widget", raising=False)
+    with needs("anywidget", "widget"):
+        captured(6).widget()
+
+
 def test_the_terminal(without: Any) -> None:
     without("rich")
     table = HeadTable([], texts=1, tokens=0)

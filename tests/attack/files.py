@@ -646,6 +646,21 @@ def read_survey(path: Path) -> None:
         _survey(path.parent, stop)
 
 
+def write_examples(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "corpus.txt").write_text("abc cab gag fed\n" * 40)
+    _survey(folder, lambda ids: _survey_model().maps(ids))
+    return folder / "heads.csv.examples"
+
+
+def read_examples(path: Path) -> None:
+    from regard.heads import read_survey
+    from regard.show.data.survey_rows import describe_survey, describe_survey_heads
+
+    result = read_survey(path)
+    json.dumps([describe_survey(result), describe_survey_heads(result)], allow_nan=False)
+
+
 def write_table(folder: Path) -> Path:
     from regard.heads.table import HeadRow, HeadTable, Score
 
@@ -782,6 +797,7 @@ FORMATS = {
     "layer": Format(write_layer("maps"), read_capture, "CaptureFileError", damage_safetensors),
     "summary": Format(write_layer("statistics"), read_capture, "CaptureFileError", damage_safetensors),
     "survey": Format(write_survey, read_survey, "SurveyFileError", damage_checkpoint),
+    "examples": Format(write_examples, read_examples, "SurveyFileError", damage_safetensors),
     "table": Format(write_table, read_table, "SurveyFileError", damage_json),
     "checkpoint": Format(write_run("checkpoint.safetensors"), read_run, "RunFileError", damage_checkpoint),
     "metrics": Format(write_run("metrics.jsonl"), read_history, "RunFileError", damage_json),

@@ -96,7 +96,7 @@ def describe_heads(folder: Path, resume: bool) -> bool:
 
 
 def survey_result(folder: Path) -> Any:
-    """The table, which is the only file that is left."""
+    """The table and its examples, which are the only files that are left."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from browser import chromium
+from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_run
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved.bundle import write
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
-from tests.captures import captured
+from tests.captures import HOSTILE, captured
+
+expect.set_options(timeout=20_000)  # a page may wait for a busy machine
 
 STATUS = """addEventListener("DOMContentLoaded", () => {
   const line = document.getElementById("status");
@@ -86,7 +90,7 @@ def serve() -> Iterator[Callable[..., BackgroundServer]]:
         contents: dict[str, Any] | None = None,
         **site: Any,
     ) -> BackgroundServer:
-        shown = Contents(captured() if seen is None else seen, **(contents or {}))
+        shown = Contents(captured() if seen is None else seen, **({"start": None} | (contents or {})))
         open_.append(BackgroundServer(Site(shown, **site)).start())
         return open_[-1]
 
@@ -104,7 +108,7 @@ def saved(tmp_path: Path, context: BrowserContext) -> Iterator[Callable[..., str
     def save(seen: Capture | Sequence[Capture] | None = None, **options: Any) -> str:
         context.set_offline(True)
         path = tmp_path / "page.html"
-        return write(captured() if seen is None else seen, path, **options).as_uri()
+        return write(captured() if seen is None else seen, path, **({"start": None} | options)).as_uri()
 
     yield save
     own = (tmp_path / "page.html").as_uri()
@@ -121,3 +125,27 @@ def opened(request: pytest.FixtureRequest) -> Callable[..., str]:
         return save
     serve: Callable[..., BackgroundServer] = request.getfixturevalue("serve")
     return lambda seen: serve(seen).address
+
+
+@pytest.fixture
+def training_run(tmp_path: Path) -> dict[str, Any]:
+    """Scores and losses at three steps of a run of two layers with three heads."""
+    steps = (0, 100, 200)
+
+    def table(step: int, on: int) -> dict[str, Any]:
+        heads = [
+            [round((step / 200) * (layer * 3 + head + on) / 10, 3) for head in range(3)] for layer in range(2)
+        ]
+        return {
+            "induction": {"heads": heads, "null": 0.05},
+            "distance": {"heads": [[10.0 * x for x in row] for row in heads], "null": 7},
+        }
+
+    lines = [{"step": step, "text": table(step, 0), "repeats": table(step, 4)} for step in steps]
+    (tmp_path / HEADS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    metrics = [
+        {"step": step, "validation": 4 - step / 100, "sample": f"{HOSTILE[0]} {step}"} for step in steps
+    ]
+    losses = [{"step": step, "loss": 5 - step / 100} for step in range(1, 200)]
+    (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in metrics + losses))
+    return read_run(tmp_path)

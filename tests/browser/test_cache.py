@@ -29,7 +29,8 @@ def table(page: Page) -> dict[str, list[str]]:
 def test_a_model_writes_and_is_measured(
     page: Page, serve: Callable[..., BackgroundServer], model: GPT
 ) -> None:
-    page.goto(serve(captured(80), generate=Model.of(model, "GPT").generate).address + "#view=cache")
+    reader = Model.of(model, "GPT")
+    page.goto(serve(captured(80), generate=reader.generate, read=reader.read).address + "#view=cache")
     prompt = "The history of the river begins"
     page.get_by_label("Prompt").fill(prompt)
     page.get_by_label("Number of tokens to generate").fill("6")
@@ -64,6 +65,10 @@ def test_a_model_writes_and_is_measured(
     assert page.locator("canvas.computed").evaluate("c => c.height") > 0
     page.get_by_role("radio", name="the generated text").check()
     expect(page.locator(".cache-policy .heat-cell")).to_have_count(layers * model.config.num_heads)
+    # The model reads what it wrote, and every view shows it.
+    page.get_by_role("button", name="Open in Text").click()
+    expect(page.locator("#view-text .tok")).to_have_count(P + 6)
+    expect(page.locator("#view-text .first-written")).to_have_attribute("id", f"tok-{P}")
 
 
 def test_what_forgetting_loses_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
@@ -74,14 +79,14 @@ def test_what_forgetting_loses_is_the_library_s(page: Page, opened: Callable[...
     expect(said).to_contain_text("4 first keys and the latest 16")
     table = describe(seen.maps, seen.ids, policy=(4, 16))
     mean = sum(row.scores["eviction"].value for row in table) / len(table)
-    average = re.search(r"would lose ([\d.]+) on average", said.inner_text())
+    average = re.search(r"would lose ([\d.]+)% of their attention on average", said.inner_text())
     assert average is not None
-    assert float(average[1]) == pytest.approx(mean, rel=0.01)
+    assert float(average[1]) == pytest.approx(100 * mean, abs=0.5)
     expect(page.locator(".cache-policy .chart-line")).to_have_count(2)
     for row in table:
         spoken = page.get_by_role("gridcell", name=f"Layer {row.layer}, head {row.head}:")
-        number = float((spoken.get_attribute("aria-label") or "").rpartition(" ")[2])
-        assert number == pytest.approx(row.scores["eviction"].value, rel=0.01)
+        number = float((spoken.get_attribute("aria-label") or "").rpartition(" ")[2].rstrip("%"))
+        assert number == pytest.approx(100 * row.scores["eviction"].value, abs=0.5)
     page.get_by_label("First keys kept").focus()
     page.keyboard.press("Home")
     expect(said).to_contain_text("0 first keys and the latest 16")
@@ -104,7 +109,7 @@ def test_a_saved_file_says_what_it_needs_and_shows_what_was_recorded(
 def test_what_the_model_says_is_only_text_and_errors_are_said(
     page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
-    def generate(text: str, *, tokens: int, window: int, sinks: int) -> Any:
+    def generate(text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0) -> Any:
         yield {
             "start": {
                 "tokens": HOSTILE,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 from playwright.sync_api import Page, expect
 
@@ -28,10 +29,14 @@ def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> N
     for card, row in zip(page.locator("#view-heads .card").all(), table, strict=True):
         assert card.locator("h3").text_content() == f"Layer {row.layer}, head {row.head}"
         spoken = card.locator(".gallery-picture").get_attribute("aria-label") or ""
-        for name, called in (("induction", "induction"), ("local", "local"), ("sink", "sink")):
-            score = row.scores[name]
-            assert f"{called} {score.value:.2f}" in spoken
-            assert f"uniform baseline {score.null:.2f}" in spoken
+        assert spoken.startswith(f"Layer {row.layer}, head {row.head}: ")
+        assert len(spoken) < 80
+        assert row.sentence.split(";")[0][:24] in (card.locator(".card-sentence").text_content() or "")
+        for name in ("induction", "local", "sink"):
+            line = card.locator(f'.score-line[data-name="{name}"]')
+            number = float((line.locator(".score-value").text_content() or "").rstrip("%"))
+            assert number == pytest.approx(100 * row.scores[name].value, abs=0.5)
+            assert "uniform baseline" in (line.get_attribute("title") or "")
         for label in row.labels:
             assert label.replace("_", " ") in (card.locator(".tags").text_content() or "")
 
@@ -75,32 +80,31 @@ def test_what_a_head_is_called_and_who_is_called_so(
     expect(page.locator(".gallery.pictures-only")).to_be_visible()
 
 
-def test_two_heads_and_two_texts_side_by_side(page: Page, opened: Callable[..., str]) -> None:
-    page.goto(opened([captured(60), captured(40, seed=5)]) + "#view=heads")
+def test_heads_are_taken_to_be_compared(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+    page.goto(serve(captured(60)).address + "#view=heads")
+    bar = page.locator(".compare-bar")
+    expect(bar).to_be_hidden()
     page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
-    expect(page.locator(".compare-side")).to_have_count(1)
+    expect(bar).to_contain_text("layer 0, head 1. Choose a second head")
     page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
-    expect(page.locator(".compare-side h3")).to_have_text(["Layer 0, head 1", "Layer 1, head 2"])
-    expect(page.locator(".compare-scores .compare-row").first.locator(".score-bar .null")).to_have_count(2)
-    expect(page.locator(".compare-picture").first).to_have_attribute("width", "60")
-    inked = page.locator(".compare-picture").first.evaluate(
-        "c => c.getContext('2d').getImageData(0, 0, 60, 60).data.filter((x, n) => n % 4 === 3 && x).length"
-    )
-    assert inked == 60 * 61 // 2  # what the mask hides is left blank
-    page.get_by_role("button", name="Close").click()
-    expect(page.locator(".compare-side")).to_have_count(0)
+    expect(bar).to_contain_text("layer 0, head 1 and layer 1, head 2")
+    bar.get_by_role("button", name="Clear").click()
+    expect(bar).to_be_hidden()
     page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
-    page.get_by_label("The same head on").select_option("1")
-    expect(page.locator(".compare-side h3")).to_have_text(["Layer 0, head 1", "Layer 0, head 1"])
-    expect(page.locator(".compare-picture").nth(1)).to_have_attribute("width", "40")
+    page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
+    bar.get_by_role("button", name="Open side by side").click()
+    expect(page.locator("#view-compare .compare-title h3")).to_have_text(
+        [re.compile("^Layer 0, head 1"), re.compile("^Layer 1, head 2")]
+    )
 
 
 def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve(captured(40)).address + "#view=heads")
+    expect(page.locator("#view-heads .card")).to_have_count(8)
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("c")
-    expect(page.locator(".compare-side h3")).to_have_text(["Layer 0, head 1"])
+    expect(page.locator(".compare-bar")).to_contain_text("layer 0, head 1")
     page.keyboard.press("End")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("layer=1&head=3"))
@@ -113,3 +117,109 @@ def test_a_layer_that_is_not_certified_says_so(page: Page, serve: Callable[..., 
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator(".heads-warning")).to_contain_text("Layer 1: not certified")
     expect(page.locator("#view-heads .tag.bad")).to_have_count(4)
+
+
+def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[..., str]) -> None:
+    seen = captured(60)
+    page.goto(opened(seen) + "#view=heads")
+    cells = page.locator(".score-table .heat-cell")
+    expect(cells).to_have_count(8)
+    table = describe(seen.maps, seen.ids)
+    best = table.best("induction", 1)[0]
+    title = page.locator(".score-matrix h2")
+    expect(title).to_contain_text(f"Layer {best.layer}, head {best.head} has the highest score of induction")
+    expect(page.locator(".portrait .head-sentence")).to_contain_text(best.sentence[:20])
+    page.locator(".score-matrix").get_by_label("Score", exact=True).select_option("sink")
+    best = table.best("sink", 1)[0]
+    expect(title).to_contain_text(f"Layer {best.layer}, head {best.head} has the highest score of sink")
+    written = [round(100 * row.scores["sink"].value) for row in table]
+    assert [int(text) for text in cells.all_text_contents()] == written
+    cells.nth(1).hover()
+    expect(page.locator(".portrait h3")).to_have_text("Layer 0, head 1")
+    page.locator('.score-table .heat-cell[tabindex="0"]').focus()  # layer 0, head 0
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".portrait h3")).to_have_text("Layer 1, head 1")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("layer=1&head=1"))
+    expect(page.locator("#map-title")).to_have_text("Layer 1, head 1")
+    expect(page.locator(".map-caption .head-sentence")).to_contain_text(table[1, 1].sentence[:20])
+
+
+def test_cards_of_many_heads_are_built_when_they_come_near(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
+    page.goto(serve(captured(12, layers=8, heads=16, kv_heads=16)).address + "#view=heads")
+    slots = page.locator("#view-heads .card")
+    expect(slots).to_have_count(128)
+    expect(slots.first.locator("h3")).to_have_text("Layer 0, head 0")
+    assert page.locator("#view-heads .card h3").count() < 100
+    page.locator("#view-heads .gallery-picture").first.focus()
+    page.keyboard.press("End")  # builds what it goes to
+    expect(slots.last.locator("h3")).to_have_text("Layer 7, head 15")
+    expect(slots.last.locator(".gallery-picture")).to_be_focused()
+
+
+def test_what_a_kind_of_head_predicts_is_outlined(page: Page, opened: Callable[..., str]) -> None:
+    seen = captured(60)
+    page.goto(opened(seen) + "#layer=1&head=2")
+    expect(page.locator(".map-foot")).to_contain_text("hidden by the mask")
+    note = page.locator(".outline-note")
+    expect(note).to_be_hidden()
+    canvas = page.locator(".map-stage canvas")
+    plain = canvas.screenshot()
+    page.get_by_label("Outline", exact=True).select_option("induction")
+    row = describe(seen.maps, seen.ids)[1, 2]
+    expect(note).to_contain_text("the tokens that came after earlier copies")
+    number = re.search(r"on this text: ([\d.]+)%", note.text_content() or "")
+    assert number is not None
+    assert float(number[1]) == pytest.approx(100 * row.scores["induction"].value, abs=0.5)
+    expect(page.locator(".map-foot .key", has_text="expected")).to_be_visible()  # something is outlined
+    assert canvas.screenshot() != plain
+    expect(page).to_have_url(re.compile("expected=induction"))
+    page.get_by_label("Outline", exact=True).select_option("")
+    expect(page.locator(".map-foot .key", has_text="expected")).to_be_hidden()
+
+
+def test_the_score_on_random_repeats_stands_beside_the_outline(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
+    seen = captured(40)
+    table = describe(seen.maps, seen.ids)
+    page.goto(serve(seen, score_repeats=lambda: table).address + "#expected=previous_token")
+    expect(page.locator(".outline-note")).to_contain_text("On random tokens, repeated: ")
+
+
+def test_without_a_mask_nothing_is_called_hidden_and_there_is_no_distance(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
+    page.goto(serve(captured(40, mask=regard.full)).address)
+    expect(page.locator(".map-caption .head-sentence")).to_contain_text("attention")
+    expect(page.locator(".map-notes")).to_contain_text("none: every query sees every key")
+    expect(page.locator(".map-foot")).to_contain_text("One cell is one weight")
+    expect(page.locator(".map-foot .key").first).to_be_hidden()
+    expect(page.get_by_text("Certified", exact=True)).to_have_count(1)
+    page.locator("#tab-heads").click()
+    expect(page.locator("#view-heads .card h3").first).to_be_visible()
+    assert "distance" not in (page.locator("#view-heads .card").first.text_content() or "")
+
+
+def test_thumbnails_say_what_their_heads_do_and_controls_what_they_are(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
+    seen = captured(60)
+    page.goto(serve(seen).address)
+    thumb = page.locator(".thumb").nth(5)
+    thumb.hover()
+    row = describe(seen.maps, seen.ids)[1, 1]
+    expect(thumb).to_have_attribute("title", re.compile(re.escape(row.sentence.split(" (")[0][:30])))
+    page.locator("#view-map .term", has_text="Shades").click()
+    glossary = page.get_by_role("dialog", name="Glossary")
+    expect(glossary.locator(".glossary-own")).to_contain_text("Log shades also show small weights")
+    expect(glossary).to_contain_text("Uniform attention")
+    page.keyboard.press("Escape")
+    expect(glossary).to_be_hidden()
+    page.get_by_role("button", name="Glossary").press("Enter")  # by key, from the header
+    expect(glossary.locator(".glossary-own")).to_have_count(0)
+    page.get_by_role("button", name="Close").click()
+    expect(glossary).to_be_hidden()

@@ -14,7 +14,7 @@ import regard
 from regard.recorder import Capture
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 from regard.show.server.background import BackgroundServer
-from regard.show.server.line_stream import ReportProgress
+from regard.show.server.jobs import ReportProgress
 from tests.captures import captured, predicted
 
 BANNER = ".run-banner"
@@ -64,6 +64,7 @@ def test_a_head_is_cut_in_the_map_and_restored(page: Page, address: str, model: 
     expect(switch).to_have_attribute("aria-checked", "true")
     expect(page.locator("#text option")).to_have_text(["The cat", "↳ Edited run: head 1.2 cut"])
     assert model.asked == [[HeadCut("1", 2)]]
+    expect(page.locator(".thumb.cut")).to_have_attribute("aria-label", "Layer 1, head 2, cut in this run")
     page.get_by_role("button", name="Undo").press("Enter")
     expect(page.locator(BANNER)).to_be_hidden()
     expect(page.locator("#main")).to_be_focused()  # what had the focus is gone
@@ -96,6 +97,10 @@ def test_what_changed_leads_to_the_token_and_both_runs_stand_side_by_side(page: 
     expect(page).to_have_url(re.compile(rf"view=text.*row={position - 1}"))
     panel = page.locator("#view-text .text-predictions")
     expect(panel.locator(".likely h4")).to_have_text(["The model’s own run", "Edited run"])
+    expect(page.locator(f"{BANNER} .likely")).to_have_count(0)  # they stand under the text
+    expect(page.locator("#view-text .cut-note")).to_have_count(0)
+    page.locator("#view-text").get_by_label("Head", exact=True).select_option("1")
+    expect(page.locator("#view-text .cut-note")).to_contain_text("Head 0.1 is cut in this run")
     expect(panel).to_contain_text(re.compile(r"In the text follows .* \(rank \d+\) → .* \(rank \d+\)\."))
     page.get_by_role("button", name="Show own run").click()
     expect(panel.locator(".likely")).to_have_count(0)
@@ -109,20 +114,21 @@ def test_what_changed_leads_to_the_token_and_both_runs_stand_side_by_side(page: 
 
 def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page: Page, address: str, model: Model) -> None:
     page.goto(address + "#view=map&layer=1&head=0&row=20&col=3")
-    page.get_by_role("button", name="Cut “·t7” → “·t3”").click()
-    expect(page.locator(".cut-chip")).to_have_text("head 1.0: “·t7” (20) → “·t3” (3) cut")
-    expect(page.get_by_role("button", name="Restore “·t7” → “·t3”")).to_be_visible()
+    page.get_by_role("button", name="Stop attention from “·t7” to “·t3”").click()
+    expect(page.locator(".cut-chip")).to_have_text("head 1.0: “·t7” (20) cannot attend to “·t3” (3)")
+    expect(page.get_by_role("button", name="Allow attention from “·t7” to “·t3”")).to_be_visible()
     page.locator(".edge-cuts").get_by_label("all heads").check()
-    page.get_by_role("button", name="Cut all to “·t3” (3)").click()
+    page.get_by_role("button", name="Stop attention from every token to “·t3” (3)").click()
     expect(page.locator(".cut-chip")).to_have_count(2)
-    page.get_by_role("button", name="Undo: head 1.0: “·t7” (20) → “·t3” (3)").click()
-    expect(page.locator(".cut-chip")).to_have_text(["layer 1: all edges to “·t3” (3) cut"])
+    page.get_by_role("button", name="Undo: head 1.0: “·t7” (20) cannot attend to “·t3” (3)").click()
+    expect(page.locator(".cut-chip")).to_have_text(["layer 1: no token can attend to “·t3” (3)"])
+    expect(page.get_by_role("button", name="Undo", exact=True)).to_be_focused()  # the chip's own is gone
     edge, key = EdgeCut("1", 0, (20, 21), (3, 4)), EdgeCut("1", None, (0, 30), (3, 4))
     assert model.asked == [[edge], [edge, key], [key]]
-    expect(page.get_by_role("button", name="all in view")).to_be_hidden()
+    expect(page.get_by_role("button", name="Stop attention in view")).to_be_hidden()
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()
-    page.get_by_role("button", name="all in view").click()
+    page.get_by_role("button", name="Stop attention in view").click()
     expect(page.locator(".cut-chip")).to_have_count(2)
     view = model.asked[-1][-1]
     assert isinstance(view, EdgeCut)
@@ -138,15 +144,17 @@ def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(
 
     site = serve(captured(30), run_cut=run_cut)
     page.goto(site.address + "#view=map&layer=1&head=0&row=20&col=3")
-    page.get_by_role("button", name="Cut “·t7” → “·t3”").click()
+    page.get_by_role("button", name="Stop attention from “·t7” to “·t3”").click()
     expect(page.locator("#weight")).to_have_text("cut")
-    expect(page.locator("#view-map .map-notes")).to_contain_text("This edge is cut in this edited run.")
-    expect(page.get_by_role("button", name="Restore “·t7” → “·t3”")).to_be_visible()
+    expect(page.locator("#view-map .map-notes")).to_contain_text(
+        "In this edited run, this query cannot attend to this key."
+    )
+    expect(page.get_by_role("button", name="Allow attention from “·t7” to “·t3”")).to_be_visible()
     page.goto(page.url.replace("row=20", "row=2"))
     expect(page.locator("#weight")).to_have_text("hidden")
     expect(page.locator("#view-map .map-notes")).to_contain_text("hides this key from this query")
-    expect(page.get_by_role("button", name="Cut “·t2” → “·t3”")).to_have_count(0)
-    expect(page.get_by_role("button", name="Cut all to “·t3” (3)")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop attention from “·t2” to “·t3”")).to_have_count(0)
+    expect(page.get_by_role("button", name="Stop attention from every token to “·t3”")).to_be_visible()
 
 
 def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Callable[..., BackgroundServer]) -> None:
@@ -161,17 +169,23 @@ def test_a_cut_between_words_is_said_to_be_cut(page: Page, serve: Callable[..., 
     page.goto(site.address + "#view=map&layer=1&head=0&row=22&col=7&units=words")
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
     place = page.locator(".map-notes .facts dd").nth(1).inner_text().split()[0]
-    expect(page.get_by_role("button", name=f"Cut all to “cd” ({place})")).to_be_visible()
-    expect(page.get_by_role("button", name="all in view")).to_be_hidden()  # the whole map is in view
-    page.get_by_role("button", name="Cut “cd” → “cd”").click()
+    expect(
+        page.get_by_role("button", name=f"Stop attention from every token to “cd” ({place})")
+    ).to_be_visible()
+    expect(
+        page.get_by_role("button", name="Stop attention in view")
+    ).to_be_hidden()  # the whole map is in view
+    page.get_by_role("button", name="Stop attention from “cd” to “cd”").click()
     expect(page.locator("#weight")).to_have_text("cut")
-    expect(page.locator("#view-map .map-notes")).to_contain_text("This edge is cut in this edited run.")
+    expect(page.locator("#view-map .map-notes")).to_contain_text(
+        "In this edited run, this query cannot attend to this key."
+    )
 
 
 def test_the_cut_of_all_in_view_follows_the_map(page: Page, address: str) -> None:
     page.goto(address + "#view=map&layer=1&head=0")
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
-    view = page.get_by_role("button", name="all in view")
+    view = page.get_by_role("button", name="Stop attention in view")
     expect(view).to_be_hidden()
     page.get_by_role("button", name="Zoom in").click()
     expect(view).to_be_visible()
@@ -199,6 +213,7 @@ def test_a_generation_is_said_to_be_without_the_cuts(
 
 def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) -> None:
     page.goto(address + "#view=heads")
+    expect(page.locator("#view-heads .gallery-picture")).to_have_count(8)  # layer by layer
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("x")
@@ -276,7 +291,7 @@ def test_the_banner_fits_every_window(width: int, scheme: Any, browser: Browser,
     page = context.new_page()
     page.goto(address + "#view=map&layer=1&head=2&row=20&col=3")
     page.get_by_role("switch", name="Cut head 1.2").click()
-    page.get_by_role("button", name="Cut all to “·t3” (3)").click()
+    page.get_by_role("button", name="Stop attention from every token to “·t3” (3)").click()
     expect(page.locator(".cut-chip")).to_have_count(2)
     page.get_by_role("button", name="What changed").click()
     expect(page.locator(f"{BANNER} .changed li")).to_have_count(10)
@@ -289,7 +304,7 @@ def test_the_banner_fits_every_window(width: int, scheme: Any, browser: Browser,
         assert box["height"] < 40  # one line
     page.get_by_role("tab", name="Heads").click()
     card = page.locator("#view-heads .card").first
-    expect(card).to_be_visible()
+    expect(card.locator(".take")).to_be_visible()
     outer = card.bounding_box()
     take = card.locator(".take").bounding_box()
     assert outer is not None

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
+from regard.show.viewer import InlinePage
 from tests.captures import HOSTILE, captured
 
 
 def test_the_page_draws_inside_of_a_notebook(page: Page, tmp_path: Path) -> None:
     seen = captured(16, tokens=HOSTILE * 2)
-    text = f"<!doctype html><title>notebook</title><p id=outside>notebook</p>{seen._repr_html_()}"
+    output = InlinePage(seen)._repr_mimebundle_()["text/html"]
+    text = f"<!doctype html><title>notebook</title><p id=outside>notebook</p>{output}"
     (tmp_path / "notebook.html").write_text(text, encoding="utf-8", errors="replace")
     page.goto((tmp_path / "notebook.html").as_uri())
     frame = page.frame_locator("iframe")

@@ -39,6 +39,15 @@ def test_the_page_of_regard_is_live_in_a_document(site: Path, page: Page) -> Non
     expect(frames.nth(2).content_frame.get_by_text("So the query of “learns”")).to_be_visible()
 
 
+def test_the_model_runs_on_the_first_page(site: Path, page: Page) -> None:
+    page.goto((site / "index.html").as_uri())
+    shown = page.locator("figure.live-page iframe").first.content_frame
+    shown.get_by_text("Read another text").first.click()
+    shown.get_by_label("A text to read").fill("The ship left the harbour. The ship left the")
+    shown.get_by_role("button", name="Read it").click()
+    expect(shown.locator("#text option:checked")).to_contain_text("The ship left")
+
+
 def test_a_session_is_copied_without_prompts_and_output(
     site: Path, page: Page, context: BrowserContext
 ) -> None:

@@ -11,6 +11,8 @@ from playwright.sync_api import Page, expect
 
 import regard
 from regard.recorder import Capture, Layer
+from regard.recorder.tokens import TextTooLongError
+from regard.show.data.contents import Contents
 from regard.show.server.background import BackgroundServer
 from tests.captures import HOSTILE, captured
 
@@ -65,6 +67,7 @@ def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: 
 def test_keys_walk_pin_and_let_go(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve(captured(40)).address + "#view=text")
     page.locator("#view-text .text-body").focus()
+    page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     chosen = page.locator("#view-text .text-notes h3").first
@@ -100,24 +103,102 @@ def test_the_sink_is_left_out_and_said(page: Page, serve: Callable[..., Backgrou
     expect(page.locator(f"#tok-{key}")).to_have_class(re.compile("left-out"))
 
 
-def test_another_text_is_read_and_shown(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    def read(text: str, tell: Callable[[str, int, int], None]) -> Capture:
-        if "no" in text.split():
-            raise ValueError("text: expected another one")
+def test_texts_are_read_and_removed_from_every_view(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
+    def read(text: str, tell: Callable[[str, int, int], None], *, first: int | None = None) -> Capture:
+        tokens = text.split(" ")[:first]
+        if len(tokens) > 8:
+            raise TextTooLongError(len(tokens), 8)
         tell("reading", 1, 2)
-        return captured(5, tokens=text.split(" "))
+        return captured(len(tokens), tokens=tokens)
 
-    page.goto(serve(captured(20), read=read).address + "#view=text")
+    page.goto(serve(captured(20), read=read).address + "#view=heads")
+    status, area = page.locator(".reading [role=status]"), page.get_by_label("A text to read")
     page.get_by_text("Read another text").click()
-    area = page.get_by_label("A text to read")
-    area.fill("no")
+    expect(area).to_be_focused()
     page.get_by_role("button", name="Read it").click()
-    expect(page.locator("#view-text .reading [role=status]")).to_have_text("text: expected another one")
+    expect(status).to_have_text("There is no text to read yet: write or paste one.")
     area.fill("a <b>text</b> of five words")
     area.press("Control+Enter")
-    expect(page.locator("#view-text .tok")).to_have_text(["a", "<b>text</b>", "of", "five", "words"])
+    expect(page).to_have_url(re.compile("view=heads.*text=1|text=1.*view=heads"))
     expect(page.locator("#text option")).to_have_count(2)
-    expect(page).to_have_url(re.compile("text=1"))
+    page.get_by_role("tab", name="Text").click()
+    expect(page.locator("#view-text .tok")).to_have_text(["a", "<b>text</b>", "of", "five", "words"])
+    # One that is too long is read in part.
+    page.get_by_text("Read another text").click()
+    area.fill(" ".join("abcdefghij"))
+    page.get_by_role("button", name="Read it").click()
+    expect(status).to_have_text("This text has 10 tokens; the model reads at most 8.")
+    page.get_by_role("button", name="Read the first 8 tokens").click()
+    expect(page.locator("#view-text .tok")).to_have_text(list("abcdefgh"))
+    # The text that is shown is removed, then another, and the last one stays.
+    page.get_by_text("Read another text").click()
+    page.get_by_role("button", name="Remove “abc").click()
+    expect(page.locator("#text option")).to_have_count(2)
+    expect(page.locator("#view-text .tok")).to_have_count(20)
+    page.get_by_role("button", name="Remove “a<b>").click()
+    expect(page.locator(".held-texts")).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(area).to_be_hidden()
+
+
+def test_the_view_opens_on_a_telling_token_with_its_edges(page: Page, opened: Callable[..., str]) -> None:
+    tokens = ["<s>", *["\n", " word", ".", " other"] * 10]
+    seen = captured(41, tokens=tokens)
+    telling = Contents(seen, start=None).telling(0)
+    page.goto(opened(seen) + "#view=text")
+    expect(page.locator("#view-text .text-notes h3").first).to_have_text(f"Token {telling}")
+    assert tokens[telling].strip().isalpha()
+    expect(page.locator(f"#tok-{telling}")).to_have_class(re.compile("at"))
+    arcs = page.locator("#view-text .arc.first")
+    best = [key for key, _ in ranked(page) if key != telling]
+    assert 1 <= arcs.count() <= 5
+    ends = page.locator("#view-text .arc-end.first").evaluate_all(
+        "ends => ends.map(e => e.getBoundingClientRect()).map(r => (r.left + r.right) / 2)"
+    )
+    boxes = [page.locator(f"#tok-{key}").bounding_box() for key in best[: len(ends)]]
+    middles = [box["x"] + box["width"] / 2 for box in boxes if box is not None]
+    assert ends == pytest.approx(middles, abs=1)
+    # A second head has a colour, a list and arcs of its own.
+    page.get_by_label("Second head").select_option("1/3")
+    expect(page.locator("#view-text .second-head")).to_contain_text("Layer 1, head 3")
+    expect(page.locator("#view-text .arc.second").first).to_be_attached()
+    expect(page).to_have_url(re.compile("secondHead=1%2F3"))
+    page.get_by_role("tab", name="Steps").click()
+    expect(page.locator("#view-steps .lead")).to_contain_text(f"token {telling}, attends to")
+    expect(page.locator("#view-steps .strip-token.at")).to_have_count(1)
+    expect(page.locator("#view-steps .arc").first).to_be_attached()
+
+
+def test_a_pinned_token_of_the_address_is_in_sight(
+    page: Page, serve: Callable[..., BackgroundServer]
+) -> None:
+    page.goto(serve(captured(3000, layers=1, heads=1, kv_heads=1)).address + "#view=text&row=2500")
+    expect(page.locator("#tok-2500")).to_be_in_viewport()
+
+
+def test_characters_in_pieces_directions_names_and_huge_tokens(
+    page: Page, opened: Callable[..., str]
+) -> None:
+    pieces = ["世¹⁄₃", "世²⁄₃", "世³⁄₃", "。", "\n", "م¹⁄₂", "م²⁄₂", "رح", "\n", " a", "\u200b", "\x1b"]
+    tokens = [*pieces, "x" * 10_000, " end"]
+    page.goto(opened(captured(len(tokens), tokens=tokens)) + "#view=text&row=2")
+    body = page.locator("#view-text .text-body")
+    expect(body.locator(".line").first).to_have_text("世。↵")
+    assert body.locator(".line").evaluate_all("lines => lines.map(line => line.dir)") == ["ltr", "rtl", "ltr"]
+    expect(body.locator(".split").first.locator(".tok")).to_have_count(3)
+    expect(page.locator("#view-text .big-token")).to_have_text("世³⁄₃")
+    expect(page.locator("#tok-10")).to_have_text("⟨ZWSP⟩")
+    expect(page.locator("#tok-11")).to_have_text("␛")
+    expect(page.locator("#tok-12")).to_have_attribute("title", "10,000 characters")
+    page.click("#tok-1", force=True)
+    expect(page.locator("#view-text .text-notes h3").first).to_have_text("Token 1, pinned")
+    for view in ("map", "heads", "steps", "text"):
+        page.locator(f"#tab-{view}").click()
+        expect(page.locator(f"#view-{view}")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("#tok-12").evaluate("e => e.textContent.length") < 500
 
 
 def test_hostile_tokens_stay_text(page: Page, opened: Callable[..., str]) -> None:

@@ -65,10 +65,10 @@ def test_means_several_heads_and_labels(folder: Path) -> None:
         run("--model", folder, "--label", "induction", "--text", TEXT)
 
 
-def test_the_included_model_forgets_a_name_without_its_induction_head() -> None:
+def test_the_included_model_forgets_a_name_without_its_induction_heads() -> None:
     shown = run("--label", "induction")
-    assert "The included model with head 5.3 set to zero" in shown
-    assert "That is more than random heads do." in shown
+    assert re.search(r"The included model with heads (\d\.\d, )+\d\.\d set to zero", shown)
+    assert float(re.search(r"([+-][\d.]+) nats a token", shown)[1]) > 0.5  # type: ignore[index]
     first = next(line for line in shown.splitlines() if line.startswith("'"))
     before, after, random = (float(x) for x in re.findall(r"(\d+\.\d)%", first))
     assert before > 10 * after

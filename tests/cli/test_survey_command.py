@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.files import SurveyFileError
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import bpe_tokenizer
+from regard.heads import read_survey
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 
@@ -52,6 +55,26 @@ def test_parquet_with_a_row_a_head(folder: Path, corpus: Path, tmp_path: Path) -
         low <= value <= high
         for low, value, high in zip(found["itself_low"], found["itself"], found["itself_high"], strict=True)
     )
+
+
+def test_the_examples_go_to_headvis_and_to_the_page(folder: Path, corpus: Path, tmp_path: Path) -> None:
+    out, data = tmp_path / "survey.csv", tmp_path / "data"
+    options = ["--model", folder, "--out", out, "--length", 32, "--device", "cpu", "--windows", 3]
+    said = run(corpus, *options, "--headvis", data, "--examples", 2)
+    assert "regard inspect --survey" in said
+    assert len(list((data / "heads").iterdir())) == 8
+    tokens = json.loads((data / "heads" / "L1H2.json").read_text())["sequences"][0]["tokens"]
+    assert any("sea" in token or "the" in token for token in tokens)
+    page = tmp_path / "page.html"
+    arguments = ["inspect", "--survey", out, "--model", folder, "--text", "the wind", "--out", page]
+    assert CliRunner().invoke(app, list(map(str, arguments))).exit_code == 0
+    assert 'id="survey"' in page.read_text()
+    with pytest.raises(ValueError, match="--headvis: expected examples to write"):
+        run(corpus, *options, "--headvis", tmp_path / "more", "--examples", 0)
+    run(corpus, *options, "--examples", 0)
+    assert not (tmp_path / "survey.csv.examples").exists()  # it was of the survey before
+    with pytest.raises(SurveyFileError, match="survey: expected the examples of a survey beside its table"):
+        read_survey(out)
 
 
 def test_windows_no_longer_than_the_model_can_read(folder: Path, corpus: Path, tmp_path: Path) -> None:

@@ -16,13 +16,16 @@ import torch
 
 from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT, Config
-from regard.heads import HeadTable, describe
+from regard.heads import HeadTable, describe, read_survey
 from regard.heads.corpus import batches
-from regard.heads.survey import SurveyModel, SurveyProgress, survey
+from regard.heads.survey import SurveyModel, survey
+from regard.heads.survey_progress import SurveyProgress
+from regard.heads.survey_result import result_path
 from regard.processes import Processes
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 RANKS = Processes(0, 1, torch.device("cpu"))
+FILES = ["corpus.txt", "cut.csv", "cut.csv.examples", "whole.csv", "whole.csv.examples"]
 OPTIONS = ["--length", "48", "--batch", "2", "--save-every", "0"]
 
 
@@ -95,8 +98,15 @@ def test_a_survey_is_what_describe_says_of_all_windows(
     texts = [(list(reader.run(ids)), ids) for ids, _ in batches(corpus, letters, 32, 3, start=0)]
     wanted = describe(texts)
     assert table.to_json() == wanted.to_json()
+    assert read_survey(tmp_path / "out.json").table.to_json() == wanted.to_json()
     assert HeadTable.from_json(tmp_path / "out.json").to_json() == table.to_json()
     assert table.texts == sum(len(ids) for _, ids in texts)
+
+
+def assert_same(out: Path, other: Path) -> None:
+    """Both surveys wrote the same table and the same examples, to the last bit."""
+    assert out.read_bytes() == other.read_bytes()
+    assert result_path(out).read_bytes() == result_path(other).read_bytes()
 
 
 class KilledError(Exception):
@@ -129,8 +139,8 @@ def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
     )
     assert begun[0] == after + 1
     assert table.to_json() == whole.to_json()
-    assert (tmp_path / "cut.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "cut.csv", "whole.csv"]
+    assert_same(tmp_path / "cut.csv", tmp_path / "whole.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -164,8 +174,8 @@ def test_a_signal_saves_and_the_survey_goes_on_to_the_same_bits(
             report=lambda state, _: begun.append(state.batches),
         )
     assert begun[0] == (3 if damage else 6)
-    assert cut.read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "cut.csv", "whole.csv"]
+    assert_same(cut, tmp_path / "whole.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
 def test_a_second_survey_is_refused(corpus: Path, reader: SurveyModel, tmp_path: Path) -> None:
@@ -179,7 +189,7 @@ def test_a_second_survey_is_refused(corpus: Path, reader: SurveyModel, tmp_path:
 
     survey(reader, corpus, out, ranks=RANKS, length=32, report=second)
     assert len(refused) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv", "out.csv.examples"]
 
 
 @pytest.mark.parametrize("save_every", [0.0, 20.0])
@@ -199,7 +209,7 @@ def test_a_survey_whose_lock_was_removed_leaves_the_file_to_the_next(
     with pytest.raises(LostLockError, match=r"out: .*\.out\.csv\.lock was removed or replaced"):
         survey(reader, corpus, out, ranks=RANKS, length=32, save_every=save_every, report=take_over)
     assert out.read_text() == "the next survey's"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv", "out.csv.examples"]
 
 
 def test_another_survey_is_not_continued(corpus: Path, reader: SurveyModel, tmp_path: Path) -> None:
@@ -260,7 +270,7 @@ def test_two_processes_and_one_write_the_same_survey(folder: Path, corpus: Path,
         )
         assert done.returncode == 0, done.stderr
         assert "8 heads over" in done.stderr
-    assert outs[1].read_bytes() == outs[2].read_bytes()
+    assert_same(outs[1], outs[2])
     assert outs[1].read_text().startswith("stack,layer,head,kv_head,label,")
 
 
@@ -289,7 +299,7 @@ def test_killed_at_random_it_resumes_to_the_same_survey(folder: Path, corpus: Pa
         assert process.returncode in (0, -signal.SIGKILL), error
         kills += process.returncode != 0
     subprocess.run(command(folder, corpus, cut), check=True, capture_output=True, timeout=300)
-    assert cut.read_bytes() == whole.read_bytes()
+    assert_same(cut, whole)
     assert not list(tmp_path.glob(".cut*"))
     assert not partial.exists()
 

@@ -40,14 +40,14 @@ def test_the_baseline_of_lesson_11_is_that_of_regard() -> None:
 
 
 def test_the_heads_of_the_solution_are_the_clearest() -> None:
-    for kind, place in {"previous_token": (4, 1), "sink": (0, 1), "induction": (5, 3)}.items():
+    for kind, place in {"previous_token": (3, 3), "sink": (4, 2), "induction": (4, 0)}.items():
         table = trained_heads.scores_of_all(kind)
         assert divmod(int(table.argmax()), table.shape[1]) == place
 
 
 def test_a_head_that_does_it_less_clearly_counts_too(tmp_path: Path) -> None:
     lesson = get_lesson(11)
-    program = lesson.solution.replace("previous_token_head = (4, 1)", "previous_token_head = (4, 2)")
+    program = lesson.solution.replace("previous_token_head = (3, 3)", "previous_token_head = (3, 2)")
     outcome = next(o for o in judged(lesson, program, tmp_path) if o.task == "previous_token_head")
     assert outcome.status == "done"
     assert "the clearest gives" in outcome.message
@@ -60,7 +60,8 @@ def test_the_reference_of_lesson_12_is_the_layer() -> None:
         weights = transplant._attend(transplant.rotated(q), transplant.rotated(k))
         merged = (weights @ v).transpose(1, 2).flatten(2)
         out = merged @ transplant.block_of(layer).attention.out.weight.detach().double().mT
-        assert (out - transplant.layer_call(layer).out).abs().max() < 1e-5
+        given = transplant.layer_call(layer).out
+        assert (out - given).abs().max() < 1e-5 * max(1, given.abs().max())
 
 
 def test_another_pairing_gives_another_map() -> None:

@@ -143,7 +143,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert set(licences) == {"LICENSE", "NOTICE"}
     assert "Apache License" in licences["LICENSE"]
     assert "CC BY-SA 4.0" in licences["NOTICE"]
-    assert wheel.stat().st_size < 12e6
+    assert wheel.stat().st_size < 13e6
 
 
 def test_what_it_asks_for(about: Message) -> None:
@@ -151,7 +151,8 @@ def test_what_it_asks_for(about: Message) -> None:
     plain = {"torch", "numpy", "safetensors"}
     assert required(about) == plain
     extras = {name: required(about, name) - plain for name in about.get_all("Provides-Extra", [])}
-    assert set(extras) == {"all", "app", "dev", "docs", "gguf", "parquet", "tokenizers", "transformers"}
+    optional = {"app", "gguf", "parquet", "tokenizers", "transformers", "widget"}
+    assert set(extras) == optional | {"all", "dev", "docs", "notebooks"}
     assert extras["tokenizers"] == {"huggingface-hub", "tokenizers"}
     page = {"latex2mathml", "markdown-it-py", "mdit-py-plugins", "starlette", "uvicorn"}
     assert extras["app"] == extras["tokenizers"] | page | {"matplotlib", "rich", "typer"}
@@ -159,8 +160,10 @@ def test_what_it_asks_for(about: Message) -> None:
     assert extras["transformers"] == {"transformers"}
     assert extras["gguf"] == extras["tokenizers"] | {"gguf"}
     assert extras["parquet"] == {"pyarrow"}
-    assert extras["all"] == extras["app"] | extras["transformers"] | extras["gguf"] | extras["parquet"]
+    assert extras["widget"] == {"anywidget"}
+    assert extras["all"] == set().union(*(extras[name] for name in optional))
     assert extras["dev"] > extras["all"]
+    assert extras["notebooks"] == extras["dev"] | {"jupyterlab", "marimo"}
 
 
 def test_it_works_in_a_clean_environment(wheel: Path, about: Message, tmp_path: Path) -> None:

@@ -53,14 +53,14 @@ def test_what_is_padding_is_no_prediction() -> None:
 def test_words_are_decoded_once_for_each_token() -> None:
     asked: list[Tensor] = []
 
-    def decode(ids: Tensor) -> list[list[str]]:
+    def decode(ids: Tensor) -> list[str]:
         asked.append(ids)
-        return [[f"w{n}" for n in row] for row in ids.tolist()]
+        return [f"w{n}" for n in ids.tolist()]
 
     logits, ids = torch.randn(1, 6, 50), torch.randint(0, 50, (1, 6))
     found = predictions_from(logits, ids, decode=decode)
     shown = found.likeliest.unique().tolist()
-    assert [x.tolist() for x in asked] == [[shown]]
+    assert [x.tolist() for x in asked] == [shown]
     assert found.word(shown[0]) == f"w{shown[0]}"
     assert predictions_from(logits, ids).word(3) == "<3>"
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
+import subprocess
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 import regard
 from regard.recorder import Capture, Evidence, Layer
-from regard.show.figures import MOST_CELLS, figure, legible, plot
-from regard.stages.picture import ink
+from regard.show.figure_axes import MOST_CELLS
+from regard.show.figure_cells import scale_end
+from regard.show.figure_layout import WARNING
+from regard.show.figures import figure, legible, plot
+from regard.stages.picture import colour_map, ink
 
 TOKENS = ["The", " sea", " was", "\n", "$5"]
 
@@ -45,9 +51,10 @@ def test_a_small_map_has_its_tokens_and_a_number_in_each_cell_that_can_be_seen()
     dense = m.to_dense()
     written = {x.get_position(): x for x in ax.texts}
     assert set(written) == {(j, i) for i in range(5) for j in range(i + 1)}
+    end = scale_end(dense[dense > 0], 1.0)
     for (j, i), text in written.items():
         assert text.get_text() == f"{dense[i, j]:.2f}"
-        assert text.get_color() == ink(float(dense[i, j] / dense.max()))
+        assert text.get_color() == ink(float(dense[i, j] / end))
 
 
 def test_a_longer_map_has_all_its_tokens_and_no_numbers() -> None:
@@ -55,7 +62,8 @@ def test_a_longer_map_has_all_its_tokens_and_no_numbers() -> None:
     ax = drawn.axes[0]
     assert [x.get_text() for x in ax.get_xticklabels()] == [f"t{i}" for i in range(40)]
     assert not ax.texts
-    shown = ax.images[0].get_array()
+    (cells,) = ax.collections  # few cells are shapes
+    shown = cells.get_array()
     assert shown.mask[0, 1:].all()
     assert not shown.mask[-1].any()
 
@@ -70,8 +78,8 @@ def test_a_long_map_is_pooled_exactly_and_never_dense(reduce: str, monkeypatch: 
     shown = torch.tensor(ax.images[0].get_array().filled(0))
     assert torch.equal(shown, expected.float())
     labels = [x.get_text() for x in ax.get_yticklabels()]
-    assert labels[0] == "t0  0"
-    assert labels[-1] == f"t{T - 3}  {T - 3:,}"
+    assert labels[0] == "0 t0"
+    assert labels[-1] == f"{T - 3:,} t{T - 3}"
 
 
 def test_queries_stand_at_the_end_of_the_keys_or_have_tokens_of_their_own() -> None:
@@ -83,9 +91,9 @@ def test_queries_stand_at_the_end_of_the_keys_or_have_tokens_of_their_own() -> N
 
 def test_a_log_scale_tells_small_weights_apart() -> None:
     weights = torch.tensor([[0.9, 0.1, 1e-3, 0.0]])
-    linear, log = (plot(weights, scale=scale).axes[0].images[0] for scale in ("linear", "log"))
-    assert [float(log.norm(x)) for x in (0.9, 9e-5, 0.0)] == pytest.approx([1, 0, 0], abs=1e-6)
-    assert float(log.norm(1e-3)) > 0.2 > float(linear.norm(1e-3))
+    linear, log = (plot(weights, scale=scale).axes[0].collections[0] for scale in ("linear", "log"))
+    assert [float(log.norm(x)) for x in (1.0, 1e-2, 0.0)] == pytest.approx([1, 0, 0], abs=1e-6)
+    assert float(log.norm(0.1)) > 0.4 > float(linear.norm(0.1))
 
 
 def test_the_boundary_is_a_line_on_both_axes() -> None:
@@ -116,7 +124,9 @@ def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() ->
     drawn = figure(seen(heads=(4, 7)), 3, 7)
     text = words(drawn)
     assert "a $model$: layer 3, head 7" in text
-    assert "certified: weights times values are within 1.0e-07" in text
+    assert "Certified: weights times values are within 1.0e-07" in text
+    assert "Text: “The sea was $5”." in text
+    assert "hidden by the mask" in text
     gallery = figure(seen(heads=(4, 7)), 3)
     assert [ax.get_title(loc="left") for ax in gallery.axes] == ["head 4", "head 7"]
 
@@ -132,9 +142,10 @@ def test_a_decoder_that_looks_at_an_encoder_has_the_tokens_of_both() -> None:
 
 
 def test_what_is_not_certified_says_so_in_the_figure() -> None:
-    foot = figure(seen(problem="its scale is not known"), 3, 0)._supxlabel
-    assert foot.get_text() == "not certified: its scale is not known"
-    assert foot.get_color() != figure(seen(), 3, 0)._supxlabel.get_color()
+    drawn = figure(seen(problem="its scale is not known"), 3, 0)
+    (warning,) = [text for text in drawn.texts if text.get_text().startswith("Not certified")]
+    assert warning.get_text() == "Not certified: its scale is not known."
+    assert warning.get_color() == WARNING
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
@@ -168,7 +179,9 @@ def test_what_cannot_be_drawn_is_said(call: object, message: str) -> None:
 
 
 def test_labels_show_what_cannot_be_seen() -> None:
-    assert [legible(x) for x in ("a", " a", "\t", "", "\x1b[31m")] == ["a", "·a", "⇥", "∅", "�[31m"]
+    assert [legible(x) for x in ("a", " a", "\t", "", "\x1b[31m")] == ["a", "·a", "⇥", "∅", "␛[31m"]
+    assert legible("a\u202e\u200d") == "a⟨RLO⟩⟨ZWJ⟩"
+    assert len(legible("x" * 10_000)) == 24
 
 
 def test_it_is_the_function_of_the_package(tmp_path: Path) -> None:
@@ -180,8 +193,8 @@ def test_it_is_the_function_of_the_package(tmp_path: Path) -> None:
 def test_a_difference_has_diverging_colours_that_are_symmetrical() -> None:
     a, b = a_map(), a_map()
     ax = plot(a - b, TOKENS).axes[0]
-    image, dense = ax.images[0], (a - b).to_dense()
-    assert image.norm.vmax == pytest.approx(float(dense.abs().max()))
+    image, dense = ax.collections[0], (a - b).to_dense()
+    assert image.norm.vmax == scale_end(dense[torch.ones(5, 5).tril() > 0], 1.0)
     assert image.norm.vmin == -image.norm.vmax
     assert float(image.norm(0.0)) == 0.5
     assert image.get_array().mask[0, 1:].all()  # hidden in both
@@ -205,8 +218,8 @@ def test_signed_maps_are_pooled_and_named(scale: str) -> None:
     assert isinstance(expected, torch.Tensor)
     assert torch.allclose(torch.tensor(image.get_array().filled(0.0)), expected, atol=1e-6)
     assert float(image.norm(0.0)) == pytest.approx(0.5)
-    assert "weight × factor of the key: summed over keys" in words(drawn)
-    assert "difference: summed over keys" in words(plot(m - a_map(700)))
+    assert "weight × factor of the key, summed over keys" in words(drawn)
+    assert "difference of two weights, summed over keys" in words(plot(m - a_map(700)))
     positive = plot(m.weighted(u.abs())).axes[0].images[0]
     assert positive.norm.vmin == 0  # nothing is below 0, so nothing diverges
 
@@ -216,10 +229,47 @@ def test_a_capture_is_drawn_against_another() -> None:
     drawn = figure(a, 3, 1, against=b)
     dense = (a[3, 1] - b[3, 1]).to_dense()[0]
     assert torch.allclose(
-        torch.tensor(drawn.axes[0].images[0].get_array().filled(0.0)), dense.tril(), atol=1e-6
+        torch.tensor(drawn.axes[0].collections[0].get_array().filled(0.0)), dense.tril(), atol=1e-6
     )
     assert "layer 3, head 1, difference" in words(drawn)
-    assert "not certified" in words(drawn)  # one of the two is not
+    assert "Not certified" in words(drawn)  # one of the two is not
     assert len(figure(a, 3, against=b).axes) == 2
     with pytest.raises(ValueError, match="expected two maps of one shape"):
         figure(a, 3, 1, against=seen(T=9))
+
+
+def test_a_figure_is_drawn_once_in_a_notebook_and_its_files_hold_text() -> None:
+    for drawn in (figure(seen(), 3, 1), figure(seen(), 3), plot(a_map(), TOKENS), regard.causal.plot(4)):
+        assert plt.get_fignums() == []  # pyplot would draw what it still holds a second time
+        svg, pdf = io.StringIO(), io.BytesIO()
+        drawn.savefig(svg, format="svg")
+        drawn.savefig(pdf, format="pdf")
+        assert ">query</text>" in svg.getvalue()
+        assert b"/CIDFontType2" in pdf.getvalue()  # an embedded TrueType font, not outlines
+
+
+@pytest.mark.parametrize("T", [40, 300])
+def test_colours_and_their_end_are_the_page_s(T: int) -> None:
+    web = Path(regard.__file__).parent / "show" / "web"
+    m = a_map(T)
+    size = 1 if T <= 256 else 2
+    edges = [*range(0, T, size), T]
+    values = m.pool(edges, edges)
+    assert isinstance(values, torch.Tensor)
+    visible = values[torch.ones(len(values), len(values)).tril() > 0]
+    script = (
+        f'import {{ ramp }} from "{web.as_uri()}/common/colours.js";'
+        f'import {{ scaleEnd }} from "{web.as_uri()}/common/map_scale.js";'
+        f"const end = scaleEnd(Float32Array.from({visible.tolist()}), {{ most: 1 }});"
+        'console.log(JSON.stringify([end, ramp("light").colours, ramp("light", true).colours]));'
+    )
+    said = subprocess.run(
+        ["node", "--input-type=module"], input=script, capture_output=True, text=True, check=True
+    )
+    end, *ramps = json.loads(said.stdout)
+    drawn = plot(m).axes[0]
+    shown = drawn.collections[0] if T == 40 else drawn.images[0]
+    assert shown.norm.vmax == end
+    for signed, colours in zip((False, True), ramps, strict=True):
+        own = colour_map(signed)(torch.linspace(0, 1, 256).numpy())[:, :3] * 255
+        assert abs(own - torch.tensor(colours).numpy()).max() < 8

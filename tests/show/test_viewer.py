@@ -40,27 +40,30 @@ def test_the_browser_is_opened_only_where_there_is_a_screen(monkeypatch: pytest.
     assert opened == ["http://127.0.0.1:1/"]
 
 
-def test_a_small_capture_is_a_page_in_a_notebook_and_a_large_one_says_what_to_do(
+@pytest.fixture
+def in_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+
+
+@pytest.mark.usefixtures("in_notebook")
+def test_in_a_notebook_show_is_the_page_and_a_large_one_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen = captured(8)
-    small = seen._repr_html_()
-    assert small.startswith("<iframe")
-    assert 'sandbox="allow-scripts allow-downloads"' in small
-    assert "allow-same-origin" not in small
+    seen = captured(8, model="<b>bold</b>")
+    small = seen.show()._repr_mimebundle_()["text/html"]
+    outside, _, frame = small.partition("<iframe")
+    assert 'sandbox="allow-scripts allow-downloads"' in frame
+    assert "allow-same-origin" not in frame
     assert "<script" not in small  # all of it stands inside the attribute
+    assert "attention" in outside  # for readers whose notebook leaves the frame out
+    assert "data:image/png" in outside
     monkeypatch.setattr(viewer, "MOST_INLINE", seen.nbytes - 1)
-    large = captured(8, model="<b>bold</b>")._repr_html_()
+    large = seen.show()._repr_mimebundle_()["text/html"]
     assert "<iframe" not in large
     assert "&lt;b&gt;bold" in large
     assert "seen.to_html(" in large
-    assert "nothing yet" in Capture()._repr_html_()
-
-
-def test_in_a_notebook_show_returns_what_the_notebook_displays(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = types.SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    assert captured(8).show()._repr_html_().startswith("<iframe")
+    assert "nothing yet" in viewer.InlinePage(Capture())._repr_mimebundle_()["text/html"]
 
 
 def test_save_writes_a_page(tmp_path: Path) -> None:

@@ -232,13 +232,15 @@ def test_captures_that_have_no_mean_are_refused() -> None:
         regard.mean([batch], spans=spans)
 
 
-def test_the_induction_head_of_the_included_model_reads_the_sentence_asked_about() -> None:
+def test_an_induction_head_of_the_included_model_reads_the_sentence_asked_about() -> None:
     model = GPT.from_pretrained("default")
     text = "Mary Ellis kept the lamp at Farrow Point. The ships came home. Mary Ellis kept the lamp"
     sentences = regard.spans.sentences(model.tokenizer, text)
     names = ["start", "told", "between", "asked"]
     parts = regard.spans.custom([*sentences.starts, sentences.stops[-1]], names)
-    table: SpanTable = regard.capture(model, text=text).spans(parts)
+    seen = regard.capture(model, text=text)
+    table: SpanTable = seen.spans(parts)
     best = table.without_sink.best("told", 1, row="asked")[0]
-    assert (best.layer, best.head) == (5, 3)
+    found = regard.capture(model, text=f"{text}. " * 3).heads()[best.layer, best.head]
+    assert "induction" in found.labels
     assert best.mass > 0.8 > best.uniform

@@ -73,6 +73,9 @@ def byte_fallback() -> Any:
     """As Llama 2's: SentencePiece's pairs, and bytes for what has no token."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     tokens = [f"<0x{number:02X}>" for number in range(256)]
     trainer = trainers.BpeTrainer(
         vocab_size=340, special_tokens=["<unk>", "<s>", *tokens], limit_alphabet=40, show_progress=False

@@ -69,7 +69,9 @@ def test_heatmap_has_labels_numbers_and_hatching() -> None:
     }
     assert texts[0, 1].get_color() == ink(0.0)  # dark on light
     assert texts[1, 1].get_color() == ink(1.0)  # light on dark
-    assert [(patch.get_xy(), patch.get_hatch()) for patch in ax.patches] == [((0.5, -0.5), "////")]
+    (ground,) = ax.patches  # behind the cells, of which the hidden one is left open
+    assert (ground.get_xy(), ground.get_width(), ground.get_hatch()) == ((-0.5, -0.5), 2, "///")
+    assert ax.collections[0].get_array().mask.tolist() == [[False, True], [False, False]]
 
 
 def test_heatmap_of_zeros_and_of_a_matrix_too_large_for_numbers() -> None:
@@ -122,7 +124,7 @@ def test_the_panels_bear_the_numbers_of_the_stages_and_share_one_colour_scale() 
     panels = [ax for ax in figure.axes if ax.get_title(loc="left")]
     titles = [ax.get_title(loc="left").split("  ") for ax in panels]
     assert [int(number) for number, _ in titles] == [1, 2, 3, 4, 5, 6, 6, 8]
-    norms = [ax.images[0].norm for ax in panels]
+    norms = [ax.collections[0].norm for ax in panels]
     assert {(norm.vmin, norm.vmax) for norm in norms} == {(0.0, 1.0)}
     assert [len(ax.texts) - 1 for ax in panels] == [36, 36, 36, 21, 21, 21, 21, 21]  # and what is new
     for ax in panels[4:]:  # the lower row has the labels of both

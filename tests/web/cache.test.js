@@ -14,7 +14,7 @@ import {
   agreement,
   gainOf,
   measurements,
-  medianOf,
+  medianTimes,
   timeChart,
 } from "../../src/regard/show/web/cache/measurements.js";
 import { openingSentence, plainToken } from "../../src/regard/show/web/cache/prompt.js";
@@ -45,7 +45,7 @@ test("the table sums what was computed and takes the median time without the pro
   assert.deepEqual([median.cached, median.recomputed, median.gain], ["3.0 ms", "40.0 ms", "13× less"]);
   assert.deepEqual([first.cached, first.gain], ["100 ms", ""]);
   assert.deepEqual([held.cached, held.recomputed, held.gain], ["13.0 KiB", "none", ""]);
-  assert.deepEqual(medianOf(STEPS.slice(0, 1), "seconds"), { cached: 0.1, recomputed: 0.1 });
+  assert.deepEqual(medianTimes(STEPS.slice(0, 1)), { cached: 0.1, recomputed: 0.1 });
 });
 
 test("a gain is said only where there is one", () => {

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { chartFrame, spreadNames, ticks } from "../../src/regard/show/web/common/chart.js";
+import { nearestCurve } from "../../src/regard/show/web/common/chart_pointer.js";
 import { near, numbers } from "./helpers.js";
 
 test("ticks are round and lie within", () => {
@@ -44,4 +45,20 @@ test("names make room for each other, from top to bottom", () => {
       ["0", 52],
     ],
   );
+});
+
+test("the nearest curve is pointed at, between its points as well, and its nearest value is named", () => {
+  const curves = [
+    { id: "a", places: [[0, 0], [100, 100]] }, // prettier-ignore
+    { id: "b", places: [[0, 80]] }, // prettier-ignore
+  ];
+  const at = (x, y) => {
+    const found = nearestCurve(curves, [x, y]);
+    return found && [found.curve.id, found.at];
+  };
+  assert.deepEqual(at(45, 50), ["a", 0]);
+  assert.deepEqual(at(60, 50), ["a", 1]);
+  assert.deepEqual(at(3, 85), ["b", 0]);
+  assert.equal(at(90, 20), null);
+  assert.equal(nearestCurve([], [0, 0]), null);
 });

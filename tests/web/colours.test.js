@@ -18,6 +18,17 @@ function lightness([r, g, b]) {
   return 0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s;
 }
 
+/** The contrast of a hexadecimal ink on a colour, from its definition. */
+function contrast(ink, colour) {
+  const luminance = (bytes) =>
+    bytes
+      .map((byte) => (byte <= 10 ? byte / 255 / 12.92 : ((byte / 255 + 0.055) / 1.055) ** 2.4))
+      .reduce((sum, x, n) => sum + [0.2126, 0.7152, 0.0722][n] * x, 0);
+  const shade = [1, 3, 5].map((at) => parseInt(ink.slice(at, at + 2), 16));
+  const [dark, light] = [luminance(shade), luminance(colour)].sort((a, b) => a - b);
+  return (light + 0.05) / (dark + 0.05);
+}
+
 for (const [name, first, last] of [
   ["light", 0.972, 0.27],
   ["dark", 0.235, 0.955],
@@ -41,9 +52,7 @@ for (const [name, first, last] of [
 
   test(`ink can be read on every colour of the ${name} ramp`, () => {
     ramp(name).colours.forEach((colour, step) => {
-      const ink = inkOn(step / 255, name);
-      const shade = [1, 3, 5].map((at) => parseInt(ink.slice(at, at + 2), 16));
-      assert.ok(Math.abs(lightness(shade) - lightness(colour)) > 0.3);
+      assert.ok(contrast(inkOn(step / 255, name), colour) >= 4.5);
     });
   });
 }
@@ -94,9 +103,7 @@ for (const [name, ground, end] of [
       }
     }
     colours.forEach((colour, step) => {
-      const ink = inkOn(step / 255, name, true);
-      const shade = [1, 3, 5].map((at) => parseInt(ink.slice(at, at + 2), 16));
-      assert.ok(Math.abs(lightness(shade) - lightness(colour)) > 0.25);
+      assert.ok(contrast(inkOn(step / 255, name, true), colour) >= 4.5);
     });
   });
 }

@@ -2,16 +2,18 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { headDescription } from "../../src/regard/show/web/heads/card.js";
+import { HeadRows } from "../../src/regard/show/web/common/head_rows.js";
+import { labelsOf, labelWords } from "../../src/regard/show/web/common/head_words.js";
 import {
   filterHeads,
   galleryTarget,
   headName,
+  highestRow,
   labelOptions,
-  labelsOf,
+  matrixScore,
   sortHeads,
 } from "../../src/regard/show/web/heads/order.js";
-import { formatPair, isInPair, parsePair, toggleInPair } from "../../src/regard/show/web/heads/pair.js";
+import { formatPair, isInPair, parsePair, toggleInPair } from "../../src/regard/show/web/compare/pair.js";
 
 const head = (layer, number, labels = [], scores = {}) => ({ layer, head: number, labels, scores });
 const induction = (value) => ({ induction: { value } });
@@ -62,10 +64,51 @@ test("keys walk through the rows of cards and stay in the gallery", () => {
   assert.equal(galleryTarget("toString", 1, 3, 8), null);
 });
 
-test("a description names the head, its labels and whether its layer is certified", () => {
-  const spoken = headDescription(HEADS[2], { certified: false });
-  assert.match(spoken, /^Layer 1, head 0: induction, local\. .*not certified.*induction 0\.70/);
-  assert.match(headDescription(HEADS[4], { certified: true }), /^Layer 1, head 2: no label\. /);
+test("labels in words, and what is said without one", () => {
+  assert.equal(labelWords(HEADS[2]), "induction, local");
+  assert.equal(labelWords(HEADS[4]), "no clear pattern");
+});
+
+test("the matrix shows the chosen score, or the first that says what a head finds", () => {
+  assert.equal(matrixScore("entropy", ["sink", "entropy"]), "entropy");
+  assert.equal(matrixScore("gone", ["entropy", "sink", "induction"]), "induction");
+  assert.equal(matrixScore("", ["entropy"]), "entropy");
+  assert.equal(matrixScore("", []), "");
+  assert.equal(highestRow(HEADS, "induction"), HEADS[2]);
+  assert.equal(highestRow(HEADS, "gone"), undefined);
+  assert.equal(highestRow([], "induction"), undefined);
+});
+
+test("rows of a layer are asked for once, and what has come stands in the order of the layers", async () => {
+  const asked = [];
+  const rows = new HeadRows({
+    async layerHeads(text, layer) {
+      asked.push(layer);
+      return HEADS.filter((row) => row.layer === layer);
+    },
+  });
+  const layers = [{ key: "0" }, { key: "1" }];
+  assert.equal(rows.row(0, "1", 0), undefined);
+  await rows.layer(0, "1");
+  assert.deepEqual(names(rows.all(0, layers)), ["1/0", "1/1", "1/2"]);
+  await Promise.all([rows.layer(0, "0"), rows.layer(0, "0"), rows.layer(0, "1")]);
+  assert.deepEqual(asked, ["1", "0"]);
+  assert.deepEqual(names(rows.all(0, layers)), names(HEADS));
+  assert.equal(rows.row(0, "1", 0), HEADS[2]);
+  assert.deepEqual(rows.all(1, layers), []);
+});
+
+test("rows that could not be had are asked for again", async () => {
+  let fails = true;
+  const rows = new HeadRows({
+    async layerHeads() {
+      if (fails) throw new Error("busy");
+      return HEADS;
+    },
+  });
+  await assert.rejects(rows.layer(0, "0"), /busy/);
+  fails = false;
+  assert.equal(await rows.layer(0, "0"), HEADS);
 });
 
 const meta = { texts: [{ layers: [{ key: "0", heads: [0, 3] }] }, { layers: [{ key: "a.1", heads: [1] }] }] };

@@ -3,11 +3,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Camera } from "../../src/regard/show/web/map/camera.js";
-import { ColourFit, mapScale } from "../../src/regard/show/web/map/colour_fit.js";
+import { mapScale } from "../../src/regard/show/web/common/map_scale.js";
+import { ColourFit } from "../../src/regard/show/web/map/colour_fit.js";
 import { cellFacts, layerFacts, precisionNote, strongestKeys } from "../../src/regard/show/web/map/facts.js";
 import { boundaryOf, cellAt, cellBeside, mapLayout } from "../../src/regard/show/web/map/place.js";
 import {
   captureSummary,
+  columnNumbers,
   gridShare,
   gridSizes,
   headBeside,
@@ -165,21 +167,43 @@ const layers = [
 test("thumbnails fit in one line, within bounds", () => {
   assert.equal(gridShare(layers), "25%");
   assert.equal(gridShare([{ heads: Array(12).fill(0) }]), "31%");
-  const { label, thumb } = gridSizes(layers, 300, 4);
-  assert.equal(label, 36);
-  assert.equal(thumb, 56);
-  assert.equal(gridSizes(layers, 200, 4).thumb, Math.floor((200 - 50 - 36 - 4) / 3) - 4);
-  assert.equal(gridSizes(layers, 10, 4).thumb, 20);
+  assert.deepEqual(gridSizes(layers, 300, 4), { label: 36, thumb: 56, columns: 3 });
+  assert.equal(gridSizes(layers, 200, 4).thumb, Math.floor((200 - 50 - 36) / 3) - 4);
+  assert.deepEqual(gridSizes(layers, 10, 4), { label: 36, thumb: 16, columns: 1 });
+});
+
+test("many heads stand in lines of one length, and heads of one key/value head stay together", () => {
+  const many = (heads, group = 1) => [{ key: "0", heads: [...Array(heads).keys()], group }];
+  assert.equal(gridSizes(many(32), 900, 4).columns, 32);
+  assert.equal(gridSizes(many(32), 450, 4).columns, 16);
+  assert.equal(gridSizes(many(32), 390, 4).columns, 8);
+  assert.equal(gridSizes(many(12, 3), 280, 4).columns, 6);
+  assert.equal(gridSizes(many(32, 32), 450, 4).columns, 16); // all on one key/value head
+  const { columns, thumb } = gridSizes(many(13), 280, 4); // nothing divides 13
+  assert.ok(columns > 6 && columns < 13 && thumb >= 16);
+  assert.deepEqual(columnNumbers(many(4), 4), [0, 1, 2, 3]);
+  assert.deepEqual(columnNumbers(many(4), 2), []);
+  assert.deepEqual(columnNumbers([...many(4), ...many(2)], 4), []);
+});
+
+test("arrow keys go from line to line, in a layer and to the next", () => {
+  const wide = [0, 1].map((key) => ({ key: String(key), heads: [...Array(8).keys()] }));
+  const from = (layer, head, down) =>
+    Object.values(headBeside(wide, { layer, head }, [down, 0], 4)).join(" ");
+  assert.deepEqual(
+    [from("0", 1, 1), from("0", 5, 1), from("1", 2, -1), from("1", 6, -1), from("1", 7, 1), from("0", 2, -1)],
+    ["0 5", "1 1", "0 6", "1 2", "1 7", "0 2"],
+  );
 });
 
 test("arrow keys go to the same place of the next layer, as far as there is one", () => {
-  assert.deepEqual(headBeside(layers, { layer: "0", head: 2 }, [1, 0]), { layer: "1", head: 5 });
-  assert.deepEqual(headBeside(layers, { layer: "1", head: 4 }, [0, 1]), { layer: "1", head: 5 });
-  assert.deepEqual(headBeside(layers, { layer: "0", head: 0 }, [-1, -1]), { layer: "0", head: 0 });
+  assert.deepEqual(headBeside(layers, { layer: "0", head: 2 }, [1, 0], 3), { layer: "1", head: 5 });
+  assert.deepEqual(headBeside(layers, { layer: "1", head: 4 }, [0, 1], 3), { layer: "1", head: 5 });
+  assert.deepEqual(headBeside(layers, { layer: "0", head: 0 }, [0, -1], 3), { layer: "0", head: 0 });
 });
 
 test("a capture is certified only if every layer is, and none is missing", () => {
-  assert.equal(captureSummary({ layers, missing: [] }).words, "Certified");
+  assert.equal(captureSummary({ layers, missing: [] }).certified, true);
   const missing = [{ name: "gru", kind: "GRU" }];
   const incomplete = captureSummary({ layers, missing });
   assert.deepEqual([incomplete.certified, incomplete.words], [false, "Incomplete"]);

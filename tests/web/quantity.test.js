@@ -21,7 +21,7 @@ import {
   unitNames,
 } from "../../src/regard/show/web/common/units.js";
 import { marksOf, noteOf } from "../../src/regard/show/web/map/legend.js";
-import { mapScale } from "../../src/regard/show/web/map/colour_fit.js";
+import { mapScale } from "../../src/regard/show/web/common/map_scale.js";
 import { pictureDifference } from "../../src/regard/show/web/map/thumbnail_grid.js";
 import { writtenText } from "../../src/regard/show/web/text/offsets.js";
 import { rankingLine, rankingNotes, strongest } from "../../src/regard/show/web/text/ranking.js";

@@ -6,6 +6,7 @@ import { deflateSync } from "node:zlib";
 import { PLAIN } from "../../src/regard/show/web/common/quantity.js";
 import { RemoteWeights } from "../../src/regard/show/web/source/remote_weights.js";
 import { Responder } from "../../src/regard/show/web/source/responder.js";
+import { SavedWeights } from "../../src/regard/show/web/source/saved_weights.js";
 import { headArrays, near, planes, weightsOf } from "./helpers.js";
 
 const TYPES = { Float32Array: ["f32", 4], Float64Array: ["f64", 8], Uint32Array: ["u32", 4] };
@@ -52,7 +53,7 @@ function opened({ T = 6, D = 4, missing = "" } = {}) {
     return file[name].text;
   };
   const { port1, port2 } = new MessageChannel();
-  const responder = new Responder(port2);
+  const responder = new Responder(port2, SavedWeights);
   const weights = new RemoteWeights(port1, { meta, blocks, attributions: [[]] }, takeBlock);
   return { heads, responder, weights, taken, close: () => port1.close(), port: port1 };
 }

@@ -38,13 +38,19 @@ test("a cut is made, and the same cut undone", () => {
 
 test("a cut says what is cut", () => {
   const words = (cut) => cutWords(cut, layer, name);
-  assert.equal(words(head), "head 5.3");
-  assert.equal(words(edge), "head 5.3: “g” (7) → “b” (2)");
-  assert.equal(words({ ...edge, queries: [0, 10] }), "head 5.3: all edges to “b” (2)");
-  assert.equal(words({ ...edge, keys: [0, 10] }), "head 5.3: all edges from “g” (7)");
-  assert.equal(words({ ...edge, queries: [0, 10], keys: [0, 10] }), "head 5.3: all edges");
-  assert.equal(words({ ...edge, head: null, queries: [4, 8], keys: [0, 3] }), "layer 5: 4–7 → 0–2");
-  assert.equal(words({ ...edge, keys: [0, 1] }), "head 5.3: “g” (7) → “·” (0)");
+  assert.equal(words(head), "head 5.3 cut");
+  assert.equal(words(edge), "head 5.3: “g” (7) cannot attend to “b” (2)");
+  assert.equal(words({ ...edge, queries: [0, 10] }), "head 5.3: no token can attend to “b” (2)");
+  assert.equal(words({ ...edge, keys: [0, 10] }), "head 5.3: “g” (7) cannot attend to any token");
+  assert.equal(
+    words({ ...edge, queries: [0, 10], keys: [0, 10] }),
+    "head 5.3: no token can attend to any token",
+  );
+  assert.equal(
+    words({ ...edge, head: null, queries: [4, 8], keys: [0, 3] }),
+    "layer 5: tokens 4–7 cannot attend to tokens 0–2",
+  );
+  assert.equal(words({ ...edge, keys: [0, 1] }), "head 5.3: “g” (7) cannot attend to “·” (0)");
 });
 
 test("edges are cut where their spans meet a cell of their head", () => {
@@ -60,8 +66,8 @@ test("edges are cut where their spans meet a cell of their head", () => {
 });
 
 test("a run is named by its first cuts", () => {
-  assert.equal(runName(["head 5.3"]), "Edited run: head 5.3 cut");
-  assert.equal(runName(["a", "b", "c", "d"]), "Edited run: a, b and 2 more cut");
+  assert.equal(runName(["head 5.3 cut"]), "Edited run: head 5.3 cut");
+  assert.equal(runName(["a", "b", "c", "d"]), "Edited run: a; b, and 2 more cuts");
 });
 
 test("the loss is said before and after, with a sign", () => {
@@ -101,7 +107,7 @@ function makeApp() {
         onLine({ progress: { doing: "reading", done: 1, of: 6 } });
         return 3;
       },
-      undo: async (number) => app.asked.push(["undo", number]),
+      remove: async (number) => app.asked.push(["remove", number]),
     },
   };
   return app;
@@ -144,7 +150,7 @@ test("undoing the last cut shows the model's own run and removes the edited one"
   app.state.text = 3;
   await new EditedRuns(app).toggle(head);
   assert.equal(app.state.text, 0);
-  assert.deepEqual(app.asked, [["undo", 3]]);
+  assert.deepEqual(app.asked, [["remove", 3]]);
 });
 
 test("progress and problems are told, and a second run waits for the first", async () => {

@@ -32,5 +32,5 @@ test("scores stand in the order of the list, others after them", () => {
 });
 
 test("a sentence names the score by its title", () => {
-  assert.match(sentence("itself", { value: 0.25, null: 0.1 }), /^self 0\.25; uniform baseline 0\.10$/);
+  assert.match(sentence("itself", { value: 0.25, null: 0.1 }), /^self 25%; uniform baseline 10%$/);
 });

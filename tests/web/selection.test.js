@@ -14,10 +14,11 @@ import { near } from "./helpers.js";
 const keys = (weights) => weights.map((weight, key) => ({ key, weight }));
 
 test("the chosen row, else the last; the second one of the small example", () => {
-  assert.equal(explainedRow({ row: 3, example: "" }, 10), 3);
-  assert.equal(explainedRow({ row: -1, example: "" }, 10), 9);
-  assert.equal(explainedRow({ row: 10, example: "" }, 10), 9);
-  assert.equal(explainedRow({ row: -1, example: "2" }, 6), 1);
+  assert.equal(explainedRow({ row: 3, example: "" }, 10, 7), 3);
+  assert.equal(explainedRow({ row: -1, example: "" }, 10, 7), 7);
+  assert.equal(explainedRow({ row: 10, example: "" }, 10, null), 9);
+  assert.equal(explainedRow({ row: -1, example: "" }, 5, 7), 4); // a layer with fewer rows
+  assert.equal(explainedRow({ row: -1, example: "2" }, 6, 7), 1);
 });
 
 test("the strongest keys are shown in order, with the first and the query's own", () => {

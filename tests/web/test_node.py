@@ -13,7 +13,7 @@ def test_there_is_a_file_for_every_module_that_computes() -> None:
     names = {path.name.removesuffix(".test.js") for path in FOLDER.glob("*.test.js")}
     views = {"cache", "curves", "heads", "map", "predictions", "runs", "selection", "text"}
     parts = {"camera", "chart", "colours", "lru", "quantity", "score_words", "state", "tiles", "tokens"}
-    sources = {"eviction", "packed", "responder", "weights"}
+    sources = {"eviction", "model", "packed", "responder", "weights"}
     assert views | parts | sources <= names
 
 

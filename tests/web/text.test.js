@@ -2,6 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { arcPath } from "../../src/regard/show/web/common/arcs.js";
+import { strongestEdges } from "../../src/regard/show/web/text/edges.js";
 import { inRunningText } from "../../src/regard/show/web/text/layout.js";
 import { axisOffsets, indexOnAxis, writtenText } from "../../src/regard/show/web/text/offsets.js";
 import { rankingLine, rankingNotes, strongest } from "../../src/regard/show/web/text/ranking.js";
@@ -12,6 +14,7 @@ import {
   sinkInScope,
   weightsInScope,
 } from "../../src/regard/show/web/text/scope.js";
+import { secondHead, secondHeadOptions } from "../../src/regard/show/web/text/second_head.js";
 import { levels, shadeOf, shadingTop } from "../../src/regard/show/web/text/shading.js";
 import { near, numbers } from "./helpers.js";
 
@@ -184,8 +187,8 @@ test("one line says what a token does, or its weight with another", () => {
   const tokens = ["a", "b", "c", "d"];
   const row = shaded([0.75, 0.25]);
   const ranking = strongest(row, 12);
-  assert.equal(rankingLine(tokens, row, ranking, true, -1), "“d” attends to “b” 0.75, “c” 0.25");
-  assert.equal(rankingLine(tokens, row, ranking, false, 2), "“d” is attended to by “c”: 0.25");
+  assert.equal(rankingLine(tokens, row, ranking, true, -1), "“d” attends to “b” 75%, “c” 25%");
+  assert.equal(rankingLine(tokens, row, ranking, false, 2), "“d” is attended to by “c”: 25%");
   const none = shaded([0, 0]);
   assert.equal(rankingLine(tokens, none, strongest(none, 12), true, -1), "“d” attends to nothing");
 });
@@ -204,4 +207,41 @@ test("line ends stay in running text, but for the last", () => {
   assert.equal(inRunningText("\n"), "↵");
   assert.equal(inRunningText(" the  b"), " the  b");
   assert.equal(inRunningText(""), "∅");
+});
+
+test("of a token that is too long both ends are written", () => {
+  const written = inRunningText(`${"x".repeat(9_000)} the end`);
+  assert.ok(written.length < 500);
+  assert.match(written, /^x+ … x+ the end$/);
+});
+
+test("arcs lead to the strongest tokens, but not to the token itself", () => {
+  const row = shaded([0.5, 0.3, 0.01, 0.19]);
+  const edges = strongestEdges(strongest(row, 12), { token: row.token, top: 0.5 });
+  assert.deepEqual(
+    edges.map(({ token }) => token),
+    [1, 2, 4].filter((token) => token !== row.token),
+  );
+  near(edges[1].strength, 0.6, 1e-6);
+});
+
+test("an arc within a line goes over or under it, and from line to line between them", () => {
+  const at = (left, top) => ({ left, right: left + 10, top, bottom: top + 20 });
+  assert.deepEqual(arcPath(at(100, 50), at(0, 50), false).end, [5, 50]);
+  assert.deepEqual(arcPath(at(100, 50), at(0, 50), true).end, [5, 70]);
+  assert.deepEqual(arcPath(at(100, 50), at(0, 0), false).end, [5, 20]);
+  assert.deepEqual(arcPath(at(100, 50), at(0, 90), true).end, [5, 90]);
+});
+
+test("a second head is another one of a layer that reads the same", () => {
+  const layers = [layer(), layer({ key: "1" }), layer({ key: "2", rows: 9 })];
+  const state = { secondHead: "1/1", head: 0, scope: "head" };
+  assert.equal(secondHead(state, layers, layers[0])?.head, 1);
+  for (const address of ["", "0/0", "2/0", "1/7", "1/", "x/y", "1"])
+    assert.equal(secondHead({ ...state, secondHead: address }, layers, layers[0]), null);
+  assert.equal(secondHead({ ...state, scope: "all" }, layers, layers[0]), null);
+  assert.deepEqual(
+    secondHeadOptions(layers, layers[0], 0).map(([address]) => address),
+    ["", "0/1", "1/0", "1/1"],
+  );
 });

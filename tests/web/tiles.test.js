@@ -133,6 +133,7 @@ test("a coarser tile stands in for one that is missing, and is drawn first", asy
   );
   assert.deepEqual(made.cell(100, 100), { mass: 0.25, max: 0.25, z: 0 });
   assert.deepEqual(made.cell(400, 100), { mass: 0.5, max: 0.5, z: 1 });
+  assert.deepEqual(made.cell(100, 100, 1), { mass: 0.5, max: 0.5, z: 1 });
 });
 
 test("a cell is looked up in its own tile, at its own place", async () => {
@@ -181,4 +182,24 @@ test("an error is handed on, and the tile is asked for again", async () => {
   );
   made.cover(all(100, 100), 0);
   assert.equal(from.asked.length, 2);
+});
+
+test("a stopped pyramid leaves its questions and asks nothing until it goes on or turns to another head", async () => {
+  const { made, from } = pyramid(100, 100);
+  assert.deepEqual(made.cover(all(100, 100), 0), {
+    drawn: made.cover(all(100, 100), 0).drawn,
+    complete: false,
+    missing: 1,
+    needed: 1,
+  });
+  made.stopped = true;
+  made.cover(all(100, 100), 0);
+  await settle();
+  assert.ok(from.asked.every(({ left }) => left));
+  const before = from.asked.length;
+  made.cover(all(100, 100), 0);
+  assert.equal(from.asked.length, before);
+  made.look({ text: 0, layer: "3", head: 6, T: 100, S: 100, without: null, quantity: PLAIN });
+  made.cover(all(100, 100), 0);
+  assert.equal(from.asked.length, before + 1);
 });

@@ -3,16 +3,28 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bytes, exact, number, share, some, weight } from "../../src/regard/show/web/common/format.js";
-import { axisOf, short, tokenAt, visible } from "../../src/regard/show/web/common/tokens.js";
+import { settings } from "../../src/regard/show/web/common/settings.js";
+import {
+  axisOf,
+  directionOf,
+  isolated,
+  short,
+  tokenAt,
+  visible,
+} from "../../src/regard/show/web/common/tokens.js";
 import { numbers } from "./helpers.js";
 
-test("spaces and line ends get a sign, other invisible characters their number", () => {
+test("spaces and line ends get a sign, other invisible characters their name or number", () => {
+  settings.invisible = { "\u200b": "ZWSP", "\u200d": "ZWJ", "\u202e": "RLO" };
   assert.equal(visible(" a\n"), "·a↵");
   assert.equal(visible("\t\r\u00a0"), "⇥␍⍽");
   assert.equal(visible(""), "∅");
-  assert.equal(visible("\u200b"), "\\u{200b}");
-  assert.equal(visible("a\u202eb"), "a\\u{202e}b"); // would turn the line around
-  assert.equal(visible("\ud83d"), "\\u{d83d}"); // half of a character
+  assert.equal(visible("\u200b"), "⟨ZWSP⟩");
+  assert.equal(visible("a\u202eb"), "a⟨RLO⟩b"); // would turn the line around
+  assert.equal(visible("\ud83d"), "⟨U+D83D⟩"); // half of a character
+  assert.equal(visible("\x00\x1b\x7f"), "␀␛␡");
+  assert.equal(visible("a\u200db"), "a⟨ZWJ⟩b");
+  assert.equal(visible("👩\u200d👩\u200d👧 ☺\ufe0f"), "👩\u200d👩\u200d👧·☺\ufe0f"); // pictures stay whole
   assert.equal(visible("é😀<b>&"), "é😀<b>&");
 });
 
@@ -80,4 +92,13 @@ test("sizes and counts", () => {
   assert.equal(bytes(5000 * 1024 ** 3), "5000 GiB");
   assert.equal(some(1, "head"), "one head");
   assert.equal(some(1234, "head"), "1,234 heads");
+});
+
+test("tokens are read in the direction of their first letter", () => {
+  assert.equal(directionOf(["<|endoftext|>", "1. ", "مرحبا", " hello"]), "rtl");
+  assert.equal(directionOf(["hello", " مرحبا"]), "ltr");
+  assert.equal(directionOf(["世", "。"]), "ltr");
+  assert.equal(directionOf([]), "ltr");
+  assert.equal(isolated("مر"), "\u2068مر\u2069");
+  assert.equal(isolated("abc"), "abc");
 });

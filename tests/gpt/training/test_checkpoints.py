@@ -14,18 +14,24 @@ from torch import nn
 
 from regard import checkpoint_files
 from regard.gpt.training import checkpoints
-from regard.gpt.training.optimizer import adamw
+from regard.gpt.training.optimizer import Muon, adamw
 
 
-def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def trained(seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    optimizer = adamw(model, weight_decay=0.1, betas=(0.9, 0.99))
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4, bias=False))
+    optimizers = make_optimizers(model)
     for _ in range(3):
         model(torch.randn(2, 3)).pow(2).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizers
+
+
+def make_optimizers(model: nn.Sequential) -> list[torch.optim.Optimizer]:
+    by_adamw = [*model[0].parameters(), *model[1].parameters()]
+    return [adamw(by_adamw, weight_decay=0.1, betas=(0.9, 0.99)), Muon(list(model[2].parameters()))]
 
 
 def load(folder: Path) -> checkpoints.Checkpoint:
@@ -35,17 +41,18 @@ def load(folder: Path) -> checkpoints.Checkpoint:
 
 
 def test_a_round_trip_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    model, optimizer = trained(0)
-    checkpoints.save(tmp_path, model, optimizer, {"step": 3, "best": 1.25})
+    model, optimizers = trained(0)
+    checkpoints.save(tmp_path, model, optimizers, {"step": 3, "best": 1.25})
     again, its = trained(1)
     checkpoint = load(tmp_path)
     checkpoints.restore(checkpoint.tensors, again, its)
     assert checkpoint.state == {"step": 3, "best": 1.25}
     assert checkpoint.problem is None
     x = torch.randn(2, 3)
-    for one, moves in ((model, optimizer), (again, its)):
+    for one, moves in ((model, optimizers), (again, its)):
         one(x).sum().backward()
-        moves.step()
+        for optimizer in moves:
+            optimizer.step()
     for ours, theirs in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -141,9 +148,9 @@ class KilledError(BaseException):
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, *trained(0), {})
     tensors = load(tmp_path).tensors
-    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(4, 4, bias=False))
     with pytest.raises(ValueError, match=r"expected model\.0\.bias \(5,\), got \(4,\)"):
-        checkpoints.restore(tensors, model, adamw(model, weight_decay=0.1, betas=(0.9, 0.99)))
+        checkpoints.restore(tensors, model, make_optimizers(model))
 
 
 def test_a_folder_that_is_gone_is_an_oserror(tmp_path: Path) -> None:

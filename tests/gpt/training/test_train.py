@@ -24,8 +24,9 @@ import torch
 from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT
 from regard.gpt.training import train as training_module
+from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
-from regard.gpt.training.optimizer import adamw, learning_rate
+from regard.gpt.training.optimizer import adamw, learning_rate, make_optimizers, orthogonalise
 from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingRun, train
 from tests.gpt.training import short_runs
@@ -398,10 +399,60 @@ def test_the_learning_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
 
 def test_only_matrices_decay() -> None:
     model = GPT(config(norm="layer", qkv_bias=True))
-    decayed, kept = adamw(model, weight_decay=0.1, betas=(0.9, 0.99)).param_groups
+    decayed, kept = adamw(model.parameters(), weight_decay=0.1, betas=(0.9, 0.99)).param_groups
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert all(weight.ndim >= 2 for weight in decayed["params"])
     assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
+
+
+def test_muon_serves_the_matrices_of_the_blocks() -> None:
+    model = GPT(config())
+    settings = replace(SETTINGS, optimizer="muon", learning_rate=4e-3, min_learning_rate=1e-3)
+    by_adamw, by_muon = make_optimizers(model, settings)
+    served = [
+        weight for optimizer in (by_adamw, by_muon) for g in optimizer.param_groups for weight in g["params"]
+    ]
+    assert {id(weight) for weight in served} == {id(weight) for weight in model.parameters()}
+    assert len(served) == len(list(model.parameters()))
+    matrices = {id(weight) for weight in model.blocks.parameters() if weight.ndim == 2}
+    assert {id(weight) for weight in by_muon.param_groups[0]["params"]} == matrices
+    assert [(g["highest"], g["lowest"]) for g in by_muon.param_groups] == [(0.02, 0.005)]
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 5), (2, 5, 8), (1, 6, 6)])
+def test_orthogonal_updates_keep_directions_and_level_sizes(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64)
+    left, sizes, right = torch.linalg.svd(x, full_matrices=False)
+    levelled = left.mT @ orthogonalise(x) @ right.mT  # diagonal, if the directions are the same
+    inside = torch.diagonal(levelled, dim1=-2, dim2=-1)
+    assert torch.allclose(levelled, torch.diag_embed(inside), atol=1e-6)
+    assert inside.min() > 0.6
+    assert inside.max() < 1.3
+    assert sizes.max() / sizes.min() > 1.5
+
+
+def test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTINGS, optimizer="muon", steps=12, short_length=4, short_share=0.5)
+    lengths: list[int] = []
+    windows = Corpus._windows
+
+    def recorded(own: Corpus, ids: torch.Tensor, starts: torch.Tensor, length: int) -> Any:
+        lengths.append(length)
+        return windows(own, ids, starts, length)
+
+    whole = run(tmp_path / "whole", settings=settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "_should_stop", lambda own, stop: own.step == 5)
+        stopped = run(tmp_path / "stopped", settings=settings)
+    assert (stopped.step, stopped.finished) == (5, False)
+    monkeypatch.setattr(Corpus, "_windows", recorded)
+    resumed = run(tmp_path / "stopped", resume=True, settings=settings)
+    assert resumed == whole
+    assert tensors(tmp_path / "stopped") == tensors(tmp_path / "whole")
+    assert lengths[:3] == [4, short_runs.CONTEXT, short_runs.CONTEXT]  # of steps 5, 6 and 7
 
 
 @pytest.mark.parametrize("name", [METRICS_FILE, HEADS_FILE])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.recorder import Capture
+from regard.recorder import Capture, Layer
 from regard.show.data import contents as contents_module
 from regard.show.data.contents import Contents
 from tests.captures import HOSTILE, captured
@@ -40,15 +40,51 @@ def test_the_meta_holds_the_constants_and_the_words_that_the_page_shares_with_py
     assert scored <= {score["name"] for score in meta["scores"]}
 
 
-def test_the_start_is_the_head_with_the_highest_induction_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = captured(40)
-    assert Contents(seen).start is None
+@pytest.mark.parametrize(
+    ("mask", "words", "bias"),
+    [
+        (regard.causal & regard.window(8), "causal & window(8)", ""),
+        (regard.causal & regard.alibi(4), "causal", "alibi(4)"),
+        (regard.alibi(4), "full", "alibi(4)"),
+        (regard.full, "full", ""),
+    ],
+)
+def test_a_bias_of_positions_is_not_called_a_mask(mask: regard.Mask, words: str, bias: str) -> None:
+    layer = Contents(captured(20, mask=mask), start=None).meta["texts"][0]["layers"][0]
+    assert (layer["mask"], layer["bias"]) == (words, bias)
+
+
+def test_there_is_a_distance_back_only_where_no_query_sees_later_tokens() -> None:
+    def scores(mask: regard.Mask) -> set[str]:
+        return set(Contents(captured(30, mask=mask), start=None).heads(0)[0]["scores"])
+
+    assert "distance" in scores(regard.causal)
+    assert scores(regard.causal) - scores(regard.full) == {"distance"}
+
+
+def test_equal_tokens_are_told_by_their_ids() -> None:
+    seen = captured(20, tokens=["same"] * 20)
+    text = Contents(seen, start=None).meta["texts"][0]
+    assert text["copies"] == {"tokens": [n % 13 for n in range(20)], "target_tokens": None}
+    seen.ids = None
+    assert Contents(seen, start=None).meta["texts"][0]["copies"]["tokens"] is None
+
+
+def test_the_start_is_the_most_telling_head_however_large_the_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    T = 40
+    seen = captured(T, layers=3)
+    assert Contents(seen, start=None).meta["start"] is None
     assert Contents(seen, start=("1", 2)).meta["start"] == {"layer": "1", "head": 2}
-    automatic = Contents(seen, start="auto")
-    best = max(automatic.heads(0), key=lambda row: row["scores"]["induction"]["value"])
-    assert automatic.start == (best["layer"], best["head"])
-    monkeypatch.setattr(contents_module, "MOST_SCORED", seen.nbytes - 1)  # scoring would take too long
-    assert Contents(seen, start="auto").start is None
+    previous = 30 * torch.eye(T).roll(1, 0)
+    previous[0] = 0
+    q = torch.stack([0 * previous, previous])[None]
+    m = regard.attention_map(q, torch.eye(T).expand(1, 2, T, T), mask=regard.causal, scale=1.0)
+    seen.layers[2] = Layer(2, "h.2", "", m, seen.layers[2].evidence, (0, 7))
+    assert Contents(seen).meta["start"] == {"layer": "2", "head": 7}
+    monkeypatch.setattr(contents_module, "MOST_SAMPLED", seen.nbytes)  # every other layer is read
+    assert Contents(seen).start == ("2", 7)
 
 
 def test_the_window_of_a_mask_is_recognised() -> None:
@@ -172,3 +208,12 @@ def test_texts_can_be_added() -> None:
     assert contents.add(captured(12, seed=1)) == 1
     assert contents.meta["texts"][0]["title"] == "first"
     assert len(contents.meta["texts"][1]["tokens"]) == 12
+
+
+def test_the_heads_of_one_layer_are_those_of_the_whole_table() -> None:
+    contents = Contents(captured(40, layers=3))
+    rows = Contents(captured(40, layers=3)).heads(0)
+    assert contents.layer_heads(0, 2) == [row for row in rows if row["layer"] == "2"]
+    assert contents.layer_heads(0, 0) == [row for row in rows if row["layer"] == "0"]
+    with pytest.raises(KeyError, match="layer"):
+        contents.layer_heads(0, 3)

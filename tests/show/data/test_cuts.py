@@ -75,10 +75,12 @@ def test_an_edited_run_says_what_it_is_of_and_takes_the_place_of_another() -> No
     assert [text["removed"] for text in contents.meta["texts"]] == [False, False, True, False, False]
     gc.collect()
     assert held() is None  # what was captured is freed, and nothing that was computed from it is kept
-    with pytest.raises(KeyError, match="the edited run 2 was undone or replaced: reload the page"):
+    with pytest.raises(KeyError, match="number 2 was removed or replaced: reload the page"):
         contents.tile(first, 0, 0, 0, 0, 0)
-    assert contents.remove(second).text == 0
-    with pytest.raises(ValueError, match="expected the number of an edited run, got 0, the model's own"):
-        contents.remove(0)
-    with pytest.raises(KeyError, match="undone or replaced"):
+    assert contents.remove(second) == 0
+    with pytest.raises(KeyError, match="removed or replaced"):
         contents.remove(second)
+    assert contents.remove(1) == 0
+    assert (contents.removed, contents.edited) == ({1, first, other, second}, {})
+    with pytest.raises(ValueError, match="expected another text beside the one to remove, got the last one"):
+        contents.remove(0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import regard
+from regard.lru import LRUCache
 from regard.recorder import Capture
 from regard.show.data import tiles
 from regard.show.data.contents import Contents
@@ -94,3 +95,14 @@ def test_more_keys_than_queries() -> None:
     found = contents.tile(0, 0, 0, 1, 0, 0)
     mass, _ = pooled(m.to_dense()[0, 0].double(), 1, 0, 0)
     torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)
+
+
+def test_a_tile_whose_parts_are_known_is_assembled_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = captured(700, layers=1, heads=1, kv_heads=1)[0]
+    direct = tiles.TilePyramid(m, LRUCache(64)).tile(1, 0, 0)
+    pyramid = tiles.TilePyramid(m, LRUCache(64))
+    for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        pyramid.tile(0, *place)
+    monkeypatch.delattr(tiles, "pool_cells")  # nothing is computed
+    for a, b in zip(pyramid.tile(1, 0, 0), direct, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)

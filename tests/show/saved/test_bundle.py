@@ -31,19 +31,53 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     return bundle_texts
 
 
-def bundled(entry: str) -> set[str]:
+def bundled(entry: str, after: str | None = None) -> set[str]:
     """The modules in the script of an entry."""
-    script = bundle.bundle_modules(entry)
+    script = bundle.bundle_modules(entry, after)
     return {name for name in MODULES if f"const {bundle._variable(name.removesuffix('.js'))} = " in script}
 
 
+SERVED = {
+    "first_view.js",
+    "later.js",
+    *(f"source/{name}.js" for name in ("early_meta", "http", "over_http", "token")),
+}
+
+
 def test_every_module_of_the_page_is_in_a_script() -> None:
-    assert bundled("main") == set(MODULES) - {"source/worker.js"}
+    of_model = {name for name in MODULES if name.startswith("model/")}
+    alone = {"source/worker.js", "notebook/host.js"}  # scripts of their own
+    assert bundled("whole_page") == set(MODULES) - alone - of_model - SERVED
+    assert of_model <= bundled("model/worker")
+
+
+def test_a_served_page_has_the_code_of_its_first_view_first_and_nothing_twice() -> None:
+    first, later = bundled("first_view"), bundled("later", after="first_view")
+    assert first & later == set()
+    assert first | later >= SERVED
+    assert {"map/map.js", "main.js"} <= first
+    assert {"text/text.js", "heads/heads.js", "time/time.js"} <= later
+    assert not {"source/saved.js", "source/worker.js"} & (first | later)  # it computes nothing itself
+
+
+def test_comments_are_left_out_and_template_literals_are_not(modules: Callable[..., str]) -> None:
+    text = "// one\nexport const a = `\n\n// two\n/** three */\n`;\n/**\n * five\n */\n"
+    script = modules(main=text + 'let b = " // six"; // seven\n')
+    assert 'const a = `\n\n// two\n/** three */\n`;\nlet b = " // six";\n' in script
+
+
+def test_every_style_sheet_of_the_page_is_linked_and_saved() -> None:
+    sheets = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.FOLDER.rglob("*.css"))
+    links = re.findall(r'href="web/([^"]+)"', (bundle.FOLDER / "index.html").read_text("utf-8"))
+    assert sorted(links) == sheets
+    saved, _, _ = bundle._shell("a model", "source/worker")
+    for name in sheets:
+        assert (bundle.FOLDER / name).read_text("utf-8") in saved, name
 
 
 def test_the_worker_has_the_arithmetic_and_knows_no_page() -> None:
     assert {"source/weights.js", "source/eviction.js", "source/row_steps.js"} <= bundled("source/worker")
-    for name in bundled("source/worker"):
+    for name in bundled("source/worker") | bundled("model/worker"):
         text = (bundle.FOLDER / name).read_text("utf-8")
         assert not re.search(r"\b(document|window|location|navigator)\.", text), name
 

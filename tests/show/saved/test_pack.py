@@ -22,6 +22,7 @@ from regard.show.data.quantity import Quantity
 from regard.show.saved import pack as packing
 from regard.show.saved.bundle import bundle_modules, write
 from regard.show.saved.pack import pack
+from regard.show.saved.packed_arrays import byte_planes, deflate
 from tests.captures import HOSTILE, captured
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="([^"]+)">([A-Za-z0-9+/=]+)</script>\n')
@@ -181,7 +182,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_modules_are_joined_in_order_without_imports() -> None:
-    script = bundle_modules("main")
+    script = bundle_modules("whole_page")
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     assert script.index("const module_state") < script.index("const module_main")
     assert "</script" not in script.lower()
@@ -198,7 +199,7 @@ def test_gpt2_small_at_512_tokens_fits_in_25_megabytes(tmp_path: Path) -> None:
     arrays, (relative, _) = packing._pack_layer(contents.layer_map(0, "0"), False)
     assert {array.type for array in arrays} == {"i16", "f32"}
     assert relative <= 0.005
-    size = len(packing._deflate(b"".join(packing._byte_planes(a) for a in arrays), noise=True))
+    size = len(deflate(b"".join(map(byte_planes, arrays)), noise=True))
     assert 12 * size <= 24_000_000
 
 

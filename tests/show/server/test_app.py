@@ -25,8 +25,8 @@ from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from regard.show.server.connections import ConnectionPool
 from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
+from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
-from regard.show.server.line_stream import ReportProgress
 from tests.captures import captured
 
 SMALL = Limits(body=4096, characters=200, tokens=64, texts=3, generated=8)
@@ -83,8 +83,10 @@ def reader(text: str, report: ReportProgress) -> Capture:
     return captured(len(text.split()), seed=1)
 
 
-def writer(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
-    yield {"start": {"window": window, "sinks": sinks}}
+def writer(
+    text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0
+) -> Iterator[dict[str, object]]:
+    yield {"start": {"window": window, "sinks": sinks, "temperature": temperature}}
     for number in range(tokens):
         yield {"step": {"token": f"<{number}>"}}
 
@@ -95,7 +97,9 @@ def serve() -> Iterator[Callable[..., BackgroundServer]]:
 
     def start(seen: Capture | None = None, *, host: str = "127.0.0.1", **options: Any) -> BackgroundServer:
         options = {"read": reader, "generate": writer, "limits": SMALL, **options}
-        running = BackgroundServer(Site(Contents(seen or captured()), **options), host=host).start()
+        running = BackgroundServer(
+            Site(Contents(seen or captured(), start=None), **options), host=host
+        ).start()
         open_.append(running)
         return running
 
@@ -123,16 +127,17 @@ def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]
 def test_everything_the_page_asks_for_is_there(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     meta = ask(running, "/api/meta").json
-    assert meta["can"] == {"generate": True, "capture": True, "cut": False, "values": True}
+    assert meta["can"] == {"generate": True, "capture": True, "cut": False, "values": True, "repeats": False}
     assert len(meta["texts"][0]["tokens"]) == 40
-    assert len(ask(running, "/api/thumbs?text=0&layer=0").body) == 4 * 64 * 64
-    assert len(ask(running, "/api/sinks?text=0&layer=0").json) == 4
-    assert len(ask(running, "/api/heads?text=0").json) == 8
+    assert len(ask(running, "/api/thumbs?text=0&layer=0").body) == 4 * 64 * 64 + 4 * 2 * 8
+    heads = ask(running, "/api/heads?text=0").json
+    assert len(heads) == 8
+    assert ask(running, "/api/layer_heads?text=0&layer=1").json == heads[4:]
     steps = ask(running, "/api/steps?text=0&layer=0&head=1&row=20").json
     assert steps["sum"] == pytest.approx(1, abs=1e-5)
     page = ask(running, "/")
     assert page.headers["content-type"].startswith("text/html")
-    for path in ("main.js", "style.css", "common/dom.js", "map/tiles.js"):
+    for path in ("main.js", "later.js", "style.css"):
         assert ask(running, f"/web/{path}").status == 200
 
 
@@ -355,19 +360,27 @@ def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Callable[...
 
 
 def test_generating_comes_line_by_line(serve: Callable[..., BackgroundServer]) -> None:
-    asked = {"text": "a", "tokens": 2, "window": 5, "sinks": 1}
+    asked = {"text": "a", "tokens": 2, "window": 5, "sinks": 1, "temperature": 0.5}
     lines = ask(serve(), "/api/generate", body=asked).lines
-    assert lines[0] == {"start": {"window": 5, "sinks": 1}}
+    assert lines[0] == {"start": {"window": 5, "sinks": 1, "temperature": 0.5}}
     assert [line["step"]["token"] for line in lines[1:]] == ["<0>", "<1>"]
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("capture", {"text": "x" * 201}, 413, "at most 200 characters, got 201"),
-        ("capture", {"text": " "}, 400, "text: expected some text"),
-        ("capture", {"text": 5}, 400, "text: expected some text"),
-        ("capture", {}, 400, "text: expected some text"),
+        ("capture", {"text": "x" * 201}, 413, "has 201 characters; the page reads at most 200"),
+        ("capture", {"text": " "}, 400, "There is no text to read yet"),
+        ("capture", {"text": 5}, 400, "There is no text to read yet"),
+        ("capture", {}, 400, "There is no text to read yet"),
+        ("capture", {"text": "a", "first": 0}, 400, "first: expected a whole number from 1"),
+        (
+            "capture",
+            {"text": "a", "continuation": [0] * 9},
+            400,
+            "expected a list of at most 8",
+        ),
+        ("capture", {"text": "a", "continuation": ["x"]}, 400, "continuation: expected a whole number"),
         ("capture", {"text": "half \ud83d of one"}, 400, "text: expected whole characters"),
         ("capture", b"[" * 4000, 400, "expected a JSON object"),
         ("capture", b"\xff", 400, "expected a JSON object"),
@@ -376,6 +389,13 @@ def test_generating_comes_line_by_line(serve: Callable[..., BackgroundServer]) -
         ("generate", {"text": "a", "tokens": True}, 400, "tokens: expected a whole number"),
         ("generate", {"text": "a", "window": 0}, 400, "window: expected a whole number"),
         ("generate", {"text": "a", "sinks": -1}, 400, "sinks: expected a whole number"),
+        (
+            "generate",
+            {"text": "a", "temperature": 9},
+            400,
+            "temperature: expected a number from 0 to 5, got 9",
+        ),
+        ("generate", {"text": "a", "temperature": True}, 400, "temperature: expected a number from 0 to 5"),
     ],
 )
 def test_what_is_too_much_or_wrong_is_said(
@@ -446,12 +466,14 @@ def test_a_mistake_of_ours_is_answered_and_logged(
 def test_too_many_tokens_and_too_many_texts(serve: Callable[..., BackgroundServer]) -> None:
     running = serve()
     long = ask(running, "/api/capture", body={"text": "a " * 70}).lines[-1]
-    assert long == {"error": "text: expected at most 64 tokens, got 70"}
+    assert long == {"too_long": {"tokens": 70, "most": 64}}
     for number in (1, 2):
         assert ask(running, "/api/capture", body={"text": "a b"}).lines[-1] == {"text": number}
     full = ask(running, "/api/capture", body={"text": "a b"})
     assert full.status == 409
-    assert "already holds 3 texts" in full.json["error"]
+    assert "holds 3 texts, which is its limit: remove one" in full.json["error"]
+    assert ask(running, "/api/remove", body={"text": 0}).json == {"text": 1}
+    assert ask(running, "/api/capture", body={"text": "a b"}).lines[-1] == {"text": 3}
 
 
 class Slow:
@@ -517,7 +539,9 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Back
 def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., BackgroundServer]) -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def endless(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
+    def endless(
+        text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0
+    ) -> Iterator[dict[str, object]]:
         try:
             while True:
                 yield {"step": {}}
@@ -588,7 +612,9 @@ def test_a_request_that_breaks_off_is_no_mistake_of_ours(
 
 
 def test_a_client_that_reads_nothing_holds_nobody_up(serve: Callable[..., BackgroundServer]) -> None:
-    def flood(text: str, *, tokens: int, window: int, sinks: int) -> Iterator[dict[str, object]]:
+    def flood(
+        text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0
+    ) -> Iterator[dict[str, object]]:
         for _ in range(400):
             yield {"step": {"token": "x" * 100_000}}
 
@@ -680,20 +706,31 @@ def test_a_reader_that_sees_nothing_is_reported(serve: Callable[..., BackgroundS
     assert ask(running, "/api/meta").status == 200
 
 
-def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
-    serve: Callable[..., BackgroundServer], tmp_path: Path
+def test_a_text_that_was_removed_has_no_answer_and_is_no_error(
+    serve: Callable[..., BackgroundServer],
 ) -> None:
-    captured(12).save(tmp_path / "capture")
+    running = serve()
+    number = running.site.contents.add(captured(12))
+    running.site.contents.remove(number)
+    assert ask(running, f"/api/row?text={number}&layer=0&head=0&row=3").status == 204
+    assert ask(running, f"/api/row?text={number + 1}&layer=0&head=0&row=3").status == 404
+
+
+def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
+    serve: Callable[..., BackgroundServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Contents, "telling", lambda contents, text: 0)  # which would read a layer
+    captured(12, layers=3).save(tmp_path / "capture")
     running = serve(regard.load(tmp_path / "capture"))
     assert ask(running, "/api/meta").status == 200
     for path in (tmp_path / "capture").glob("*.safetensors"):
         path.write_bytes(b"\x00" * 64)
-    found = ask(running, "/api/row?text=0&layer=1&head=0&row=3")
+    found = ask(running, "/api/row?text=0&layer=0&head=0&row=3")
     assert found.status == 400
     assert "is not a complete safetensors file" in found.json["error"]
     for path in (tmp_path / "capture").glob("*.safetensors"):
         path.unlink()
-    found = ask(running, "/api/row?text=0&layer=0&head=0&row=3")
+    found = ask(running, "/api/row?text=0&layer=2&head=0&row=3")
     assert found.status == 400
     assert "which does not exist" in found.json["error"]
     assert ask(running, "/api/capture", body={"text": "a b c"}).lines[-1] == {"text": 1}

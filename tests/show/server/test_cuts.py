@@ -16,7 +16,7 @@ from regard.show.data.contents import Contents
 from regard.show.data.cuts import Cut, HeadCut
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
-from regard.show.server.line_stream import ReportProgress
+from regard.show.server.jobs import ReportProgress
 from tests.captures import captured, predicted
 from tests.show.server.test_app import SMALL, ask, bearer, reader
 
@@ -62,9 +62,9 @@ def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Callable[..., B
     assert [text["removed"] for text in texts] == [False, True, False]
     assert texts[2]["edited"]["text"] == 0
     assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 404
-    assert ask(running, "/api/undo", body={"text": 2}).json == {"text": 0}
-    assert ask(running, "/api/undo", body={"text": 2}).status == 404
-    assert ask(running, "/api/undo", body={"text": 0}).status == 400
+    assert ask(running, "/api/remove", body={"text": 2}).json == {"text": 0}
+    assert ask(running, "/api/remove", body={"text": 2}).status == 404
+    assert ask(running, "/api/remove", body={"text": 0}).status == 400
 
 
 def test_predictions_are_served_by_position(serve: Callable[..., BackgroundServer]) -> None:

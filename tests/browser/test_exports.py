@@ -1,0 +1,119 @@
+"""What the views save: figures with real text on white paper, and the numbers behind them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from browser.pdf_reading import streams, written_text
+from tests.captures import captured
+
+RUN = {
+    "name": "a run",
+    "steps": [0, 100],
+    "text": {"induction": {"heads": [[[0.1, 0.2]], [[0.3, 0.4]]], "null": [0.05, 0.05]}},
+    "validation": [4.0, 3.0],
+    "sample": ["", ""],
+    "loss": {"steps": [50], "values": [3.5]},
+}
+WORLD = ["你", "好", "مرحبا", "👩‍👩‍👧", " naïve", "⇥", " Привет", " $x$", "<b>&", '"q"']
+FIGURES = {
+    "map": [
+        "layer 1, head 2",
+        "Text: “A text”",
+        "attended-to (key)",
+        "hidden by the mask",
+        "One cell is one weight.",
+    ],
+    "text": ["layer 1, head 2", "Text: “A text”", "attends to"],
+    "heads": ["what its heads do", "Layer\n0,\nhead", "previous\ntoken"],
+    "steps": ["layer 1, head 2", "Softmax", "sum\nof\nthe\nrow"],
+    "cache": ["the KV cache", "What\neviction\nwould\nlose"],
+    "time": ["induction over training", "head 0.1", "uniform", "validation"],
+}
+
+
+@pytest.fixture
+def context_options() -> dict[str, Any]:
+    return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"}
+
+
+@pytest.fixture
+def export(page: Page, tmp_path: Path) -> Callable[[str, str], Path]:
+    """Saves what a view shows as a file of a kind."""
+
+    def save(view: str, kind: str) -> Path:
+        root = page.locator(f"#view-{view}")
+        root.get_by_text("Export", exact=True).click()
+        with page.expect_download() as waiting:
+            root.locator("[role=menuitem]", has_text=kind).click()
+        path = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(path)
+        return path
+
+    return save
+
+
+def test_every_view_is_a_figure_with_text_on_white_paper(
+    page: Page, saved: Callable[..., str], export: Callable[[str, str], Path]
+) -> None:
+    tokens = [WORLD[i % len(WORLD)] for i in range(40)]
+    address = saved(captured(40, tokens=tokens), time=RUN, titles=["A text"])
+    texts = {}
+    for view, words in FIGURES.items():
+        page.goto(f"{address}#view={view}&layer=1&head=2&row=20")
+        expect(page.locator(f"#view-{view}")).to_be_visible()
+        if view in ("text", "heads", "cache"):
+            expect(page.locator(f"#view-{view} :is(.tok.at, .card, .heat-cell)").first).to_be_visible()
+        pdf = export(view, "PDF").read_bytes()
+        texts[view] = written_text(pdf)
+        for word in words:
+            assert word in texts[view], view
+        if (
+            view == "text"
+        ):  # no letter is a wrong one: what Times lacks is drawn, and means the same when copied
+            meanings = b"".join(contents for _, contents in streams(pdf) if b"beginbfchar" in contents)
+            for token in ("你", "好", "مرحبا", "Привет"):
+                assert token.encode("utf-16-be").hex().encode() in meanings, token
+            assert "?" not in texts[view]
+    assert page.evaluate("document.documentElement.className") == ""  # the page looks as before
+    assert page.evaluate("document.documentElement.dataset.theme") is None
+    # The map's few cells are shapes, in the colours of paper, and nothing is dark.
+    page.goto(f"{address}#view=map&layer=1&head=2")
+    svg = export("map", "SVG").read_text("utf-8")
+    assert "<image" not in svg
+    assert 'fill="#fff"' in svg
+    assert "#14161a" not in svg  # the dark theme's paper
+    assert "مرحبا" in svg
+    assert "&#60;b&#62;&#38;" in svg
+
+
+def test_numbers_come_with_their_names(
+    page: Page, saved: Callable[..., str], export: Callable[[str, str], Path]
+) -> None:
+    seen = captured(30)
+    address = saved(seen, time=RUN)
+    tables = {}
+    for view in ("text", "heads", "steps", "time"):
+        page.goto(f"{address}#view={view}&layer=1&head=2&row=20")
+        if view in ("text", "heads"):
+            expect(page.locator(f"#view-{view} :is(.tok.at, .card)").first).to_be_visible()
+        with export(view, "CSV").open(encoding="utf-8", newline="") as file:
+            tables[view] = list(csv.reader(file))
+    true = seen[1, 2].to_dense()[0, 20]
+    assert tables["text"][0] == ["position", "token", "weight"]
+    assert [float(row[2]) for row in tables["text"][1:]] == pytest.approx(true.tolist(), rel=1e-3, abs=1e-6)
+    assert len(tables["heads"]) == 1 + 8
+    assert tables["heads"][0][:4] == ["layer", "head", "labels", "sentence"]
+    assert "of its attention" in tables["heads"][1][3]
+    assert tables["steps"][0][-1] == "weight"
+    assert tables["time"] == [
+        ["step", "uniform", "0.0", "0.1"],
+        ["0", "0.05", "0.1", "0.2"],
+        ["100", "0.05", "0.3", "0.4"],
+    ]

@@ -1,0 +1,123 @@
+"""A saved page that holds its model: texts, cuts and generation in Chromium, offline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+import regard
+from regard.cli.model import Model
+from regard.gpt import GPT
+from regard.show.saved.bundle import write
+
+TEXT = "The sea was calm, and the sea was deep. 海 The sea was"
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    return GPT.from_pretrained("default")
+
+
+@pytest.fixture(scope="module")
+def file(model: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("live") / "page.html"
+    seen = Model.of(model, "A model").read("One two three. One two")
+    return write(seen, path, model=model)
+
+
+@pytest.fixture(scope="module")
+def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
+    """One page that has read a text, with the network off; what it asks for or complains of fails."""
+    context: BrowserContext = browser.new_context(viewport={"width": 1280, "height": 800}, offline=True)
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url) else None)
+    page.goto(file.as_uri() + "#view=text")
+    read(page, TEXT)
+    expect(page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]), timeout=30_000)
+    yield page
+    context.close()
+    assert problems == []
+
+
+def is_foreign(url: str) -> bool:
+    return not url.startswith(("file:", "blob:", "data:"))
+
+
+def show(page: Page, state: str) -> None:
+    """Go to a view of the text that was read in the page."""
+    page.goto(f"{page.url.partition('#')[0]}#text=1&{state}")
+
+
+def read(page: Page, text: str) -> None:
+    """Have the model read a text, in whatever box the view offers."""
+    page.get_by_text("Read another text").locator("visible=true").first.click()
+    page.get_by_label("A text to read").locator("visible=true").fill(text)
+    page.get_by_role("button", name="Read it").locator("visible=true").click()
+
+
+def test_a_typed_text_has_the_librarys_tokens_and_predictions(shared_page: Page, model: GPT) -> None:
+    seen = regard.capture(model, text=TEXT, predictions=True)
+    assert seen.tokens is not None
+    assert seen.predictions is not None
+    last = len(seen.tokens[0]) - 1
+    show(shared_page, f"view=text&row={last}")
+    expect(shared_page.locator("#view-text .tok")).to_have_count(last + 1)
+    likeliest = seen.predictions.word(int(seen.predictions.likeliest[0, -1, 0])).strip()
+    expect(shared_page.locator("#view-text")).to_contain_text(likeliest)
+
+
+def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:
+    show(shared_page, "view=map")
+    expect(shared_page.locator("#view-map")).to_contain_text("rows compared, in this page")
+    expect(shared_page.locator("#view-map")).not_to_contain_text("This file stores rounded queries")
+    show(shared_page, "view=heads")
+    expect(shared_page.locator("#view-heads")).to_contain_text("induction")
+    show(shared_page, "view=steps&row=5")
+    expect(shared_page.locator("#view-steps")).to_contain_text("sum to 1.0000")
+
+
+def test_a_head_is_cut_and_the_run_is_undone(shared_page: Page) -> None:
+    show(shared_page, "view=map")
+    shared_page.get_by_role("switch", name="Cut head").locator("visible=true").first.click()
+    expect(shared_page.locator("#text option:checked")).to_contain_text("Edited run", timeout=30_000)
+    shared_page.get_by_role("button", name="Undo").first.click()
+    expect(shared_page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]), timeout=30_000)
+
+
+def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT) -> None:
+    show(shared_page, "view=cache")
+    shared_page.get_by_label("Prompt").fill("The sea was")
+    shared_page.get_by_label("Number of tokens to generate").fill("5")
+    shared_page.get_by_role("button", name="Generate").click()
+    done = "5 tokens generated, each with the cache and without it."
+    expect(shared_page.get_by_text(done)).to_be_visible(timeout=30_000)
+    expected = model.generate("The sea was", max_new_tokens=5).removeprefix("The sea was")
+    assert shared_page.locator(".written").inner_text().endswith(expected)
+
+
+def test_a_text_that_is_too_long_is_refused(shared_page: Page, model: GPT) -> None:
+    show(shared_page, "view=text")
+    most = model.config.context_length
+    read(shared_page, "sea " * (most + 9))
+    refusal = shared_page.get_by_text(f"the model reads at most {most:,}")
+    expect(refusal.locator("visible=true")).to_be_visible()
+    shared_page.keyboard.press("Escape")
+    expect(shared_page.get_by_label("A text to read").locator("visible=true")).to_have_count(0)
+
+
+def test_without_a_worker_the_page_shows_what_is_saved(page: Page, file: Path, tmp_path: Path) -> None:
+    text = file.read_text("utf-8").replace("worker-src blob:", "worker-src 'none'")
+    forbidden = tmp_path / "page.html"
+    forbidden.write_text(text, encoding="utf-8")
+    page.goto(forbidden.as_uri())
+    expect(page.locator("#view-map")).to_contain_text("Certified")
+    expect(page.get_by_role("switch", name="Cut head")).to_have_count(0)
+    page.problems.clear()  # type: ignore[attr-defined]  # the browser says that the policy forbids it

@@ -1,0 +1,56 @@
+"""The survey view: a scatter of heads, and the examples of the one that is chosen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from regard.show.server.background import BackgroundServer
+from tests.captures import captured, surveyed
+
+
+@pytest.fixture(params=["served", "saved"])
+def address(request: pytest.FixtureRequest) -> str:
+    seen = captured()
+    if request.param == "saved":
+        save: Callable[..., str] = request.getfixturevalue("saved")
+        return save(seen, survey=surveyed(seen))
+    serve: Callable[..., BackgroundServer] = request.getfixturevalue("serve")
+    return serve(seen, contents={"survey": surveyed(seen)}).address
+
+
+def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
+    page.goto(address)  # it opens on the survey
+    expect(page.locator("#tab-survey")).to_have_attribute("aria-selected", "true")
+    expect(page.locator(".scatter-point")).to_have_count(8)
+    expect(page.locator(".survey-examples li")).to_have_count(1)
+    page.locator('.scatter-point[data-head="1/2"]').click()
+    expect(page.locator(".survey-head h2")).to_have_text("Layer 1, head 2")
+    expect(page.locator(".survey-head .head-sentence")).not_to_be_empty()
+    expect(page.locator(".survey-token.asking")).to_have_count(1)
+    expect(page.locator(".survey-token.attended").first).to_have_attribute(
+        "title", re.compile("% of the query’s attention")
+    )
+    expect(page.locator(".survey-bars")).to_have_count(3)
+    expect(page).to_have_url(re.compile("surveyHead=1%2F2"))
+    # By key: to another head, which Enter chooses.
+    page.get_by_label("Across").select_option("sink")
+    page.locator(".scatter-point.chosen").focus()
+    for key in ("ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowUp"):
+        page.keyboard.press(key)
+    focused = page.evaluate("document.activeElement.dataset.head")
+    page.keyboard.press("Enter")
+    expect(page.locator(".scatter-point.chosen")).to_have_attribute("data-head", focused)
+    page.get_by_role("button", name="Open in Map").click()
+    expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
+    layer, head = focused.split("/")
+    expect(page).to_have_url(re.compile(f"layer={layer}&head={head}"))
+
+
+def test_without_a_survey_there_is_no_such_view(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+    page.goto(serve(captured(20)).address + "#view=survey")
+    expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#tab-survey")).to_have_count(0)

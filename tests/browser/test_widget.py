@@ -1,0 +1,95 @@
+"""The widget in a browser: its module shows the page in a frame, and everything goes through its model."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import FrameLocator, Page, expect
+
+from regard.show.widget import widget
+from tests.captures import HOSTILE, captured
+from tests.notebook_cell import Cell
+
+NOTEBOOK = Path(__file__).with_name("notebook.html")
+REQUESTS = ("ask", "job", "page")
+
+
+class Notebook:
+    """A page with one cell that shows a widget, whose kernel is this process."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.cell = Cell(widget(captured(16, tokens=HOSTILE * 2)))
+        self.requested: list[str] = []
+        page.on("request", lambda request: self.requested.append(request.url))
+        page.expose_function("kernel", self.receive)
+        page.expose_function("update", lambda state: self.cell.tell({"method": "update", "state": state}))
+        page.goto(NOTEBOOK.as_uri())
+        page.evaluate("([code, state]) => notebook.show(code, state)", [self.cell.widget._esm, self.state])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        names = ("_page", "head", "cell", "text", "view", "height")
+        return {name: getattr(self.cell.widget, name) for name in names}
+
+    @property
+    def frame(self) -> FrameLocator:
+        return self.page.frame_locator("iframe")
+
+    def receive(self, content: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
+        """What the kernel answers to a message, to the end."""
+        self.cell.tell({"method": "custom", "content": content})
+        answers: list[tuple[dict[str, Any], list[str]]] = []
+        while content["kind"] in REQUESTS and (not answers or answers[-1][0]["kind"] == "line"):
+            message, buffers = self.cell.receive()
+            answers.append((message, [base64.b64encode(buffer).decode() for buffer in buffers]))
+        return answers
+
+    def select(self, **selection: object) -> None:
+        """Assign to the widget in Python."""
+        for name, value in selection.items():
+            setattr(self.cell.widget, name, value)
+        self.page.evaluate("(state) => notebook.change(state)", selection)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        for _ in range(200):
+            if condition():
+                return
+            self.page.wait_for_timeout(50)
+        pytest.fail(f"the selection is still {self.state}")
+
+
+def test_a_widget_is_the_page_and_its_selection_is_in_step(page: Page) -> None:
+    notebook = Notebook(page)
+    frame, shown = notebook.frame, notebook.cell.widget
+    expect(frame.locator("#model")).to_have_text("random")
+    canvas = frame.locator(".map-stage canvas")
+    expect(canvas).to_be_visible()
+
+    notebook.select(head=(1, 2), cell=(9, 4))  # from Python to the page
+    expect(frame.get_by_role("heading", name="Layer 1, head 2")).to_be_visible()
+    weight = captured(16, tokens=HOSTILE * 2)[1, 2][0, 9, 4]
+    expect(frame.locator("#weight")).to_have_text(f"{float(weight):.4g}")
+
+    canvas.click()  # and back
+    notebook.wait_for(lambda: shown.cell not in (None, (9, 4)))
+    frame.get_by_role("tab", name="Text").click()
+    notebook.wait_for(lambda: shown.view == "text")
+    assert (shown.head, shown.text) == ((1, 2), 0)
+
+    # The frame is sealed: styles stay inside and outside, and nothing was asked of any address.
+    assert page.locator("#outside").evaluate("(e) => getComputedStyle(e).color") == "rgb(1, 2, 3)"
+    inside = page.frames[-1]
+    reach = "() => { try { return parent.document.title; } catch { return 'refused'; } }"
+    assert inside.evaluate(reach) == "refused"
+    assert [url for url in notebook.requested if not url.startswith(("file:", "blob:", "data:"))] == []
+
+    page.evaluate("() => notebook.emit('comm_live_update')")
+    expect(frame.get_by_role("alert")).to_contain_text("The kernel was stopped or restarted")
+    page.evaluate("() => notebook.close()")
+    expect(page.locator("iframe")).to_have_count(0)
+    shown.close()

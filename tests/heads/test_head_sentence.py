@@ -1,0 +1,68 @@
+"""The sentence of a head: of its first label, on text or on repeats, or the most that can be said without."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from regard.heads import HeadRow, Score
+from regard.heads.head_sentence import TARGETS, describe_head, head_title
+from regard.heads.labels import MIN_SCORES
+
+
+def score(value: float, null: float = 0.02) -> Score:
+    return Score(value, null, math.nan, value - 0.01, value + 0.01, value)
+
+
+def head(*labels: str, sink_key: int | None = None, **scores: Score) -> HeadRow:
+    return HeadRow(1, 2, 2, labels, sink_key, scores)
+
+
+@pytest.mark.parametrize("label", list(MIN_SCORES))
+def test_every_label_has_a_sentence_with_both_numbers(label: str) -> None:
+    row = HeadRow(1, 2, 2, (label,), None, {label: score(0.42)})
+    assert row.sentence.startswith(("It puts 42% of its attention on ", "In 42% of the steps"))
+    assert "; uniform attention would" in row.sentence
+    assert "2%" in row.sentence.split(";")[1]
+    assert (row.sentence.count("."), row.sentence[-1]) == (1, ".")
+
+
+def test_the_first_label_counts_and_a_sink_names_its_token() -> None:
+    row = head("sink", "local", sink_key=7, sink=score(0.6), local=score(0.9))
+    assert row.sentence.startswith("It puts 60% of its attention on token 7, whatever the query; ")
+    assert "on token 7 (“a b”), whatever" in describe_head(row, " a\nb")
+    assert len(describe_head(row, "x" * 10_000)) < 160
+    assert head_title(row) == "sink"
+
+
+def test_a_score_on_repeats_says_so_where_it_is_the_higher_one() -> None:
+    row = head("induction", induction=score(0.2), induction_on_repeats=score(0.9))
+    assert row.sentence.startswith("On random tokens, repeated: it puts 90% of its attention on what came ")
+
+
+def test_without_a_label_the_highest_score_above_uniform_attention_is_named() -> None:
+    row = head(previous_token=score(0.15), itself=score(0.05), normalised_entropy=score(0.6, 1.0))
+    assert row.sentence == (
+        "Nothing stands out: it puts 15% of its attention on the token before; uniform attention would put "
+        "2% there."
+    )
+    assert head_title(row) == "no clear pattern"
+
+
+@pytest.mark.parametrize(
+    ("entropy", "words"), [(0.9, "almost evenly"), (0.6, "more than on others"), (0.2, "few tokens")]
+)
+def test_without_any_target_the_entropy_is_named(entropy: float, words: str) -> None:
+    assert words in head(normalised_entropy=score(entropy, 1.0), previous_token=score(0.01)).sentence
+
+
+def test_what_is_not_known_is_not_claimed() -> None:
+    assert head().sentence == "Nothing was measured of this head."
+    assert "uniform" not in head("itself", itself=score(0.9, math.nan)).sentence
+    assert head(previous_token=score(0.01)).sentence.endswith("above that of uniform attention.")
+    assert "eviction is 0.40" in head("eviction", eviction=score(0.4)).sentence  # as a table from elsewhere
+
+
+def test_every_target_is_a_label() -> None:
+    assert set(TARGETS) == set(MIN_SCORES) - {"retrieval"}

@@ -1,0 +1,75 @@
+"""The texts of tokens: pieces of one character are that character with a mark, for any tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.recorder.tokens import decode_tokens, decode_vocabulary, encode_ids
+from regard.spans.token_texts import sentences_of_tokens, words_of_tokens
+from regard.split_characters import join, locate, write_pieces
+from tests.spans.trained_tokenizers import byte_fallback, byte_level, slow_bytes
+
+TEXT = "世界。再见。 مرحبا 👩‍👩‍👧 naïve \ufffd end"
+MAKERS = (byte_level, byte_fallback, slow_bytes)
+
+
+def texts_of(tokenizer: Any, text: str) -> list[str]:
+    return decode_tokens(tokenizer, torch.tensor([encode_ids(tokenizer, text)]))[0]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_tokens_of_a_text_write_it_again(make: Callable[[], Any]) -> None:
+    tokens = texts_of(make(), TEXT)
+    assert join(tokens).strip() == TEXT
+    assert any(token.startswith("界¹⁄") for token in tokens)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_words_and_sentences_do_not_cut_characters(make: Callable[[], Any]) -> None:
+    tokens = texts_of(make(), TEXT)
+    assert [name.strip() for name in sentences_of_tokens(tokens).names][:2] == ["世界。", "再见。"]
+    assert " مرحبا" in words_of_tokens(tokens).names
+
+
+def test_tokens_of_the_vocabulary_stand_alone() -> None:
+    tokenizer = byte_level()
+    first, second = encode_ids(tokenizer, "界")[:2]
+    assert decode_vocabulary(tokenizer, torch.tensor([first, second])) == ["<0xE7>", "<0x95>"]
+
+
+def test_bytes_that_are_no_character_are_written_as_bytes() -> None:
+    assert write_pieces([b"\xe4\xb8", " and", b"\x96"]) == ["<0xE4><0xB8>", " and", "<0x96>"]
+    assert write_pieces([]) == []
+
+
+def test_a_token_may_end_one_character_and_begin_the_next() -> None:
+    data = "世界".encode()
+    tokens = write_pieces([data[:1], data[1:4], data[4:5], data[5:]])
+    assert tokens == ["世¹⁄₂", "世²⁄₂界¹⁄₃", "界²⁄₃", "界³⁄₃"]
+    assert locate(tokens) == ("世界", [(0, 1), (0, 2), (1, 2), (1, 2)])
+
+
+@pytest.mark.parametrize(
+    "tokens", [["a¹⁄₂"], ["a¹⁄₂", "b²⁄₂"], ["a²⁄₂"], ["a¹⁄₃", "a³⁄₃"], ["x¹⁄₁"], ["¹⁄₂", "½"], [""]]
+)
+def test_a_fraction_in_the_text_is_no_mark(tokens: list[str]) -> None:
+    assert join(tokens) == "".join(tokens)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(st.characters(codec="utf-8"), max_size=12), st.lists(st.integers(0, 40), max_size=8))
+def test_any_bytes_can_be_joined_again(text: str, cuts: list[int]) -> None:
+    data = text.encode()
+    edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    tokens = write_pieces([data[a:b] for a, b in pairwise(edges)])
+    text_again, places = locate(tokens)
+    assert text_again == text
+    for (start, stop), (a, b) in zip(places, pairwise(edges), strict=True):
+        assert text[start:stop].encode().find(data[a:b]) >= 0

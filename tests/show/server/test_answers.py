@@ -1,0 +1,105 @@
+"""Answers without a server: names and queries give JSON or bytes, bodies give jobs, in any transport."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+import torch
+
+from regard.heads import HeadTable, describe
+from regard.recorder import Capture
+from regard.show.data.contents import Contents
+from regard.show.server import jobs
+from regard.show.server.answers import Answers, Json
+from regard.show.server.jobs import Line, ModelJob, ReportProgress
+from regard.show.server.limits import ExclusiveJob, RefusedError
+from tests.captures import captured
+
+
+def lines_of(answers: Answers, name: str, body: object) -> list[Line]:
+    """The lines of a job, to its end."""
+    lines: SimpleQueue[Line | None] = SimpleQueue()
+    job = answers.prepare(name, body)
+    assert isinstance(job, ModelJob)
+    jobs.start(job, ExclusiveJob(), lines.put, threading.Event())
+    return list(iter(lines.get, None))
+
+
+def test_an_answer_is_json_or_bytes() -> None:
+    seen = captured(12)
+    answers = Answers(Contents(seen))
+    meta = answers.compute("meta", {})
+    assert isinstance(meta, Json)
+    assert json.loads(meta.encode())["can"]["capture"] is False
+    layer = meta.content["texts"][0]["layers"][0]["key"]
+    row = answers.compute("row", {"text": "0", "layer": layer, "head": "1", "row": "7"})
+    assert isinstance(row, bytes)
+    torch.testing.assert_close(
+        torch.from_numpy(np.frombuffer(row, "<f4").copy()), seen.layers[0].map[0, 1, 7].float()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "status"),
+    [("secrets", {}, 404), ("row", {"text": "0"}, 400), ("heads", {"text": "9"}, 404)],
+)
+def test_a_wrong_request_is_refused(name: str, query: dict[str, str], status: int) -> None:
+    with pytest.raises(RefusedError) as refusal:
+        Answers(Contents(captured(4))).compute(name, query)
+    assert refusal.value.status == status
+
+
+@pytest.mark.parametrize("body", [None, [], "text", {"text": ""}])
+def test_a_job_needs_an_object_with_a_text(body: object) -> None:
+    with pytest.raises(RefusedError):
+        Answers(Contents(captured(4)), read=lambda text, report: captured(4)).prepare("capture", body)
+
+
+def test_a_job_sends_its_lines_to_whoever_takes_them() -> None:
+    def read(text: str, report: ReportProgress) -> Capture:
+        report("reading", 1, 2)
+        return captured(len(text))
+
+    answers = Answers(Contents(captured(4)), read=read)
+    progress, last = lines_of(answers, "capture", {"text": "six by"})
+    assert progress == {"progress": {"doing": "reading", "done": 1, "of": 2}}
+    assert last == {"text": 1}
+    assert len(answers.contents.texts) == 2
+
+
+def test_answers_need_no_web_server() -> None:
+    """A widget answers where the extra `app` is not installed."""
+    program = (
+        "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = None; "
+        "import regard.show.server.answers"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_scores_on_random_repeats_are_measured_once_and_only_with_a_model() -> None:
+    seen = captured(20)
+    table = describe(seen.maps, seen.ids)
+    measured: list[object] = []
+
+    def score() -> HeadTable:
+        measured.append(None)
+        return table
+
+    with pytest.raises(RefusedError, match="no model that could read random tokens"):
+        Answers(Contents(seen)).prepare("repeats", {})
+    answers = Answers(Contents(seen), score_repeats=score)
+    assert answers.contents.meta["can"]["repeats"]
+    lines = lines_of(answers, "repeats", {})
+    again = answers.prepare("repeats", {})
+    assert isinstance(again, Json)
+    assert lines == [again.content]
+    assert len(measured) == 1
+    rows = again.content["heads"]
+    assert [(row["layer"], row["head"]) for row in rows[:5]] == [("0", n) for n in range(4)] + [("1", 0)]
+    assert rows[0]["scores"].keys() == {"induction", "previous_token", "duplicate"}

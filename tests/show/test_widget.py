@@ -1,0 +1,145 @@
+"""The widget's model without a notebook: requests and answers as messages of a comm, and its selection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard.recorder import Capture
+from regard.show.saved.bundle import notebook_page
+from regard.show.server.jobs import ReportProgress
+from regard.show.server.limits import Limits
+from regard.show.widget import widget
+from tests.captures import captured
+from tests.notebook_cell import Cell
+
+
+@pytest.fixture
+def seen() -> Capture:
+    return captured(12)
+
+
+@pytest.fixture
+def cell(seen: Capture) -> Iterator[Cell]:
+    made = Cell(widget(seen))
+    yield made
+    made.widget.close()
+
+
+def test_numbers_come_through_the_comm(cell: Cell, seen: Capture) -> None:
+    assert json.loads(cell.ask("meta"))["model"] == "random"
+    row = np.frombuffer(cell.ask("row", text="0", layer="1", head="2", row="7"), "<f4")
+    torch.testing.assert_close(torch.from_numpy(row.copy()), seen.layers[1].map[0, 2, 7].float())
+
+
+def test_the_page_comes_on_demand_and_is_no_part_of_the_state(cell: Cell) -> None:
+    cell.send("page")
+    message, buffers = cell.receive()
+    assert message["kind"] == "answer"
+    assert buffers[0].decode() == notebook_page()
+    assert len(json.dumps(cell.widget.get_state(["_esm", "_page"]))) < len(buffers[0]) / 10
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        ({"kind": "ask", "name": "secrets", "query": {}}, "there is no answer"),
+        ({"kind": "ask", "name": "row", "query": "all"}, "expected this parameter"),
+        ({"kind": "job", "name": "capture", "body": {"text": "a"}}, "without a model"),
+        ({"kind": "job", "name": "format", "body": {}}, "there is no job"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_a_sentence(
+    cell: Cell, request_: dict[str, Any], sentence: str
+) -> None:
+    cell.tell({"method": "custom", "content": {"id": "1", **request_}})
+    message, _ = cell.receive()
+    assert message["kind"] == "error"
+    assert sentence in message["error"]
+
+
+@pytest.mark.parametrize(
+    "content", [None, [], {"kind": "ask"}, {"kind": "ask", "id": "x" * 100}, {"id": "1"}]
+)
+def test_what_is_no_request_is_ignored(cell: Cell, content: object) -> None:
+    cell.tell({"method": "custom", "content": content})
+    assert json.loads(cell.ask("meta"))["model"] == "random"  # the first message that comes
+
+
+def test_a_job_sends_its_lines_and_stops_when_it_is_told_to(seen: Capture) -> None:
+    begun: SimpleQueue[ReportProgress] = SimpleQueue()
+
+    def read(text: str, report: ReportProgress) -> Capture:
+        if text == "long":
+            begun.put(report)
+            while True:
+                report("reading", 0, 1)
+        return captured(3)
+
+    cell = Cell(widget(seen, read=read))
+    cell.send("job", "a", name="capture", body={"text": "one two"})
+    assert [cell.receive()[0] for _ in range(2)] == [
+        {"kind": "line", "id": "a", "line": {"text": 1}},
+        {"kind": "end", "id": "a"},
+    ]
+    cell.send("job", "b", name="capture", body={"text": "long"})
+    begun.get(timeout=20)
+    cell.send("stop", "b")
+    while cell.receive()[0] != {"kind": "end", "id": "b"}:
+        pass
+    assert len(cell.widget.contents.texts) == 2
+    cell.widget.close()
+
+
+def test_too_many_requests_are_refused(seen: Capture) -> None:
+    cell = Cell(widget(seen, limits=Limits(waiting=0)))
+    cell.send("ask", name="meta", query={})
+    assert "busy" in cell.receive()[0]["error"]
+
+
+def test_the_selection_is_set_in_python_and_told_to_the_page(cell: Cell) -> None:
+    cell.widget.head = (1, 3)
+    cell.widget.cell = (7, 2)
+    assert cell.comm.states == [{"head": (1, 3)}, {"cell": (7, 2)}]
+
+
+def test_the_selection_of_the_page_is_observed_in_python(cell: Cell) -> None:
+    seen = []
+    cell.widget.observe(lambda change: seen.append((change.name, change.new)), ["head", "cell", "view"])
+    cell.tell({"method": "update", "state": {"head": ["0", 2], "cell": [5, None], "view": "text"}})
+    assert sorted(seen) == [("cell", (5, None)), ("head", (0, 2)), ("view", "text")]
+    assert cell.widget.head == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("head", (9, 0), r"layers \[0, 1\], got 9"),
+        ("head", (0, 4), r"one of \[0, 1, 2, 3\] in layer 0, got 4"),
+        ("head", 3, "such as \\(5, 3\\), got 3"),
+        ("cell", (12, 0), "from 0 to 11"),
+        ("cell", (0, -1), "from 0 to 11"),
+        ("cell", "ab", "from 0 to 11"),
+        ("text", 4, "4"),
+    ],
+)
+def test_a_selection_that_does_not_exist_is_refused(
+    cell: Cell, name: str, value: object, sentence: str
+) -> None:
+    before = cell.widget.head, cell.widget.cell, cell.widget.text
+    with pytest.raises(ValueError, match=sentence):
+        setattr(cell.widget, name, value)
+    assert (cell.widget.head, cell.widget.cell, cell.widget.text) == before
+    with pytest.raises(Empty):
+        cell.comm.sent.get(block=False)
+
+
+def test_a_widget_says_what_it_shows(cell: Cell) -> None:
+    cell.widget.head = (1, 0)
+    assert repr(cell.widget) == "CaptureWidget(random, head=(1, 0), cell=None)"

@@ -1,0 +1,149 @@
+"""What notebooks show: pictures without a library, tables as HTML, and nothing that is only an address."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import regard
+from regard.cell_output import MOST_ROWS, encode_png, table_html
+from regard.heads import HeadRow, HeadTable, Score
+from regard.interventions import Effect
+from tests.captures import captured
+
+
+def shown(thing: Any) -> dict[str, str]:
+    bundle: dict[str, str] = thing._repr_mimebundle_()
+    assert set(bundle) <= {"text/plain", "text/html", "image/png"}
+    assert "object at 0x" not in bundle["text/plain"]
+    assert not re.search("<script|<iframe|<[^>]*onerror", bundle.get("text/html", ""))
+    return bundle
+
+
+def picture(thing: Any) -> np.ndarray[Any, Any]:
+    """The pixels of the picture, which the HTML holds as well."""
+    bundle = shown(thing)
+    assert bundle["image/png"] in bundle["text/html"]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(bundle["image/png"]))))
+
+
+def test_a_png_holds_its_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
+    image = Image.open(io.BytesIO(encode_png(pixels)))
+    image.verify()
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(encode_png(pixels)))), pixels)
+
+
+def test_text_in_a_table_is_only_text_and_a_long_table_is_cut() -> None:
+    page = table_html(["<b>"], [("<script>alert(1)</script>",)] * (MOST_ROWS + 3))
+    assert "<script" not in page
+    assert page.count("<tr>") == MOST_ROWS + 1
+    assert f"The first {MOST_ROWS} of {MOST_ROWS + 3} rows" in page
+
+
+def test_a_map_is_a_picture_that_is_darker_where_attention_is() -> None:
+    m = captured(8)[0, 1]
+    pixels = picture(m).astype(int).sum(2)
+    cell = pixels.shape[0] // 8
+    weights, darkness = (
+        m[0].to_dense(),
+        -torch.from_numpy(pixels[cell // 2 :: cell, cell // 2 :: cell].copy()),
+    )
+    order = weights.flatten().argsort()
+    assert (darkness.flatten()[order].diff() >= 0).all()
+
+
+@pytest.mark.parametrize(("T", "heads"), [(1, 1), (600, 2), (9, 20)])
+def test_maps_of_any_size_have_a_picture(T: int, heads: int) -> None:
+    pixels = picture(captured(T, heads=heads, kv_heads=1, layers=1)[0])
+    assert max(pixels.shape) <= 1024
+
+
+def test_a_difference_diverges_from_0_and_nan_is_grey() -> None:
+    seen = captured(6)
+    below, above = picture(seen[0, 0] - seen[0, 1]), picture(seen[0, 1] - seen[0, 0])
+    assert not np.array_equal(below, above)
+    assert "blue is below 0" in shown(seen[0, 0] - seen[0, 1])["text/html"]
+    broken = regard.attention_map(torch.full((3, 4), torch.nan), torch.randn(3, 4))
+    assert (picture(broken) == picture(broken)[0, 0]).all()
+
+
+def test_an_empty_map_and_one_that_is_too_large_are_text() -> None:
+    empty = regard.attention_map(torch.randn(0, 4), torch.randn(3, 4))
+    assert set(shown(empty)) == {"text/plain"}
+    large = regard.attention_map(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
+    large.q = torch.zeros(1, 1, 1, 1).expand(1, 1, 1 << 15, 1)
+    large.k = torch.zeros(1, 1, 1, 1).expand(1, 1, 1 << 15, 1)
+    large.lse = torch.zeros(1, 1, 1).expand(1, 1, 1 << 15)
+    assert set(shown(large)) == {"text/plain"}
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        regard.causal,
+        regard.window(100) & regard.causal,
+        ~regard.chunks(4) | regard.prefix(2),
+        regard.padding(torch.tensor([3, 5])),
+        regard.documents(torch.tensor([[0, 0, 1, 1, 1]])) & regard.causal,
+        regard.tensor_mask(torch.rand(6, 9) > 0.5),
+        regard.rule(lambda b, h, q, k: (q + k) % 3 == 0),
+    ],
+    ids=str,
+)
+def test_a_mask_is_a_picture_of_what_is_visible(mask: regard.Mask) -> None:
+    T, S = mask.picture_shape()
+    dense = mask.to_dense(T, S)
+    visible = dense[0, 0] if dense.ndim == 4 else dense
+    pixels = picture(mask)
+    cells = pixels[:: pixels.shape[0] // T, :: pixels.shape[1] // S, 0] < 128
+    if max(T, S) <= 256:
+        assert np.array_equal(cells[:T, :S], visible.numpy())
+
+
+def test_a_mask_that_cannot_be_drawn_is_text() -> None:
+    assert shown(regard.rule(lambda b, h, q, k: 1 / 0)) == {"text/plain": "rule(lambda)"}  # type: ignore[arg-type, return-value]
+
+
+def test_tables_certificates_and_effects_say_what_they_hold() -> None:
+    seen = captured(12, model="<b>")
+    assert "certified" in shown(seen.certificate)["text/html"]
+    assert repr(seen.certificate) == "Certificate(2 of 2 layers certified)"
+    assert "certified" in shown(seen.certificate[0])["text/html"]
+    table = seen.heads()
+    page = shown(table)["text/html"]
+    assert page.count("<tr>") == len(table) + 1
+    assert table[0, 1].sentence.split(";")[0] in page
+    assert "Layer 0, head 1" in shown(table[0, 1])["text/plain"]
+    x = torch.randn(1, 2, 5, 8)
+    assert "tiled: taken" in shown(regard.which_backend(x, x, x, softcap=30.0))["text/html"]
+    effect = Effect(0.5, 0.4, 0.6, [0.4, 0.6], 3.0, [0.0, 0.1], -0.1, 0.1, None, ("ablate 5.3",), "loss")
+    assert "+0.500" in shown(effect)["text/html"]
+    assert "beyond the band" in shown(effect)["text/html"]
+
+
+def test_a_table_of_importance_is_in_its_order_if_it_is_long() -> None:
+    def row(head: int) -> HeadRow:
+        score = Score(head / 100, 0.0, 0.0, 0.0, 1.0, 0.0)
+        return HeadRow(0, head, 0, (), None, {"importance": score})
+
+    page = shown(HeadTable([row(head) for head in range(80)]))["text/html"]
+    assert page.index("+0.790") < page.index("+0.780")
+    assert "no clear pattern" not in page
+
+
+def test_a_capture_is_a_picture_and_a_sentence_without_the_page() -> None:
+    seen = captured(16, tokens=["</p><img src=x onerror=alert(1)>"] * 16, model="</p><script>")
+    bundle = shown(seen)
+    assert picture(seen).ndim == 3
+    assert "attention" in bundle["text/html"]
+    assert "seen.widget()" in bundle["text/html"]
+    assert sum(map(len, bundle.values())) < 100_000  # no code of the page
+    assert set(shown(regard.Capture())) == {"text/plain", "text/html"}
