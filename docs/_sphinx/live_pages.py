@@ -4,8 +4,11 @@
     :alt: what the reader sees
     ```
 
+Another saved page beside it is named before a "#": `digits.html#view=image`.
+
 In a document that GitHub shows, write `<!-- live: view=map -->` before a picture instead: scripts/docs.py
-turns the two into this directive, so that GitHub shows the picture and the site the page.
+turns the two into this directive, so that GitHub shows the picture and the site the page. The option
+`:with-model:`, or `<!-- live with model: view=map -->`, shows the page that holds the model as well.
 """
 
 from __future__ import annotations
@@ -17,16 +20,18 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
-PAGE = "_static/pages/model.html"
+PAGES, PAGE, PAGE_WITH_MODEL = "_static/pages/", "model.html", "live.html"
 
 
 class LivePage(SphinxDirective):
     required_arguments = 1
-    option_spec = {"alt": directives.unchanged_required}  # noqa: RUF012
+    option_spec = {"alt": directives.unchanged_required, "with-model": directives.flag}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
         up = "../" * self.env.docname.count("/")
-        address = html.escape(f"{up}{PAGE}#{self.arguments[0]}")
+        page, _, state = self.arguments[0].rpartition("#")
+        page = page or (PAGE_WITH_MODEL if "with-model" in self.options else PAGE)
+        address = html.escape(f"{up}{PAGES}{page}#{state}")
         title = html.escape(self.options["alt"])
         frame = (
             f'<figure class="live-page"><iframe src="{address}" title="{title}" loading="lazy"></iframe>'
