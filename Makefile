@@ -12,11 +12,12 @@ NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test attack chromium lint bench bench-gpu capture-table docs reference sessions pitfalls format clean
+.PHONY: help demo test test-notebook attack chromium lint bench bench-gpu capture-table docs reference sessions pitfalls format clean
 
 help:
 	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
 	@echo "make test       set up, run every test"
+	@echo "make test-notebook  the widget in JupyterLab and marimo, which are installed first"
 	@echo "make attack     hostile files, signals, threads, clients and tensors, drawn for minutes"
 	@echo "make docs       build the documentation site into out/docs; it needs no server and no network"
 	@echo "make lint       ruff and mypy; prettier and tsc for the page"
@@ -39,6 +40,11 @@ demo: $(READY)
 
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# `make test` has the widget's messages and its module; these take minutes to install and to start.
+test-notebook: $(READY) chromium
+	$(BIN)/python -m pip install --quiet --editable '.[notebooks]'
+	$(BIN)/python -m pytest tests/notebooks/jupyterlab_notebook.py tests/notebooks/marimo_notebook.py
 
 # The suite has a short version of each; a failure prints the seed and the draw that repeat it.
 attack: $(READY)

@@ -38,7 +38,7 @@ from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 
 ROOT = Path(__file__).parent
-BEGIN, END = "<!-- page: begin -->", "<!-- page: end -->"
+MARKERS = "<!-- page: begin -->", "<!-- page: end -->"
 HINT = "pip install --no-deps --target bertviz-here bertviz ipython decorator traitlets"
 PICTURE = """() => {
   const canvas = document.querySelector(".map-stage canvas");
@@ -208,12 +208,12 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*textwrap.wrap(words, 120), "", *lines])
 
 
-def update_docs(result: dict[str, Any]) -> None:
-    """Write the table into docs/inspector.md, between its markers."""
+def update_docs(written: str, markers: tuple[str, str]) -> None:
+    """Write a table into docs/inspector.md, between its two markers."""
     path = ROOT.parent / "docs" / "inspector.md"
-    before, begin, rest = path.read_text("utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    path.write_text(f"{before}{begin}\n{table(result)}\n{end}{after}", encoding="utf-8")
+    before, begin, rest = path.read_text("utf-8").partition(markers[0])
+    _, end, after = rest.partition(markers[1])
+    path.write_text(f"{before}{begin}\n{written}\n{end}{after}", encoding="utf-8")
 
 
 def newest() -> dict[str, Any]:
@@ -235,7 +235,7 @@ def main() -> None:
         print_memory(args.memory)
         return
     if args.table:
-        update_docs(newest())
+        update_docs(table(newest()), MARKERS)
         return
     sys.path.append(str(ROOT.parent / "tests" / "browser"))  # the tests know where a Chromium is
     import chromium

@@ -32,9 +32,9 @@ TEXTS: dict[str, dict[str, int]] = {  # 0 is a start token in both models
     "smollm2": {"start": 0, "tokens": 20, "times": 2, "draws": 5},
 }
 DRAWS = {"default": 20, "smollm2": 8}  # random edits; a layer of SmolLM2 has eight other heads
-CLEAR_INDUCTION = 0.3  # score from which a head counts as one of the induction heads of a model
-CUT = {"default": [(5, 3), (4, 1), (0, 1)], "smollm2": [(18, 6), (17, 4), (18, 8)]}
-WITHOUT_SINK = {"default": [(5, 3)], "smollm2": [(18, 8), (18, 6)]}
+CLEAR_INDUCTION = 0.25  # score from which a head counts as one of the induction heads of a model
+CUT = {"default": [(4, 0), (4, 2), (3, 3), (2, 2)], "smollm2": [(18, 6), (17, 4), (18, 8)]}
+WITHOUT_SINK = {"default": [(4, 2)], "smollm2": [(18, 8), (18, 6)]}
 
 
 def measure(name: str) -> dict[str, Any]:

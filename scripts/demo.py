@@ -28,7 +28,7 @@ from regard.show.terminal import SHADES
 from regard.stages.picture import shade
 
 TEXT = "The ships will come home. If the lamp is lit, the ships will"
-LAYER, HEAD = 5, 3  # the induction head of the included model
+LAYER, HEAD = 4, 0  # the induction head of the included model
 PAGE = Path("out", "inspect.html")
 
 

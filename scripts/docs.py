@@ -4,10 +4,10 @@
     python -m scripts.docs --out FOLDER
 
 First everything that the site shows is gathered in one folder, `FOLDER-source`: the documents, a page for
-each lesson with its notebook, a page for each file of the repository that a document links to, and a saved
-page of the included model. In the gathered copies the links lead to these pages; in the repository they lead
-to the files themselves, so that both GitHub and the site can follow them. Then Sphinx builds that folder.
-Any warning of Sphinx is an error.
+each lesson with its notebook, a page for each file of the repository that a document links to, and saved
+pages of the included model, one with the model in it. In the gathered copies the links lead to these pages;
+in the repository they lead to the files themselves, so that both GitHub and the site can follow them. Then
+Sphinx builds that folder. Any warning of Sphinx is an error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from pathlib import Path, PurePosixPath
 
 from regard.learn import LESSONS, Lesson, make_notebook
 from regard.show.data.stage_example import build_example
+from scripts import digits_vit
 
 ROOT = Path(__file__).parent.parent
 PITFALLS = ROOT / "docs" / "pitfalls"  # a hundred pages, which their index lists and the sidebar does not
 LESSON_FILES = LESSONS[0].folder.parent
 EMBEDDED_PAGE = "_static/pages/model.html"
+PAGE_WITH_MODEL = "_static/pages/live.html"  # larger: it is shown once
+PICTURE_PAGE = "_static/pages/digits.html"
 ORPHAN = "---\norphan: true\n---\n"  # a page that other pages link to, and that may be in no list
 FOLDER_TOCTREE = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the pages beside an index
 STEPS = {
@@ -47,7 +50,7 @@ STEPS = {
 """The page of Regard that belongs to a lesson: its view and what to show there, and a sentence about it."""
 LINK = re.compile(r"`+[^`\n]*`+|\]\((?P<target>[^()\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
 LESSON_TABLE = re.compile(r"^<!-- lessons -->\n\n(?:.+\n)+", re.MULTILINE)
-LIVE = re.compile(r"^<!-- live: (\S+) -->\n\n!\[([^\]]*)\]\([^)]*\)$", re.MULTILINE)
+LIVE = re.compile(r"^<!-- live( with model)?: (\S+) -->\n\n!\[([^\]]*)\]\([^)]*\)$", re.MULTILINE)
 
 
 def gather(source: Path) -> None:
@@ -143,7 +146,8 @@ def lesson_end(folder: Path) -> str:
 
 def _live_page(match: re.Match[str]) -> str:
     """Return the directive that shows the page in a state, in place of the picture that GitHub shows."""
-    return f"```{{live-page}} {numbered(match[1])}\n:alt: {match[2]}\n```"
+    option = ":with-model:\n" if match[1] else ""
+    return f"```{{live-page}} {numbered(match[2])}\n:alt: {match[3]}\n{option}```"
 
 
 def numbered(state: str) -> str:
@@ -196,10 +200,10 @@ def find_linked(target: str, path: Path) -> Path | None:
     return file if file.exists() and file.is_relative_to(ROOT) and file != ROOT else None
 
 
-def write_embedded_page(path: Path) -> None:
-    """Save the page of the included model, as the command does."""
+def write_embedded_page(path: Path, *options: str) -> None:
+    """Save the page of the included model, as the command does with these options."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "regard", "inspect", "--out", str(path)]
+    command = [sys.executable, "-m", "regard", "inspect", "--out", str(path), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -212,6 +216,8 @@ def build(out: Path) -> None:
     source = out.with_name(out.name + "-source")
     gather(source)
     write_embedded_page(source / EMBEDDED_PAGE)
+    write_embedded_page(source / PAGE_WITH_MODEL, "--with-model")
+    digits_vit.write_page(source / PICTURE_PAGE)
     shutil.rmtree(out, ignore_errors=True)
     doctrees = out.with_name(out.name + "-doctrees")
     shutil.rmtree(doctrees, ignore_errors=True)

@@ -32,17 +32,17 @@ STORY = (
 SCORES = ("previous_token", "induction", "local", "sink")
 TRAINED, UNTRAINED, BASELINE = "#b8430f", "#5d5f69", "#9a9ba3"
 KINDS = {"induction": TRAINED, "previous_token": "#2b5f8a", "sink": BASELINE}
-NAMED_HEADS = {"5.3": (-9, -3), "4.1": (-9, -3), "4.2": (-9, 3), "0.1": (0, 10)}
+NAMED_HEADS = {"4.0": (-9, -3), "4.2": (-9, -3), "3.3": (-9, 3), "2.2": (0, 10)}
 
 
 def induction_head(model: GPT) -> Any:
     """The induction head on a sentence that is repeated six times."""
-    return regard.capture(model, text=SENTENCE * 6).figure(5, 3)
+    return regard.capture(model, text=SENTENCE * 6).figure(4, 0)
 
 
 def one_head(model: GPT) -> Any:
     """The same head on two sentences, with tokens on both axes."""
-    return regard.capture(model, text=SENTENCE * 2).figure(5, 3)
+    return regard.capture(model, text=SENTENCE * 2).figure(4, 0)
 
 
 def causal_masks(model: GPT) -> Any:

@@ -1,6 +1,6 @@
 """Takes the screenshots in docs/images, in a real Chromium: the page with the bundled model and text.
 
-    python scripts/screenshots.py [--out FOLDER] [--all]
+    python -m scripts.screenshots [--out FOLDER] [--all]
 
 --all takes every view, in both themes and three window sizes.
 """
@@ -20,6 +20,7 @@ from regard.gpt.training.history import read_run
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
+from scripts import digits_vit
 
 ROOT = Path(__file__).parent.parent
 SIZES = {"laptop": (1280, 800), "tablet": (820, 1180), "phone": (390, 844)}
@@ -54,6 +55,7 @@ DOCUMENTS = [
     Shot("inspector-steps", "steps"),
     Shot("inspector-edited", "edited"),
 ]
+PICTURE = Shot("how-to-picture", "image")
 
 
 def all_shots() -> Iterator[Shot]:
@@ -108,6 +110,8 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox"])
         for shot in all_shots() if args.all else DOCUMENTS:
             take(browser, running.address, states[shot.view], shot, args.out)
+        with BackgroundServer(Site(Contents(digits_vit.capture_digit()))) as digits:
+            take(browser, digits.address, "#view=image&layer=1&head=3", PICTURE, args.out)
         browser.close()
 
 

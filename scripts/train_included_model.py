@@ -122,11 +122,15 @@ def train_included_model(arguments: argparse.Namespace) -> None:
         min_learning_rate=a.learning_rate / 50,
         warmup_steps=a.warmup,
         beta2=0.98,
+        optimizer="muon",
+        short_length=a.short_length,
+        short_share=a.short_share,
         weight_decay=a.weight_decay,
         evaluate_every=a.evaluate_every,
         evaluate_tokens=a.evaluate_tokens,
         save_every=10 * a.evaluate_every,
         compile=a.compile,
+        seed=a.seed,
     )
     start = time.time()
     with tempfile.TemporaryDirectory() as scratch:
@@ -203,7 +207,7 @@ def export(run: Path, corpus: Corpus, out: Path, result: TrainingResult, repeats
         "samples": samples(model),
     }
     write(out / "summary.json", json.dumps(summary, indent=1))
-    # The package gets prepare_parser step in a hundred.
+    # The package gets one step in a hundred.
     thinned = [line for line in curve if "validation" in line or line["step"] % 100 == 0]
     write(out / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in thinned))
     shutil.copyfile(run / HEADS_FILE, out / HEADS_FILE)
@@ -284,20 +288,23 @@ def main() -> None:
     prepare_parser.set_defaults(command=prepare)
     train_parser = commands.add_parser("train", help="train the model of the package")
     train_parser.set_defaults(command=train_included_model)
-    train_parser.add_argument("--minutes", type=float, default=6.0)
+    train_parser.add_argument("--minutes", type=float, default=8.4)
     train_parser.add_argument("--layers", type=int, default=6)
     train_parser.add_argument("--heads", type=int, default=4)
     train_parser.add_argument("--width", type=int, default=256)
-    train_parser.add_argument("--context", type=int, default=512)
-    train_parser.add_argument("--batch", type=int, default=128)
-    train_parser.add_argument("--learning-rate", type=float, default=2e-3)
+    train_parser.add_argument("--context", type=int, default=4096)
+    train_parser.add_argument("--short-length", type=int, default=512)
+    train_parser.add_argument("--short-share", type=float, default=0.6)
+    train_parser.add_argument("--batch", type=int, default=16)
+    train_parser.add_argument("--learning-rate", type=float, default=3e-3)
     train_parser.add_argument("--weight-decay", type=float, default=0.01)
     train_parser.add_argument("--warmup", type=int, default=300)
     train_parser.add_argument("--dropout", type=float, default=0.05)
     train_parser.add_argument(
         "--repeats", type=float, default=0.05, help="share of repeated passages in the training text"
     )
-    train_parser.add_argument("--evaluate-every", type=int, default=2500)
+    train_parser.add_argument("--seed", type=int, default=1337)
+    train_parser.add_argument("--evaluate-every", type=int, default=500)
     train_parser.add_argument("--evaluate-tokens", type=int, default=1 << 18)
     shakespeare_parser = commands.add_parser(
         "shakespeare", help="nanoGPT's GPU configuration on Tiny Shakespeare"

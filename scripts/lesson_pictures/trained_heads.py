@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from regard.learn.judges.trained_heads import TEXT, encode, load_model
 from regard.stages.picture import draw_heatmap
 
-HEADS = {"head 1 of layer 4: the token before": (4, 1), "head 3 of layer 5: what followed the copy": (5, 3)}
+HEADS = {"head 3 of layer 3: the token before": (3, 3), "head 0 of layer 4: what followed the copy": (4, 0)}
 
 
 def draw() -> Figure:

@@ -30,7 +30,7 @@ def draw() -> Figure:
     difference = (weights - theirs).abs().max().item()
     hidden = ~torch.ones_like(weights, dtype=torch.bool).tril()
     figure = Figure(figsize=(10.4, 5.0), layout="constrained")
-    titles = ("your module with the weights of layer 5", "the model, as captured")
+    titles = ("your module with the weights of layer 4", "the model, as captured")
     for ax, title, matrix in zip(figure.subplots(1, 2), titles, (weights, theirs), strict=True):
         draw_heatmap(ax, matrix, words, words, hidden=hidden, title=title, fontsize=9)
     power = f"{difference:.0e}"
