@@ -97,6 +97,17 @@ def test_a_job_sends_its_lines_and_stops_when_it_is_told_to(seen: Capture) -> No
     cell.widget.close()
 
 
+def test_what_is_asked_of_a_removed_text_is_answered_as_removed(seen: Capture) -> None:
+    cell = Cell(widget(seen, read=lambda text, report: captured(3)))
+    for number, (name, body) in enumerate([("capture", {"text": "one two"}), ("remove", {"text": 1})]):
+        cell.send("job", str(number), name=name, body=body)
+        while cell.receive()[0] != {"kind": "end", "id": str(number)}:
+            pass
+    cell.send("ask", name="row", query={"text": "1", "layer": "0", "head": "0", "row": "0"})
+    assert cell.receive()[0]["kind"] == "removed"
+    cell.widget.close()
+
+
 def test_too_many_requests_are_refused(seen: Capture) -> None:
     cell = Cell(widget(seen, limits=Limits(waiting=0)))
     cell.send("ask", name="meta", query={})

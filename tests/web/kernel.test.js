@@ -40,6 +40,13 @@ test("an error is the kernel's sentence", async () => {
   await assert.rejects(question, /row: expected a number/);
 });
 
+test("a question about a removed text ends like one that was stopped", async () => {
+  const { kernel, tell } = open();
+  const question = kernel.ask("row", {});
+  tell({ kind: "removed", id: 1, error: "text: number 1 was removed" });
+  await assert.rejects(question, { name: "AbortError" });
+});
+
 test("a question that is stopped says so to the kernel, and takes no answer", async () => {
   const { kernel, sent, tell } = open();
   const stop = new AbortController();

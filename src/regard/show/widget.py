@@ -146,7 +146,7 @@ class CaptureWidget(anywidget.AnyWidget):
             answer = self._answers.compute(name, {str(key): str(value) for key, value in texts.items()})
             content = answer.encode() if isinstance(answer, Json) else answer
         except RefusedError as refusal:
-            self._refuse(number, str(refusal))
+            self._refuse(number, str(refusal), kind="removed" if refusal.status == 410 else "error")
         except Exception as error:  # the page shows it, the widget goes on
             self._refuse(number, log_failure(name, error))
         else:
@@ -185,9 +185,9 @@ class CaptureWidget(anywidget.AnyWidget):
         self._pending.pop(number, None)
         self.send({"kind": "answer", "id": number}, [content])
 
-    def _refuse(self, number: str, error: str) -> None:
+    def _refuse(self, number: str, error: str, *, kind: str = "error") -> None:
         self._pending.pop(number, None)
-        self.send({"kind": "error", "id": number, "error": error})
+        self.send({"kind": kind, "id": number, "error": error})
 
     def close(self) -> None:
         """Close the widget: its page gets no more answers."""

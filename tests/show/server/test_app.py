@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -697,6 +697,22 @@ def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., Background
         assert slow.stopped.wait(30)
     with pytest.raises(ConnectionError):
         ask(running, "/api/meta")
+
+
+def test_it_cuts_connections_whose_answers_do_not_come_in_time(
+    serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(Contents, "row", lambda *_: (began.set(), go_on.wait(30)))
+    running = serve()
+    row = request(running, "GET /api/row?text=0&layer=0&head=0&row=0")
+    with closing(connect(running, row)) as client:
+        assert began.wait(30)
+        running.close()
+        assert not running._server.server_state.connections
+        with suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    go_on.set()
 
 
 def test_a_reader_that_sees_nothing_is_reported(serve: Callable[..., BackgroundServer]) -> None:

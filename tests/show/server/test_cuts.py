@@ -61,9 +61,9 @@ def test_a_run_with_cuts_comes_line_by_line_and_is_undone(serve: Callable[..., B
     texts = ask(running, "/api/meta").json["texts"]
     assert [text["removed"] for text in texts] == [False, True, False]
     assert texts[2]["edited"]["text"] == 0
-    assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 404
+    assert ask(running, "/api/row?text=1&layer=0&head=0&row=2").status == 204
     assert ask(running, "/api/remove", body={"text": 2}).json == {"text": 0}
-    assert ask(running, "/api/remove", body={"text": 2}).status == 404
+    assert ask(running, "/api/remove", body={"text": 2}).status == 410
     assert ask(running, "/api/remove", body={"text": 0}).status == 400
 
 

@@ -155,8 +155,8 @@ async def _answer_opened(request: Request) -> Response:
 
 async def _answer_refused(request: Request, refusal: Exception) -> Response:
     status = getattr(refusal, "status", 500)
-    if status == 204:  # a text that is gone: whoever asked does not show it any more
-        return Response(status_code=status)
+    if status == 410 and request.method == "GET":  # of a removed text, which the page does not show any more
+        return Response(status_code=204)  # browsers report a 410 as an error
     return respond(Json({"error": str(refusal)}), request, status)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -29,6 +30,13 @@ class QueueingServer(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(QUEUE)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop serving; connections that did not end in time are cut."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # the loop closes their sockets in its next round
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -87,7 +87,7 @@ def translate_errors(function: Callable[[Argument], Result], argument: Argument)
         with torch.no_grad():
             return function(argument)
     except RemovedTextError as error:
-        raise RefusedError(204, str(error.args[0])) from None  # nobody needs the answer any more
+        raise RefusedError(410, str(error.args[0])) from None
     except KeyError as error:
         raise RefusedError(404, str(error.args[0]) if error.args else "not found") from None
     except (ValueError, OSError) as error:

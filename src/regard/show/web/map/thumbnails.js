@@ -222,7 +222,8 @@ export class Thumbnails {
       if (against >= 0)
         pictures = pictureDifference(pictures, (await app.source.thumbs(against, key)).pictures);
     } catch (error) {
-      app.status(`The thumbnails of layer ${key} could not be loaded: ${error.message}`);
+      if (error.name !== "AbortError")
+        app.status(`The thumbnails of layer ${key} could not be loaded: ${error.message}`);
       return;
     }
     if (text !== this.text || against !== this.against) return;

@@ -78,7 +78,11 @@ export class Kernel {
       };
       signal?.addEventListener("abort", stop);
       this.waiting.set(id, {
-        take: (message) => (message.kind === "error" ? fail(new Error(message.error)) : take(message, done)),
+        take: (message) => {
+          if (message.kind === "error") fail(new Error(message.error));
+          else if (message.kind === "removed") fail(new DOMException(message.error, "AbortError"));
+          else take(message, done);
+        },
         fail,
       });
       this.send(question(id));

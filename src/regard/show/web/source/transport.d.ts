@@ -31,6 +31,7 @@ type FromKernel =
   | { kind: "line"; id: number; line: object }
   | { kind: "end"; id: number }
   | { kind: "error"; id: number; error: string }
+  | { kind: "removed"; id: number; error: string } // a question about a text that is not there any more
   | { kind: "select"; selection: NotebookSelection }
   | { kind: "waiting"; message: string }
   | { kind: "gone"; message: string };
