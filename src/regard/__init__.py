@@ -11,6 +11,7 @@ from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
     from regard.attention.attend import attend, backend, which_backend
+    from regard.attention.context_parallel.rows import ring_positions
     from regard.attention.masks.base import Mask, full
     from regard.attention.masks.named_masks import (
         alibi,
@@ -75,6 +76,7 @@ __all__ = [
     "patch",
     "plot",
     "prefix",
+    "ring_positions",
     "rule",
     "scaled_dot_product_attention",
     "tensor_mask",
@@ -84,6 +86,7 @@ __all__ = [
 
 _MODULES = {
     "regard.attention.attend": "attend backend which_backend",
+    "regard.attention.context_parallel.rows": "ring_positions",
     "regard.attention.masks.base": "Mask full",
     "regard.attention.masks.named_masks": (
         "alibi causal causal_mask chunks documents padding prefix rule tensor_mask window"
