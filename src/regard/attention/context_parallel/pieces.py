@@ -26,7 +26,7 @@ from regard.attention.masks.named_masks import causal
 from regard.attention.masks.views import Keys, Rows
 
 
-class Piece(NamedTuple):
+class MatrixPiece(NamedTuple):
     """A run of rows that a rank holds against a run of keys that it has received."""
 
     rows: slice  # counted in the rank's queries
@@ -44,7 +44,9 @@ class Piece(NamedTuple):
         )
 
 
-def pieces(mask: Mask, T: int, S: int, q_runs: Sequence[range], k_runs: Sequence[range]) -> Iterator[Piece]:
+def pieces(
+    mask: Mask, T: int, S: int, q_runs: Sequence[range], k_runs: Sequence[range]
+) -> Iterator[MatrixPiece]:
     """The pieces in which something may be visible; `mask` is that of all T queries and S keys."""
     row = 0
     for queries in q_runs:
@@ -53,7 +55,7 @@ def pieces(mask: Mask, T: int, S: int, q_runs: Sequence[range], k_runs: Sequence
             if len(queries) and len(keys):
                 part = piece_mask(mask, T, S, queries, keys)
                 if part is not None:
-                    yield Piece(slice(row, row + len(queries)), slice(key, key + len(keys)), part)
+                    yield MatrixPiece(slice(row, row + len(queries)), slice(key, key + len(keys)), part)
             key += len(keys)
         row += len(queries)
 
@@ -84,7 +86,7 @@ class PartialOutput(NamedTuple):
         dtype = working_dtype(problem.q.dtype)
         return cls(problem.q.new_zeros(*lse.shape, problem.v.shape[-1], dtype=dtype), lse)
 
-    def add_(self, piece: Piece, part: AttentionProblem, backend: str) -> None:
+    def add_(self, piece: MatrixPiece, part: AttentionProblem, backend: str) -> None:
         """Compute a piece on a backend and merge it with what there is, in place."""
         output, lse = run(part, choose(part, backend), return_lse=True)
         assert lse is not None
