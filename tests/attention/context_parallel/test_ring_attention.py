@@ -102,6 +102,19 @@ def test_a_ring_errs_about_as_little_as_pytorch(dtype: torch.dtype, order: str) 
         assert truth.ratio_to_torch(ours, own, exactly) <= 2.0
 
 
+@pytest.mark.usefixtures("threads")
+def test_contiguous_ranks_may_hold_any_number_of_rows() -> None:
+    group, q, k = Threads(3), torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
+    whole = regard.attend(q, k, k, mask=regard.causal)
+    sizes = [2, 0, 7]
+
+    def rank_output(rank: int) -> Tensor:
+        own = q.split(sizes, 2)[rank], k.split(sizes, 2)[rank], k.split(sizes, 2)[rank]
+        return regard.attend(*own, mask=regard.causal, group=group)
+
+    assert torch.allclose(torch.cat(group.run(rank_output), 2), whole, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "expected"),
     [
