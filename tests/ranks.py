@@ -37,7 +37,7 @@ def started(module: str, count: int, folder: Path) -> Iterator[list[subprocess.P
 
 
 def join_group(waiting: float = WAITING) -> tuple[int, Path]:
-    """Inside a rank: join the group, and return the rank and the folder. Ranks wait for each other so long."""
+    """Inside a rank: join the group, whose ranks wait so long for each other; return rank and folder."""
     rank, count, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     distributed.init_process_group(
         "gloo",
