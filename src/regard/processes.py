@@ -17,6 +17,23 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
+LOST = ("timed out", "timeout", "connection closed", "connection reset", "connection refused", "broken pipe")
+"""What the messages of `torch.distributed` say, in lower case, when another process does not answer."""
+
+
+class LostRankError(RuntimeError):
+    """Another of the processes that run together has ended, or does not answer."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(
+            f"rank {rank} ends, since another of the {size} processes that run together has ended or does "
+            "not answer: its own error says why; start all of them again"
+        )
+
+
+def is_lost_rank(error: BaseException | str) -> bool:
+    """Whether an error says only that another rank did not come, or has gone."""
+    return any(words in str(error).lower() for words in LOST)
 
 
 @dataclass(frozen=True)

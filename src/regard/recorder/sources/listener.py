@@ -23,6 +23,7 @@ from regard.recorder.map_preparation import write_count
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources.head_placement import place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
 
 FUNCTIONS = ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "dispatch_attention_fn")
@@ -109,6 +110,7 @@ class Listener:
     def __init__(self, model: nn.Module, receiver: CallReceiver) -> None:
         self.receiver = receiver
         self.names = {module: name for name, module in model.named_modules()}
+        self.parents = {child: module for module in model.modules() for child in module.children()}
         self.layer_ids = assign_layer_ids(attention_modules(model))
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
@@ -121,6 +123,8 @@ class Listener:
     def take(self, module: nn.Module, call: AttentionCall | UnreadableCall) -> AttentionCall | UnreadableCall:
         """Pass on an attention call of one of the model's modules, which may make several."""
         layer_id, beside = self.layer_id(module), False
+        if isinstance(call, AttentionCall):
+            call = place_heads(module, self.parents.get(module), call)
         # Only modules in `layer_ids` are hooked, so only their earlier calls are known to be of one run.
         earlier = self.earlier.setdefault(module, []) if module in self.layer_ids else []
         if isinstance(call, AttentionCall):
