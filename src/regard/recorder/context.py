@@ -281,6 +281,7 @@ def capture(
         stream=stream,
         picture_reader=PictureReader(model, attention_names(model, adapters), patches),
         shard=shard,
+        ranks=ranks,
     )
     # With adapters the user has chosen the modules, so the others are not reported as missing.
     block = CaptureBlock(

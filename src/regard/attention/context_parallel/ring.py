@@ -79,7 +79,7 @@ def ring_attend(
     ring = Ring.of(group)
     problem, rows = _agree(ring, q, k, v, order, mask, settings)
     inputs = problem.q, problem.k, problem.v, problem.sinks
-    listeners = ring_listeners.get()
+    listeners = dict.fromkeys(ring_listeners.get())  # several captures may have added the same one
     blocks: dict[int, Sequence[Tensor]] | None = {} if listeners else None
     output, lse = RingAttention.apply(*inputs, problem, ring, rows, backend, blocks)  # type: ignore[no-untyped-call]
     if blocks is not None:

@@ -21,7 +21,7 @@ from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import write_count
 from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import sdpa
+from regard.recorder.sources import ring_attention, sdpa
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.head_placement import place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
@@ -36,7 +36,10 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
         name: module
         for name, module in model.named_modules()
         if not isinstance(module, nn.MultiheadAttention)
-        and any(module_uses_name(module, function) for function in FUNCTIONS)
+        and (
+            any(module_uses_name(module, function) for function in FUNCTIONS)
+            or ring_attention.may_attend_on_ring(module)
+        )
     }
 
 
@@ -174,6 +177,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(wrappers.active())
         undo.enter_context(sdpa.intercepted(model))
+        undo.enter_context(ring_attention.heard())
         if is_transformers(model):
             from regard.recorder.sources import transformers_interface
 
