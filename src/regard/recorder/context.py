@@ -242,10 +242,10 @@ def capture(
       `inputs`.
     - `patches`: how the model cuts a picture into patches, a `regard.Patches`, where its config and its patch
       embedding do not show it. The pictures that a vision model reads are kept in `seen.pictures`.
-    - `group`: the `torch.distributed` processes that run the model together, each a part of its heads or
-      layers, and all open the capture. By default they are found, under tensor parallelism and Transformers'
-      pipeline parallelism. Each rank has its own part; `folder` is then one folder for all, and
-      `regard.load(folder)` the whole capture.
+    - `group`: the `torch.distributed` processes that run the model together, each a part of its heads,
+      layers or rows, and all open the capture. By default they are found, under tensor parallelism and
+      Transformers' pipeline parallelism, but not those of ring attention. Each rank has its own part;
+      `folder` is then one folder for all, and `regard.load(folder)` the whole capture.
 
     Any other argument raises a TypeError that says what to write instead.
     """
