@@ -104,7 +104,9 @@ class RingBlock(nn.Module):
         if self.group is None:
             output = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
-            output = regard.attend(q, k, v, mask=regard.causal, group=self.group, order=self.order)
+            own_rule = regard.rule(lambda b, h, q, k: k <= q)  # as `causal`, which a file could hold itself
+            mask = regard.causal if self.order == "contiguous" else own_rule
+            output = regard.attend(q, k, v, mask=mask, group=self.group, order=self.order)
         return x + self.out(output.transpose(1, 2).flatten(2))
 
 

@@ -20,6 +20,7 @@ from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import Placement
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.layer_names import module_uses_name
+from regard.recorder.storage.layer_file import storable_mask
 
 
 def may_attend_on_ring(module: nn.Module) -> bool:
@@ -59,5 +60,5 @@ def attention_call(call: RingCall) -> AttentionCall:
     return whole._replace(
         mask=Positions(call.mask, rows, torch.arange(S), call.T, S),
         placement=Placement(H, tuple(range(G)), *runs),
-        whole_mask=call.mask,
+        whole_mask=storable_mask(call.mask, (len(call.q), H, call.T, S), call.q.device),
     )
