@@ -105,8 +105,8 @@ def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> s
     cause = "".join(f"; {name}: {reason}" for name, reason in list(unreadable.items())[:1])
     return (
         f"{type(model).__name__} ran, but no attention call was heard: it called neither "
-        "scaled_dot_product_attention nor Transformers' AttentionInterface (some models call the "
-        "first only with attn_implementation='sdpa' and without output_attentions=True); "
+        "scaled_dot_product_attention nor Transformers' AttentionInterface, and multiplied no values "
+        "with a softmax of products of queries and keys; "
         f"regard.capture(model, adapters={{name: adapter}}) serves any softmax attention{cause}"
     )
 

@@ -132,7 +132,7 @@ def _difference(ours: Tensor, theirs: Tensor, real: Tensor | None) -> float:
     # A row that may look at nothing is empty in a map; in the model it is spread evenly, or not a number.
     some = theirs > 0
     even = (theirs.amax(-1) - theirs.masked_fill(~some, torch.inf).amin(-1) < 1e-6) & (some.sum(-1) > 1)
-    nothing = (ours.sum(-1) == 0) & (even | theirs.isnan().all(-1))
+    nothing = (ours.sum(-1) == 0) & (even | theirs.isnan().any(-1))
     off = off.masked_fill(nothing[..., None], 0.0).transpose(1, 2)  # (B, T, H, S)
     if real is not None and off.shape[:2] == real.shape:
         off = off[real]

@@ -98,6 +98,22 @@ def _computes_attention(kind: Any) -> bool:
     return bool(FUNCTIONS & names) or (bool({"softmax", "exp"} & names) and bool(PRODUCTS & names))
 
 
+def computes_softmax_attention(module: nn.Module) -> bool:
+    """Whether the code of a module, which is not one of PyTorch's, has a softmax and a matrix product.
+
+    Only running it shows whether that is attention. Modules that use Transformers' `AttentionInterface` are
+    left out: the eager attention in their files is one of its functions.
+    """
+    kind = type(module)
+    if kind.__module__.startswith("torch.") or any(isinstance(x, FUSED) for x in module.modules()):
+        return False
+    names = called_names(cast(Any, kind))
+    if "ALL_ATTENTION_FUNCTIONS" in names or not any("matmul" in x or x in PRODUCTS for x in names):
+        return False
+    has_softmax = any(name.lower().endswith("softmax") and "log" not in name for name in names)
+    return has_softmax or any(isinstance(child, nn.Softmax) for child in module.children())
+
+
 class TokenMixers:
     """The modules of a model that mix tokens, and which of them have run."""
 
