@@ -105,13 +105,24 @@ def computes_softmax_attention(module: nn.Module) -> bool:
     left out: the eager attention in their files is one of its functions.
     """
     kind = type(module)
-    if kind.__module__.startswith("torch.") or any(isinstance(x, FUSED) for x in module.modules()):
+    if kind.__module__.startswith("torch.") or not _has_product(cast(Any, kind)):
         return False
-    names = called_names(cast(Any, kind))
-    if "ALL_ATTENTION_FUNCTIONS" in names or not any("matmul" in x or x in PRODUCTS for x in names):
+    if not _has_softmax(cast(Any, kind)) and not any(isinstance(x, nn.Softmax) for x in module.children()):
         return False
-    has_softmax = any(name.lower().endswith("softmax") and "log" not in name for name in names)
-    return has_softmax or any(isinstance(child, nn.Softmax) for child in module.children())
+    return not any(isinstance(x, FUSED) for x in module.modules())
+
+
+@functools.cache
+def _has_softmax(kind: Any) -> bool:
+    """Whether the code of a class names a softmax."""
+    return any(name.lower().endswith("softmax") and "log" not in name for name in called_names(kind))
+
+
+@functools.cache
+def _has_product(kind: Any) -> bool:
+    """Whether the code of a class names a matrix product, and not Transformers' interface."""
+    names = called_names(kind)
+    return "ALL_ATTENTION_FUNCTIONS" not in names and any("matmul" in x or x in PRODUCTS for x in names)
 
 
 class TokenMixers:
