@@ -118,6 +118,7 @@ _PACKAGES = (
     "spans",
     "stages",
     "testing",
+    "vllm",
 )
 
 
