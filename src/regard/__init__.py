@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     )
     from regard.maps import AttentionMap, attention_map
     from regard.pictures import Patches
-    from regard.recorder import Capture, capture, capture_size, load
+    from regard.recorder import Capture, capture, capture_size, certify, load
     from regard.show import plot
     from regard.spans.average import mean
 
@@ -61,6 +61,7 @@ __all__ = [
     "capture_size",
     "causal",
     "causal_mask",
+    "certify",
     "check",
     "chunks",
     "compare",
@@ -97,7 +98,7 @@ _MODULES = {
     "regard.interventions": "Effect ablate block effect importance intervene mean_outputs patch",
     "regard.maps": "AttentionMap attention_map",
     "regard.pictures": "Patches",
-    "regard.recorder": "Capture capture capture_size load",
+    "regard.recorder": "Capture capture capture_size certify load",
     "regard.show": "plot",
     "regard.spans.average": "mean",
 }

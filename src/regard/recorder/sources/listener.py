@@ -23,10 +23,10 @@ from regard.recorder.map_preparation import write_count
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_stack import calling_module
-from regard.recorder.sources.layer_names import assign_layer_ids, class_uses_name, number_in
+from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
 
-FUNCTIONS = ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS")
-"""Names in the code of a module whose attention can be heard."""
+FUNCTIONS = ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "dispatch_attention_fn")
+"""Names in the code of a module whose attention can be heard; the last is diffusers'."""
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -35,7 +35,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
         name: module
         for name, module in model.named_modules()
         if not isinstance(module, nn.MultiheadAttention)
-        and any(class_uses_name(type(module), function) for function in FUNCTIONS)
+        and any(module_uses_name(module, function) for function in FUNCTIONS)
     }
 
 
