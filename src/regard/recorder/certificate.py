@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.cell_output import bundle, table_html, text_output
-from regard.maps import AttentionMap
 
 ROWS = 64  # the number of rows that are compared if a map has more
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
@@ -197,8 +197,39 @@ class Certificate(Sequence[Evidence]):
         return "\n".join([*lines, *(f"missing: {name} ({kind})" for name, kind in self.missing.items())])
 
 
+class WeightMatrix(Protocol):
+    """Attention weights (B, H, T, S) that can be compared: those of a map, or those of a dense tensor."""
+
+    @property
+    def matrix(self) -> tuple[int, ...]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def stored_dtype(self) -> torch.dtype: ...
+    @property
+    def lse(self) -> Tensor: ...
+    @property
+    def mask(self) -> Mask: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def softcap(self) -> float | None: ...
+    @property
+    def sinks(self) -> Tensor | None: ...
+    @property
+    def is_dense(self) -> bool: ...
+
+    def select(self, batch: slice, heads: slice) -> Self:
+        """Select sequences and heads."""
+
+    def tile(self, rows: Tensor) -> Tensor:
+        """The weights of some rows, (B, H, rows, S)."""
+
+
 def examine(
-    m: AttentionMap,
+    m: WeightMatrix,
     v: Tensor,
     output: Tensor,
     *,
@@ -230,16 +261,16 @@ def examine(
     # What rounding alone may change: kernels in half precision round the weights and the output, and
     # queries and keys may be stored in another dtype than the output's.
     working_eps = torch.finfo(m.dtype).eps
-    stored_eps = max(torch.finfo(output.dtype).eps, torch.finfo(m.q.dtype).eps)
+    stored_eps = max(torch.finfo(output.dtype).eps, torch.finfo(m.stored_dtype).eps)
     units = ROUNDING_UNITS[m.dtype] * working_eps
     rounding = 2.0 * stored_eps + units
 
     # The weights are computed for whole groups of query heads at a time, as many as fit into TILE_BYTES.
-    group = H // max(m.k.shape[1], 1)
+    group = H // max(v.shape[1], 1)
     heads_at_once = max(1, TILE_BYTES // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
-        heads = slice(first, first + heads_at_once)
-        part = m[:, heads]
+        heads = slice(first, min(first + heads_at_once, H))
+        part = m.select(slice(0, B), heads)
         values = v[:, first // group : (first + heads_at_once) // group].to(m.dtype)  # (B, g, S, E)
         part_weights = part.tile(rows)  # (B, h, rows, S)
         lse = part.lse[:, :, rows]  # (B, h, rows)
@@ -298,8 +329,8 @@ def examine(
         window=m.mask.window_size(),
         sinks=m.sinks is not None,
         problem=problem,
-        # Kernels in half precision use a fast, less accurate exp.
-        row_sums_tolerance=units + (stored_eps / 8 if stored_eps > working_eps else 0.0),
+        # Kernels in half precision use a fast, less accurate exp; stored weights are rounded one by one.
+        row_sums_tolerance=units + (stored_eps / (2 if m.is_dense else 8) if stored_eps > working_eps else 0),
         against=against,
         weights=None if weights is None else float(torch.stack(weight_errors).amax()),
         weights_tolerance=2.0 * (stored_eps if weights is None else torch.finfo(weights.dtype).eps) + units,

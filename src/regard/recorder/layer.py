@@ -19,6 +19,7 @@ from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence
 from regard.recorder.map_preparation import write_count
+from regard.recorder.placement import Placement
 from regard.recorder.summary import LayerSummary, summarise
 
 WRITTEN = "its queries or keys were written to after its attention had run"
@@ -114,6 +115,7 @@ class Layer:
     - `evidence`: how the map compares with the model's own output.
     - `heads`: for each head of the map, its number in the model.
     - `values`: its values (B, G, S, E), if they are stored; `summary`: its statistics, if they are stored.
+    - `placement`: where the map is in that of the model's layer, if other ranks have parts of the layer.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Layer:
         heads: Sequence[int],
         values: Tensor | None = None,
         summary: LayerSummary | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.number = number
         """Its number in its stack, counted from 0."""
@@ -139,6 +142,8 @@ class Layer:
         self._evidence = evidence
         self.heads = tuple(heads)
         """For each head of the map, its number in the model."""
+        self.placement = placement
+        """Where its map is in that of the model's layer, or None if it is the whole layer."""
         self._data = LayerData(attention_map, values, summary)
         # The model's own tensors are stored, not copies of them, unless they had been written to before.
         tensors = () if attention_map is None else (attention_map.q, attention_map.k)
@@ -186,7 +191,21 @@ class Layer:
         assert attention_map is not None
         return attention_map
 
+    def head_map(self, head: int) -> AttentionMap:
+        """Return the map (B, T, S) of one head, by its number in the model."""
+        if head not in self.heads:
+            elsewhere = self.placement is not None and 0 <= head < self.placement.total_heads
+            where = ", which is on another rank: see regard.load(folder)" if elsewhere else ""
+            raise KeyError(f"head: expected one of those captured {list(self.heads)}, got {head!r}{where}")
+        head_map: AttentionMap = self.map[:, self.heads.index(head)]
+        return head_map
+
     def _with_map(self, data: LayerData) -> LayerData:
+        if self.placement is not None and not self.placement.is_map:
+            raise ValueError(
+                f"layer {self.key}: this rank has a part of its rows or keys only: open the folder of all "
+                "ranks with regard.load(folder)"
+            )
         if data.map is None:
             raise ValueError(
                 f"layer {self.key}: only its statistics were stored: see seen.layer({self.key!r}).summary; "

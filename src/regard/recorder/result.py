@@ -24,6 +24,7 @@ from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out
 from regard.recorder.layer import Layer
+from regard.recorder.placement import ShardId
 from regard.recorder.predictions import Predictions
 from regard.recorder.storage.folder import save
 
@@ -88,6 +89,8 @@ class Capture:
     """What the model expected after each token, if `capture(…, predictions=True)` was asked for it."""
     pictures: Pictures | None = field(default=None, repr=False)
     """The pictures that a vision model read, and which tokens are their patches; None without any."""
+    shard: ShardId | None = None
+    """Which part of a capture this is, if several processes run the model; None if it is all of it."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
 
@@ -122,10 +125,7 @@ class Capture:
         layer = self.layer(key)
         if head is None:
             return layer.map
-        if head not in layer.heads:
-            raise KeyError(f"head: expected one of those captured {list(layer.heads)}, got {head!r}")
-        head_map: AttentionMap = layer.map[:, layer.heads.index(head)]
-        return head_map
+        return layer.head_map(head)
 
     def maps_of(self, stack: str) -> list[AttentionMap]:
         """Return the maps of one stack ("encoder", "decoder" or "cross") in the order in which they ran."""
@@ -158,7 +158,7 @@ class Capture:
         """Return two hashes: of what ran, and of its tokens as text."""
         tables = (self.ids, self.target_ids, self.attention_mask)
         tokens = [None if x is None else x.tolist() for x in tables]
-        layers = [(layer.key, layer.name, layer.heads, *layer.shape) for layer in self.layers]
+        layers = [(x.key, x.name, x.heads, *x.shape, *(x.placement or ())) for x in self.layers]
         text = [self.tokens, self.target_tokens]
         has_text = any(x is not None for x in text)
         run = [tokens, self.boundary, layers, *self.edits]

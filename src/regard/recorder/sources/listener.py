@@ -26,11 +26,16 @@ from regard.recorder.sources import eager_trace, sdpa
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.eager_call import attention_call
 from regard.recorder.sources.eager_trace import EagerAttention
-from regard.recorder.sources.layer_names import assign_layer_ids, class_uses_name, number_in
+from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
 from regard.recorder.sources.token_mixers import computes_softmax_attention
 
-FUNCTIONS = ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "multi_head_attention_forward")
-"""Names in the code of a module whose attention can be heard."""
+FUNCTIONS = (
+    "scaled_dot_product_attention",
+    "multi_head_attention_forward",
+    "ALL_ATTENTION_FUNCTIONS",
+    "dispatch_attention_fn",
+)
+"""Names in the code of a module whose attention can be heard; the last is diffusers'."""
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -40,7 +45,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if not isinstance(module, nn.MultiheadAttention)
         and (
-            any(class_uses_name(type(module), function) for function in FUNCTIONS)
+            any(module_uses_name(module, function) for function in FUNCTIONS)
             or computes_softmax_attention(module)
         )
     }

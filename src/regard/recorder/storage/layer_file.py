@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.named_masks import TensorMask
-from regard.files import CaptureFileError
+from regard.files import CaptureFileError, shorten
 from regard.maps import AttentionMap, storage
 from regard.recorder.layer import LayerData
 from regard.recorder.summary import LayerSummary
@@ -20,26 +20,36 @@ from regard.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.Summary 1"
 VALUES = "values"
+SHARD = "shard"
 DIMENSIONS = {"mass": 4, "max": 4}  # of the fields of a summary; those of the others are (B, H, …)
 MAX_MASK_BYTES = 1 << 28  # the largest mask tensor that is written in place of a mask that is a function
 
 
-def write(data: LayerData, path: Path) -> None:
-    """Write the tensors of a layer to a file, atomically."""
+def write(data: LayerData, path: Path, shard: str = "") -> None:
+    """Write the tensors of a layer to a file, atomically; `shard` names the shard it belongs to, if any."""
     values = {} if data.values is None else {VALUES: data.values}
+    label = {SHARD: shard} if shard else {}
     if data.map is not None:
-        storage.save(with_storable_mask(data.map), path, values)
+        storage.save(with_storable_mask(data.map), path, values, label)
     elif data.summary is not None:
-        write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT})
+        write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT, **label})
 
 
-def read(path: Path) -> LayerData:
-    """Read the tensors of a layer; a file that is damaged raises an error that says what is wrong."""
+def read(path: Path, shard: str = "", is_map: bool = True) -> LayerData:
+    """Read the tensors of a layer; a file that is damaged raises an error that says what is wrong.
+
+    The file has to belong to the shard that `shard` names, as `write` was given it. If it has some of the
+    rows or keys of a layer only, then `is_map` is false.
+    """
     metadata, tensors = read_safetensors(path, [storage.FORMAT, FORMAT], CaptureFileError)
+    if (found := metadata.get(SHARD, "")) != shard:
+        raise CaptureFileError(
+            f"{path} is damaged: expected the shard {shorten(shard)}, got {shorten(found)}"
+        )
     values = tensors.pop(VALUES, None)
     if metadata["format"] == FORMAT:
         return LayerData(values=values, summary=_summary(path, tensors))
-    attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors))
+    attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors, is_map))
     if values is not None and (values.ndim != 4 or values.shape[:3] != attention_map.k.shape[:3]):
         shapes = f"values {tuple(values.shape)} do not fit k {tuple(attention_map.k.shape)}"
         raise CaptureFileError(f"{path} is damaged: {shapes}")

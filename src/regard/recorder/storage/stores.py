@@ -59,6 +59,7 @@ class StatisticsStore:
             layer.heads,
             layer.values,
             layer.summary,
+            layer.placement,
         )
         return self.inner.put(without_map, instead_of)
 
