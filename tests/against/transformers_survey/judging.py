@@ -147,6 +147,10 @@ def _judge_missing(
     captured = [layer.name.partition("#")[0] for x in passes for layer in x.layers]
     named = [name for x in passes for name in _missing_names(x)]
     modules = dict(model.named_modules())
+    for x in passes:  # a part of a module may have been captured, and another not
+        for name, reason in x.missing.items():
+            if ", as " in reason and name in captured:
+                verdict.add(PARTLY, f"{reason}; it is named")
     for mixer in token_mixers:
         if mixer.convolution or any(_related(mixer.name, name) for name in captured):
             continue

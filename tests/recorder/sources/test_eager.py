@@ -270,6 +270,40 @@ def sampler(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return v.gather(2, chosen), chances
 
 
+def test_weights_of_landmarks_are_not_the_weights_of_the_text() -> None:
+    """Nyström attention: softmax(q · landmarks) times softmax(landmarks · keys) times values."""
+
+    def landmarks(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        near, far = (q @ k[:, :, :3].mT).softmax(-1), (q[:, :, :3] @ k.mT).softmax(-1)
+        return near @ (far @ v), near
+
+    model, x = stack(landmarks)
+    with pytest.warns(UserWarning, match="its values are themselves a product with attention weights"):
+        seen = regard.capture(model, inputs=x)
+    assert [layer.shape[2:] for layer in seen.layers] == [(3, T), (3, T)]
+    assert set(seen.missing) == {"0", "2"}
+
+
+def test_several_attentions_in_one_module_are_several_layers() -> None:
+    class Whole(nn.Module):
+        """A whole model as one module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ParameterList(0.5 * torch.randn(3, D, D) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                q, k, v = (torch.matmul(x, weight) for weight in layer)
+                x = x + torch.softmax(torch.matmul(q, k.mT), -1) @ v
+            return x
+
+    seen = regard.capture(Whole(), inputs=torch.randn(B, T, D))
+    assert [layer.shape for layer in seen.layers] == [(B, 1, T, T)] * 2
+    assert seen.certificate.certified
+    assert bool(seen.layers[1].map.q.any())
+
+
 @pytest.mark.parametrize("attend", [expert_pool, cosine_router, sampler])
 def test_a_softmax_that_is_no_attention_is_no_layer(attend: Attend) -> None:
     model, x = stack(attend)

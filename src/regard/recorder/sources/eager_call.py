@@ -30,6 +30,8 @@ HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "head
 def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCall:
     """Return an attention that a module computed as an `AttentionCall`; a ValueError says why it is none."""
     whole, v, output = attention.unchanged, attention.v, attention.output
+    if attention.is_composed:
+        raise ValueError("its values are themselves a product with attention weights")
     if whole is None:
         raise ValueError(CHANGED)
     T, S = whole.shape[-2:]

@@ -127,6 +127,8 @@ class EagerAttention:
     output: Tensor
     modules: tuple[nn.Module, ...]
     """The modules whose code computed both the softmax and the product, the outermost first."""
+    is_composed: bool
+    """Whether the values are themselves a product with attention weights."""
     restore: Callable[[Tensor], Tensor] = field(repr=False)
     """Turns an output (…, T, E) into what the product returned."""
 
@@ -163,6 +165,8 @@ class EagerTrace(TorchFunctionMode):
         self.scores: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.mixed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Products with weights, and what is made of them without a parameter."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -184,6 +188,9 @@ class EagerTrace(TorchFunctionMode):
         elif any(x in self.scores for x in tensors):
             for x in _tensors_in(output):
                 self.scores[x] = self._scores_after(func, name, args, kwargs, x)
+        elif any(x in self.mixed for x in tensors) and not any(map(_is_parameter, tensors)):
+            for x in _tensors_in(output):
+                self.mixed[x] = True
         elif tensors and all(self._is_constant(x) for x in tensors):
             for x in _tensors_in(output):
                 self.constants[x] = True
@@ -199,8 +206,12 @@ class EagerTrace(TorchFunctionMode):
         """Follow a product: of weights and values, or of what may be queries and keys."""
         if product.left in self.weights or product.right in self.weights:
             is_left = product.left in self.weights
-            return self._multiply_values(product if is_left else product.reversed(), output)
+            output = self._multiply_values(product if is_left else product.reversed(), output)
+            self.mixed[output] = True
+            return output
         operands = (product.left, product.right)
+        if any(x in self.mixed for x in operands) and not any(map(_is_parameter, operands)):
+            self.mixed[output] = True
         before = next((self.scores[x] for x in operands if x in self.scores), None)
         if before is not None:
             self.scores[output] = before.unknown
@@ -255,6 +266,7 @@ class EagerTrace(TorchFunctionMode):
             v=arrange(product.right, product.right_labels, [*lead, s, *width]).flatten(-len(width)),
             output=arrange(output, product.labels, order).flatten(-len(width)),
             modules=_common(weights.modules, _modules()),
+            is_composed=product.right in self.mixed,
             restore=restore,
         )
         edited = self.hear(attention)

@@ -22,16 +22,17 @@ from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import write_count
 from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import eager_trace, sdpa
+from regard.recorder.sources import eager_trace, sdpa, torch_mha
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.eager_call import attention_call
 from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
 from regard.recorder.sources.token_mixers import computes_softmax_attention
 
+MULTI_HEAD = "multi_head_attention_forward"  # which some modules call without `nn.MultiheadAttention`
 FUNCTIONS = (
     "scaled_dot_product_attention",
-    "multi_head_attention_forward",
+    MULTI_HEAD,
     "ALL_ATTENTION_FUNCTIONS",
     "dispatch_attention_fn",
 )
@@ -227,6 +228,8 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
             if not listener.layer_ids:
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
+        if any(module_uses_name(module, MULTI_HEAD) for module in listener.layer_ids):
+            undo.enter_context(torch_mha.intercepted_functions())
         heard = sdpa.CallListener(listener.hear, receiver.is_editor)
         undo.enter_context(sdpa.open_listeners.added(heard))
         undo.enter_context(_eager_listeners.added(listener))
