@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +193,44 @@ def test_nothing_is_left_behind(engine: PagedEngine, tmp_path: Path) -> None:
     assert not any(name in vars(thing) for thing, name in covered)
     plain = engine.step(("0", 0, 12))
     assert all(torch.equal(watched[name], plain[name]) for name in plain)
+
+
+def test_a_layer_that_reads_the_cache_of_another_is_captured(engine: PagedEngine, tmp_path: Path) -> None:
+    """Its implementation writes nothing, so that the layout is learned from the other one's."""
+    first, second = engine.modules
+    engine.caches[second] = engine.caches[first]
+    engine.modules[second].kv_sharing_target_layer_name = first
+    engine.modules[second].impl.packed = False
+    engine.modules[second].impl.do_kv_cache_update = lambda *args: None
+    text = engine.add("0", 9, 9)
+    text.tensors[second] = (text.tensors[second][0], *text.tensors[first][1:])
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 9))
+    capture.finish()
+    assert_captured(text, engine, tmp_path / "0", 9)
+
+
+def test_a_request_of_embeddings_has_no_tokens(engine: PagedEngine, tmp_path: Path) -> None:
+    text = engine.add("0", 9, 9)
+    engine.runner.requests["0"] = SimpleNamespace(
+        **vars(text) | {"prompt_token_ids": None}, num_prompt_tokens=9
+    )
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 9))
+    assert capture.finish()["0"]["certified"]
+    assert regard.load(tmp_path / "0").ids is None
+
+
+def test_metadata_of_another_version_ends_the_capture_and_not_the_engine(
+    engine: PagedEngine, tmp_path: Path
+) -> None:
+    engine.add("0", 4, 4)
+    capture = start(engine, tmp_path)
+    engine.runner.input_batch = SimpleNamespace()
+    step = capture._build(lambda *args: SimpleNamespace(), 0, SimpleNamespace())
+    assert vars(step) == {}
+    with pytest.raises(RuntimeError, match="has no attribute 'req_ids'"):
+        capture.finish()
 
 
 def test_an_error_ends_the_capture_and_not_the_engine(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class EngineCapture:
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
     ) -> None:
-        self.runner, self.folder = runner, folder
+        self.runner, self.modules, self.folder = runner, modules, folder
         self.rank, self.ranks, self.total_kv_heads = rank, ranks, total_kv_heads
         self.values, self.max_rows = values, None if verify else ROWS
         self.model, self.decode = model, decode
@@ -100,18 +100,16 @@ class EngineCapture:
         """What ended the capture before `finish`."""
         self.missing: dict[str, str] = {}
         """The modules that mix tokens and are not captured, each with the reason."""
-        self.watched = self._choose_layers(modules, layers)
+        self.watched = self._choose_layers(layers)
         self.written: dict[str, dict[str, Any]] = {}
         """What was written of each request, as `Worker.stop` returns it."""
         self._layouts: dict[str, BlockLayout] = {}
         self._records: dict[str, RequestRecord] = {}
         self._undo = ExitStack()
 
-    def _choose_layers(
-        self, modules: dict[str, Any], layers: Collection[int | str] | None
-    ) -> dict[str, WatchedLayer]:
+    def _choose_layers(self, layers: Collection[int | str] | None) -> dict[str, WatchedLayer]:
         """Return the layers to watch, by name; the others are `missing`, or were not asked for."""
-        settings, placements = {}, {}
+        modules, settings, placements = self.modules, {}, {}
         for name, module in modules.items():
             try:
                 found = read_settings(module)
@@ -169,15 +167,16 @@ class EngineCapture:
     ) -> Any:
         """Build the metadata of a group of layers, and note the step on it."""
         metadata = inner(common_prefix_len, common_attn_metadata, *args, **kwargs)
-        common, request_ids = common_attn_metadata, list(self.runner.input_batch.req_ids)
-        step = EngineStep(
-            request_ids,
-            common.query_start_loc_cpu.tolist(),
-            common.seq_lens[: len(request_ids)].tolist(),
-            common.block_table_tensor,
-            common.causal is True,
-        )
-        setattr(metadata, STEP, step)
+        with self._ended_by_errors():
+            common, request_ids = common_attn_metadata, list(self.runner.input_batch.req_ids)
+            step = EngineStep(
+                request_ids,
+                common.query_start_loc_cpu.tolist(),
+                common.seq_lens[: len(request_ids)].tolist(),
+                common.block_table_tensor,
+                common.causal is True,
+            )
+            setattr(metadata, STEP, step)
         return metadata
 
     def _update_block_table(
@@ -185,7 +184,8 @@ class EngineCapture:
     ) -> Any:
         """Build the metadata of another group of layers, which differs in its blocks only."""
         updated = inner(metadata, blk_table, slot_mapping)
-        setattr(updated, STEP, replace(getattr(metadata, STEP), blocks=blk_table))
+        with self._ended_by_errors():
+            setattr(updated, STEP, replace(getattr(metadata, STEP), blocks=blk_table))
         return updated
 
     def _forward(
@@ -202,19 +202,24 @@ class EngineCapture:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Run a layer's attention, then record it. An error ends the capture, and never the engine."""
+        """Run a layer's attention, then record it."""
         result = inner(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         step = getattr(attn_metadata, STEP, None)  # None while the engine warms up
         if step is not None and self.error is None:
-            try:
+            with self._ended_by_errors(), torch.no_grad():
                 if any(x is not None for x in (*args, *kwargs.values())):
                     raise UnsupportedLayerError(f"{name}: its output is quantised by the same kernel")
-                with torch.no_grad():
-                    self._record_step(name, step, query, kv_cache, output)
-            except Exception as error:
-                self.error = error
-                self._records.clear()
+                self._record_step(name, step, query, kv_cache, output)
         return result
+
+    @contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """End the capture, and never the engine, if the block raises an error; `finish` raises it."""
+        try:
+            yield
+        except Exception as error:
+            self.error = self.error or error
+            self._records.clear()
 
     def _record_step(self, name: str, step: EngineStep, query: Tensor, cache: Tensor, output: Tensor) -> None:
         """Record what a layer computed in a step."""
@@ -237,9 +242,12 @@ class EngineCapture:
 
     def _read_tokens(self, record: RequestRecord, request_id: str, first: int, rows: slice) -> None:
         """Note the tokens that a step reads."""
-        request = self.runner.requests[request_id]
+        request, ids = self.runner.requests[request_id], self.runner.input_ids.gpu[rows].tolist()
         record.prompt_length = request.num_prompt_tokens
-        record.read_tokens(first, self.runner.input_ids.gpu[rows].tolist(), request.prompt_token_ids or ())
+        if request.prompt_token_ids is None:  # it was given as embeddings
+            record.read_tokens(first, [None] * len(ids), ())
+        else:
+            record.read_tokens(first, ids, request.prompt_token_ids)
 
     def _record_rows(
         self,
@@ -296,8 +304,11 @@ class EngineCapture:
 
     def _layout(self, layer: WatchedLayer, cache: Tensor) -> BlockLayout:
         """Where a layer's keys and values lie in its cache, learned when it first runs."""
-        name, settings, module = layer.layer_id.name, layer.settings, layer.module
+        name, settings = layer.layer_id.name, layer.settings
         if name not in self._layouts:
+            # Some implementations write nothing for a layer that reads another layer's cache.
+            owner = getattr(layer.module, "kv_sharing_target_layer_name", None) or name
+            module = self.modules[owner]
             self._layouts[name] = BlockLayout.learn(
                 cache,
                 settings.kv_heads,

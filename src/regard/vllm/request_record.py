@@ -131,7 +131,7 @@ class RequestRecord:
     layers: dict[str, LayerRecord] = field(default_factory=dict)
     """By the names of their modules."""
 
-    def read_tokens(self, first: int, ids: Sequence[int], before: Sequence[int]) -> None:
+    def read_tokens(self, first: int, ids: Sequence[int | None], before: Sequence[int]) -> None:
         """Note the tokens from position `first` on; `before` are the first tokens of the request."""
         known = [*self.ids[:first], *before[len(self.ids) : first]]
         self.ids = [*known, *[None] * (first - len(known)), *ids]
