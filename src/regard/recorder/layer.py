@@ -16,11 +16,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.certificate import Evidence
 from regard.recorder.map_preparation import write_count
 from regard.recorder.summary import LayerSummary, summarise
 
+LayerMap = AttentionMap | LinearAttentionMap
+"""The map of a layer: of softmax attention, or of a linear-attention or state-space layer."""
 WRITTEN = "its queries or keys were written to after its attention had run"
 
 
@@ -43,8 +45,8 @@ class LayerId(NamedTuple):
 class LayerData(NamedTuple):
     """The tensors that a capture stores for a layer: its map, or with store="statistics" only a summary."""
 
-    map: AttentionMap | None = None
-    values: Tensor | None = None  # (B, G, S, E)
+    map: LayerMap | None = None
+    values: Tensor | None = None  # (B, G, S, E); a linear layer has values for every head
     summary: LayerSummary | None = None
 
     @property
@@ -80,6 +82,8 @@ class LayerSettings(NamedTuple):
     """The width D of its queries and keys."""
     value_width: int | None
     """The width E of its values; None if they were not stored."""
+    recurrence: str = ""
+    """The recurrence of a linear layer in words; "" for softmax attention."""
 
     @staticmethod
     def of(data: LayerData) -> LayerSettings:
@@ -87,6 +91,20 @@ class LayerSettings(NamedTuple):
         m, values = data.map, data.values
         if m is None:
             raise ValueError("layer: expected a map, got statistics only")
+        value_width = None if values is None else values.shape[-1]
+        if isinstance(m, LinearAttentionMap):
+            return LayerSettings(
+                mask=str(m.mask),
+                bias="",
+                window=None,
+                scale=m.scale,
+                softcap=None,
+                has_sinks=False,
+                kv_heads=m.k.shape[1],
+                width=m.k.shape[-1],
+                value_width=value_width,
+                recurrence=m.kind,
+            )
         conjuncts = m.mask.conjuncts()
         return LayerSettings(
             mask=_join([mask for mask in conjuncts if mask.hides]) or "full",
@@ -97,7 +115,7 @@ class LayerSettings(NamedTuple):
             has_sinks=m.sinks is not None,
             kv_heads=m.k.shape[1],
             width=m.q.shape[-1],
-            value_width=None if values is None else values.shape[-1],
+            value_width=value_width,
         )
 
 
@@ -121,7 +139,7 @@ class Layer:
         number: int,
         name: str,
         stack: str,
-        attention_map: AttentionMap | None,
+        attention_map: LayerMap | None,
         evidence: Evidence,
         heads: Sequence[int],
         values: Tensor | None = None,
@@ -180,11 +198,26 @@ class Layer:
         return self._data.matrix
 
     @property
-    def map(self) -> AttentionMap:
-        """Its attention map (B, H, T, S). A layer that stores statistics only raises a ValueError."""
+    def map(self) -> LayerMap:
+        """Its map (B, H, T, S). A layer that stores statistics only raises a ValueError."""
         attention_map = self._with_map(self.data()).map
         assert attention_map is not None
         return attention_map
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a linear-attention or state-space layer, whose map is signed."""
+        return bool(self._evidence.recurrence)
+
+    def softmax_map(self, what: str) -> AttentionMap:
+        """Its map, if it is softmax attention; else a ValueError that says that `what` is not defined."""
+        m = self.map
+        if isinstance(m, LinearAttentionMap):
+            raise ValueError(
+                f"layer {self.key}: {what} is defined for softmax attention only, and this layer computes a "
+                f"{m.kind}, with weights of either sign"
+            )
+        return m
 
     def _with_map(self, data: LayerData) -> LayerData:
         if data.map is None:

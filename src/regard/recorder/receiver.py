@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from regard.override import ContextEntries
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import OWN_OUTPUT
 from regard.recorder.layer import LayerId
+from regard.recorder.linear_call import LinearCall
 from regard.recorder.sources.vision_tower import PixelInputs
 
 
@@ -32,6 +33,7 @@ class PassTokens(NamedTuple):
     pixels: PixelInputs | None = None  # of the pictures
 
 
+ModuleCall = TypeVar("ModuleCall", bound=AttentionCall | LinearCall | UnreadableCall)
 Slot = tuple[str, int]
 """The name of a module, and how often it ran before in this forward pass."""
 
@@ -70,12 +72,12 @@ class CallReceiver:
     def record(
         self,
         layer_id: LayerId,
-        call: AttentionCall | UnreadableCall,
+        call: ModuleCall,
         *,
         against: str = OWN_OUTPUT,
         beside: bool = False,
         again: bool = False,
-    ) -> AttentionCall | UnreadableCall:
+    ) -> ModuleCall:
         """Receive an attention call that a module has made; return the call with which the model goes on.
 
         `against` names the output in the call. `beside` says that the module splits its tokens into parts

@@ -24,6 +24,7 @@ from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.layer_names import assign_layer_ids, class_uses_name, number_in
+from regard.recorder.sources.linear_modules import linear_modules
 
 FUNCTIONS = ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS")
 """Names in the code of a module whose attention can be heard."""
@@ -173,7 +174,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         if is_transformers(model):
             from regard.recorder.sources import transformers_interface
 
-            if not listener.layer_ids:
+            if not listener.layer_ids and not linear_modules(model):
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
         heard = sdpa.CallListener(listener.hear, receiver.is_editor)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import TensorMask
 from regard.files import CaptureFileError
-from regard.maps import AttentionMap, storage
-from regard.recorder.layer import LayerData
+from regard.maps import AttentionMap, LinearAttentionMap, linear_loader, linear_storage, storage
+from regard.recorder.layer import LayerData, LayerMap
 from regard.recorder.summary import LayerSummary
 from regard.safetensor_files import read_safetensors, write_safetensors
 
@@ -27,7 +27,9 @@ MAX_MASK_BYTES = 1 << 28  # the largest mask tensor that is written in place of 
 def write(data: LayerData, path: Path) -> None:
     """Write the tensors of a layer to a file, atomically."""
     values = {} if data.values is None else {VALUES: data.values}
-    if data.map is not None:
+    if isinstance(data.map, LinearAttentionMap):
+        data.map.save(path, values)
+    elif data.map is not None:
         storage.save(with_storable_mask(data.map), path, values)
     elif data.summary is not None:
         write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT})
@@ -35,12 +37,19 @@ def write(data: LayerData, path: Path) -> None:
 
 def read(path: Path) -> LayerData:
     """Read the tensors of a layer; a file that is damaged raises an error that says what is wrong."""
-    metadata, tensors = read_safetensors(path, [storage.FORMAT, FORMAT], CaptureFileError)
+    formats = [storage.FORMAT, linear_storage.FORMAT, FORMAT]
+    metadata, tensors = read_safetensors(path, formats, CaptureFileError)
     values = tensors.pop(VALUES, None)
     if metadata["format"] == FORMAT:
         return LayerData(values=values, summary=_summary(path, tensors))
-    attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors))
-    if values is not None and (values.ndim != 4 or values.shape[:3] != attention_map.k.shape[:3]):
+    attention_map: LayerMap
+    if metadata["format"] == linear_storage.FORMAT:
+        attention_map = linear_loader.decode(path, metadata, tensors)
+        expected = attention_map.beta.shape
+    else:
+        attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors))
+        expected = attention_map.k.shape[:3]
+    if values is not None and (values.ndim != 4 or values.shape[:3] != expected):
         shapes = f"values {tuple(values.shape)} do not fit k {tuple(attention_map.k.shape)}"
         raise CaptureFileError(f"{path} is damaged: {shapes}")
     return LayerData(attention_map, values)

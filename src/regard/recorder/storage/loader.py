@@ -25,13 +25,14 @@ from regard.files import (
     read_text,
     shorten,
 )
-from regard.maps import AttentionMap
-from regard.maps.map import load as load_map
+from regard.maps import AttentionMap, linear_loader, linear_storage, storage
 from regard.recorder.certificate import Evidence
+from regard.recorder.layer import LayerMap
 from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
 from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, StoredLayer
 from regard.recorder.storage.picture_files import read_pictures
+from regard.safetensor_files import read_safetensors
 
 T = TypeVar("T")
 MAX_EMPTY = 1 << 24
@@ -40,7 +41,7 @@ NOT_FINITE = ("inf", "-inf", "nan")  # as `capture.json` has them: JSON has none
 TYPES = {"float": float, "int": int, "bool": bool, "str": str}
 
 
-def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
+def load(path: str | os.PathLike[str]) -> LayerMap | Capture:
     """Open what was saved: `path` is a file that `map.save(file)` wrote, or a folder of `seen.save(folder)`.
 
     Returns a map or a capture. The tensors of a map, and the layers of a capture, are read from disk when
@@ -54,7 +55,10 @@ def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
             "path: expected a folder that seen.save(folder) wrote or a file that map.save(file) wrote, "
             f"got {path}, which does not exist"
         )
-    return load_map(path)
+    metadata, tensors = read_safetensors(path, [storage.FORMAT, linear_storage.FORMAT], CaptureFileError)
+    if metadata["format"] == linear_storage.FORMAT:
+        return linear_loader.decode(path, metadata, tensors)
+    return AttentionMap.from_data(storage.decode(path, metadata, tensors))
 
 
 def open_folder(path: Path) -> Capture:
