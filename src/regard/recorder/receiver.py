@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,6 @@ class PassTokens(NamedTuple):
     pixels: PixelInputs | None = None  # of the pictures
 
 
-ModuleCall = TypeVar("ModuleCall", bound=AttentionCall | LinearCall | UnreadableCall)
 Slot = tuple[str, int]
 """The name of a module, and how often it ran before in this forward pass."""
 
@@ -72,12 +71,12 @@ class CallReceiver:
     def record(
         self,
         layer_id: LayerId,
-        call: ModuleCall,
+        call: AttentionCall | UnreadableCall,
         *,
         against: str = OWN_OUTPUT,
         beside: bool = False,
         again: bool = False,
-    ) -> ModuleCall:
+    ) -> AttentionCall | UnreadableCall:
         """Receive an attention call that a module has made; return the call with which the model goes on.
 
         `against` names the output in the call. `beside` says that the module splits its tokens into parts
@@ -85,6 +84,9 @@ class CallReceiver:
         `again` that it applies the weights of an earlier call to other values.
         """
         raise NotImplementedError
+
+    def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
+        """Receive a call of a linear layer, which only a recording does something with."""
 
     @contextmanager
     def forward_pass(self, tokens: PassTokens, in_decoder: bool = False) -> Iterator[None]:

@@ -36,10 +36,12 @@ from regard.recorder.map_preparation import (
     select_linear_heads,
 )
 from regard.recorder.picture_reader import PictureReader, ReadPictures
-from regard.recorder.receiver import CallReceiver, ModuleCall, PassTokens, Slot, editors_of
+from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import MemoryStore, Store
+
+OTHER_TEXT = "it read another text than the one of this capture"
 
 
 class FirstCall(NamedTuple):
@@ -137,12 +139,12 @@ class Recording(CallReceiver):
     def record(
         self,
         layer_id: LayerId,
-        call: ModuleCall,
+        call: AttentionCall | UnreadableCall,
         *,
         against: str = OWN_OUTPUT,
         beside: bool = False,
         again: bool = False,
-    ) -> ModuleCall:
+    ) -> AttentionCall | UnreadableCall:
         """Record an attention call that a module has made, and return it."""
         if torch._C._current_graph_task_id() != -1 or again:
             return call  # recomputed in a backward pass (gradient checkpointing), and recorded before
@@ -151,15 +153,20 @@ class Recording(CallReceiver):
                 return call
             if isinstance(call, UnreadableCall):
                 self.unreadable[layer_id.name] = call.reason
-                return call
-            to_add: AttentionCall | LinearCall = call
-            if self._other_text and call.problem is None:
-                to_add = call._replace(problem="it read another text than the one of this capture")
-            if isinstance(to_add, LinearCall):
-                self._add_linear_call(layer_id, to_add, against)
+            elif self._other_text and call.problem is None:
+                self._add_call(layer_id, call._replace(problem=OTHER_TEXT), against, beside)
             else:
-                self._add_call(layer_id, to_add, against, beside)
+                self._add_call(layer_id, call, against, beside)
         return call
+
+    def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
+        """Record a call of a linear layer."""
+        if torch._C._current_graph_task_id() != -1:
+            return  # recomputed in a backward pass, and recorded before
+        with self._lock:
+            if self._is_alone():
+                other = self._other_text and call.problem is None
+                self._add_linear_call(layer_id, call._replace(problem=OTHER_TEXT) if other else call)
 
     def _begin(self, tokens: PassTokens | None = None) -> None:
         """Begin a forward pass of the model that reads `tokens`."""
@@ -194,9 +201,9 @@ class Recording(CallReceiver):
             first = FirstCall(slot, layer_id, selected, values, evidence, heads)
             strip = self._strips.get(slot)
             step = None
-            if strip is not None and self.join_calls:
+            if isinstance(strip, Strip) and self.join_calls:
                 step = StripStep("beside") if beside else strip.step(selected)
-            if strip is None or step is None:
+            if not isinstance(strip, Strip) or step is None:
                 if strip is not None:
                     self._finish_pass()
                 self._start_strip(first)
@@ -208,7 +215,7 @@ class Recording(CallReceiver):
                 self._additions.append((strip, addition))
                 self._continuing.append(first)
 
-    def _add_linear_call(self, layer_id: LayerId, call: LinearCall, against: str) -> None:
+    def _add_linear_call(self, layer_id: LayerId, call: LinearCall) -> None:
         """Add a call of a linear layer to the layer that it continues, or as a new layer."""
         slot, layer_id = self._locate(layer_id, False)
         if not self.forwards:
@@ -227,7 +234,6 @@ class Recording(CallReceiver):
                 gate=call.gate,
                 convolution=call.convolution,
                 problem=call.problem,
-                against=against,
                 max_rows=None if self.verify else ROWS,
             )
             selected, heads = select_linear_heads(m, self.heads)
@@ -271,13 +277,16 @@ class Recording(CallReceiver):
 
     def _start_strip(self, call: FirstCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
-        m = compact_linear_map(call.m) if isinstance(call.m, LinearAttentionMap) else compact_map(call.m)
         values = None if call.values is None else own_memory(call.values)
+        m = compact_linear_map(call.m) if isinstance(call.m, LinearAttentionMap) else compact_map(call.m)
         layer = Layer(*call.layer_id, m, call.evidence, call.heads, values)
         stored = self.store.put(layer)
         self.seen.layers.append(stored)
-        is_linear = isinstance(m, LinearAttentionMap)
-        strip = LinearStrip(stored, m, call.state) if is_linear else Strip(stored, m)
+        strip: Strip | LinearStrip
+        if isinstance(m, LinearAttentionMap):
+            strip = LinearStrip(stored, m, call.state)
+        else:
+            strip = Strip(stored, m)
         self._strips[call.slot] = self._started[call.slot] = strip
 
     def _finish_forward(self) -> None:
@@ -295,7 +304,8 @@ class Recording(CallReceiver):
             if problem is not None:
                 evidence = dataclasses.replace(addition.evidence, problem=problem)
                 addition = addition._replace(evidence=evidence)
-            strip.extend(addition, order, self._joined_mask(strip, addition, order))
+            mask = self._joined_mask(strip, addition, order)
+            strip.extend(addition, order, mask)  # type: ignore[arg-type]  # both are of one kind
         self._joined_masks.clear()
         self._continuing.clear()
         if additions or self._started:

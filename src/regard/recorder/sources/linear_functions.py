@@ -50,9 +50,11 @@ class LinearListener:
 
     def take(self, module: nn.Module, call: Call) -> None:
         """Pass on a call of one of the model's modules."""
-        if isinstance(call, LinearCall):
+        if isinstance(call, UnreadableCall):
+            self.receiver.record(self.layer_ids[module], call)
+        else:
             call = call._replace(convolution=_convolution(module))
-        self.receiver.record(self.layer_ids[module], call)
+            self.receiver.record_linear(self.layer_ids[module], call)
 
 
 _listeners: ContextEntries[LinearListener] = ContextEntries("linear_listeners")

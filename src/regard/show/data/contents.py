@@ -315,18 +315,17 @@ class Contents:
 
     def _quantity_map(self, text: int, layer: Layer, head: int | None, quantity: Quantity) -> ShownMap:
         """Return the map that a quantity is read from: of one head, (1, 1, T, S), or of all if None."""
-        m: Any = self.layer_map(text, layer.key)
+        m: ShownMap = self.layer_map(text, layer.key)
         if quantity.shade != "weights":
-            if isinstance(m, LinearAttentionMap):
+            if not isinstance(m, AttentionMap):
                 raise KeyError(
-                    f"shade: expected weights, which is what a {m.kind} has, got {quantity.shade!r}"
+                    f"shade: expected weights, the only ones of a linear layer, got {quantity.shade!r}"
                 )
             m = m.weighted(self.factors(text, layer.key, quantity))
         if head is None:
             return m
         h = _head_index(layer, head)
-        of_head: ShownMap = m[:, h : h + 1]
-        return of_head
+        return m.select(slice(0, 1), slice(h, h + 1))
 
     def _edges(self, text: int, layer: Layer, quantity: Quantity) -> AxisEdges:
         """Return the edges of the words or sentences on both axes of a layer; None for tokens."""
