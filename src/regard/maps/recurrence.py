@@ -87,7 +87,7 @@ class ChunkedRecurrence:
         self.inputs, self.stop = inputs, stop
         B, H, _ = inputs.beta.shape
         self.lead = (B, H)
-        self.C = _chunk_length(inputs.decay[:, :, :stop], inputs.dtype)
+        self.C = _chunk_length(inputs.decay[:, :, :stop], inputs.dtype, inputs.delta_rule)
 
     def edges(self, rows: int = 0) -> list[tuple[int, int]]:
         """The first and the last chunk of blocks to prepare at once, with entries of `rows` rows."""
@@ -123,6 +123,7 @@ class ChunkedRecurrence:
         """The same for rows of which those before `stop` start at `at`, so many in each chunk."""
         C, R = self.C, left.shape[2]
         left = left.flatten(0, 1)  # (N, R, D)
+        smallest = 1e4 * torch.finfo(left.dtype).tiny
         for a, b in reversed(self.edges(R)):
             lowest = stop - sum(counts[a:b])  # the first row of the block
             if b * C <= first or lowest == R:
@@ -140,6 +141,10 @@ class ChunkedRecurrence:
             keys = block.positions
             part = self._by_head(entries[..., : keys.stop - keys.start])
             yield KeyBlock(keys, slice(lowest, R), part)
+            # What a head has forgotten is 0: numbers that underflow take many times as long.
+            left.masked_fill_(left.abs() < smallest, 0.0)
+            if not stop and not bool(left.any()):
+                break
         self.left = self._by_head(left)
 
     def multiply(self, v: Tensor, state: Tensor | None = None) -> Tensor:
@@ -303,9 +308,9 @@ class Block:
         return weights[place, :, inside].movedim(0, 1), left[place, :, inside].movedim(0, 1)
 
 
-def _chunk_length(decay: Tensor, dtype: torch.dtype) -> int:
-    """The length of a chunk: `CHUNK`, or less where channels decay apart by more than a number can hold."""
-    length = CHUNK["cuda" if decay.device.type == "cuda" else "cpu"]
+def _chunk_length(decay: Tensor, dtype: torch.dtype, delta_rule: bool) -> int:
+    """The length of a chunk: longer without a system to solve, less where channels decay too far apart."""
+    length = CHUNK["cuda" if decay.device.type == "cuda" else "cpu"] * (1 if delta_rule else 4)
     if decay.ndim == 3 or not decay.numel():
         return length
     steepest = float(decay.abs().amax())
