@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torch import distributed
 
-WAITING = 60.0  # seconds that a rank waits for another; nothing in these tests takes a tenth of it
-LIMIT = 300.0  # seconds for a program; one that takes longer is killed
+WAITING = 600.0  # seconds that a rank waits for another; nothing in these tests takes a tenth of it
+LIMIT = 900.0  # seconds for a program; one that takes longer is killed
 
 
 @contextmanager
@@ -36,14 +36,14 @@ def started(module: str, count: int, folder: Path) -> Iterator[list[subprocess.P
             process.communicate()
 
 
-def join_group() -> tuple[int, Path]:
-    """Inside a rank: join the group, and return the rank and the folder."""
+def join_group(waiting: float = WAITING) -> tuple[int, Path]:
+    """Inside a rank: join the group, whose ranks wait so long for each other; return rank and folder."""
     rank, count, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'store'}",
         rank=rank,
         world_size=count,
-        timeout=timedelta(seconds=WAITING),
+        timeout=timedelta(seconds=waiting),
     )
     return rank, folder

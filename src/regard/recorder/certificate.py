@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.cell_output import bundle, table_html, text_output
+from regard.recorder.placement import Runs
 
 ROWS = 64  # the number of rows that are compared if a map has more
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
@@ -379,6 +380,46 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         weights=max(weight_errors) if len(weight_errors) == 2 else None,
         empty_rows=first.empty_rows + second.empty_rows,
         replaced_heads=tuple(sorted({*first.replaced_heads, *second.replaced_heads})),
+    )
+
+
+def _badness(evidence: Evidence) -> tuple[bool, float, float]:
+    """A key by which worse evidence is larger, whichever order it comes in."""
+    used = math.inf if math.isnan(evidence.difference) else evidence.tolerance_used
+    return not evidence.certified, used, evidence.difference
+
+
+class ShardEvidence(NamedTuple):
+    """The evidence for a part of a layer that a rank has captured."""
+
+    key: int | str
+    heads: tuple[int, ...]
+    """The numbers of its heads in the model."""
+    rows: Runs | None
+    """The positions of its rows; None for all of them."""
+    evidence: Evidence
+
+
+def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
+    """Return the evidence for a layer from that of its parts: the worst of them.
+
+    Ranks with other heads have compared the same rows, and ranks with other rows more of them.
+    """
+    evidence = [part.evidence for part in parts]
+    worst = max(evidence, key=_badness)
+    by_heads: dict[tuple[int, ...], dict[Runs | None, Evidence]] = {}  # each once, whichever ranks have it
+    for part in parts:
+        by_heads.setdefault(part.heads, {})[part.rows] = part.evidence
+    weights = [x.weights for x in evidence if x.weights is not None]
+    return replace(
+        worst,
+        rows=min(sum(x.rows for x in by_rows.values()) for by_rows in by_heads.values()),
+        total_rows=max(sum(x.total_rows for x in by_rows.values()) for by_rows in by_heads.values()),
+        problem=next((x.problem for x in evidence if x.problem is not None), None),
+        weights=max(weights) if len(weights) == len(evidence) else None,
+        scores=max(x.scores for x in evidence),
+        empty_rows=max(x.empty_rows for x in evidence),
+        replaced_heads=tuple(sorted({head for x in evidence for head in x.replaced_heads})),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
-from regard.recorder.certificate import Evidence
+from regard.recorder.certificate import Evidence, ShardEvidence
 from regard.recorder.map_preparation import write_count
 from regard.recorder.placement import Placement
 from regard.recorder.summary import LayerSummary, summarise
@@ -232,3 +232,8 @@ class Layer:
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.shape))
         return f"Layer({self.key}, {self.name}, {shape}, {self.evidence})"
+
+
+def shard_evidence(layer: Layer, evidence: Evidence) -> ShardEvidence:
+    """Return the evidence for a layer, with which part of the model's layer it is about."""
+    return ShardEvidence(layer.key, layer.heads, layer.placement and layer.placement.rows, evidence)

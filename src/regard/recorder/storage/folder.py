@@ -33,6 +33,7 @@ from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerSettings
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
+from regard.recorder.storage.evidence_data import describe_evidence
 from regard.recorder.storage.picture_files import PICTURE_FILE, describe_pictures, write_pictures
 from regard.version import __version__
 
@@ -232,7 +233,7 @@ def to_json(seen: Capture, files: Sequence[str], pictures: Sequence[str]) -> dic
             "heads": list(layer.heads),
             "file": file,
             "placement": None if layer.placement is None else layer.placement._asdict(),
-            "evidence": {name: _json_number(x) for name, x in dataclasses.asdict(layer.evidence).items()},
+            "evidence": describe_evidence(layer.evidence),
         }
         for layer, file in zip(seen.layers, files, strict=True)
     ]
@@ -272,8 +273,3 @@ def _json_predictions(predictions: Predictions) -> dict[str, Any]:
 
 def _json_rows(table: Tensor | None) -> list[list[int]] | None:
     return None if table is None else table.tolist()
-
-
-def _json_number(value: Any) -> Any:
-    """Return infinities and NaN as text, since JSON has neither; anything else as it is."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

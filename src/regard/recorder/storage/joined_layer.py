@@ -8,7 +8,6 @@ anyone may have written them: a ValueError says what does not.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -19,8 +18,8 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.files import CaptureFileError
 from regard.maps import AttentionMap
-from regard.recorder.certificate import Evidence
-from regard.recorder.layer import Layer, LayerData, LayerSettings
+from regard.recorder.certificate import Evidence, join_shard_evidence
+from regard.recorder.layer import Layer, LayerData, LayerSettings, shard_evidence
 from regard.recorder.placement import Runs, kv_slots
 from regard.recorder.result import Capture
 from regard.recorder.summary import LayerSummary
@@ -28,19 +27,22 @@ from regard.recorder.summary import LayerSummary
 
 def join_captures(shards: Sequence[Capture]) -> Capture:
     """Return the capture whose shards these are, one for each rank; a ValueError if they do not fit."""
-    first = shards[0]
-    for rank, shard in enumerate(shards[1:], 1):
+    filled = [(rank, shard) for rank, shard in enumerate(shards) if shard.layers]
+    if not filled:
+        raise ValueError("layers: expected at least one on some rank, got none")
+    first_rank, first = filled[0]
+    for rank, shard in filled[1:]:
         for name in ("model", "ids", "target_ids", "attention_mask", "boundary", "edits"):
             if not _equal(getattr(first, name), getattr(shard, name)):
-                raise ValueError(f"{name}: expected the same on all ranks, but ranks 0 and {rank} differ")
+                raise ValueError(
+                    f"{name}: expected the same on all ranks, but ranks {first_rank} and {rank} differ"
+                )
     parts: dict[int | str, list[Layer]] = {}
     evidence: dict[int | str, list[Evidence]] = {}
     for shard in shards:
         for layer, layer_evidence in zip(shard.layers, shard.certificate, strict=True):
             parts.setdefault(layer.key, []).append(layer)
             evidence.setdefault(layer.key, []).append(layer_evidence)
-    if not parts:
-        raise ValueError("layers: expected at least one on some rank, got none")
     joined = dataclasses.replace(
         first,
         layers=[_join_layer(layers, evidence[key]) for key, layers in parts.items()],
@@ -51,6 +53,7 @@ def join_captures(shards: Sequence[Capture]) -> Capture:
         predictions=next((shard.predictions for shard in shards if shard.predictions is not None), None),
         pictures=next((shard.pictures for shard in shards if shard.pictures is not None), None),
         shard=None,
+        elsewhere=(),
         fingerprint=None,
     )
     joined.seal()
@@ -67,38 +70,12 @@ def _join_layer(parts: list[Layer], evidence: list[Evidence]) -> Layer:
     """Return the layer whose parts these are: a part that is the whole layer, or a `JoinedLayer`."""
     whole = [part for part in parts if part.placement is None]
     if not whole:
-        return JoinedLayer(parts, join_shard_evidence(parts, evidence))
+        return JoinedLayer(parts, join_shard_evidence(list(map(shard_evidence, parts, evidence))))
     if len(whole) < len(parts) or any(part.heads != whole[0].heads for part in whole):
         raise ValueError(f"layer {parts[0].key}: expected parts of it or the whole layer, got both")
     evidence = sorted(evidence, key=lambda x: x.certified)  # the same layer on several ranks: the worst
     whole[0].evidence = evidence[0]
     return whole[0]
-
-
-def join_shard_evidence(parts: Sequence[Layer], evidence: Sequence[Evidence]) -> Evidence:
-    """Return the evidence for a layer from that of its parts: the worst of them.
-
-    Ranks with other heads have compared the same rows, and ranks with other rows more of them.
-    """
-    worst = max(
-        evidence, key=lambda x: (not x.certified, math.inf if math.isnan(x.difference) else x.tolerance_used)
-    )
-    parts_of: dict[tuple[int, ...], dict[Runs | None, Evidence]] = {}  # each once, whichever ranks have it
-    for part, x in zip(parts, evidence, strict=True):
-        parts_of.setdefault(part.heads, {})[part.placement and part.placement.rows] = x
-    compared = [sum(x.rows for x in by_rows.values()) for by_rows in parts_of.values()]
-    totals = [sum(x.total_rows for x in by_rows.values()) for by_rows in parts_of.values()]
-    weights = [x.weights for x in evidence if x.weights is not None]
-    return dataclasses.replace(
-        worst,
-        rows=min(compared),
-        total_rows=max(totals),
-        problem=next((x.problem for x in evidence if x.problem is not None), None),
-        weights=max(weights) if len(weights) == len(evidence) else None,
-        scores=max(x.scores for x in evidence),
-        empty_rows=max(x.empty_rows for x in evidence),
-        replaced_heads=tuple(sorted({head for x in evidence for head in x.replaced_heads})),
-    )
 
 
 class Piece(NamedTuple):

@@ -6,7 +6,6 @@ Only `capture.json` is read at first; a layer's file is opened when the layer is
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,10 +27,10 @@ from regard.files import (
 )
 from regard.maps import AttentionMap
 from regard.maps.map import load as load_map
-from regard.recorder.certificate import Evidence
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, Runs, ShardId
 from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
+from regard.recorder.storage.evidence_data import read_evidence
 from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, SHARDS, SHARDS_FORMAT, StoredLayer
 from regard.recorder.storage.joined_layer import join_captures
 from regard.recorder.storage.picture_files import read_pictures
@@ -39,8 +38,6 @@ from regard.recorder.storage.picture_files import read_pictures
 T = TypeVar("T")
 MAX_EMPTY = 1 << 24
 """The largest size of a layer without elements: no data stands for it."""
-NOT_FINITE = ("inf", "-inf", "nan")  # as `capture.json` has them: JSON has none of these numbers
-TYPES = {"float": float, "int": int, "bool": bool, "str": str}
 
 
 def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
@@ -222,7 +219,7 @@ def _layer(described: dict[str, Any], path: Path, shard: ShardId | None) -> Stor
         name,
         stack,
         shape,
-        _evidence(evidence),
+        read_evidence(evidence),
         heads,
         path / file,
         placement=placement,
@@ -239,26 +236,6 @@ def _check_size(shape: list[int], file: str, size: int) -> None:
     least, most = (max(shape), MAX_EMPTY) if 0 in shape else (max(B * H * T, B * S), size)
     if least > most:
         raise ValueError(f"shape: expected one that fits into the {size:,} bytes of {file}, got {shape}")
-
-
-def _evidence(described: dict[str, Any]) -> Evidence:
-    """The evidence of a layer, whose fields have the types that the class declares."""
-    types = {field.name: str(field.type).split(" | ") for field in dataclasses.fields(Evidence)}
-    if unknown := sorted(described.keys() - types):
-        raise ValueError(f"evidence: expected the fields {', '.join(types)}, got {shorten(unknown)}")
-    values: dict[str, Any] = {}
-    for name, value in described.items():
-        kind, *optional = types[name]
-        if kind == "float" and value in NOT_FINITE:
-            values[name] = float(value)
-        elif kind == "tuple[int, ...]":
-            values[name] = tuple(check_type(name, n, int) for n in check_type(name, value, list))
-        else:
-            values[name] = None if value is None and optional else check_type(name, value, TYPES[kind])
-    try:
-        return Evidence(**values)
-    except TypeError as error:  # a required field is missing
-        raise ValueError(f"evidence: {error}") from None
 
 
 def _table(described: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor | None:
