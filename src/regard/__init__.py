@@ -11,6 +11,7 @@ from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
     from regard.attention.attend import attend, backend, which_backend
+    from regard.attention.context_parallel.rows import ring_positions
     from regard.attention.masks.base import Mask, full
     from regard.attention.masks.named_masks import (
         alibi,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     )
     from regard.maps import AttentionMap, LinearAttentionMap, attention_map, linear_attention_map
     from regard.pictures import Patches
-    from regard.recorder import Capture, capture, capture_size, load
+    from regard.recorder import Capture, capture, capture_size, certify, load
     from regard.show import plot
     from regard.spans.average import mean
 
@@ -61,6 +62,7 @@ __all__ = [
     "capture_size",
     "causal",
     "causal_mask",
+    "certify",
     "check",
     "chunks",
     "compare",
@@ -77,6 +79,7 @@ __all__ = [
     "patch",
     "plot",
     "prefix",
+    "ring_positions",
     "rule",
     "scaled_dot_product_attention",
     "tensor_mask",
@@ -86,6 +89,7 @@ __all__ = [
 
 _MODULES = {
     "regard.attention.attend": "attend backend which_backend",
+    "regard.attention.context_parallel.rows": "ring_positions",
     "regard.attention.masks.base": "Mask full",
     "regard.attention.masks.named_masks": (
         "alibi causal causal_mask chunks documents padding prefix rule tensor_mask window"
@@ -96,7 +100,7 @@ _MODULES = {
     "regard.interventions": "Effect ablate block effect importance intervene mean_outputs patch",
     "regard.maps": "AttentionMap LinearAttentionMap attention_map linear_attention_map",
     "regard.pictures": "Patches",
-    "regard.recorder": "Capture capture capture_size load",
+    "regard.recorder": "Capture capture capture_size certify load",
     "regard.show": "plot",
     "regard.spans.average": "mean",
 }
@@ -117,6 +121,7 @@ _PACKAGES = (
     "spans",
     "stages",
     "testing",
+    "vllm",
 )
 
 

@@ -101,9 +101,7 @@ def check_inputs(
     shape = Shape(lead, math.prod(lead[:-1]), H, G, T, S, D, v.shape[-1])
 
     # The mask and the numbers.
-    if isinstance(mask, Tensor) and mask.device != q.device:
-        raise ValueError(f"mask: expected it on {q.device}, where q is, got {mask.device}")
-    mask = as_mask(_flatten_batch(mask, lead))
+    mask = as_batch_mask(mask, q)
     mask.check(shape.matrix)
     _check_numbers(shape, q, scale, softcap, sinks, dropout)
     return Inputs(shape, mask, D**-0.5 if scale is None else float(scale))
@@ -144,15 +142,18 @@ def _check_gradients(tensors: dict[str, Tensor | None]) -> None:
             )
 
 
-def _flatten_batch(mask: Mask | Tensor | None, lead: tuple[int, ...]) -> Mask | Tensor | None:
-    """A mask tensor with its several batch dimensions flattened into one, as masks number the batch."""
+def as_batch_mask(mask: Mask | Tensor | None, q: Tensor) -> Mask:
+    """A `mask=` argument for queries q as a `Mask`; masks number the batch through several dimensions."""
+    if isinstance(mask, Tensor) and mask.device != q.device:
+        raise ValueError(f"mask: expected it on {q.device}, where q is, got {mask.device}")
+    lead = q.shape[:-2]
     if not isinstance(mask, Tensor) or len(lead) < 3 or not 4 <= mask.ndim <= len(lead) + 2:
-        return mask
+        return as_mask(mask)
     try:
-        return mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
+        return as_mask(mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4))
     except RuntimeError:
         raise ValueError(
-            f"mask: expected a batch that broadcasts to {lead[:-1]}, got {tuple(mask.shape)}"
+            f"mask: expected a batch that broadcasts to {tuple(lead[:-1])}, got {tuple(mask.shape)}"
         ) from None
 
 

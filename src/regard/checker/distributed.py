@@ -37,6 +37,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.subject import Reply, Subject
 from regard.checker.understand import Understanding, declared_causality
+from regard.processes import is_lost_rank
 from regard.supervision import Supervision
 
 WAITING = 20.0  # seconds that a rank waits for another
@@ -240,12 +241,6 @@ def _collect(ranks: list[list[dict[str, Any]]], spec: str, count: int) -> Answer
     return complete or _explain_failure(ranks, spec)
 
 
-def is_consequence(error_line: str) -> bool:
-    """Return whether an error says only that another rank did not come, or has gone."""
-    words = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
-    return any(word in error_line.lower() for word in words)
-
-
 def _explain_failure(ranks: list[list[dict[str, Any]]], spec: str) -> str:
     """Return the error that came first: others follow when a rank waits for one that failed."""
     errors = [
@@ -254,7 +249,7 @@ def _explain_failure(ranks: list[list[dict[str, Any]]], spec: str) -> str:
         for line in lines
         if line.get("spec") == spec and "error" in line
     ]
-    own = [error for error in errors if not is_consequence(error)]
+    own = [error for error in errors if not is_lost_rank(error)]
     if own:
         return own[0]
     missing = [rank for rank, lines in enumerate(ranks) if {"done": True} not in lines]

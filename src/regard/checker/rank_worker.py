@@ -19,10 +19,11 @@ import torch
 from torch import distributed
 
 from regard.checker.cases import Cases
-from regard.checker.distributed import adapt_for_ranks, is_consequence
+from regard.checker.distributed import adapt_for_ranks
 from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Subject
 from regard.checker.worker import error_line, make_writer
+from regard.processes import is_lost_rank
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
                 reply = subject.run(local)
             if reply.answer is None:
                 write_line(layout=subject.layout, error=reply.error_line)
-                return not is_consequence(reply.error_line)
+                return not is_lost_rank(reply.error_line)
             lse = reply.answer.lse
             write_line(
                 layout=subject.layout,

@@ -61,13 +61,25 @@ def survey(
             "--headvis", metavar="FOLDER", help="Also write the tree of files that the HeadVis viewer reads."
         ),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Measure only part I of N, from 0, and write it to FILE.shards for --join.",
+        ),
+    ] = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="Put together what all shards have written, as one survey.")
+    ] = False,
     device: Device = None,
 ) -> None:
     """Read a corpus window by window, and write what every head does over all of it.
 
     A survey that was stopped or killed continues when the same command is given again, and its numbers are
-    the same to the last bit. So are those of several processes, started with torchrun. While it runs, no
-    other survey can write to its file. Open what it found with `regard inspect --survey FILE`.
+    the same to the last bit. So are those of several processes, started with torchrun, and those of shards,
+    which any scheduler can start, each alone, and --join puts together. While it runs, no other survey can
+    write to its file. Open what it found with `regard inspect --survey FILE`.
 
     \b
     Examples:
@@ -76,13 +88,16 @@ def survey(
       regard survey book.txt --headvis data
       torchrun --nproc-per-node 4 --no-python \\
         regard survey corpus.txt --out survey.parquet
+      regard survey corpus.txt --shard 0/8   (to 7/8, on any machines)
+      regard survey corpus.txt --join
     """
     from regard.cli.model import Model
     from regard.files import TextFileError, check_regular_file
     from regard.heads.headvis import check_headvis, write_headvis
-    from regard.heads.survey import SurveyModel, check_out
+    from regard.heads.survey import SurveyModel, SurveyPlan, check_out
     from regard.heads.survey import survey as run
     from regard.heads.survey_result import read_survey
+    from regard.heads.survey_shards import Shard, chunk_folder, join_survey, survey_shard
     from regard.processes import process_group
     from regard.recorder.tokens import decode_vocabulary
 
@@ -91,8 +106,13 @@ def survey(
             raise ValueError(f"--{name}: expected at least {least}, got {value}")
     if headvis is not None and not examples:
         raise ValueError("--headvis: expected examples to write, got --examples 0")
+    part = None if shard is None else Shard.parse(shard)
+    if join and part is not None:
+        raise ValueError("--join: expected it without --shard, once all shards have ended")
     check_regular_file(corpus, TextFileError, "a text file as the corpus")
     with process_group(device) as ranks:
+        if ranks.world_size > 1 and (join or part is not None):
+            raise ValueError(f"--shard, --join: expected one process, got {ranks.world_size} of torchrun")
         ranks.on_main(lambda: check_out(out))  # before the model is opened
         if headvis is not None:
             ranks.on_main(lambda: check_headvis(headvis))
@@ -106,22 +126,29 @@ def survey(
             ranks.device,
             lambda ids: decode_vocabulary(opened.tokenizer, ids),
         )
+        plan = SurveyPlan(corpus, min(length, opened.context or length), batch, windows, threads, examples)
         try:
+            if part is not None:
+                with _bar(corpus.stat().st_size, None, True) as tell:
+                    chunks = survey_shard(reader, plan, out, part, fresh=fresh, report=tell)
+                folder = escape(str(chunk_folder(out)))
+                typer.echo(f"{folder}: shard {shard}, {chunks} chunks; when all are there: --join", err=True)
+                return
             with _bar(corpus.stat().st_size, windows, ranks.is_main) as tell:
-                table = run(
-                    reader,
-                    corpus,
-                    out,
-                    ranks=ranks,
-                    length=min(length, opened.context or length),
-                    batch=batch,
-                    max_windows=windows,
-                    threads=threads,
-                    save_every=save_every,
-                    fresh=fresh,
-                    examples=examples,
-                    report=tell,
-                )
+                if join:
+                    table = join_survey(reader, plan, out)
+                else:
+                    options = {name: value for name, value in plan._asdict().items() if name != "corpus"}
+                    table = run(
+                        reader,
+                        corpus,
+                        out,
+                        ranks=ranks,
+                        save_every=save_every,
+                        fresh=fresh,
+                        report=tell,
+                        **options,
+                    )
         except KeyboardInterrupt:
             if ranks.is_main:
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])

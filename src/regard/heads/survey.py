@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, distributed
@@ -21,13 +21,12 @@ from regard import checkpoint_files
 from regard.atomic import check_folder_writable
 from regard.attention.arguments import check_whole_number
 from regard.file_lock import FileLock
-from regard.files import SurveyFileError
 from regard.heads.corpus import Batch, Encode, batches, digest
 from regard.heads.description import LayerHeads, RunModel, assemble, name_layer
-from regard.heads.examples import LayerExamples, add_examples, collect_examples
-from regard.heads.measurement import add_up, measure
+from regard.heads.examples import LayerExamples, collect_examples
+from regard.heads.measurement import measure
 from regard.heads.running_sums import RunningSums
-from regard.heads.survey_progress import MAX_EXAMPLES, Saving, SurveyProgress, load_progress
+from regard.heads.survey_progress import MAX_EXAMPLES, BatchSums, Saving, SurveyProgress, load_progress
 from regard.heads.survey_result import SurveyResult, decode_words, result_path, write_result
 from regard.heads.table import HeadTable, check_writable
 from regard.maps import AttentionMap
@@ -68,12 +67,41 @@ class MeasuredBatch(NamedTuple):
         sums = [x for layer in self.sums for x in (layer.sums, layer.keys)]
         return sums + [x for layer in self.examples for x in layer.tensors.values()]
 
+    def counted(self, ids: Tensor, layers: list[LayerHeads]) -> BatchSums:
+        """The same with the counts of the windows `ids` (windows, T)."""
+        return BatchSums(1, len(ids), ids.numel(), layers, self.sums, self.examples)
+
     def with_tensors(self, tensors: list[Tensor]) -> MeasuredBatch:
         """The same of another process, whose tensors have the same sizes."""
         parts = iter(tensors)
         sums = [RunningSums(next(parts), next(parts)) for _ in self.sums]
         examples = [LayerExamples(**{name: next(parts) for name in x.tensors}) for x in self.examples]
         return MeasuredBatch(sums, examples)
+
+
+class SurveyPlan(NamedTuple):
+    """Which windows of a corpus a survey reads, and how."""
+
+    corpus: Path
+    length: int = 1024
+    batch: int = 1
+    max_windows: int | None = None
+    threads: int = 1
+    examples: int = 8
+
+    def settings(self, model: SurveyModel, device: torch.device) -> dict[str, Any]:
+        """Everything that the result depends on, by which a survey is resumed or joined."""
+        return {
+            **self._asdict(),
+            "corpus": digest(self.corpus),
+            "model": model.digest,
+            "device": device.type,
+            "torch": torch.__version__,
+        }
+
+    def batches(self, model: SurveyModel) -> Iterator[Batch]:
+        """The windows, a batch at a time."""
+        return batches(self.corpus, model.encode, self.length, self.batch, model.start, self.max_windows)
 
 
 def survey(
@@ -105,45 +133,33 @@ def survey(
     check_whole_number("examples", examples, 0, MAX_EXAMPLES)
     partial = out.with_name(f"{out.name}.partial")
     with ExitStack() as stack:
-        lock = ranks.on_main(lambda: stack.enter_context(_take_file(out)))
+        lock = ranks.on_main(lambda: stack.enter_context(take_file(out)))
         if fresh:
             ranks.on_main(lambda: checkpoint_files.remove(partial))
-        settings = {
-            "corpus": digest(corpus),
-            "model": model.digest,
-            "length": length,
-            "batch": batch,
-            "max_windows": max_windows,
-            "threads": threads,
-            "examples": examples,
-            "device": ranks.device.type,
-            "torch": torch.__version__,
-        }
-        saved = load_progress(partial, settings, ranks)
+        plan = SurveyPlan(corpus, length, batch, max_windows, threads, examples)
+        settings = plan.settings(model, ranks.device)
+        saved = load_progress(partial, settings, ranks) or SurveyProgress()
         ranks.barrier()  # no process writes before all have read
-        stream = batches(corpus, model.encode, length, batch, model.start, max_windows)
-        for _ in islice(stream, saved.batches if saved else 0):
+        stream = plan.batches(model)
+        for _ in islice(stream, saved.batches):
             pass  # skip what was done before
 
-        stack.enter_context(_threads(threads))
+        stack.enter_context(set_threads(threads))
         stop = stack.enter_context(stop_on_signal())
         saving = Saving(partial, settings, save_every, ranks, lock)
         progress = _read_corpus(_rounds(model, stream, saved, ranks, examples), saved, saving, stop, report)
-        if progress is None:
-            raise ValueError(f"corpus: expected text, but {corpus} has no tokens")
-        table = assemble(
-            progress.layers, progress.sums, texts=progress.windows, tokens=progress.tokens, model=model.name
-        )
-        ranks.on_main(lambda: _write_results(_result(model, progress, table), out, saving))
-        return table
+        result = make_result(model, plan, progress)
+        ranks.on_main(lambda: write_results(result, out, saving.check_owner))
+        ranks.on_main(lambda: checkpoint_files.remove(partial))
+        return result if isinstance(result, HeadTable) else result.table
 
 
 def check_out(out: Path) -> None:
     """Raise an error, before any work is done, if a survey cannot write to a file now."""
-    _take_file(out).release()
+    take_file(out).release()
 
 
-def _take_file(out: Path) -> FileLock:
+def take_file(out: Path) -> FileLock:
     """Lock the file of a survey; an error says why a survey cannot write to it."""
     check_writable(out)
     check_folder_writable("out", out.absolute().parent)
@@ -152,11 +168,11 @@ def _take_file(out: Path) -> FileLock:
 
 def _read_corpus(
     rounds: Iterator[tuple[SurveyProgress, int]],
-    progress: SurveyProgress | None,
+    progress: SurveyProgress,
     saving: Saving,
     stop: threading.Event,
     report: Callable[[SurveyProgress, int], None],
-) -> SurveyProgress | None:
+) -> SurveyProgress:
     """The progress after all rounds; if `stop` is set, it is saved and a KeyboardInterrupt raised."""
     try:
         for progress, bytes_read in rounds:
@@ -165,26 +181,29 @@ def _read_corpus(
                 raise KeyboardInterrupt
             saving.when_due(progress)
     except KeyboardInterrupt:
-        if progress is not None:
+        if progress.batches:
             saving.now(progress)
         raise
     return progress
 
 
-def _result(model: SurveyModel, progress: SurveyProgress, table: HeadTable) -> SurveyResult | HeadTable:
+def make_result(model: SurveyModel, plan: SurveyPlan, progress: SurveyProgress) -> SurveyResult | HeadTable:
     """The table of a survey that is complete, with its examples if any were kept."""
-    if not progress.examples:
+    total = progress.total
+    if total is None:
+        raise ValueError(f"corpus: expected text, but {plan.corpus} has no tokens")
+    table = assemble(total.layers, total.sums, texts=total.windows, tokens=total.tokens, model=model.name)
+    if not total.examples:
         return table
-    words = decode_words(progress.examples, model.decode)
-    return SurveyResult(table, progress.layers, progress.examples, words)
+    return SurveyResult(table, total.layers, total.examples, decode_words(total.examples, model.decode))
 
 
-def _write_results(result: SurveyResult | HeadTable, out: Path, saving: Saving) -> None:
-    """Write what a survey that is complete found, and delete its progress.
+def write_results(result: SurveyResult | HeadTable, out: Path, check_owner: Callable[[], None]) -> None:
+    """Write what a survey that is complete found; `check_owner` raises if another one writes there by now.
 
     The table comes last: where it is, the examples are complete.
     """
-    saving.check_owner()
+    check_owner()
     path = result_path(out)
     try:
         if isinstance(result, SurveyResult):
@@ -195,13 +214,12 @@ def _write_results(result: SurveyResult | HeadTable, out: Path, saving: Saving) 
             result.save(out)
     except OSError as error:
         raise OSError(f"cannot write {out}: {error.strerror or error}") from None
-    checkpoint_files.remove(saving.partial)
 
 
 def _rounds(
     model: SurveyModel,
     stream: Iterator[Batch],
-    progress: SurveyProgress | None,
+    progress: SurveyProgress,
     ranks: Processes,
     examples: int,
 ) -> Iterator[tuple[SurveyProgress, int]]:
@@ -211,31 +229,14 @@ def _rounds(
         # With fewer batches than processes the idle ones take the first, only to know the sizes of its sums.
         if ranks.rank < len(group) or not own.sums:
             number = ranks.rank if ranks.rank < len(group) else 0
-            before = sum(len(ids) for ids, _ in group[:number]) + (progress.windows if progress else 0)
-            own, layers = _measure_batch(model, group[number].ids, before, examples)
+            before = sum(len(ids) for ids, _ in group[:number]) + progress.windows
+            own, layers = measure_batch(model, group[number].ids, before, examples)
         for (ids, _), batch in zip(group, _gather(own, ranks), strict=False):  # idle processes come last
-            if progress is None:
-                progress = SurveyProgress(0, 0, 0, layers, [], [])
-            elif [x.key for x in progress.layers] != [x.key for x in layers] or not all(
-                x.fits(len(layer.heads)) for x, layer in zip(progress.sums, layers, strict=True)
-            ):
-                raise SurveyFileError(
-                    "the unfinished survey is of other layers or heads than the model has: begin with --fresh"
-                )
-            begun = bool(progress.sums)
-            progress = SurveyProgress(
-                progress.batches + 1,
-                progress.windows + len(ids),
-                progress.tokens + ids.numel(),
-                progress.layers,
-                add_up([progress.sums, batch.sums]) if begun else batch.sums,
-                add_examples(progress.examples, batch.examples) if begun else batch.examples,
-            )
-        if progress is not None:
-            yield progress, group[-1].bytes_read
+            progress = progress.add(batch.counted(ids, layers))
+        yield progress, group[-1].bytes_read
 
 
-def _measure_batch(
+def measure_batch(
     model: SurveyModel, ids: Tensor, first_window: int, examples: int
 ) -> tuple[MeasuredBatch, list[LayerHeads]]:
     """The sums of a batch, in which each window is one observation, and its examples."""
@@ -269,7 +270,7 @@ def _gather(own: MeasuredBatch, ranks: Processes) -> list[MeasuredBatch]:
 
 
 @contextmanager
-def _threads(n: int) -> Iterator[None]:
+def set_threads(n: int) -> Iterator[None]:
     """Use n threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)

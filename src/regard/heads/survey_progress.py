@@ -1,6 +1,8 @@
 """The progress of a survey, and its progress checkpoints: a survey that was stopped resumes from one.
 
-This file knows what is kept of the windows so far; `survey` knows how they are read and measured.
+Batches are added up in chunks of `CHUNK`, and the chunks in their order. A process that measures some of the
+chunks alone therefore gets sums that add up to the same bits. This file knows what is kept of the windows so
+far; `survey` knows how they are read and measured.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from regard.attention.arguments import check_whole_number
 from regard.file_lock import FileLock
 from regard.files import SurveyFileError, check_type, get_field, parse_object, shorten
 from regard.heads.description import LayerHeads
-from regard.heads.examples import LayerExamples
+from regard.heads.examples import LayerExamples, add_examples
+from regard.heads.measurement import add_up
 from regard.heads.running_sums import RunningSums
 from regard.heads.table import split_key
 from regard.safetensor_files import SafetensorContent
@@ -26,12 +29,13 @@ from regard.safetensor_files import SafetensorContent
 if TYPE_CHECKING:
     from regard.processes import Processes
 
-FORMAT = "regard.survey 3"
+FORMAT = "regard.survey 4"
+CHUNK = 16  # batches that are added up before they are added to those before them
 MAX_EXAMPLES = 64  # of a head
 
 
-class SurveyProgress(NamedTuple):
-    """The progress of a survey: counts, the sums so far, and the examples of each layer, if any are kept."""
+class BatchSums(NamedTuple):
+    """What is kept of consecutive batches: counts, sums, and the examples of each layer, if any are kept."""
 
     batches: int
     windows: int
@@ -39,6 +43,53 @@ class SurveyProgress(NamedTuple):
     layers: list[LayerHeads]
     sums: list[RunningSums]
     examples: list[LayerExamples]
+
+    def followed_by(self, later: BatchSums) -> BatchSums:
+        """Return what is kept of these batches and of later ones."""
+        if [x.key for x in self.layers] != [x.key for x in later.layers] or not all(
+            x.fits(len(layer.heads)) for x, layer in zip(self.sums, later.layers, strict=True)
+        ):
+            raise SurveyFileError(
+                "the unfinished survey is of other layers or heads than the model has: begin with --fresh"
+            )
+        return BatchSums(
+            self.batches + later.batches,
+            self.windows + later.windows,
+            self.tokens + later.tokens,
+            self.layers,
+            add_up([self.sums, later.sums]),
+            add_examples(self.examples, later.examples),
+        )
+
+
+class SurveyProgress(NamedTuple):
+    """The progress of a survey: the chunks that are complete, added up in their order, and the last one."""
+
+    chunks: BatchSums | None = None
+    unfinished: BatchSums | None = None
+
+    @property
+    def batches(self) -> int:
+        """The number of batches so far."""
+        return sum(part.batches for part in self if part is not None)
+
+    @property
+    def windows(self) -> int:
+        """The number of windows so far."""
+        return sum(part.windows for part in self if part is not None)
+
+    @property
+    def total(self) -> BatchSums | None:
+        """All batches so far, added up; None if there are none."""
+        if self.chunks is None or self.unfinished is None:
+            return self.chunks or self.unfinished
+        return self.chunks.followed_by(self.unfinished)
+
+    def add(self, batch: BatchSums) -> SurveyProgress:
+        """Return the progress after one more batch."""
+        unfinished = batch if self.unfinished is None else self.unfinished.followed_by(batch)
+        progress = self._replace(unfinished=unfinished)
+        return SurveyProgress(progress.total) if unfinished.batches == CHUNK else progress
 
 
 class Saving:
@@ -71,19 +122,32 @@ class Saving:
         if not self.ranks.is_main:
             return
         self.check_owner()
-        tensors = {f"sums.{i}": layer.sums for i, layer in enumerate(progress.sums)}
-        tensors |= {f"keys.{i}": layer.keys for i, layer in enumerate(progress.sums)}
-        tensors |= name_tensors(progress.examples)
-        counts = {
-            "batches": progress.batches,
-            "windows": progress.windows,
-            "tokens": progress.tokens,
-            "layers": encode_layers(progress.layers),
-            "examples": progress.examples[0].weight.shape[1] if progress.examples else 0,
-        }
+        tensors: dict[str, Tensor] = {}
+        counts: dict[str, Any] = {}
+        for name, part in progress._asdict().items():
+            counts[name] = None if part is None else count_batches(part)
+            tensors |= {} if part is None else {f"{name}.{key}": x for key, x in batch_tensors(part).items()}
         header = {"format": FORMAT, "settings": json.dumps(self.settings), "progress": json.dumps(counts)}
         checkpoint_files.save(self.partial, tensors, header)
         self.saved_at = time.monotonic()
+
+
+def batch_tensors(part: BatchSums) -> dict[str, Tensor]:
+    """The tensors of batches, by the names that they have in a file."""
+    tensors = {f"sums.{i}": layer.sums for i, layer in enumerate(part.sums)}
+    tensors |= {f"keys.{i}": layer.keys for i, layer in enumerate(part.sums)}
+    return tensors | name_tensors(part.examples)
+
+
+def count_batches(part: BatchSums) -> dict[str, Any]:
+    """What a file holds about batches beside their tensors, as JSON holds it."""
+    return {
+        "batches": part.batches,
+        "windows": part.windows,
+        "tokens": part.tokens,
+        "layers": encode_layers(part.layers),
+        "examples": part.examples[0].weight.shape[1] if part.examples else 0,
+    }
 
 
 def load_progress(partial: Path, settings: dict[str, Any], ranks: Processes) -> SurveyProgress | None:
@@ -95,14 +159,19 @@ def load_progress(partial: Path, settings: dict[str, Any], ranks: Processes) -> 
     if found is None:
         return None
     (progress, old_settings), problem = found
-    if different := [name for name in settings if settings[name] != old_settings.get(name)]:
-        raise SurveyFileError(
-            f"{partial} is of a survey with another {', '.join(different)}: "
-            "resume with the same settings, write to another file, or start again with --fresh"
-        )
+    check_settings(partial, settings, old_settings)
     if problem is not None and ranks.is_main:
         warnings.warn(problem, stacklevel=3)
     return progress
+
+
+def check_settings(file: Path, settings: dict[str, Any], old_settings: dict[str, Any]) -> None:
+    """Raise a `SurveyFileError` if a file is of a survey with other settings."""
+    if different := [name for name in settings if settings[name] != old_settings.get(name)]:
+        raise SurveyFileError(
+            f"{file} is of a survey with another {', '.join(different)}: "
+            "resume with the same settings, write to another file, or start again with --fresh"
+        )
 
 
 def _parse(content: SafetensorContent) -> tuple[SurveyProgress, dict[str, Any]]:
@@ -110,11 +179,23 @@ def _parse(content: SafetensorContent) -> tuple[SurveyProgress, dict[str, Any]]:
     settings, counts = (
         parse_object(get_field(content.metadata, name, str)) for name in ("settings", "progress")
     )
-    return _decode_progress(counts, content.tensors), settings
+    parts: dict[str, BatchSums | None] = {}
+    for name in SurveyProgress._fields:
+        tensors = {
+            key.removeprefix(f"{name}."): x
+            for key, x in content.tensors.items()
+            if key.startswith(f"{name}.")
+        }
+        is_there = counts.get(name) is not None
+        parts[name] = decode_batches(get_field(counts, name, dict), tensors) if is_there else None
+    known = tuple(f"{name}." for name in SurveyProgress._fields)
+    if unknown := [name for name in content.tensors if not name.startswith(known)]:
+        raise ValueError(f"tensors: expected those of the progress, got {shorten(sorted(unknown))}")
+    return SurveyProgress(**parts), settings
 
 
-def _decode_progress(counts: dict[str, Any], tensors: dict[str, Tensor]) -> SurveyProgress:
-    """The progress that `Saving` wrote; a ValueError names the field that is wrong."""
+def decode_batches(counts: dict[str, Any], tensors: dict[str, Tensor]) -> BatchSums:
+    """The batches of a file; a ValueError names the field that is wrong."""
     done = {name: get_field(counts, name, int) for name in ("batches", "windows", "tokens")}
     for name, count in done.items():
         check_whole_number(name, count)
@@ -136,7 +217,7 @@ def _decode_progress(counts: dict[str, Any], tensors: dict[str, Tensor]) -> Surv
                 f"{tuple(one.sums.shape)} {one.sums.dtype} and {tuple(one.keys.shape)} {one.keys.dtype}"
             )
         sums.append(one)
-    return SurveyProgress(done["batches"], done["windows"], done["tokens"], layers, sums, examples)
+    return BatchSums(done["batches"], done["windows"], done["tokens"], layers, sums, examples)
 
 
 def name_tensors(examples: list[LayerExamples]) -> dict[str, Tensor]:

@@ -74,9 +74,10 @@ class ActivationPatch(Edit):
         rows = place.rows_of(self.positions, call.q.shape[2], call.q.device)
         if rows is not None and not bool(rows.any()):
             return call
-        maps = self._source_maps(call, heads, place)  # a map (B, 1, T, S) for each head
+        numbers = call.numbers(heads)
+        maps = self._source_maps(call, numbers, place)  # a map (B, 1, T, S) for each head
         if self.what == "output":
-            return replace_output(call, heads, self._source_output(maps, heads, place), rows)
+            return replace_output(call, heads, self._source_output(maps, numbers, place), rows)
         if call.problem is not None and "dropout" in call.problem:
             raise RuntimeError(f"layer {place.layer}: a pattern has no dropout: write model.eval() first")
         group = call.q.shape[1] // call.k.shape[1]

@@ -75,8 +75,10 @@ class EdgeBlock(Edit):
         place.check()
         (B, H, T, _), (G, S) = call.q.shape, call.k.shape[1:3]
         edges = self.edges_in(place, T, S, call.q.device)
-        if (error := edges.shape_error(B, H, T, S)) is not None:
+        if (error := edges.shape_error(B, call.total_heads, T, S)) is not None:
             raise ValueError(f"edges: {error}")
+        if call.heads is not None:
+            edges = edges.select(slice(None), call.heads)
         cut = (call.mask & edges).select(slice(None), heads)
         if not self._cuts_any(cut, (B, len(heads), T, S), call.q.device):
             return call

@@ -141,9 +141,11 @@ class Intervention(CallReceiver):
             if isinstance(call, UnreadableCall) or place is None:
                 reason = call.reason if isinstance(call, UnreadableCall) else ""
                 raise RuntimeError(f"layer {layer_id.key} cannot be edited: {reason}")
-            heads = edit.selection.heads_in(layer_id, call.q.shape[1])
-            edited = edit.apply(call, heads, place)
-            self.acted[number] += edited is not call
+            numbers = edit.selection.heads_in(layer_id, call.total_heads)
+            heads = call.local_heads(numbers)
+            edited = edit.apply(call, heads, place) if heads else call
+            is_elsewhere = len(heads) < len(numbers)  # other ranks edit the heads that they have
+            self.acted[number] += edited is not call or is_elsewhere
             call = edited
         return call
 

@@ -27,6 +27,9 @@ class MapData:
     when a weight is first computed.
     """
 
+    is_dense = False
+    """Whether the weights themselves are stored."""
+
     def __init__(
         self,
         *,
@@ -84,6 +87,11 @@ class MapData:
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return torch.promote_types(working_dtype(self.q.dtype), self.lse.dtype)
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The dtype of q and k."""
+        return self.q.dtype
 
     @property
     def result_dtype(self) -> torch.dtype:

@@ -483,10 +483,15 @@ class LinearAttentionMap(SignedMap):
                 entries[:, heads] += part.skip[:, None].to(self.dtype)
         return self._shaped(entries)
 
-    def save(self, path: str | PathLike[str], extra: Mapping[str, Tensor] | None = None) -> None:
+    def save(
+        self,
+        path: str | PathLike[str],
+        extra: Mapping[str, Tensor] | None = None,
+        label: Mapping[str, str] | None = None,
+    ) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again.
 
-        `extra` are tensors to write beside its own.
+        `extra` are tensors to write beside its own, and `label` is metadata.
         """
         options = {
             "delta_rule": self.delta_rule,
@@ -495,7 +500,7 @@ class LinearAttentionMap(SignedMap):
             "rows": [self.rows.start, self.rows.stop],
             "axes": list(self.axes),
         }
-        linear_storage.save(path, vars(self), options, extra)
+        linear_storage.save(path, vars(self), options, extra, label)
 
 
 def _as_index(index: slice | Tensor, size: int) -> Tensor:

@@ -23,7 +23,12 @@ def save(
     tensors: Mapping[str, Tensor | None],
     options: Mapping[str, Any],
     extra: Mapping[str, Tensor] | None = None,
+    label: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the `TENSORS` and options of a map to a file, atomically, with `extra` tensors beside them."""
+    """Write the `TENSORS` and options of a map to a file, atomically, with `extra` tensors beside them.
+
+    `label` is metadata to write beside the format.
+    """
     own = {name: x for name in TENSORS if (x := tensors[name]) is not None}
-    write_safetensors(path, {**own, **(extra or {})}, {"format": FORMAT, "map": json.dumps(dict(options))})
+    metadata = {"format": FORMAT, "map": json.dumps(dict(options)), **(label or {})}
+    write_safetensors(path, {**own, **(extra or {})}, metadata)

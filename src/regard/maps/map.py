@@ -24,6 +24,7 @@ from regard.maps import overview, precision, reductions, storage, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import NORMALISED
 from regard.maps.index import Axes
+from regard.maps.kernel_lse import read_lse
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
 from regard.maps.product import expand_values, multiply
 from regard.maps.signed_map import DifferenceMap, TopK
@@ -47,7 +48,8 @@ def attention_map(
     """The attention weights of q (B, H, T, D) on k (B, G, S, D), as a map that stores no T×S matrix.
 
     `mask`, `scale` (by default D^-½), `softcap` and `sinks` (H,) are those of `regard.attend`. `lse` is the
-    row log-sum-exp if it is known already, as from `attend(..., return_lse=True)`.
+    row log-sum-exp if it is known already: from `attend(..., return_lse=True)`, FlashAttention's
+    `softmax_lse`, FlexAttention's or cuDNN's. `regard.certify` says whether it belongs to an output.
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -62,13 +64,7 @@ def attention_map(
     if q.ndim > 4:
         raise ValueError(f"q: expected at most 4 dimensions (B, H, T, D), got {tuple(q.shape)}")
     if lse is not None:
-        check_floats("lse", lse)
-        if tuple(lse.shape) != tuple(q.shape[:-1]):
-            raise ValueError(
-                f"lse: expected {tuple(q.shape[:-1])}, one number a query, got {tuple(lse.shape)}"
-            )
-        if lse.device != q.device:
-            raise ValueError(f"lse: expected it on {q.device}, where q is, got {lse.device}")
+        lse = read_lse(lse, q, rule, shape.matrix)
     axes = Axes(batch=q.ndim == 4, heads=q.ndim >= 3)
     q = q.detach().reshape(shape.B, shape.H, shape.T, shape.D)
     k = k.detach().reshape(shape.B, shape.G, shape.S, shape.D)

@@ -32,8 +32,13 @@ from regard.safetensor_files import read_safetensors, write_safetensors
 FORMAT = "regard.AttentionMap 1"
 
 
-def save(m: MapData, path: str | os.PathLike[str], extra: Mapping[str, Tensor] | None = None) -> None:
-    """Write a map to a file, atomically, with `extra` tensors beside its own."""
+def save(
+    m: MapData,
+    path: str | os.PathLike[str],
+    extra: Mapping[str, Tensor] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """Write a map to a file, atomically, with `extra` tensors and `labels` beside its own."""
     tensors = {"q": m.q, "k": m.k, "lse": m.lse}
     if m.sinks is not None:
         tensors["sinks"] = m.sinks
@@ -43,7 +48,8 @@ def save(m: MapData, path: str | os.PathLike[str], extra: Mapping[str, Tensor] |
         "softcap": m.softcap,
         "axes": list(m.axes),
     }
-    write_safetensors(path, {**tensors, **(extra or {})}, {"format": FORMAT, "map": json.dumps(options)})
+    metadata = {"format": FORMAT, "map": json.dumps(options), **(labels or {})}
+    write_safetensors(path, {**tensors, **(extra or {})}, metadata)
 
 
 def load(path: str | os.PathLike[str]) -> MapData:
@@ -52,19 +58,28 @@ def load(path: str | os.PathLike[str]) -> MapData:
     return decode(path, metadata, tensors)
 
 
-def decode(path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: dict[str, Tensor]) -> MapData:
-    """Make a map of the metadata and the tensors of a file; an error says what is wrong with it."""
+def decode(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str],
+    tensors: dict[str, Tensor],
+    is_whole: bool = True,
+) -> MapData:
+    """Make a map of the metadata and the tensors of a file; an error says what is wrong with it.
+
+    If not `is_whole`, the file has some of the rows or keys of a map, and the mask of the whole map, whose
+    size is not checked.
+    """
     path = Path(path)
     with naming_errors(path, CaptureFileError, " is damaged"):
-        m = _decode(parse_object(get_field(metadata, "map", str)), tensors)
+        m = _decode(parse_object(get_field(metadata, "map", str)), tensors, is_whole)
     B, H, T, S = m.matrix
-    if 0 not in (B, H, T, S):
+    if is_whole and 0 not in (B, H, T, S):
         with converting_errors(path, CaptureFileError, "a map whose mask fits; it is damaged"):
             m.mask.tile(range(1), range(1), m.matrix)  # tensors of odd shapes and dtypes raise here
     return m
 
 
-def _decode(options: dict[str, Any], tensors: dict[str, Tensor]) -> MapData:
+def _decode(options: dict[str, Any], tensors: dict[str, Tensor], is_whole: bool) -> MapData:
     """The same for options that were parsed; a ValueError names the field that is wrong."""
     if missing := [name for name in ("q", "k", "lse") if name not in tensors]:
         raise ValueError(f"tensors: expected q, k and lse; missing: {', '.join(missing)}")
@@ -75,7 +90,7 @@ def _decode(options: dict[str, Any], tensors: dict[str, Tensor]) -> MapData:
         )
     mask, scale = rebuild_mask(get_field(options, "mask", dict), tensors), get_field(options, "scale", float)
     softcap = None if options.get("softcap") is None else get_field(options, "softcap", float)
-    check_inputs(q, k, k, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+    check_inputs(q, k, k, mask=mask if is_whole else None, scale=scale, softcap=softcap, sinks=sinks)
     if lse.dtype != working_dtype(q.dtype):
         raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
     shown = get_field(options, "axes", list)

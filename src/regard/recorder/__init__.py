@@ -1,6 +1,7 @@
 """Capture: certified attention maps of every head of a model, recorded on the model's own fast path."""
 
 from regard.recorder.certificate import Certificate, Evidence
+from regard.recorder.certification import certify
 from regard.recorder.context import capture
 from regard.recorder.contributions import Attribution, OutputProjection
 from regard.recorder.layer import Layer
@@ -19,5 +20,6 @@ __all__ = [
     "Predictions",
     "capture",
     "capture_size",
+    "certify",
     "load",
 ]

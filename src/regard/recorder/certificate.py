@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.cell_output import bundle, table_html, text_output
-from regard.maps import AttentionMap
+from regard.recorder.placement import Runs
 
 ROWS = 64  # the number of rows that are compared if a map has more
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
@@ -203,8 +204,39 @@ class Certificate(Sequence[Evidence]):
         return "\n".join([*lines, *(f"missing: {name} ({kind})" for name, kind in self.missing.items())])
 
 
+class WeightMatrix(Protocol):
+    """Attention weights (B, H, T, S) that can be compared: those of a map, or those of a dense tensor."""
+
+    @property
+    def matrix(self) -> tuple[int, ...]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def stored_dtype(self) -> torch.dtype: ...
+    @property
+    def lse(self) -> Tensor: ...
+    @property
+    def mask(self) -> Mask: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def softcap(self) -> float | None: ...
+    @property
+    def sinks(self) -> Tensor | None: ...
+    @property
+    def is_dense(self) -> bool: ...
+
+    def select(self, batch: slice, heads: slice) -> Self:
+        """Select sequences and heads."""
+
+    def tile(self, rows: Tensor) -> Tensor:
+        """The weights of some rows, (B, H, rows, S)."""
+
+
 def examine(
-    m: AttentionMap,
+    m: WeightMatrix,
     v: Tensor,
     output: Tensor,
     *,
@@ -236,16 +268,16 @@ def examine(
     # What rounding alone may change: kernels in half precision round the weights and the output, and
     # queries and keys may be stored in another dtype than the output's.
     working_eps = torch.finfo(m.dtype).eps
-    stored_eps = max(torch.finfo(output.dtype).eps, torch.finfo(m.q.dtype).eps)
+    stored_eps = max(torch.finfo(output.dtype).eps, torch.finfo(m.stored_dtype).eps)
     units = ROUNDING_UNITS[m.dtype] * working_eps
     rounding = 2.0 * stored_eps + units
 
     # The weights are computed for whole groups of query heads at a time, as many as fit into TILE_BYTES.
-    group = H // max(m.k.shape[1], 1)
+    group = H // max(v.shape[1], 1)
     heads_at_once = max(1, TILE_BYTES // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
-        heads = slice(first, first + heads_at_once)
-        part = m[:, heads]
+        heads = slice(first, min(first + heads_at_once, H))
+        part = m.select(slice(0, B), heads)
         values = v[:, first // group : (first + heads_at_once) // group].to(m.dtype)  # (B, g, S, E)
         part_weights = part.tile(rows)  # (B, h, rows, S)
         lse = part.lse[:, :, rows]  # (B, h, rows)
@@ -304,8 +336,8 @@ def examine(
         window=m.mask.window_size(),
         sinks=m.sinks is not None,
         problem=problem,
-        # Kernels in half precision use a fast, less accurate exp.
-        row_sums_tolerance=units + (stored_eps / 8 if stored_eps > working_eps else 0.0),
+        # Kernels in half precision use a fast, less accurate exp; stored weights are rounded one by one.
+        row_sums_tolerance=units + (stored_eps / (2 if m.is_dense else 8) if stored_eps > working_eps else 0),
         against=against,
         weights=None if weights is None else float(torch.stack(weight_errors).amax()),
         weights_tolerance=2.0 * (stored_eps if weights is None else torch.finfo(weights.dtype).eps) + units,
@@ -354,6 +386,46 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         weights=max(weight_errors) if len(weight_errors) == 2 else None,
         empty_rows=first.empty_rows + second.empty_rows,
         replaced_heads=tuple(sorted({*first.replaced_heads, *second.replaced_heads})),
+    )
+
+
+def _badness(evidence: Evidence) -> tuple[bool, float, float]:
+    """A key by which worse evidence is larger, whichever order it comes in."""
+    used = math.inf if math.isnan(evidence.difference) else evidence.tolerance_used
+    return not evidence.certified, used, evidence.difference
+
+
+class ShardEvidence(NamedTuple):
+    """The evidence for a part of a layer that a rank has captured."""
+
+    key: int | str
+    heads: tuple[int, ...]
+    """The numbers of its heads in the model."""
+    rows: Runs | None
+    """The positions of its rows; None for all of them."""
+    evidence: Evidence
+
+
+def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
+    """Return the evidence for a layer from that of its parts: the worst of them.
+
+    Ranks with other heads have compared the same rows, and ranks with other rows more of them.
+    """
+    evidence = [part.evidence for part in parts]
+    worst = max(evidence, key=_badness)
+    by_heads: dict[tuple[int, ...], dict[Runs | None, Evidence]] = {}  # each once, whichever ranks have it
+    for part in parts:
+        by_heads.setdefault(part.heads, {})[part.rows] = part.evidence
+    weights = [x.weights for x in evidence if x.weights is not None]
+    return replace(
+        worst,
+        rows=min(sum(x.rows for x in by_rows.values()) for by_rows in by_heads.values()),
+        total_rows=max(sum(x.total_rows for x in by_rows.values()) for by_rows in by_heads.values()),
+        problem=next((x.problem for x in evidence if x.problem is not None), None),
+        weights=max(weights) if len(weights) == len(evidence) else None,
+        scores=max(x.scores for x in evidence),
+        empty_rows=max(x.empty_rows for x in evidence),
+        replaced_heads=tuple(sorted({head for x in evidence for head in x.replaced_heads})),
     )
 
 

@@ -28,10 +28,12 @@ from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.observation import Attach, attention_names, choose_sources, observed
 from regard.recorder.picture_reader import PictureReader
 from regard.recorder.predictions import Predictions, logits_of, predictions_from
+from regard.recorder.rank_group import RankGroup, find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
 from regard.recorder.sources.token_mixers import TokenMixers
+from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
 from regard.recorder.tokens import decode_tokens, decode_vocabulary, encode_text, token_id
 
@@ -44,7 +46,7 @@ class CaptureBlock:
 
     `sources` are attached for as long as the block is open. `warn` says whether modules that mix tokens and
     were not captured are reported by a warning; they are always listed in `seen.missing`. `stream` records
-    the residual stream, if it is to be recorded.
+    the residual stream, if it is to be recorded. `ranks` are the processes that run the model together.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class CaptureBlock:
         sources: Sequence[Attach],
         warn: bool = True,
         stream: StreamRecorder | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
+        self.ranks = ranks
         self.model, self.recording, self.sources, self.stream = model, recording, sources, stream
         self.mixers, self.warn = TokenMixers(model), warn
         self._undo = ExitStack()
@@ -80,15 +84,19 @@ class CaptureBlock:
     ) -> None:
         try:
             self._undo.__exit__(kind, error, trace)
+            if self.ranks is not None:
+                self.ranks.explain(error)
             if kind is not None:
                 return
             missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
             self.recording.close(missing)
+            if self.ranks is not None:
+                self.recording.seen.elsewhere = exchange_evidence(self.recording.seen, self.ranks)
         finally:
             self.recording.store.release()
         if missing and self.recording.seen.layers and self.warn:
             warnings.warn(escape(missing_message(self.model, missing)), stacklevel=2)
-        if self.recording.seen.layers:
+        if self.recording.seen.layers or self.recording.seen.elsewhere:
             return
         if self.recording.forwards:
             raise RuntimeError(_nothing_heard_message(self.model, self.recording.unreadable))
@@ -102,12 +110,12 @@ class CaptureBlock:
 
 def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> str:
     """Explain why a model that ran has no captured layer."""
-    cause = "".join(f"; {name}: {reason}" for name, reason in list(unreadable.items())[:1])
+    cause = "".join(f" ({name}: {reason})" for name, reason in list(unreadable.items())[:1])
     return (
-        f"{type(model).__name__} ran, but no attention call was heard: it called neither "
-        "scaled_dot_product_attention nor Transformers' AttentionInterface (some models call the "
-        "first only with attn_implementation='sdpa' and without output_attentions=True); "
-        f"regard.capture(model, adapters={{name: adapter}}) serves any softmax attention{cause}"
+        f"{type(model).__name__} ran, but no attention call was heard{cause}: it called neither "
+        "scaled_dot_product_attention nor Transformers' AttentionInterface, and multiplied no values "
+        "with a softmax of products of queries and keys; "
+        "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
     )
 
 
@@ -150,6 +158,7 @@ def capture(
     verify: bool = False,
     predictions: bool = False,
     patches: Patches | None = None,
+    group: Any = None,
 ) -> CaptureBlock: ...
 
 
@@ -172,6 +181,7 @@ def capture(
     verify: bool = False,
     predictions: bool = False,
     patches: Patches | None = None,
+    group: Any = None,
 ) -> Capture: ...
 
 
@@ -193,6 +203,7 @@ def capture(
     verify: bool = False,
     predictions: bool = False,
     patches: Patches | None = None,
+    group: Any = None,
     **kwargs: Any,
 ) -> CaptureBlock | Capture:
     """Record the attention of a model while it runs: in a `with` block, or by running the model once.
@@ -231,6 +242,10 @@ def capture(
       `inputs`.
     - `patches`: how the model cuts a picture into patches, a `regard.Patches`, where its config and its patch
       embedding do not show it. The pictures that a vision model reads are kept in `seen.pictures`.
+    - `group`: the `torch.distributed` processes that run the model together, each a part of its heads,
+      layers or rows, and all open the capture. By default they are found, under tensor parallelism and
+      Transformers' pipeline parallelism, but not those of ring attention. Each rank has its own part;
+      `folder` is then one folder for all, and `regard.load(folder)` the whole capture.
 
     Any other argument raises a TypeError that says what to write instead.
     """
@@ -245,6 +260,13 @@ def capture(
         raise ValueError('contributions: expected store="maps" beside it, got "statistics", without any map')
     if patches is not None and not isinstance(patches, Patches):
         raise ValueError(f"patches: expected a regard.Patches(rows=…, cols=…), got {type(patches).__name__}")
+    ranks = find_group(model, group)
+    if contributions and ranks is not None:
+        raise ValueError(
+            f"contributions: expected a model in one process, got one that {ranks.size} run together, each "
+            "with a part of its projections"
+        )
+    shard = None if ranks is None else ranks.new_shard()
     stream = _stream_recorder(model, adapters, tokenizer) if contributions else None
     recording = Recording(
         layers=layers,
@@ -252,16 +274,18 @@ def capture(
         dtype=dtype,
         values=values or contributions,
         verify=verify,
-        store=store_for(folder, budget, store),
+        store=store_for(folder, budget, store, shard),
         join_calls=store == "maps",
         model=model_name(model),
         decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
         stream=stream,
         picture_reader=PictureReader(model, attention_names(model, adapters), patches),
+        shard=shard,
+        ranks=ranks,
     )
     # With adapters the user has chosen the modules, so the others are not reported as missing.
     block = CaptureBlock(
-        model, recording, choose_sources(model, adapters), warn=adapters is None, stream=stream
+        model, recording, choose_sources(model, adapters), warn=adapters is None, stream=stream, ranks=ranks
     )
     if text is None and inputs is None:
         if predictions:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.recorder.certificate import Evidence
+from regard.recorder.certificate import Evidence, ShardEvidence
 from regard.recorder.map_preparation import write_count
+from regard.recorder.placement import Placement
 from regard.recorder.summary import LayerSummary, summarise
 
 LayerMap = AttentionMap | LinearAttentionMap
@@ -132,6 +133,7 @@ class Layer:
     - `evidence`: how the map compares with the model's own output.
     - `heads`: for each head of the map, its number in the model.
     - `values`: its values (B, G, S, E), if they are stored; `summary`: its statistics, if they are stored.
+    - `placement`: where the map is in that of the model's layer, if other ranks have parts of the layer.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Layer:
         heads: Sequence[int],
         values: Tensor | None = None,
         summary: LayerSummary | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.number = number
         """Its number in its stack, counted from 0."""
@@ -157,6 +160,8 @@ class Layer:
         self._evidence = evidence
         self.heads = tuple(heads)
         """For each head of the map, its number in the model."""
+        self.placement = placement
+        """Where its map is in that of the model's layer, or None if it is the whole layer."""
         self._data = LayerData(attention_map, values, summary)
         # The model's own tensors are stored, not copies of them, unless they had been written to before.
         tensors = () if attention_map is None else (attention_map.q, attention_map.k)
@@ -219,7 +224,21 @@ class Layer:
             )
         return m
 
+    def head_map(self, head: int) -> LayerMap:
+        """Return the map (B, T, S) of one head, by its number in the model."""
+        if head not in self.heads:
+            elsewhere = self.placement is not None and 0 <= head < self.placement.total_heads
+            where = ", which is on another rank: see regard.load(folder)" if elsewhere else ""
+            raise KeyError(f"head: expected one of those captured {list(self.heads)}, got {head!r}{where}")
+        head_map: LayerMap = self.map[:, self.heads.index(head)]
+        return head_map
+
     def _with_map(self, data: LayerData) -> LayerData:
+        if self.placement is not None and not self.placement.is_map:
+            raise ValueError(
+                f"layer {self.key}: this rank has a part of its rows or keys only: open the folder of all "
+                "ranks with regard.load(folder)"
+            )
         if data.map is None:
             raise ValueError(
                 f"layer {self.key}: only its statistics were stored: see seen.layer({self.key!r}).summary; "
@@ -246,3 +265,8 @@ class Layer:
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.shape))
         return f"Layer({self.key}, {self.name}, {shape}, {self.evidence})"
+
+
+def shard_evidence(layer: Layer, evidence: Evidence) -> ShardEvidence:
+    """Return the evidence for a layer, with which part of the model's layer it is about."""
+    return ShardEvidence(layer.key, layer.heads, layer.placement and layer.placement.rows, evidence)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
+from regard.recorder.placement import kv_slots
 
 
 class SelectedHeads(NamedTuple):
@@ -21,23 +22,17 @@ class SelectedHeads(NamedTuple):
 
     map: AttentionMap  # (B, heads, T, S)
     heads: tuple[int, ...]
-    """The number of each head in the model."""
+    """The index of each head in the map that it comes from."""
     kv_heads: list[int] | slice
     """Index of the key/value heads that these heads read, for v (B, G, S, E)."""
 
 
 def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
-    """Select heads of a map (B, H, T, S) by number; None selects all of them."""
+    """Select heads of a map (B, H, T, S) by their indices; None selects all of them."""
     H, G = m.q.shape[1], m.k.shape[1]
     if heads is None:
         return SelectedHeads(m, tuple(range(H)), slice(None))
-    if not heads or not all(0 <= head < H for head in heads):
-        raise ValueError(f"heads: expected numbers from 0 to {H - 1}, got {list(heads)}")
-    # Key/value heads are stored once if equally many selected heads read each, and repeated otherwise.
-    kv_head_of = [head // (H // G) for head in heads]
-    groups = sorted(set(kv_head_of))
-    evenly = kv_head_of == sorted(groups * (len(heads) // len(groups)))
-    kv_heads = groups if evenly else kv_head_of
+    kv_heads = kv_slots([head // (H // G) for head in heads])
     sinks = None if m.sinks is None else m.sinks[heads]
     selected = m._with(
         q=m.q[:, heads],

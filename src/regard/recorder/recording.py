@@ -36,10 +36,13 @@ from regard.recorder.map_preparation import (
     select_linear_heads,
 )
 from regard.recorder.picture_reader import PictureReader, ReadPictures
+from regard.recorder.placement import Placement, ShardId
+from regard.recorder.rank_group import RankGroup
 from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import MemoryStore, Store
+from regard.recorder.token_rows import join_token_rows
 
 OTHER_TEXT = "it read another text than the one of this capture"
 
@@ -53,6 +56,7 @@ class FirstCall(NamedTuple):
     values: Tensor | None
     evidence: Evidence
     heads: tuple[int, ...]
+    placement: Placement | None = None
     state: Tensor | None = None  # that a linear layer returned
 
 
@@ -80,6 +84,7 @@ class Recording(CallReceiver):
     - `decode`: turns token ids (B, T) into the text of each token.
     - `stream`: records the residual stream; None records attention alone.
     - `picture_reader`: reads the pictures of the forward passes; None keeps none.
+    - `shard`, `ranks`: which part of the capture this process makes, and the processes that make it together.
     """
 
     def __init__(
@@ -96,8 +101,11 @@ class Recording(CallReceiver):
         decode: Callable[[Tensor], list[list[str]]] | None = None,
         stream: StreamListener | None = None,
         picture_reader: PictureReader | None = None,
+        shard: ShardId | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         super().__init__()
+        self.ranks = ranks
         for name, selection in (("layers", layers), ("heads", heads)):
             if isinstance(selection, int | str):
                 raise ValueError(f"{name}: expected a list, as [{selection!r}], got {selection!r}")
@@ -113,6 +121,7 @@ class Recording(CallReceiver):
         self.seen = Capture(
             model=model,
             is_whole=layers is None and heads is None,
+            shard=shard,
             residual=None if stream is None else ResidualStream(),
         )
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
@@ -192,16 +201,24 @@ class Recording(CallReceiver):
         if not self.selects(layer_id):
             return
         with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+            local = self._selected_heads(call)
+            if local == []:
+                return  # the selected heads are on other ranks
             whole, evidence = self._examine(call, against)
-            selected, heads, kv_heads = select_heads(whole, self.heads)
-            values = call.v.detach()[:, kv_heads] if self.values else None
+            own, v = call.own_part(whole, call.v.detach())
+            selected, indices, kv_heads = select_heads(own, local)
+            values = v[:, kv_heads] if self.values else None
+            placement = call.placement
+            if placement is not None and not isinstance(kv_heads, slice):
+                placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in kv_heads))
 
             # A call that continues the layer's earlier calls is added to them; any other starts a new layer,
             # and if the layer exists already, a new pass.
-            first = FirstCall(slot, layer_id, selected, values, evidence, heads)
+            heads = tuple(call.numbers(indices))
+            first = FirstCall(slot, layer_id, selected, values, evidence, heads, placement)
             strip = self._strips.get(slot)
             step = None
-            if isinstance(strip, Strip) and self.join_calls:
+            if isinstance(strip, Strip) and self.join_calls and call.whole_mask is None:
                 step = StripStep("beside") if beside else strip.step(selected)
             if not isinstance(strip, Strip) or step is None:
                 if strip is not None:
@@ -245,7 +262,7 @@ class Recording(CallReceiver):
             if began is not None and bool(began.any()) and step is None:
                 problem = "it goes on from a state of earlier tokens, which its map does not show"
                 evidence = dataclasses.replace(evidence, problem=evidence.problem or problem)
-            first = FirstCall(slot, layer_id, selected, values, evidence, heads, state)
+            first = FirstCall(slot, layer_id, selected, values, evidence, heads, state=state)
             if not isinstance(strip, LinearStrip) or step is None:
                 if strip is not None:
                     self._finish_pass()
@@ -253,6 +270,15 @@ class Recording(CallReceiver):
                 return
             self._additions.append((strip, strip.addition(step, selected, values, state, evidence)))
             self._continuing.append(first)
+
+    def _selected_heads(self, call: AttentionCall) -> list[int] | None:
+        """Return the indices of the selected heads that this rank has; None for all of a call's heads."""
+        if self.heads is None:
+            return None
+        total = call.total_heads
+        if not self.heads or not all(0 <= head < total for head in self.heads):
+            raise ValueError(f"heads: expected numbers from 0 to {total - 1}, got {list(self.heads)}")
+        return call.local_heads(self.heads)
 
     def _examine(self, call: AttentionCall, against: str) -> tuple[AttentionMap, Evidence]:
         """Return a call's map, in the dtype in which it is stored, and the evidence for it."""
@@ -270,16 +296,19 @@ class Recording(CallReceiver):
             against=against,
             max_rows=None if self.verify else ROWS,
         )
+        if call.whole_mask is not None:
+            mask = call.whole_mask
+            evidence = dataclasses.replace(evidence, mask=str(mask), window=mask.window_size())
         if call.replaced is not None:
             heads = call.replaced.any(1).nonzero().flatten().tolist()
-            evidence = dataclasses.replace(evidence, replaced_heads=tuple(heads))
+            evidence = dataclasses.replace(evidence, replaced_heads=tuple(call.numbers(heads)))
         return m, evidence
 
     def _start_strip(self, call: FirstCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
         values = None if call.values is None else own_memory(call.values)
         m = compact_linear_map(call.m) if isinstance(call.m, LinearAttentionMap) else compact_map(call.m)
-        layer = Layer(*call.layer_id, m, call.evidence, call.heads, values)
+        layer = Layer(*call.layer_id, m, call.evidence, call.heads, values, placement=call.placement)
         stored = self.store.put(layer)
         self.seen.layers.append(stored)
         strip: Strip | LinearStrip
@@ -436,12 +465,15 @@ class Recording(CallReceiver):
             raise RuntimeError(self.refusal)
         with torch.no_grad():
             self._finish_forward()
+            if self.ranks is not None:
+                join_token_rows(self.seen, self.ranks)
             self.seen.missing.update(missing or {})  # shared with the earlier passes
             self._finish_layers()
-        if self.forwards and self.layers is not None and not self.seen.layers and self._names:
+        is_empty = not self.seen.layers and self.seen.shard is None
+        if self.forwards and self.layers is not None and is_empty and self._names:
             keys = ", ".join(map(repr, self._names))
             raise ValueError(
                 f"layers: expected some of those that ran ({keys}), got {', '.join(sorted(self.layers))}"
             )
-        if self.seen.layers:
+        if self.seen.layers or self.seen.shard is not None:
             self.store.finish(self.seen)

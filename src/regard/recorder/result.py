@@ -18,12 +18,13 @@ from torch import Tensor
 
 from regard.maps import WeightedMap
 from regard.pictures.patch_layout import Pictures
-from regard.recorder.certificate import Certificate
+from regard.recorder.certificate import Certificate, ShardEvidence, join_shard_evidence
 from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out
-from regard.recorder.layer import Layer, LayerMap
+from regard.recorder.layer import Layer, LayerMap, shard_evidence
+from regard.recorder.placement import ShardId
 from regard.recorder.predictions import Predictions
 from regard.recorder.storage.folder import save
 
@@ -88,6 +89,10 @@ class Capture:
     """What the model expected after each token, if `capture(…, predictions=True)` was asked for it."""
     pictures: Pictures | None = field(default=None, repr=False)
     """The pictures that a vision model read, and which tokens are their patches; None without any."""
+    shard: ShardId | None = None
+    """Which part of a capture this is, if several processes run the model; None if it is all of it."""
+    elsewhere: tuple[ShardEvidence, ...] = field(default=(), repr=False)
+    """The evidence of the other ranks, if several processes run the model; what they captured is theirs."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
 
@@ -122,10 +127,7 @@ class Capture:
         layer = self.layer(key)
         if head is None:
             return layer.map
-        if head not in layer.heads:
-            raise KeyError(f"head: expected one of those captured {list(layer.heads)}, got {head!r}")
-        head_map: LayerMap = layer.map[:, layer.heads.index(head)]
-        return head_map
+        return layer.head_map(head)
 
     def maps_of(self, stack: str) -> list[LayerMap]:
         """Return the maps of one stack ("encoder", "decoder" or "cross") in the order in which they ran."""
@@ -133,12 +135,18 @@ class Capture:
 
     @property
     def certificate(self) -> Certificate:
-        """For every layer, the evidence that its map is what the model used."""
+        """For every layer, the evidence that its map is what the model used: that of all ranks together."""
         evidence = [layer.evidence for layer in self.layers]
         if not self._is_as_sealed():
             problem = "the tokens or the layers of this capture are not those that the model ran with"
             evidence = [replace(layer_evidence, problem=problem) for layer_evidence in evidence]
-        return Certificate([layer.key for layer in self.layers], evidence, self.missing)
+        if not self.elsewhere:
+            return Certificate([layer.key for layer in self.layers], evidence, self.missing)
+        parts: dict[int | str, list[ShardEvidence]] = {}
+        for part in (*map(shard_evidence, self.layers, evidence), *self.elsewhere):
+            parts.setdefault(part.key, []).append(part)
+        keys = sorted(parts, key=lambda key: (isinstance(key, str), key if isinstance(key, int) else 0))
+        return Certificate(keys, [join_shard_evidence(parts[key]) for key in keys], self.missing)
 
     def seal(self) -> None:
         """Store a hash of the tokens and layers, so that the certificate notices if they are changed."""
@@ -158,7 +166,7 @@ class Capture:
         """Return two hashes: of what ran, and of its tokens as text."""
         tables = (self.ids, self.target_ids, self.attention_mask)
         tokens = [None if x is None else x.tolist() for x in tables]
-        layers = [(layer.key, layer.name, layer.heads, *layer.shape) for layer in self.layers]
+        layers = [(x.key, x.name, x.heads, *x.shape, *(x.placement or ())) for x in self.layers]
         text = [self.tokens, self.target_tokens]
         has_text = any(x is not None for x in text)
         run = [tokens, self.boundary, layers, *self.edits]

@@ -20,6 +20,7 @@ from regard.attention.inputs import working_dtype
 from regard.cell_output import text_output
 from regard.gpt import Config
 from regard.recorder.layer import LayerId
+from regard.recorder.placement import kv_slots
 from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources import torch_mha
 from regard.recorder.summary import summary_size
@@ -48,11 +49,8 @@ class LayerSize(NamedTuple):
         """
         H, G = self.H, self.G
         if heads is not None:
-            # As in `map_preparation.select_heads`: key heads are stored once if that serves all equally.
             kv_head_of = [head // (H // G) for head in sorted(set(heads)) if head < H]
-            H, groups = len(kv_head_of), sorted(set(kv_head_of))
-            evenly = kv_head_of == sorted(groups * (len(kv_head_of) // max(len(groups), 1)))
-            G = len(groups) if evenly else H
+            H, G = len(kv_head_of), len(kv_slots(kv_head_of))
         working = working_dtype(dtype).itemsize
         values = B * G * self.S * self.E * value_bytes
         if store == "statistics":

@@ -230,11 +230,11 @@ def test_a_failed_save_leaves_the_old_capture(tmp_path: Path, monkeypatch: pytes
     before = names(tmp_path)
     write, calls = layer_file.write, []
 
-    def failing(data: Any, path: Path) -> None:
+    def failing(data: Any, path: Path, *about: Any) -> None:
         calls.append(path)
         if len(calls) == 2:
             raise OSError("No space left on device")
-        write(data, path)
+        write(data, path, *about)
 
     monkeypatch.setattr(layer_file, "write", failing)
     with pytest.raises(OSError, match="No space left"):
@@ -258,8 +258,8 @@ sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from regard.recorder.storage import layer_file
 from tests.recorder.storage.test_folder import a_capture
 write, written = layer_file.write, []
-def watched(data, path):
-    write(data, path)
+def watched(data, path, *about):
+    write(data, path, *about)
     written.append(path)
     if len(written) == 3:
         os.kill(os.getpid(), signal.SIGKILL)

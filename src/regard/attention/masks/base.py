@@ -11,11 +11,12 @@ another mask in `views`, and positions in `grid`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +55,8 @@ class Mask:
     """Whether visibility and bias depend on the distance between query and key alone."""
     precedence: int = 3
     """How tightly its printed form binds: 3 for a name and `~`, 2 for `&`, 1 for `|`."""
+    head_axes: ClassVar[dict[str, int]] = {}
+    """The fields that are tensors with an entry for each head, or one entry for all, and their axis."""
     stored_classes: ClassVar[dict[str, type[Mask]]] = {}
     """The classes that saved files may hold, by name."""
 
@@ -268,6 +271,32 @@ class Mask:
         unchanged = all(new is old for new, old in zip(selected, children, strict=True))
         return self if unchanged else self.with_children(*selected)
 
+    def join_heads(self, others: Sequence[Mask], counts: Sequence[int], order: Sequence[int]) -> Mask | None:
+        """The mask of the heads of this mask and of others, or None if they differ in more than their heads.
+
+        `counts` are the numbers of heads of this mask and of the others; `order` lists the heads of the
+        result by their numbers among all of them.
+        """
+        if not self.is_storable() or any(type(other) is not type(self) for other in others):
+            return None
+        joined: dict[str, Any] = {}
+        names = [field.name for field in dataclasses.fields(cast(Any, self))]
+        for name in names:
+            first, *rest = (getattr(mask, name) for mask in (self, *others))
+            axis = self.head_axes.get(name)
+            if isinstance(first, Mask):
+                joined[name] = first.join_heads(rest, counts, order)
+            elif axis is not None and (first.shape[axis] > 1 or not all(_equal(first, x) for x in rest)):
+                joined[name] = _join_tensors([first, *rest], axis, counts, order)
+            elif all(_equal(first, x) for x in rest):
+                joined[name] = first
+            else:
+                return None
+            if joined[name] is None and first is not None:
+                return None
+        unchanged = all(joined[name] is getattr(self, name) for name in names)
+        return self if unchanged else type(self)(**joined)
+
     def restrict(self, other: Mask) -> Mask:
         """This mask & `other`, where `other` counts positions as before rows or keys were selected."""
         return self & other
@@ -282,6 +311,23 @@ class Mask:
     def append_document(self, n: int) -> Mask | None:
         """The mask with n more tokens that see only each other, or None if that cannot be told."""
         return None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two fields of masks are equal."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _join_tensors(
+    tensors: Sequence[Tensor], axis: int, counts: Sequence[int], order: Sequence[int]
+) -> Tensor | None:
+    """Tensors with an entry for each of `counts` heads, or one for all, as one of the heads `order`."""
+    sizes = [-1] * tensors[0].ndim
+    expanded = [x.expand(*sizes[:axis], n, *sizes[axis + 1 :]) for x, n in zip(tensors, counts, strict=True)]
+    others = {(*x.shape[:axis], *x.shape[axis + 1 :], x.dtype) for x in expanded}
+    return torch.cat(expanded, axis).index_select(axis, torch.tensor(order)) if len(others) == 1 else None
 
 
 def conjunction(masks: Iterable[Mask]) -> Mask:

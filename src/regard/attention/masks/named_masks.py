@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -334,6 +334,7 @@ class TensorMask(Mask, stored=True):
 
     tensor: Tensor
     """(B or 1, H or 1, T or 1, S or 1)."""
+    head_axes: ClassVar[dict[str, int]] = {"tensor": 1}
 
     @property
     def biased(self) -> bool:  # type: ignore[override]
@@ -386,6 +387,7 @@ class Alibi(Mask, stored=True):
 
     slopes: Tensor
     """(H,)."""
+    head_axes: ClassVar[dict[str, int]] = {"slopes": 0}
     biased = True
     hides = False
     translation_invariant = True
@@ -422,6 +424,7 @@ class Relative(Mask, stored=True):
     """(H or 1, distances); its first and last column also serve all distances beyond them."""
     zero: int
     """The column of distance 0."""
+    head_axes: ClassVar[dict[str, int]] = {"table": 0}
     biased = True
     hides = False
     translation_invariant = True

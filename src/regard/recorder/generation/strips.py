@@ -152,4 +152,6 @@ class Strip:
         m = first._with(q=q, k=k, lse=lse, mask=self.mask)
         # The first call's tensors may have been written to since.
         evidence = replace(self.evidence, problem=self.evidence.problem or layer.evidence.problem)
-        return Layer(layer.number, layer.name, layer.stack, m, evidence, layer.heads, values)
+        return Layer(
+            layer.number, layer.name, layer.stack, m, evidence, layer.heads, values, placement=layer.placement
+        )

@@ -82,6 +82,15 @@ def class_uses_name(kind: type, name: str) -> bool:
     return name in called_names(kind)
 
 
+def module_uses_name(module: nn.Module, name: str) -> bool:
+    """Whether the code of a module, or of an object that computes for it, uses this name.
+
+    The modules of diffusers hold such an object, which they call their processor.
+    """
+    helpers = (x for x in vars(module).values() if callable(x) and not isinstance(x, nn.Module | type))
+    return any(class_uses_name(kind, name) for kind in (type(module), *map(type, helpers)))
+
+
 def _group(name: str, module: nn.Module) -> str:
     """Return what the modules of a stack share: the name up to the first number, and "cross" if it is."""
     parts = name.split(".")

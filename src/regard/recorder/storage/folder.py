@@ -2,7 +2,7 @@
 
 Every save writes its files under new names and `capture.json` last, atomically. Until then the folder holds
 the capture that it held before, so a save that is killed changes nothing. A layer's file is opened when the
-layer is first used.
+layer is first used. A folder may hold a shard of a capture that several processes make: see `shard_folder`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from regard.file_lock import FileLock
 from regard.files import CaptureFileError
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerSettings
+from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
+from regard.recorder.storage.evidence_data import describe_evidence
 from regard.recorder.storage.picture_files import PICTURE_FILE, describe_pictures, write_pictures
 from regard.version import __version__
 
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 FORMAT = "regard.capture 1"
 INDEX = "capture.json"
+SHARDS = "shards.json"
+"""The file that a folder has in place of `capture.json` if its capture was made by several processes."""
+SHARDS_FORMAT = "regard.shards 1"
 LOCK = ".lock"
 LAYER_FILE = re.compile(r"\.?layer-[\w.-]{1,200}\.safetensors(\.\w+)?")  # a leading dot: an unfinished write
 
@@ -61,7 +66,8 @@ class StoredLayer(Layer):
     """A layer whose tensors are in a file. Every use of them opens it; its `settings` are read once.
 
     `shape` and `evidence` come from `capture.json`, so that neither needs the file. `folder` is the folder
-    that wrote it: a temporary one is deleted with the last of its layers.
+    that wrote it: a temporary one is deleted with the last of its layers. `shard` is the shard that it
+    belongs to, as its file has to say too.
     """
 
     def __init__(
@@ -74,11 +80,14 @@ class StoredLayer(Layer):
         heads: Sequence[int],
         file: Path,
         folder: Folder | None = None,
+        placement: Placement | None = None,
+        shard: ShardId | None = None,
     ) -> None:
-        super().__init__(number, name, stack, None, evidence, heads)
+        super().__init__(number, name, stack, None, evidence, heads, placement=placement)
         self._shape = tuple(shape)
         self.file = file
         self.folder = folder
+        self.shard = shard
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -93,7 +102,8 @@ class StoredLayer(Layer):
 
     def data(self) -> LayerData:
         """Open the file and return its tensors, which are read from disk when they are used."""
-        data = layer_file.read(self.file)
+        is_map = self.placement is None or self.placement.is_map
+        data = layer_file.read(self.file, shard_label(self, self.shard), is_map)
         if data.matrix != self.shape:
             raise CaptureFileError(
                 f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
@@ -102,21 +112,31 @@ class StoredLayer(Layer):
         return data
 
 
+def shard_label(layer: Layer, shard: ShardId | None) -> str:
+    """Return what a layer's file says about its shard, so that files of two ranks are never confused."""
+    return "" if shard is None else json.dumps([*shard, layer.key, layer.heads, layer.placement])
+
+
 class Folder:
     """A folder that layers are written to one by one. It is a `Store`.
 
     From the first layer that is put until `release` no other capture can be written to it: an `InUseError`
-    says who writes.
+    says who writes. `shard` says which part of a capture it gets, if several processes make the capture.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], shard: ShardId | None = None) -> None:
+        self.path, self.shard = Path(path), shard
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"path: expected a folder for the capture, got {self.path}, which is a file")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise write_error("path", self.path, error) from None
+        if (self.path / SHARDS).exists():
+            raise ValueError(
+                f"path: expected a folder for the capture of one process, got {self.path}, which holds one "
+                "of several: choose another folder"
+            )
         check_folder_writable("path", self.path)
         self._lock: FileLock | None = None
         self._own()
@@ -153,11 +173,20 @@ class Folder:
             return layer
         name = re.sub(r"[^\w.-]", "_", str(layer.key))[:100]
         file = self.path / f"layer-{name}-{next(self._names)}.safetensors"
-        layer_file.write(layer.data(), file)
+        layer_file.write(layer.data(), file, shard_label(layer, self.shard))
         if isinstance(instead_of, StoredLayer) and instead_of.folder is self:
             instead_of.file.unlink(missing_ok=True)
         return StoredLayer(
-            layer.number, layer.name, layer.stack, layer.shape, layer.evidence, layer.heads, file, self
+            layer.number,
+            layer.name,
+            layer.stack,
+            layer.shape,
+            layer.evidence,
+            layer.heads,
+            file,
+            self,
+            layer.placement,
+            self.shard,
         )
 
     def finish(self, seen: Capture) -> None:
@@ -166,6 +195,7 @@ class Folder:
         if len(names) != len(seen.layers):
             raise ValueError("finish: expected layers that this folder wrote")
         self._own()
+        seen.shard = self.shard
         if seen.fingerprint is None:  # a capture that was put together by hand
             seen.seal()
         pictures = write_pictures(seen.pictures, self.path, next(self._names))
@@ -183,8 +213,9 @@ class Folder:
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that make this capture."""
     numbers = {"regard": __version__, "torch": torch.__version__}
-    if (transformers := sys.modules.get("transformers")) is not None:
-        numbers["transformers"] = transformers.__version__
+    for name in ("transformers", "vllm"):
+        if (library := sys.modules.get(name)) is not None:
+            numbers[name] = library.__version__
     return numbers
 
 
@@ -201,7 +232,8 @@ def to_json(seen: Capture, files: Sequence[str], pictures: Sequence[str]) -> dic
             "shape": list(layer.shape),
             "heads": list(layer.heads),
             "file": file,
-            "evidence": {name: _json_number(x) for name, x in dataclasses.asdict(layer.evidence).items()},
+            "placement": None if layer.placement is None else layer.placement._asdict(),
+            "evidence": describe_evidence(layer.evidence),
         }
         for layer, file in zip(seen.layers, files, strict=True)
     ]
@@ -212,6 +244,7 @@ def to_json(seen: Capture, files: Sequence[str], pictures: Sequence[str]) -> dic
         "certified": seen.certificate.certified,
         "missing": seen.missing,
         "is_whole": seen.is_whole,
+        "shard": None if seen.shard is None else seen.shard._asdict(),
         "edits": list(seen.edits),
         "fingerprint": seen.fingerprint,
         "boundary": seen.boundary,
@@ -240,8 +273,3 @@ def _json_predictions(predictions: Predictions) -> dict[str, Any]:
 
 def _json_rows(table: Tensor | None) -> list[list[int]] | None:
     return None if table is None else table.tolist()
-
-
-def _json_number(value: Any) -> Any:
-    """Return infinities and NaN as text, since JSON has neither; anything else as it is."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

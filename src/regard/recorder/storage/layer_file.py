@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import TensorMask
-from regard.files import CaptureFileError
+from regard.files import CaptureFileError, shorten
 from regard.maps import AttentionMap, LinearAttentionMap, linear_loader, linear_storage, storage
 from regard.recorder.layer import LayerData, LayerMap
 from regard.recorder.summary import LayerSummary
@@ -20,25 +21,35 @@ from regard.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.Summary 1"
 VALUES = "values"
+SHARD = "shard"
 DIMENSIONS = {"mass": 4, "max": 4}  # of the fields of a summary; those of the others are (B, H, …)
 MAX_MASK_BYTES = 1 << 28  # the largest mask tensor that is written in place of a mask that is a function
 
 
-def write(data: LayerData, path: Path) -> None:
-    """Write the tensors of a layer to a file, atomically."""
+def write(data: LayerData, path: Path, shard: str = "") -> None:
+    """Write the tensors of a layer to a file, atomically; `shard` names the shard it belongs to, if any."""
     values = {} if data.values is None else {VALUES: data.values}
+    label = {SHARD: shard} if shard else {}
     if isinstance(data.map, LinearAttentionMap):
-        data.map.save(path, values)
+        data.map.save(path, values, label)
     elif data.map is not None:
-        storage.save(with_storable_mask(data.map), path, values)
+        storage.save(with_storable_mask(data.map), path, values, label)
     elif data.summary is not None:
-        write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT})
+        write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT, **label})
 
 
-def read(path: Path) -> LayerData:
-    """Read the tensors of a layer; a file that is damaged raises an error that says what is wrong."""
+def read(path: Path, shard: str = "", is_map: bool = True) -> LayerData:
+    """Read the tensors of a layer; a file that is damaged raises an error that says what is wrong.
+
+    The file has to belong to the shard that `shard` names, as `write` was given it. If it has some of the
+    rows or keys of a layer only, then `is_map` is false.
+    """
     formats = [storage.FORMAT, linear_storage.FORMAT, FORMAT]
     metadata, tensors = read_safetensors(path, formats, CaptureFileError)
+    if (found := metadata.get(SHARD, "")) != shard:
+        raise CaptureFileError(
+            f"{path} is damaged: expected the shard {shorten(shard)}, got {shorten(found)}"
+        )
     values = tensors.pop(VALUES, None)
     if metadata["format"] == FORMAT:
         return LayerData(values=values, summary=_summary(path, tensors))
@@ -47,7 +58,7 @@ def read(path: Path) -> LayerData:
         attention_map = linear_loader.decode(path, metadata, tensors)
         expected = attention_map.beta.shape
     else:
-        attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors))
+        attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors, is_map))
         expected = attention_map.k.shape[:3]
     if values is not None and (values.ndim != 4 or values.shape[:3] != expected):
         shapes = f"values {tuple(values.shape)} do not fit k {tuple(attention_map.k.shape)}"
@@ -73,18 +84,24 @@ def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
 
 def with_storable_mask(m: AttentionMap) -> AttentionMap:
     """Return the map, with a tensor in place of its mask if a part of the mask is a function."""
-    if m.mask.is_storable():
-        return m
+    mask = storable_mask(m.mask, m.matrix, m.device)
+    return m if mask is m.mask else m._with(mask=mask)
+
+
+def storable_mask(mask: Mask, matrix: tuple[int, int, int, int], device: torch.device) -> Mask:
+    """Return the mask of attention (B, H, T, S), or a tensor of it if a part of the mask is a function."""
+    if mask.is_storable():
+        return mask
     # One entry of the mask shows whether it varies over the batch and the heads, and so its full size.
-    T, S = m.matrix[2:]
-    entry = m.mask.tile(range(1), range(1), m.matrix, device=m.device)
+    T, S = matrix[2:]
+    entry = mask.tile(range(1), range(1), matrix, device=device)
     if (size := entry.numel() * T * S) > MAX_MASK_BYTES:
         raise ValueError(
-            f"mask: {m.mask} is a function, which a file cannot hold, and as a tensor it could take "
+            f"mask: {mask} is a function, which a file cannot hold, and as a tensor it could take "
             f"{size / 2**30:.1f} GiB: combine the named masks (regard.causal, regard.window(n), …) instead"
         )
-    allowed = m.mask.tile(range(T), range(S), m.matrix, device=m.device)  # (1 or B, 1 or H, T, S)
-    bias = m.mask.bias(range(T), range(S), m.matrix, device=m.device)
+    allowed = mask.tile(range(T), range(S), matrix, device=device)  # (1 or B, 1 or H, T, S)
+    bias = mask.bias(range(T), range(S), matrix, device=device)
     if bias is not None:
         allowed = torch.where(allowed, bias.detach(), -torch.inf)
-    return m._with(mask=TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape)))
+    return TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape))

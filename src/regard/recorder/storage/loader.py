@@ -6,7 +6,6 @@ Only `capture.json` is read at first; a layer's file is opened when the layer is
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.files import (
+    MAX_CONFIG_BYTES,
     CaptureFileError,
     check_regular_file,
     check_type,
@@ -26,30 +26,30 @@ from regard.files import (
     shorten,
 )
 from regard.maps import AttentionMap, linear_loader, linear_storage, storage
-from regard.recorder.certificate import Evidence
 from regard.recorder.layer import LayerMap
+from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, Runs, ShardId
 from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
-from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, StoredLayer
+from regard.recorder.storage.evidence_data import read_evidence
+from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, SHARDS, SHARDS_FORMAT, StoredLayer
+from regard.recorder.storage.joined_layer import join_captures
 from regard.recorder.storage.picture_files import read_pictures
 from regard.safetensor_files import read_safetensors
 
 T = TypeVar("T")
 MAX_EMPTY = 1 << 24
 """The largest size of a layer without elements: no data stands for it."""
-NOT_FINITE = ("inf", "-inf", "nan")  # as `capture.json` has them: JSON has none of these numbers
-TYPES = {"float": float, "int": int, "bool": bool, "str": str}
 
 
 def load(path: str | os.PathLike[str]) -> LayerMap | Capture:
     """Open what was saved: `path` is a file that `map.save(file)` wrote, or a folder of `seen.save(folder)`.
 
     Returns a map or a capture. The tensors of a map, and the layers of a capture, are read from disk when
-    they are first used.
+    they are first used. A capture that several processes made, each of its part of the model, is one capture.
     """
     path = Path(path)
     if path.is_dir():
-        return open_folder(path)
+        return open_shards(path) if is_present(path / SHARDS) else open_folder(path)
     if not is_present(path):
         raise CaptureFileError(
             "path: expected a folder that seen.save(folder) wrote or a file that map.save(file) wrote, "
@@ -61,11 +61,37 @@ def load(path: str | os.PathLike[str]) -> LayerMap | Capture:
     return AttentionMap.from_data(storage.decode(path, metadata, tensors))
 
 
+def open_shards(path: Path) -> Capture:
+    """Open the capture that several processes have written to a folder, each to a folder of its own in it."""
+    index = path / SHARDS
+    text = read_text(index, CaptureFileError, "the description of the shards of a capture", MAX_CONFIG_BYTES)
+    with naming_errors(index, CaptureFileError, " is damaged"):
+        described = parse_object(text)
+        if (found := described.get("format")) != SHARDS_FORMAT:
+            raise ValueError(f"expected format {SHARDS_FORMAT!r}, got {shorten(found)}")
+        run, of = get_field(described, "run", str), get_field(described, "of", int)
+        shards = [ShardId(run, rank, of).check() for rank in range(min(max(of, 1), MAX_RANKS))]
+    captures = []
+    for shard in shards:
+        folder = path / shard.folder
+        if folder.is_symlink() or not folder.is_dir():
+            raise CaptureFileError(f"{path} is damaged: expected a folder {shard.folder}, got none")
+        captures.append(open_folder(folder))
+        if captures[-1].shard != shard:
+            raise CaptureFileError(
+                f"{folder} is damaged: expected the shard of rank {shard.rank}, got {captures[-1].shard}"
+            )
+    with naming_errors(path, CaptureFileError, " cannot be joined"):
+        return join_captures(captures)
+
+
 def open_folder(path: Path) -> Capture:
     """Open the capture that a folder holds; only `capture.json` is read."""
     index = path / INDEX
     if not is_present(index):
-        unfinished = any(LAYER_FILE.fullmatch(file.name) for file in path.iterdir())
+        unfinished = any(
+            LAYER_FILE.fullmatch(file.name) or SHARD_FOLDER.fullmatch(file.name) for file in path.iterdir()
+        )
         raise CaptureFileError(
             f"path: expected a folder that seen.save(folder) wrote, got {path}, which holds no {INDEX}"
             + (": its writing was cut short" if unfinished else "")
@@ -81,10 +107,13 @@ def open_folder(path: Path) -> Capture:
 def _from_json(described: dict[str, Any], path: Path) -> Capture:
     """Rebuild a capture from what `folder.to_json` wrote; a ValueError names the field that is wrong."""
     missing = described.get("missing", {})
+    shard = _shard(_optional(described, "shard", dict))
     seen = Capture(
         layers=[
-            _layer(check_type("layers", layer, dict), path) for layer in get_field(described, "layers", list)
+            _layer(check_type("layers", layer, dict), path, shard)
+            for layer in get_field(described, "layers", list)
         ],
+        shard=shard,
         model=get_field(described, "model", str),
         ids=_table(described, "ids", torch.long),
         tokens=_texts(described, "tokens"),
@@ -104,7 +133,7 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
         fingerprint=_optional(described, "fingerprint", str) or "none",
     )
     keys = [layer.key for layer in seen.layers]
-    if not keys or len(set(keys)) != len(keys):
+    if not (keys or shard) or len(set(keys)) != len(keys):
         raise ValueError(f"layers: expected at least one and each once, got {shorten(keys)}")
     for name, ids, tokens in (
         ("tokens", seen.ids, seen.tokens),
@@ -127,7 +156,45 @@ def _optional(described: dict[str, Any], name: str, kind: type[T]) -> T | None:
     return None if described.get(name) is None else get_field(described, name, kind)
 
 
-def _layer(described: dict[str, Any], path: Path) -> StoredLayer:
+def _shard(described: dict[str, Any] | None) -> ShardId | None:
+    """The shard that a folder holds; None if it holds a whole capture."""
+    if described is None:
+        return None
+    rank, of = get_field(described, "rank", int), get_field(described, "of", int)
+    return ShardId(get_field(described, "run", str), rank, of).check()
+
+
+def _placement(described: dict[str, Any] | None, heads: list[int]) -> Placement | None:
+    """Where a layer of a shard is in the layer of the model; None if it is the whole layer."""
+    if described is None:
+        return None
+    total = get_field(described, "total_heads", int)
+    if not all(0 <= head < total for head in heads) or len(set(heads)) != len(heads):
+        raise ValueError(f"heads: expected numbers below {total}, each once, got {shorten(heads)}")
+    kv_heads = [check_type("kv_heads", n, int) for n in get_field(described, "kv_heads", list)]
+    if not all(0 <= head < total for head in kv_heads) or (kv_heads and len(heads) % len(kv_heads)):
+        raise ValueError(
+            f"kv_heads: expected as many as divide the {len(heads)} heads, got {shorten(kv_heads)}"
+        )
+    rows, keys = (_runs(described, name) for name in ("rows", "keys"))
+    return Placement(total, tuple(kv_heads), rows, keys)
+
+
+def _runs(described: dict[str, Any], name: str) -> Runs | None:
+    """Runs of positions, in increasing order, none of them empty; None for null."""
+    if described.get(name) is None:
+        return None
+    runs, end = [], 0
+    for run in get_field(described, name, list):
+        bounds = [check_type(name, n, int) for n in check_type(name, run, list)]
+        if len(bounds) != 2 or not end <= bounds[0] < bounds[1]:
+            raise ValueError(f"{name}: expected increasing runs [first, stop], got {shorten(run)}")
+        runs.append((bounds[0], bounds[1]))
+        end = bounds[1]
+    return tuple(runs)
+
+
+def _layer(described: dict[str, Any], path: Path, shard: ShardId | None) -> StoredLayer:
     """A layer from its description."""
     file = get_field(described, "file", str)
     # A name, never a path: nothing outside the folder is opened, whatever capture.json says.
@@ -147,7 +214,21 @@ def _layer(described: dict[str, Any], path: Path) -> StoredLayer:
     _check_size(shape, file, size)
     number, evidence = get_field(described, "number", int), get_field(described, "evidence", dict)
     name, stack = get_field(described, "name", str), get_field(described, "stack", str)
-    return StoredLayer(number, name, stack, shape, _evidence(evidence), heads, path / file)
+    placement = _placement(_optional(described, "placement", dict), heads)
+    for run, size in zip(placement[2:] if placement else (), shape[2:], strict=False):
+        if run is not None and sum(stop - first for first, stop in run) != size:
+            raise ValueError(f"placement: expected positions for {size} rows or keys, got {shorten(run)}")
+    return StoredLayer(
+        number,
+        name,
+        stack,
+        shape,
+        read_evidence(evidence),
+        heads,
+        path / file,
+        placement=placement,
+        shard=shard,
+    )
 
 
 def _check_size(shape: list[int], file: str, size: int) -> None:
@@ -159,26 +240,6 @@ def _check_size(shape: list[int], file: str, size: int) -> None:
     least, most = (max(shape), MAX_EMPTY) if 0 in shape else (max(B * H * T, B * S), size)
     if least > most:
         raise ValueError(f"shape: expected one that fits into the {size:,} bytes of {file}, got {shape}")
-
-
-def _evidence(described: dict[str, Any]) -> Evidence:
-    """The evidence of a layer, whose fields have the types that the class declares."""
-    types = {field.name: str(field.type).split(" | ") for field in dataclasses.fields(Evidence)}
-    if unknown := sorted(described.keys() - types):
-        raise ValueError(f"evidence: expected the fields {', '.join(types)}, got {shorten(unknown)}")
-    values: dict[str, Any] = {}
-    for name, value in described.items():
-        kind, *optional = types[name]
-        if kind == "float" and value in NOT_FINITE:
-            values[name] = float(value)
-        elif kind == "tuple[int, ...]":
-            values[name] = tuple(check_type(name, n, int) for n in check_type(name, value, list))
-        else:
-            values[name] = None if value is None and optional else check_type(name, value, TYPES[kind])
-    try:
-        return Evidence(**values)
-    except TypeError as error:  # a required field is missing
-        raise ValueError(f"evidence: {error}") from None
 
 
 def _table(described: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor | None:

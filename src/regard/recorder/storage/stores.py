@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.recorder.layer import Layer
+from regard.recorder.placement import ShardId
 from regard.recorder.sizes import format_bytes, free_memory, parse_bytes
 from regard.recorder.storage.folder import Folder
+from regard.recorder.storage.shard_folder import ShardFolder
 from regard.recorder.storage.store import MemoryStore, Store
 from regard.recorder.summary import summary_size
 
@@ -24,13 +26,18 @@ class TooLargeError(ValueError, MemoryError):
     """A capture that does not fit in memory."""
 
 
-def store_for(folder: str | PathLike[str] | None, budget: int | str | None, store: str) -> Store:
-    """Return the store for the options `folder`, `budget` and `store` of `regard.capture`."""
+def store_for(
+    folder: str | PathLike[str] | None, budget: int | str | None, store: str, shard: ShardId | None = None
+) -> Store:
+    """Return the store for the options `folder`, `budget` and `store` of `regard.capture`.
+
+    `shard` says which part of the capture this process makes, if several make it.
+    """
     if store not in ("maps", "statistics"):
         raise ValueError(f"store: expected 'maps' or 'statistics', got {store!r}")
     inner: Store
     if folder is not None:
-        inner = Folder(folder)
+        inner = Folder(folder) if shard is None else ShardFolder(folder, shard)
     elif budget is not None:
         inner = BudgetStore(parse_bytes("budget", budget))
     else:
@@ -59,6 +66,7 @@ class StatisticsStore:
             layer.heads,
             layer.values,
             layer.summary,
+            layer.placement,
         )
         return self.inner.put(without_map, instead_of)
 

@@ -1,0 +1,125 @@
+"""`certify`: the certificate for weights that somebody else made.
+
+The definition is that of a capture, in `certificate.examine`. Here are the checks of the arguments, and a
+dense tensor in the form that `examine` takes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.attention.inputs import working_dtype
+from regard.attention.masks.base import full
+from regard.attention.tensors import check_floats
+from regard.maps import AttentionMap
+from regard.maps.index import Axes
+from regard.recorder.certificate import ROWS, Evidence, examine
+
+OUTPUT = "the output"
+NEGATIVE = "some of its weights are negative, which no softmax gives"
+
+
+def certify(weights: AttentionMap | Tensor, v: Tensor, output: Tensor, *, verify: bool = False) -> Evidence:
+    """Compare attention weights with the output that they are said to have produced.
+
+    The weights are certified if each row of them sums to 1 and `weights @ v` is the output to within
+    rounding. This is the certificate of a capture, for weights from anywhere: another library, a kernel of
+    your own, a file.
+
+    - `weights`: an `AttentionMap`, or a tensor (B, H, T, S); the batch and the heads may be absent.
+    - `v`: the values (B, G, S, E), where the number of heads G divides H.
+    - `output`: the output of the attention itself (B, H, T, E), before any projection.
+    - `verify`: whether to compare every row, and not a sample of 64.
+
+    Returns the `Evidence`; it prints as a sentence, and `.certified` is the answer.
+
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(3, 2, 8, 4, generator=torch.Generator().manual_seed(0))
+    >>> weights = (q @ k.mT / 2).softmax(-1)
+    >>> regard.certify(weights, v, regard.attend(q, k, v)).certified
+    True
+    >>> regard.certify(weights.softmax(-1), v, regard.attend(q, k, v)).certified
+    False
+    """
+    is_map = isinstance(weights, AttentionMap)
+    shape = tuple(weights.shape) if is_map else tuple(check_floats("weights", weights).shape)
+    if not 2 <= len(shape) <= 4:
+        raise ValueError(f"weights: expected (B, H, T, S) or its last two or three dimensions, got {shape}")
+    for name, x in (("v", v), ("output", output)):
+        check_floats(name, x)
+        if x.device != weights.device:
+            raise ValueError(
+                f"{name}: expected it on {weights.device}, where the weights are, got {x.device}"
+            )
+    B, H, T, S = (1,) * (4 - len(shape)) + shape
+    values = _values(v, shape).detach().reshape(B, -1, S, v.shape[-1])
+    model_output = _output(output, (*shape[:-1], v.shape[-1])).detach().reshape(B, H, T, -1)
+    max_rows = None if verify else ROWS
+    if isinstance(weights, AttentionMap):
+        m = weights._with(axes=Axes())
+        if values.shape[1] != m.k.shape[1]:  # a head of both for each query head, then
+            values, k = (x.repeat_interleave(H // x.shape[1], 1) for x in (values, m.k))
+            m = m._with(k=k)
+        return examine(m, values, model_output, against=OUTPUT, max_rows=max_rows)
+    dense = DenseWeights(weights.detach().reshape(B, H, T, S))
+    problem = NEGATIVE if bool((weights < 0).any()) else None
+    evidence = examine(dense, values, model_output, problem=problem, against=OUTPUT, max_rows=max_rows)
+    return replace(evidence, mask="weights given as a tensor")
+
+
+def _values(v: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return v, or raise ValueError if it does not fit weights of this shape."""
+    fits = v.ndim == len(shape) and v.shape[-2] == shape[-1] and tuple(v.shape[:-3]) == shape[:-3]
+    if fits and len(shape) > 2:
+        fits = v.shape[-3] > 0 and shape[-3] % v.shape[-3] == 0
+    if not fits:
+        lead = {2: "", 3: f"{shape[0]}, ", 4: f"{', '.join(map(str, shape[:2]))}, "}[len(shape)]
+        fewer = ", or fewer heads that divide them" if lead else ""
+        raise ValueError(
+            f"v: expected ({lead}{shape[-1]}, E){fewer}, beside weights {shape}, got {tuple(v.shape)}"
+        )
+    return v
+
+
+def _output(output: Tensor, expected: tuple[int, ...]) -> Tensor:
+    """Return the output, or raise ValueError that says how to bring it into this shape."""
+    if tuple(output.shape) == expected:
+        return output
+    hint = ""
+    if output.ndim == len(expected) > 2 and tuple(output.transpose(-2, -3).shape) == expected:
+        hint = ": pass .transpose(-2, -3)"
+    elif output.numel() == math.prod(expected):
+        hint = ": split its heads, if this is the output of the attention before any projection"
+    raise ValueError(f"output: expected {expected}, got {tuple(output.shape)}{hint}")
+
+
+class DenseWeights:
+    """A matrix of weights (B, H, T, S) in the form in which `examine` takes a map."""
+
+    sinks: Tensor | None = None
+    scale, softcap, mask, is_dense = 1.0, None, full, True
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+        self.matrix = tuple(weights.shape)
+        self.device = weights.device
+        self.stored_dtype = weights.dtype
+        self.dtype = working_dtype(weights.dtype)
+
+    @property
+    def lse(self) -> Tensor:
+        """0, by which the weights count as they are, or −inf where a row has none."""
+        empty = (self.weights == 0).all(-1)
+        return torch.zeros_like(empty, dtype=self.dtype).masked_fill_(empty, -torch.inf)
+
+    def select(self, batch: slice, heads: slice) -> DenseWeights:
+        """Select sequences and heads."""
+        return DenseWeights(self.weights[batch, heads])
+
+    def tile(self, rows: Tensor) -> Tensor:
+        """The weights of some rows, (B, H, rows, S)."""
+        return self.weights[:, :, rows].to(self.dtype)

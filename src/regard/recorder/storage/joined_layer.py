@@ -1,0 +1,255 @@
+"""Joins the shards of a capture: `JoinedLayer` is a layer of which several ranks have captured a part each.
+
+Only the descriptions of shards are read at first; the tensors of a layer are put together when it is used.
+Key/value heads that several ranks have are kept once. Whether the shards fit together is checked, since
+anyone may have written them: a ValueError says what does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.base import Mask
+from regard.files import CaptureFileError
+from regard.maps import AttentionMap
+from regard.recorder.certificate import Evidence, join_shard_evidence
+from regard.recorder.layer import Layer, LayerData, LayerMap, LayerSettings, shard_evidence
+from regard.recorder.placement import Runs, kv_slots
+from regard.recorder.result import Capture
+from regard.recorder.summary import LayerSummary
+
+
+def join_captures(shards: Sequence[Capture]) -> Capture:
+    """Return the capture whose shards these are, one for each rank; a ValueError if they do not fit."""
+    filled = [(rank, shard) for rank, shard in enumerate(shards) if shard.layers]
+    if not filled:
+        raise ValueError("layers: expected at least one on some rank, got none")
+    first_rank, first = filled[0]
+    for rank, shard in filled[1:]:
+        for name in ("model", "ids", "target_ids", "attention_mask", "boundary", "edits"):
+            if not _equal(getattr(first, name), getattr(shard, name)):
+                raise ValueError(
+                    f"{name}: expected the same on all ranks, but ranks {first_rank} and {rank} differ"
+                )
+    parts: dict[int | str, list[Layer]] = {}
+    evidence: dict[int | str, list[Evidence]] = {}
+    for shard in shards:
+        for layer, layer_evidence in zip(shard.layers, shard.certificate, strict=True):
+            parts.setdefault(layer.key, []).append(layer)
+            evidence.setdefault(layer.key, []).append(layer_evidence)
+    joined = dataclasses.replace(
+        first,
+        layers=[_join_layer(layers, evidence[key]) for key, layers in parts.items()],
+        tokens=next((shard.tokens for shard in shards if shard.tokens is not None), None),
+        target_tokens=next((x.target_tokens for x in shards if x.target_tokens is not None), None),
+        missing={name: kind for shard in shards for name, kind in shard.missing.items()},
+        is_whole=all(shard.is_whole for shard in shards),
+        predictions=next((shard.predictions for shard in shards if shard.predictions is not None), None),
+        pictures=next((shard.pictures for shard in shards if shard.pictures is not None), None),
+        shard=None,
+        elsewhere=(),
+        fingerprint=None,
+    )
+    joined.seal()
+    return joined
+
+
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _join_layer(parts: list[Layer], evidence: list[Evidence]) -> Layer:
+    """Return the layer whose parts these are: a part that is the whole layer, or a `JoinedLayer`."""
+    whole = [part for part in parts if part.placement is None]
+    if not whole:
+        return JoinedLayer(parts, join_shard_evidence(list(map(shard_evidence, parts, evidence))))
+    if len(whole) < len(parts) or any(part.heads != whole[0].heads for part in whole):
+        raise ValueError(f"layer {parts[0].key}: expected parts of it or the whole layer, got both")
+    evidence = sorted(evidence, key=lambda x: x.certified)  # the same layer on several ranks: the worst
+    whole[0].evidence = evidence[0]
+    return whole[0]
+
+
+class Piece(NamedTuple):
+    """A tensor of a part, and where it goes in the tensor of the whole layer."""
+
+    tensor: Tensor  # (B, heads, positions, …)
+    heads: list[int]  # indices in the whole layer
+    positions: Runs | None  # None for all of them
+
+
+def _put_together(pieces: Sequence[Piece], shape: Sequence[int]) -> Tensor:
+    """Return the tensor (B, H, T, …) of this shape, up to its last axes, whose pieces these are."""
+    first = pieces[0].tensor
+    whole = first.new_empty(*shape, *first.shape[3:])
+    for tensor, heads, positions in pieces:
+        runs = ((0, shape[2]),) if positions is None else positions
+        rows = torch.cat([torch.arange(*run) for run in runs])
+        expected = (shape[0], len(heads), len(rows), *first.shape[3:])
+        if tensor.shape != expected or tensor.dtype != first.dtype:
+            raise ValueError(f"expected {expected} {first.dtype}, got {tuple(tensor.shape)} {tensor.dtype}")
+        if positions is None:
+            whole[:, heads] = tensor
+        else:
+            whole[:, torch.tensor(heads)[:, None], rows] = tensor
+    return whole
+
+
+class JoinedLayer(Layer):
+    """A layer whose heads or rows several ranks have captured.
+
+    `parts` are layers with a placement. Their descriptions must cover the layer, every head with all of its
+    rows; a ValueError says what is missing.
+    """
+
+    def __init__(self, parts: Sequence[Layer], evidence: Evidence) -> None:
+        first = parts[0]
+        self.parts = [(part, part.placement) for part in parts if part.placement is not None]
+        self._check_same("name", [part.name for part in parts])
+        self._check_same("total_heads", [placement.total_heads for _, placement in self.parts])
+        self._check_same("batch", [part.shape[0] for part in parts])
+        heads = sorted({head for part in parts for head in part.heads})
+        super().__init__(first.number, first.name, first.stack, None, evidence, heads)
+
+        # Which key/value head each head reads, and which positions of each some rank has.
+        self._kv_head_of: dict[int, int] = {}
+        rows: dict[int, set[tuple[int, int]]] = {}
+        keys: dict[int, set[tuple[int, int]]] = {}
+        for part, placement in self.parts:
+            _, H, T, S = part.shape
+            group = H // max(len(placement.kv_heads), 1)
+            for i, head in enumerate(part.heads):
+                kv_head = placement.kv_heads[i // group] if placement.kv_heads else -1
+                self._check_same("kv_heads", [self._kv_head_of.setdefault(head, kv_head), kv_head])
+                rows.setdefault(head, set()).update(placement.rows or ((0, T),))
+            for kv_head in placement.kv_heads:
+                keys.setdefault(kv_head, set()).update(placement.keys or ((0, S),))
+        self._slots = kv_slots([self._kv_head_of[head] for head in heads])
+        self._shape = (first.shape[0], len(heads), self._extent("rows", rows), self._extent("keys", keys))
+
+    def _check_same(self, name: str, values: Sequence[object]) -> None:
+        if any(value != values[0] for value in values):
+            key = self.parts[0][0].key
+            raise ValueError(
+                f"layer {key}: expected the same {name} on all ranks, got {values[0]} and others"
+            )
+
+    def _extent(self, name: str, runs: dict[int, set[tuple[int, int]]]) -> int:
+        """Return how many rows or keys the layer has; a ValueError if some head has not all of them."""
+        size = max((stop for head_runs in runs.values() for _, stop in head_runs), default=0)
+        for head, head_runs in runs.items():
+            end = 0
+            for first, stop in sorted(head_runs):
+                if first != end:
+                    break
+                end = stop
+            if end != size:
+                raise ValueError(
+                    f"layer {self.key}: expected {name} 0 to {size} of head {head}, got {sorted(head_runs)}"
+                )
+        return size
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape (B, H, T, S) of its map."""
+        return self._shape
+
+    @cached_property
+    def settings(self) -> LayerSettings:
+        """Its mask, scale, widths and so on, without any tensor."""
+        return super().settings
+
+    def head_map(self, head: int) -> LayerMap:
+        """Return the map (B, T, S) of one head; if one rank has all of it, from that rank's file alone."""
+        for part, placement in self.parts:
+            if head in part.heads and placement.is_map:
+                return part.head_map(head)
+        return super().head_map(head)
+
+    def data(self) -> LayerData:
+        """Read the files of all parts and put their tensors together."""
+        try:
+            return self._join()
+        except CaptureFileError:
+            raise
+        except (ValueError, IndexError, RuntimeError) as error:  # shapes and dtypes that do not fit
+            raise CaptureFileError(f"layer {self.key} cannot be joined: {error}") from None
+
+    def _join(self) -> LayerData:
+        data = [part.data() for part, _ in self.parts]
+        maps = [x.map for x in data if isinstance(x.map, AttentionMap)]
+        values = [x.values for x in data if x.values is not None]
+        if len(maps) not in (0, len(data)) or len(values) not in (0, len(data)):
+            raise ValueError("expected the same kinds of tensors of all ranks, got more of some")
+        joined_values = self._join_keys(values) if values else None
+        if not maps:
+            summaries = [x.summary for x in data if x.summary is not None]
+            return LayerData(values=joined_values, summary=self._join_summaries(summaries))
+        for name in ("scale", "softcap"):
+            self._check_same(name, [getattr(m, name) for m in maps])
+        sinks = [m.sinks for m in maps if m.sinks is not None]
+        if len(sinks) not in (0, len(maps)):
+            raise ValueError("expected sink logits on all ranks or on none")
+        joined = AttentionMap(
+            q=self._join_rows([m.q for m in maps]),
+            k=self._join_keys([m.k for m in maps]),
+            lse=self._join_rows([m.lse for m in maps]),
+            mask=self._join_masks([m.mask for m in maps]),
+            scale=maps[0].scale,
+            softcap=maps[0].softcap,
+            sinks=self._join_by_head([x[None, :, None] for x in sinks]).flatten() if sinks else None,
+        )
+        joined.mask.check(joined.matrix)
+        return LayerData(joined, joined_values)
+
+    def _indices(self, part: Layer) -> list[int]:
+        """Return the index of each head of a part among those of the layer."""
+        return [self.heads.index(head) for head in part.heads]
+
+    def _join_rows(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Join tensors (B, h, t, …) of all parts."""
+        pieces = [
+            Piece(x, self._indices(part), placement.rows)
+            for x, (part, placement) in zip(tensors, self.parts, strict=True)
+        ]
+        return _put_together(pieces, self.shape[:3])
+
+    def _join_keys(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Join tensors (B, g, s, …) of all parts, with each key/value head as often as the layer needs it."""
+        pieces = []
+        for x, (_, placement) in zip(tensors, self.parts, strict=True):
+            if x.shape[1] != len(placement.kv_heads):
+                raise ValueError(f"expected {len(placement.kv_heads)} key/value heads, got {x.shape[1]}")
+            slots = [i for i, head in enumerate(self._slots) if head in placement.kv_heads]
+            local = [placement.kv_heads.index(self._slots[i]) for i in slots]
+            pieces.append(Piece(x[:, local], slots, placement.keys))
+        return _put_together(pieces, (self.shape[0], len(self._slots), self.shape[3]))
+
+    def _join_by_head(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Join tensors (B, h, n, …) of all parts, which have an entry for each head and nothing for rows."""
+        pieces = [
+            Piece(x, self._indices(part), None) for x, (part, _) in zip(tensors, self.parts, strict=True)
+        ]
+        return _put_together(pieces, (len(tensors[0]), len(self.heads), tensors[0].shape[2]))
+
+    def _join_summaries(self, summaries: Sequence[LayerSummary]) -> LayerSummary:
+        if not all(placement.is_map for _, placement in self.parts):
+            raise ValueError("expected statistics of all rows on every rank, got some of them")
+        return LayerSummary(*(self._join_by_head(tensors) for tensors in zip(*summaries, strict=True)))
+
+    def _join_masks(self, masks: Sequence[Mask]) -> Mask:
+        listed = [head for part, _ in self.parts for head in part.heads]
+        order = [listed.index(head) for head in self.heads]
+        mask = masks[0].join_heads(masks[1:], [len(part.heads) for part, _ in self.parts], order)
+        if mask is None:
+            names = ", ".join(dict.fromkeys(map(str, masks)))
+            raise ValueError(f"expected the same mask on all ranks, got different ones ({names})")
+        return mask

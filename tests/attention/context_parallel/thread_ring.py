@@ -1,0 +1,75 @@
+"""A ring of threads instead of processes, so that many small problems can be tried in a second."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.attention.context_parallel import ring as ring_module
+from regard.attention.context_parallel.transfer import Ring
+
+WAITING = 60.0  # seconds, after which a test fails that would hang
+R = TypeVar("R")
+
+
+class Threads:
+    """What the threads of one ring share; stands for its process group."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.queues: list[queue.Queue[Sequence[Tensor]]] = [queue.Queue() for _ in range(size)]
+        self.numbers: list[Sequence[int]] = [()] * size
+        self.barrier = threading.Barrier(size)
+        self.rank = threading.local()
+
+    def run(self, function: Callable[[int], R]) -> list[R]:
+        """Call a function with the number of each rank, in a thread for each."""
+
+        def call(rank: int) -> R:
+            self.rank.number = rank
+            return function(rank)
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(call, range(self.size)))
+
+
+class ThreadTransfer:
+    """Tensors that wait in a queue."""
+
+    def __init__(self, arriving: "queue.Queue[Sequence[Tensor]]") -> None:
+        self.arriving = arriving
+
+    def wait(self) -> Sequence[Tensor]:
+        return self.arriving.get(timeout=WAITING)
+
+
+class ThreadRing(Ring):
+    """A rank of a ring of threads."""
+
+    group: Threads
+
+    def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        self.group.numbers[self.rank] = numbers
+        self.group.barrier.wait(WAITING)
+        everyone = [list(numbers) for numbers in self.group.numbers]
+        self.group.barrier.wait(WAITING)
+        return everyone
+
+    def pass_on(self, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Any:
+        self.group.queues[(self.rank + 1) % self.size].put([x.clone() for x in tensors])
+        return ThreadTransfer(self.group.queues[self.rank])
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `group=` take `Threads`."""
+
+    def of(group: Threads) -> ThreadRing:
+        return ThreadRing(group, group.rank.number, group.size)
+
+    monkeypatch.setattr(ring_module.Ring, "of", staticmethod(of))

@@ -1,0 +1,161 @@
+"""Models that two processes run together: one capture, with the numbers that heads have in the model."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.files import CaptureFileError
+from regard.recorder.result import Capture
+from tests import ranks
+from tests.recorder.distributed.sharded_models_program import IDS, KV_HEADS, OTHER_IDS, edited_logits, llama
+
+pytest.importorskip("transformers.distributed.tensor_parallel")
+
+PATIENCE = 900.0  # seconds for all processes to end; on a free machine they take a minute
+PROGRAMS = "tests.recorder.distributed"
+
+
+def run_ranks(program: str, folder: Path) -> list[tuple[int, str]]:
+    """Run a program on two ranks; return the status of each and what it wrote to its standard error."""
+    with ranks.started(f"{PROGRAMS}.{program}", 2, folder) as processes:
+        errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+        return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks have captured: the processes are started once for all tests."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for status, error in run_ranks("sharded_models_program", folder):
+        assert status == 0, error
+    return folder
+
+
+def about(folder: Path, rank: int) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((folder / f"about-{rank}.json").read_text())
+    return data
+
+
+def load(folder: Path) -> Capture:
+    seen = regard.load(folder)
+    assert isinstance(seen, Capture)
+    return seen
+
+
+def assert_same_maps(seen: Capture, whole: Capture) -> None:
+    """Every head of every layer has the same weights, to rounding: ranks add up parts of sums."""
+    assert seen.certificate.certified
+    assert [layer.key for layer in seen.layers] == [layer.key for layer in whole.layers]
+    for layer, other in zip(seen.layers, whole.layers, strict=True):
+        assert layer.heads == other.heads
+        torch.testing.assert_close(layer.map.to_dense(), other.map.to_dense(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kv_heads", KV_HEADS)
+def test_tensor_parallel_ranks_give_the_capture_of_one_process(folder: Path, kv_heads: int) -> None:
+    model = llama(kv_heads)
+    seen = load(folder / f"tp-{kv_heads}")
+    whole = regard.capture(model, inputs={"input_ids": IDS}, values=True)
+    assert_same_maps(seen, whole)
+    for layer, other in zip(seen.layers, whole.layers, strict=True):
+        assert layer.map.k.shape == other.map.k.shape  # key/value heads that both ranks have are kept once
+    assert torch.equal(seen.layers[0].map.q, whole.layers[0].map.q)  # before the first sum over ranks
+    assert regard.capture_size(model, IDS.shape[1], values=True) == seen.nbytes == whole.nbytes
+
+
+@pytest.mark.parametrize("kv_heads", KV_HEADS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_numbers_its_heads_as_the_model_does(folder: Path, rank: int, kv_heads: int) -> None:
+    own = about(folder, rank)[f"tp-{kv_heads}"]
+    heads = [2 * rank, 2 * rank + 1]
+    assert own["heads"] == [heads] * 4
+    assert own["kv_heads"] == [{4: heads, 2: [rank], 1: [0]}[kv_heads]] * 4
+    assert own["table"] == [[layer, head] for layer in range(4) for head in heads]
+    assert own["size"] == regard.capture_size(llama(kv_heads), IDS.shape[1], values=True)
+
+
+@pytest.mark.parametrize("kv_heads", KV_HEADS)
+def test_every_rank_knows_the_certificate_of_all(folder: Path, kv_heads: int) -> None:
+    joined = str(load(folder / f"tp-{kv_heads}").certificate[0])
+    for rank in (0, 1):
+        own = about(folder, rank)[f"tp-{kv_heads}"]
+        assert own["certified"]
+        assert own["evidence"] == joined
+
+
+def test_swapping_the_outputs_of_two_ranks_breaks_the_certificate(folder: Path) -> None:
+    for rank in (0, 1):
+        swapped = about(folder, rank)["swapped"]
+        assert swapped["certified"] == [False] * 4
+        assert "not certified" in swapped["sentence"]
+
+
+def test_edits_name_the_heads_of_the_model(folder: Path) -> None:
+    model = llama()
+    expected = torch.tensor(edited_logits(model))
+    with torch.no_grad():
+        plain = model(IDS).logits[0, -1]
+    assert ((expected - plain).abs().amax(1) > 1e-4).all()
+    for rank in (0, 1):
+        torch.testing.assert_close(torch.tensor(about(folder, rank)["edits"]), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_what_cannot_be_numbered_is_refused_by_name(folder: Path) -> None:
+    for rank in (0, 1):
+        said = about(folder, rank)["refusals"]
+        assert (
+            "model.layers.0.self_attn: nothing shows which of the model's heads this rank has"
+            in said["order"]
+        )
+        assert (
+            "contributions: expected a model in one process, got one that 2 run together"
+            in said["contributions"]
+        )
+
+
+def test_selected_heads_may_be_on_one_rank(folder: Path) -> None:
+    seen = load(folder / "some")
+    assert [(layer.key, layer.heads) for layer in seen.layers] == [(1, (0, 1))]
+    whole = regard.capture(llama(), inputs={"input_ids": IDS}, layers=[1], heads=[0, 1])
+    assert_same_maps(seen, whole)
+
+
+def test_a_generated_text_is_joined(folder: Path) -> None:
+    model = llama()
+    with regard.capture(model) as whole, torch.no_grad():
+        model.generate(IDS, max_new_tokens=3, do_sample=False)
+    seen = load(folder / "generated")
+    assert seen.boundary == whole.boundary == IDS.shape[1]
+    assert_same_maps(seen, whole)
+
+
+def test_the_layers_of_a_pipeline_are_one_capture(folder: Path) -> None:
+    whole = regard.capture(llama(), inputs={"input_ids": IDS}, layers=[0, 2, 3])
+    assert_same_maps(load(folder / "pipeline"), whole)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_data_parallel_rank_has_its_own_text(folder: Path, rank: int) -> None:
+    ids = (IDS, OTHER_IDS)[rank]
+    seen = load(folder / f"fsdp-{rank}")
+    assert seen.shard is None
+    assert seen.ids is not None
+    assert torch.equal(seen.ids, ids)
+    assert_same_maps(seen, regard.capture(llama(), inputs={"input_ids": ids}))
+
+
+def test_a_killed_rank_ends_the_others_with_one_sentence(tmp_path: Path) -> None:
+    (status, error), (killed, _) = run_ranks("killed_rank_program", tmp_path)
+    assert killed == -signal.SIGKILL
+    assert status == 1
+    last = error.strip().splitlines()[-1]
+    assert "LostRankError: rank 0 ends, since another of the 2 processes that run together has ended" in last
+    with pytest.raises(CaptureFileError, match="its writing was cut short"):
+        regard.load(tmp_path / "run")

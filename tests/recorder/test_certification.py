@@ -1,0 +1,121 @@
+"""`certify`: weights from anywhere against the output that they are said to have produced."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import regard
+from regard.recorder.certificate import examine
+from tests import strategies, truth
+
+
+@given(n=strategies.sizes(10), pick=st.data(), seed=st.integers(0, 2**20), dtype=strategies.dtypes)
+def test_dense_weights_are_judged_as_their_map_is(n: Any, pick: Any, seed: int, dtype: Any) -> None:
+    drawn = pick.draw(strategies.masks(n))
+    x = strategies.tensors(n, seed, dtype)
+    right = truth.attention(x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias())
+    m, output = regard.attention_map(x.q, x.k, mask=drawn.mask), right.output.to(dtype)
+    by_map = regard.certify(m, x.v, output, verify=True)
+    assert by_map == examine(m, x.v, output, against="the output", max_rows=None)
+    dense = regard.certify(right.weights.to(dtype), x.v, output, verify=True)
+    if by_map.problem is None:  # values so similar that they do not tell
+        assert by_map.certified
+        assert dense.certified
+    sees = bool((m.lse > -torch.inf).any())
+    off = regard.certify(right.weights.to(dtype), x.v, output + 0.5, verify=True)
+    assert not sees or not off.certified
+    assert (dense.rows, dense.total_rows, dense.empty_rows) == (n.T, n.T, by_map.empty_rows)
+
+
+def some_attention() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weights (2, 4, 8, 8), values (2, 2, 8, 3) and their output (2, 4, 8, 3)."""
+    scores, v = torch.randn(2, 4, 8, 8), torch.randn(2, 2, 8, 3)
+    weights = scores.masked_fill(~regard.causal_mask(8), -torch.inf).softmax(-1)
+    return weights, v, weights @ v.repeat_interleave(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("the next layer's", lambda weights: torch.randn_like(weights).softmax(-1)),
+        ("two heads swapped", lambda weights: weights[:, [1, 0, 2, 3]]),
+        ("the mean over heads", lambda weights: weights.mean(1, keepdim=True).expand_as(weights)),
+        ("softmax twice", lambda weights: weights.softmax(-1)),
+        ("softmax over the queries", lambda weights: weights / weights.sum(-2, keepdim=True)),
+        ("scaled by 1 %", lambda weights: weights * 1.01),
+        ("NaN in one row", lambda weights: weights.index_fill(2, torch.tensor([3]), torch.nan)),
+    ],
+)
+def test_weights_that_did_not_produce_the_output_are_not_certified(name: str, wrong: Any) -> None:
+    weights, v, output = some_attention()
+    assert regard.certify(weights, v, output).certified
+    assert not regard.certify(wrong(weights), v, output).certified, name
+
+
+def test_equal_sums_do_not_hide_negative_weights() -> None:
+    weights = torch.eye(4) * 2 - 1 / 3 * (1 - torch.eye(4))
+    v = torch.randn(4, 3)
+    evidence = regard.certify(weights, v, weights @ v)
+    assert evidence.row_sums < 1e-6
+    assert "negative" in str(evidence)
+    assert not evidence.certified
+
+
+def test_the_evidence_is_a_sentence() -> None:
+    weights, v, output = some_attention()
+    sentence = str(regard.certify(weights, v, output))
+    assert sentence.startswith("certified: weights times values are within ")
+    assert sentence.endswith("of the output; 8 of 8 rows compared; weights given as a tensor")
+
+
+def test_a_head_of_a_map_is_certified_by_itself() -> None:
+    q, k, v = torch.randn(3, 2, 4, 8, 16)
+    output, lse = regard.attend(q, k, v, mask=regard.causal, return_lse=True)
+    m = regard.attention_map(q, k, mask=regard.causal, lse=lse)
+    assert regard.certify(m[1, 2], v[1, 2], output[1, 2]).certified
+    assert not regard.certify(m[1, 2], v[1, 2], output[1, 3]).certified
+    assert regard.certify(m[0], v[0], output[0]).certified
+
+
+def test_values_may_have_a_head_for_each_query_head_or_for_each_key_head() -> None:
+    q, k, v = torch.randn(1, 4, 8, 16), torch.randn(1, 2, 8, 16), torch.randn(1, 2, 8, 16)
+    output, m = regard.attend(q, k, v), regard.attention_map(q, k)
+    for values in (v, v.repeat_interleave(2, 1)):
+        assert regard.certify(m, values, output).certified
+        assert regard.certify(m.to_dense(), values, output).certified
+
+
+def test_the_weights_of_multihead_attention_are_certified() -> None:
+    layer, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 6, 16)
+    _, weights = layer(x, x, x, average_attn_weights=False)
+    W, b = layer.in_proj_weight[32:], layer.in_proj_bias[32:]
+    v = (x @ W.T + b).view(1, 6, 2, 8).transpose(1, 2)
+    q, k = ((x @ layer.in_proj_weight[i : i + 16].T).view(1, 6, 2, 8).transpose(1, 2) for i in (0, 16))
+    output = nn.functional.scaled_dot_product_attention(q, k, v)  # its biases of q and k are 0 at first
+    assert regard.certify(weights, v, output).certified
+    assert not regard.certify(weights.mean(1, keepdim=True).expand_as(weights), v, output).certified
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": [[1.0]]}, r"weights: expected a torch.Tensor, got list"),
+        ({"weights": torch.ones(3)}, r"weights: expected \(B, H, T, S\)"),
+        ({"v": torch.ones(2, 2, 7, 3)}, r"v: expected \(2, 4, 8, E\), or fewer heads .*got \(2, 2, 7, 3\)"),
+        ({"v": torch.ones(2, 3, 8, 3)}, r"v: expected \(2, 4, 8, E\)"),
+        ({"output": torch.ones(2, 8, 4, 3)}, r"pass \.transpose\(-2, -3\)"),
+        (
+            {"output": torch.ones(2, 8, 12)},
+            r"output: expected \(2, 4, 8, 3\), got \(2, 8, 12\): split its heads",
+        ),
+        ({"output": torch.ones(2, 8, 99)}, r"output: expected \(2, 4, 8, 3\), got \(2, 8, 99\)$"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_how_to_mend_it(change: dict[str, Any], message: str) -> None:
+    weights, v, output = some_attention()
+    with pytest.raises(ValueError, match=message):
+        regard.certify(**{"weights": weights, "v": v, "output": output} | change)
