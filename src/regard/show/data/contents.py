@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.heads import HeadTable, SurveyResult
 from regard.heads.score_words import SCORE_WORDS
-from regard.heads.telling_head import find_telling_head
+from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.invisible_characters import ABBREVIATIONS
 from regard.lru import LRUCache
 from regard.maps import AttentionMap, WeightedMap
@@ -505,8 +505,15 @@ class Contents:
         capture = self.texts[0]
         step = 1 + capture.nbytes // MOST_SAMPLED  # some layers of a capture that would take long to read
         layers = capture.layers[::step]
-        samples = ((self.layer_map(0, layer.key), self._key_ids(0, layer)) for layer in layers)
-        if (found := find_telling_head(samples)) is None:
+        found = None
+        if (pictures := capture.pictures) is not None and capture.ids is None:
+            entry = self.batch_index
+            towers = ((self.layer_map(0, one.key), pictures.tower_axes(one.key, entry)) for one in layers)
+            found = find_selective_head(towers)
+        if found is None:
+            samples = ((self.layer_map(0, layer.key), self._key_ids(0, layer)) for layer in layers)
+            found = find_telling_head(samples)
+        if found is None:
             return None
         layer = layers[found[0]]
         return str(layer.key), layer.heads[found[1]]
