@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -198,6 +199,16 @@ class Contents:
             if self._meta is None:
                 self._meta = self._describe()
             return self._meta
+
+    def prepare_first_view(self) -> None:
+        """Compute what a reader sees first before it is requested: `meta`, and the first map as a whole."""
+        first = self.texts[0].layers[0]
+        start = self.meta["start"] or {"layer": first.key, "head": first.heads[0]}
+        T, S = self.layer(0, start["layer"]).shape[2:]
+        z = max(0, tiles.level_count(T, S) - 2)  # two by two tiles at most
+        high, wide = tiles.tile_counts(T, S, z)
+        for i, j in product(range(high), range(wide)):
+            self.tile(0, start["layer"], start["head"], z, i, j)
 
     def forget_meta(self) -> None:
         """Let `meta` be made anew, since something that it describes has changed."""
