@@ -196,7 +196,7 @@ def test_the_picture_is_exported_with_its_words_and_its_numbers(
 
     svg = export("SVG")
     assert "<image" in svg  # the picture itself
-    for words in ("layer 1, head 3", "CLS attends to", "amber"):
+    for words in ("layer 1, head 3", "CLS attends to", "amber", "A ring marks"):
         assert words in svg
     lines = [line.split(",", 1) for line in export("CSV").splitlines()]
     assert lines[0] == ["token", "name,weight"]

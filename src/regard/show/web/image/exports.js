@@ -8,7 +8,7 @@ import { headWords, textWords } from "../picture/words.js";
 import { scopeName } from "../text/scope.js";
 
 /**
- * @typedef {Pick<import("./image.js").ImageView, "state" | "layer" | "heat" | "said" | "chips" | "stage" | "about" | "axis">} ImageOnPaper
+ * @typedef {Pick<import("./image.js").ImageView, "state" | "layer" | "heat" | "said" | "chips" | "stage" | "about" | "axis" | "outliers" | "looking">} ImageOnPaper
  */
 
 /**
@@ -28,7 +28,7 @@ export function imageExports(app, view) {
  * @param {App} app
  * @param {ImageOnPaper} view
  */
-async function imageFigure(app, { state, layer, heat, said, chips, stage, about }) {
+async function imageFigure(app, { state, layer, heat, said, chips, stage, about, outliers, looking }) {
   if (!heat) throw new Error("no patch of this layer is shown");
   const { text, head } = state;
   const words =
@@ -36,7 +36,8 @@ async function imageFigure(app, { state, layer, heat, said, chips, stage, about 
       ? await headWords(app, { text, layer: layer.key, head })
       : textWords(app, scopeName(state, layer), text);
   const end = `The colours go from clear, for 0, over amber to red, for ${percent(heat.top)}.`;
-  words.notes = [`${said.textContent}.`, end, about.textContent ?? ""].filter(Boolean);
+  const rings = outliers.size && looking ? "A ring marks a patch that receives far more than others." : "";
+  words.notes = [`${said.textContent}.`, end, rings, about.textContent ?? ""].filter(Boolean);
   return viewFigure([chips.box, stage], words);
 }
 
