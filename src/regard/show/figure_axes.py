@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.maps import AttentionMap, DifferenceMap
+from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap
 from regard.show.figure_cells import Drawable, FigureCells, Reduce, cell_scale, overview_values, pool_cells
 from regard.stages.picture import MAX_NUMBERED_SIDE, colour_map, draw_cells, draw_hatch, draw_heatmap
 
@@ -79,7 +79,7 @@ def draw_map(
     ax.xaxis.set_label_position("top")
     _set_ticks(ax.xaxis, labels.keys, cells.cols, most_tokens, fontsize=fontsize, **UPRIGHT)
     _set_ticks(ax.yaxis, labels.queries, cells.rows, most_tokens, fontsize=fontsize)
-    ax.set_xlabel("attended-to (key)", fontsize=fontsize + 1, loc="left")
+    ax.set_xlabel("key (attended to)", fontsize=fontsize + 1, loc="left")
     ax.set_ylabel("query", fontsize=fontsize + 1, loc="bottom")
     if labels.boundary is not None:
         _mark_boundary(ax, labels.boundary, m.shape, cells)
@@ -126,7 +126,11 @@ def _cell_at(starts: list[int], n: int, position: int) -> float:
 
 def describe_cell(m: Drawable, reduce: Reduce) -> str:
     """Return a sentence that says what a cell of a figure stands for."""
-    entry = "weight" if isinstance(m, AttentionMap | Tensor) else "weight × factor of the key"
+    entry = (
+        "weight"
+        if isinstance(m, AttentionMap | LinearAttentionMap | Tensor)
+        else "weight × factor of the key"
+    )
     if isinstance(m, DifferenceMap):
         entry = "difference of two weights"
     if isinstance(m, Tensor) or max(m.shape) <= MOST_CELLS:
