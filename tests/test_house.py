@@ -51,6 +51,7 @@ FLOORS = {
     "testing": 2,
     "comparison": 2,
     "spans": 2,
+    "vllm": 2,
     "show": 3,
     "cli": 4,
     "__main__": 4,

@@ -119,6 +119,7 @@ _PACKAGES = (
     "spans",
     "stages",
     "testing",
+    "vllm",
 )
 
 

@@ -152,7 +152,7 @@ def test_what_it_asks_for(about: Message) -> None:
     assert required(about) == plain
     extras = {name: required(about, name) - plain for name in about.get_all("Provides-Extra", [])}
     optional = {"app", "gguf", "parquet", "tokenizers", "transformers", "widget"}
-    assert set(extras) == optional | {"all", "dev", "docs", "notebooks"}
+    assert set(extras) == optional | {"all", "dev", "docs", "notebooks", "vllm"}
     assert extras["tokenizers"] == {"huggingface-hub", "tokenizers"}
     page = {"latex2mathml", "markdown-it-py", "mdit-py-plugins", "starlette", "uvicorn"}
     assert extras["app"] == extras["tokenizers"] | page | {"matplotlib", "rich", "typer"}
@@ -161,6 +161,7 @@ def test_what_it_asks_for(about: Message) -> None:
     assert extras["gguf"] == extras["tokenizers"] | {"gguf"}
     assert extras["parquet"] == {"pyarrow"}
     assert extras["widget"] == {"anywidget"}
+    assert extras["vllm"] == {"vllm"}
     assert extras["all"] == set().union(*(extras[name] for name in optional))
     assert extras["dev"] > extras["all"]
     assert extras["notebooks"] == extras["dev"] | {"jupyterlab", "marimo"}

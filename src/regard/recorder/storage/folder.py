@@ -213,8 +213,9 @@ class Folder:
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that make this capture."""
     numbers = {"regard": __version__, "torch": torch.__version__}
-    if (transformers := sys.modules.get("transformers")) is not None:
-        numbers["transformers"] = transformers.__version__
+    for name in ("transformers", "vllm"):
+        if (library := sys.modules.get(name)) is not None:
+            numbers[name] = library.__version__
     return numbers
 
 

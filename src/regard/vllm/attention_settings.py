@@ -1,0 +1,85 @@
+"""`AttentionSettings`: what one attention layer of vLLM computes, read from its implementation.
+
+The scale, the window, the soft cap and the sink logits are those that the implementation passes to its
+kernel, never those of the model's config. An implementation that is not known here is refused by its name:
+another one may mean something else by the same attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import causal, window
+
+IMPLEMENTATIONS = (
+    "CPUAttentionBackendImpl",
+    "FlashAttentionImpl",
+    "FlashInferImpl",
+    "TritonAttentionImpl",
+)
+"""The classes whose attributes are read. A class that is derived from one of them is another class."""
+PLAIN_CACHES = ("auto", "float16", "bfloat16", "float32", "half", "float")
+
+
+class UnsupportedLayerError(ValueError):
+    """A layer whose attention cannot be read; the message is the reason."""
+
+
+class AttentionSettings(NamedTuple):
+    """The sizes of a layer on this rank, and what its kernel is called with."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    """The width D of queries and keys."""
+    value_width: int
+    scale: float
+    window: int | None = None
+    """The number of keys that a query sees at most, its own included."""
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    """The sink logits (H,)."""
+
+    @property
+    def mask(self) -> Mask:
+        """Which keys a query sees; the last query is aligned with the last key."""
+        return causal if self.window is None else causal & window(self.window)
+
+
+def read_settings(layer: Any) -> AttentionSettings:
+    """Return the settings of an attention layer, or raise an `UnsupportedLayerError` that says why not."""
+    kind, implementation = type(layer).__name__, getattr(layer, "impl", None)
+    if kind != "Attention":
+        raise UnsupportedLayerError(f"{kind}, which is not supported yet")
+    name = type(implementation).__name__
+    if implementation is None or name not in IMPLEMENTATIONS:
+        known = ", ".join(IMPLEMENTATIONS)
+        raise UnsupportedLayerError(f"expected one of the implementations {known}, got {name}")
+    if layer.attn_type != "decoder":
+        raise UnsupportedLayerError(f"expected the attention of a decoder, got {layer.attn_type!r}")
+    if implementation.kv_cache_dtype not in PLAIN_CACHES:
+        raise UnsupportedLayerError(f"its cache is quantised to {implementation.kv_cache_dtype}")
+    if implementation.alibi_slopes is not None:
+        raise UnsupportedLayerError("it has ALiBi slopes, which are not supported yet")
+    if getattr(implementation, "chunk_lookback", -1) != -1:
+        raise UnsupportedLayerError("it attends by chunks, which is not supported yet")
+    return AttentionSettings(
+        heads=layer.num_heads,
+        kv_heads=layer.num_kv_heads,
+        width=layer.head_size,
+        value_width=layer.head_size_v,
+        scale=float(implementation.scale),
+        window=_window_size(implementation.sliding_window),
+        softcap=implementation.logits_soft_cap or None,
+        sinks=implementation.sinks,
+    )
+
+
+def _window_size(window: int | tuple[int, int] | None) -> int | None:
+    """The number of keys in a window: the CPU's kernel takes it, the others how many earlier keys it has."""
+    if isinstance(window, tuple):
+        return None if window[0] < 0 else window[0] + 1
+    return None if window is None or window < 0 else window

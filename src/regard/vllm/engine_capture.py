@@ -1,0 +1,398 @@
+"""`EngineCapture`: watches the attention layers of one vLLM worker and writes what each request attended to.
+
+After a layer's implementation has run, its new queries and the keys and values that it read from the paged
+cache become rows of a map, which is compared with the implementation's own output there and then. Two
+functions are wrapped as attributes of single objects, so that nothing is left behind: the `forward` of every
+layer's implementation, and the `build` of the metadata, which says which rows belong to which request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.recorder.attention_call import AttentionCall
+from regard.recorder.certificate import ROWS, examine
+from regard.recorder.layer import LayerId
+from regard.recorder.placement import Placement, ShardId
+from regard.recorder.result import Capture
+from regard.recorder.sources.layer_names import assign_layer_ids
+from regard.recorder.storage.shard_folder import save_shard
+from regard.vllm.attention_settings import AttentionSettings, UnsupportedLayerError, read_settings
+from regard.vllm.block_layout import BlockLayout, CachedTokens
+from regard.vllm.request_record import CachedPrefix, LayerRecord, LayerStep, RequestRecord
+
+STEP = "regard_step"
+"""The attribute of vLLM's metadata that holds the step which it was built for."""
+RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")  # what vLLM appends to the id of a request
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """Which requests a step computes: request i has the rows from `starts[i]` up to `starts[i + 1]`."""
+
+    request_ids: list[str]
+    starts: list[int]
+    lengths: list[int]
+    """The number of keys of each request, the new ones included."""
+    blocks: Tensor
+    """The numbers of each request's blocks, in the group of layers that share them."""
+    is_causal: bool
+
+
+@dataclass(frozen=True)
+class WatchedLayer:
+    """An attention layer of vLLM, and what is known of it before it runs."""
+
+    layer_id: LayerId
+    module: Any
+    settings: AttentionSettings
+    heads: range
+    """The numbers of this rank's heads in the model."""
+    placement: Placement | None = None
+    """Where they are in the model, if other ranks have others."""
+
+
+class EngineCapture:
+    """The capture of one worker, from `attach` to `finish`.
+
+    - `runner`: the worker's model runner.
+    - `modules`: the attention modules of the model, by name.
+    - `folder`: gets a folder for each request.
+    - `rank`, `ranks`: the number of this worker among those that share the heads, and how many these are.
+    - `total_kv_heads`: the number of key/value heads in a layer of the model, on all ranks.
+    - `layers`: the numbers or names of the layers to capture; None captures all.
+    - `values`: whether to store the values too.
+    - `verify`: whether to compare every row with the output, and not 64 of each step.
+    - `model`: the name of the model; `decode` turns token ids (1, S) into text.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        modules: dict[str, Any],
+        folder: Path,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        total_kv_heads: int = 0,
+        layers: Collection[int | str] | None = None,
+        values: bool = False,
+        verify: bool = False,
+        model: str = "",
+        decode: Callable[[Tensor], list[list[str]]] | None = None,
+    ) -> None:
+        self.runner, self.modules, self.folder = runner, modules, folder
+        self.rank, self.ranks, self.total_kv_heads = rank, ranks, total_kv_heads
+        self.values, self.max_rows = values, None if verify else ROWS
+        self.model, self.decode = model, decode
+        self.is_whole = layers is None
+        self.error: Exception | None = None
+        """What ended the capture before `finish`."""
+        self.missing: dict[str, str] = {}
+        """The modules that mix tokens and are not captured, each with the reason."""
+        self.watched = self._choose_layers(layers)
+        self.written: dict[str, dict[str, Any]] = {}
+        """What was written of each request, as `Worker.stop` returns it."""
+        self._layouts: dict[str, BlockLayout] = {}
+        self._records: dict[str, RequestRecord] = {}
+        self._undo = ExitStack()
+
+    def _choose_layers(self, layers: Collection[int | str] | None) -> dict[str, WatchedLayer]:
+        """Return the layers to watch, by name; the others are `missing`, or were not asked for."""
+        modules, settings, placements = self.modules, {}, {}
+        for name, module in modules.items():
+            try:
+                found = read_settings(module)
+                placements[name] = place_heads(found, self.rank, self.ranks, self.total_kv_heads)
+                settings[name] = found
+            except UnsupportedLayerError as error:
+                self.missing[name] = str(error)
+        if not settings:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.missing.items())[:1])
+            raise ValueError(f"start: none of the {len(modules)} attention layers can be captured: {reasons}")
+        layer_ids = assign_layer_ids({name: modules[name] for name in settings})
+        watched = {}
+        for name, found in settings.items():
+            layer_id = layer_ids[modules[name]]
+            keys = {str(layer_id.number), str(layer_id.key), name}
+            if layers is None or not keys.isdisjoint(map(str, layers)):
+                heads = range(self.rank * found.heads, (self.rank + 1) * found.heads)
+                watched[name] = WatchedLayer(layer_id, modules[name], found, heads, placements[name])
+        if not watched:
+            raise ValueError(f"layers: expected some of {', '.join(settings)}, got {layers}")
+        return watched
+
+    def attach(self) -> None:
+        """Begin to watch."""
+        with ExitStack() as undo:
+            for group in (group for groups in self.runner.attn_groups for group in groups):
+                for builder in group.metadata_builders:
+                    undo.callback(_cover(builder, "build", self._build))
+                    if getattr(builder, "supports_update_block_table", False):
+                        undo.callback(_cover(builder, "update_block_table", self._update_block_table))
+            for name, layer in self.watched.items():
+                undo.callback(_cover(layer.module.impl, "forward", self._forward, name))
+            self._undo = undo.pop_all()
+
+    def detach(self) -> None:
+        """Leave vLLM as it was."""
+        self._undo.close()
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """End the capture, write the requests that still run, and return what was written of each."""
+        self.detach()
+        if self.error is not None:
+            raise RuntimeError(f"the capture ended before it was stopped: {self.error}") from self.error
+        for request_id in list(self._records):
+            self._write(request_id)
+        return self.written
+
+    def _build(
+        self,
+        inner: Callable[..., Any],
+        common_prefix_len: int,
+        common_attn_metadata: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Build the metadata of a group of layers, and note the step on it."""
+        metadata = inner(common_prefix_len, common_attn_metadata, *args, **kwargs)
+        with self._ended_by_errors():
+            common, request_ids = common_attn_metadata, list(self.runner.input_batch.req_ids)
+            step = EngineStep(
+                request_ids,
+                common.query_start_loc_cpu.tolist(),
+                common.seq_lens[: len(request_ids)].tolist(),
+                common.block_table_tensor,
+                common.causal is True,
+            )
+            setattr(metadata, STEP, step)
+        return metadata
+
+    def _update_block_table(
+        self, inner: Callable[..., Any], metadata: Any, blk_table: Tensor, slot_mapping: Tensor
+    ) -> Any:
+        """Build the metadata of another group of layers, which differs in its blocks only."""
+        updated = inner(metadata, blk_table, slot_mapping)
+        with self._ended_by_errors():
+            setattr(updated, STEP, replace(getattr(metadata, STEP), blocks=blk_table))
+        return updated
+
+    def _forward(
+        self,
+        name: str,
+        inner: Callable[..., Any],
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Any,
+        output: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Run a layer's attention, then record it."""
+        result = inner(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        step = getattr(attn_metadata, STEP, None)  # None while the engine warms up
+        if step is not None and self.error is None:
+            with self._ended_by_errors(), torch.no_grad():
+                if any(x is not None for x in (*args, *kwargs.values())):
+                    raise UnsupportedLayerError(f"{name}: its output is quantised by the same kernel")
+                self._record_step(name, step, query, kv_cache, output)
+        return result
+
+    @contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """End the capture, and never the engine, if the block raises an error; `finish` raises it."""
+        try:
+            yield
+        except Exception as error:
+            self.error = self.error or error
+            self._records.clear()
+
+    def _record_step(self, name: str, step: EngineStep, query: Tensor, cache: Tensor, output: Tensor) -> None:
+        """Record what a layer computed in a step."""
+        if not step.is_causal:
+            raise UnsupportedLayerError(f"{name}: its queries see later keys, which is not supported yet")
+        is_first = name == next(iter(self.watched))
+        if is_first:
+            self._write_finished()
+        for i, request_id in enumerate(step.request_ids):
+            rows = slice(step.starts[i], step.starts[i + 1])
+            first = step.lengths[i] - (rows.stop - rows.start)  # the position of the first row
+            if rows.start == rows.stop:
+                continue
+            record = self._records.setdefault(request_id, RequestRecord())
+            if is_first:
+                self._read_tokens(record, request_id, first, rows)
+            layer = self.watched[name]
+            out = output.view(len(output), layer.settings.heads, -1)[rows]
+            self._record_rows(layer, record, first, query[rows], out, cache, step.blocks[i])
+
+    def _read_tokens(self, record: RequestRecord, request_id: str, first: int, rows: slice) -> None:
+        """Note the tokens that a step reads."""
+        request, ids = self.runner.requests[request_id], self.runner.input_ids.gpu[rows].tolist()
+        record.prompt_length = request.num_prompt_tokens
+        if request.prompt_token_ids is None:  # it was given as embeddings
+            record.read_tokens(first, [None] * len(ids), ())
+        else:
+            record.read_tokens(first, ids, request.prompt_token_ids)
+
+    def _record_rows(
+        self,
+        layer: WatchedLayer,
+        record: RequestRecord,
+        first: int,
+        query: Tensor,
+        output: Tensor,
+        cache: Tensor,
+        blocks: Tensor,
+    ) -> None:
+        """Record rows of a request: queries (T, H, D) of the positions from `first` on, and their output."""
+        settings, stop = layer.settings, first + len(query)
+        visible = 0 if settings.window is None else max(0, first - settings.window + 1)
+        cached = self._layout(layer, cache).read(cache, blocks, visible, stop)
+        call = attention_call(settings, query, cached, output)
+        m = call.attention_map()
+        evidence = examine(m, call.v, call.output, max_rows=self.max_rows)
+
+        def stored(x: Tensor) -> Tensor:
+            return x.to("cpu", copy=True).contiguous()
+
+        name = layer.layer_id.name
+        if name not in record.layers:
+            sinks = None if settings.sinks is None else stored(settings.sinks)
+            record.layers[name] = LayerRecord(
+                layer.layer_id,
+                layer.heads,
+                settings.mask,
+                settings.scale,
+                settings.softcap,
+                sinks,
+                layer.placement,
+            )
+        before = first - visible  # the cached keys before the new ones
+        k, v = (x[0, :, before:] for x in (m.k, call.v))
+        layer_record = record.layers[name]
+        if not layer_record.continues(first):
+            old_k, old_v = (stored(x[0, :, :before]) for x in (m.k, call.v))
+            if not layer_record.rewind(first, old_k) and first:
+                # What lies behind the window is not there any more, and no row sees it.
+                old_k, old_v = (pad(x, (0, 0, visible, 0)) for x in (old_k, old_v))
+                layer_record.prefix = CachedPrefix(old_k, old_v if self.values else None)
+        layer_record.steps.append(
+            LayerStep(
+                first,
+                stored(m.q[0]),
+                stored(m.lse[0]),
+                stored(k),
+                stored(v) if self.values else None,
+                evidence,
+            )
+        )
+
+    def _layout(self, layer: WatchedLayer, cache: Tensor) -> BlockLayout:
+        """Where a layer's keys and values lie in its cache, learned when it first runs."""
+        name, settings = layer.layer_id.name, layer.settings
+        if name not in self._layouts:
+            # Some implementations write nothing for a layer that reads another layer's cache.
+            owner = getattr(layer.module, "kv_sharing_target_layer_name", None) or name
+            module = self.modules[owner]
+            self._layouts[name] = BlockLayout.learn(
+                cache,
+                settings.kv_heads,
+                settings.width,
+                settings.value_width,
+                lambda *tokens: module.impl.do_kv_cache_update(module, *tokens),
+            )
+        return self._layouts[name]
+
+    def _write_finished(self) -> None:
+        """Write the requests that the engine has finished. One that is preempted has not."""
+        for request_id in [x for x in self._records if x not in self.runner.requests]:
+            self._write(request_id)
+
+    def _write(self, request_id: str) -> None:
+        """Write a request as a capture, and forget it."""
+        record = self._records.pop(request_id)
+        name = RANDOM_SUFFIX.sub("", request_id)
+        name = request_id if name in self.written else name  # two requests of one name
+        ids = record.token_ids()
+        layers = [layer.layer() for layer in record.layers.values()]
+        length = layers[0].shape[3]
+        prompt = record.prompt_length
+        seen = Capture(
+            layers=layers,
+            model=self.model,
+            ids=ids,
+            tokens=None if ids is None or self.decode is None else self.decode(ids),
+            boundary=prompt if prompt is not None and prompt < length else None,
+            missing=self.missing,
+            is_whole=self.is_whole,
+        )
+        seen.seal()
+        path = self.folder / re.sub(r"[^\w.-]", "_", name)
+        if self.ranks > 1:
+            run = hashlib.sha256(request_id.encode()).hexdigest()[:16]  # the same on all ranks
+            save_shard(seen, path, ShardId(run, self.rank, self.ranks))
+        else:
+            seen.save(path)
+        self.written[name] = {
+            "folder": str(path),
+            "tokens": length,
+            "first_row": length - layers[0].shape[2],
+            "certified": seen.certificate.certified,
+        }
+
+
+def place_heads(settings: AttentionSettings, rank: int, ranks: int, total_kv_heads: int) -> Placement | None:
+    """Return where a rank's heads are in the layer of the model, or None if it has them all.
+
+    vLLM deals them out in order. If there are more ranks than key/value heads, several ranks have the same.
+    """
+    if ranks == 1:
+        return None
+    if settings.kv_heads != max(1, total_kv_heads // ranks):
+        raise UnsupportedLayerError(
+            f"its {settings.kv_heads} key/value heads on this rank are not its share of the model's "
+            f"{total_kv_heads}, so that they cannot be numbered"
+        )
+    total = settings.heads * ranks
+    heads = range(rank * settings.heads, (rank + 1) * settings.heads)
+    return Placement(total, tuple(sorted({head // (total // total_kv_heads) for head in heads})))
+
+
+def attention_call(
+    settings: AttentionSettings, query: Tensor, cached: CachedTokens, output: Tensor
+) -> AttentionCall:
+    """The attention of queries (T, H, D) to cached tokens, with the output (T, H, E) that vLLM computed."""
+    q, out = (x.transpose(0, 1)[None] for x in (query, output))
+    k, v = (x[None] for x in cached)
+    return AttentionCall(q, k, v, out, None, settings.mask, settings.scale, settings.softcap, settings.sinks)
+
+
+def _cover(thing: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> Callable[[], None]:
+    """Cover a method of one object by `wrapper(*args, method, …)`; return what uncovers it."""
+    method = getattr(thing, name)
+
+    def covered(*inputs: Any, **options: Any) -> Any:
+        return wrapper(*args, method, *inputs, **options)
+
+    setattr(thing, name, covered)
+
+    def uncover() -> None:
+        if vars(thing).get(name) is covered:
+            delattr(thing, name)
+
+    return uncover

@@ -1,0 +1,162 @@
+"""What vLLM does with requests beside computing them: prefixes, preemption, freed blocks, graphs, processes.
+
+Run by `make test-vllm`, in an environment that has vLLM.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import regard
+from regard.vllm import engine_capture
+from tests.vllm.engine import captured, engine, generate, prompt
+from tests.vllm.tiny_models import save_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of the models, by family."""
+    return {family: tmp_path_factory.mktemp(family) for family in ("llama", "gemma2", "mistral")}
+
+
+@pytest.fixture(scope="module")
+def reference(folders: dict[str, Path]) -> dict[str, torch.nn.Module]:
+    """The same models in Transformers."""
+    return {family: save_model(family, folder) for family, folder in folders.items()}
+
+
+def assert_equals_transformers(
+    request: dict[str, Any], model: torch.nn.Module, text: list[int], first: int = 0
+) -> None:
+    """A request is certified and has the maps that Transformers' model has, from row `first` on."""
+    seen = regard.load(request["folder"])
+    ids = torch.tensor([text[:-1]])
+    assert torch.equal(seen.ids, ids)
+    print(seen.certificate)
+    assert seen.certificate.certified
+    assert request["first_row"] == first
+    expected = regard.capture(model, inputs={"input_ids": ids})
+    for ours, theirs in zip(seen.layers, expected.layers, strict=True):
+        assert ours.evidence.total_rows == len(text) - 1 - first
+        error = (ours.map.to_dense() - theirs.map.to_dense()[:, :, first:]).abs().max()
+        assert error < 2e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_prefix_hits_begin_the_map_later(
+    family: str, folders: dict[str, Path], reference: dict[str, torch.nn.Module], tmp_path: Path
+) -> None:
+    shared = prompt(128)
+    texts = [shared + prompt(21, 1), shared + prompt(37, 2)]
+    with engine(folders[family], enable_prefix_caching=True) as llm:
+        generate(llm, texts[:1])  # fills the cache
+        answers, written = captured(llm, tmp_path / "cached", texts, cached=True)
+        assert [x["first_row"] for x in written] == [128, 128]
+        for text, request in zip(answers, written, strict=True):
+            assert_equals_transformers(request, reference[family], text, first=128)
+        answers, written = captured(llm, tmp_path / "whole", texts)
+        for text, request in zip(answers, written, strict=True):
+            assert_equals_transformers(request, reference[family], text)
+
+
+def test_preempted_requests_are_whole(
+    folders: dict[str, Path], reference: dict[str, torch.nn.Module], tmp_path: Path
+) -> None:
+    """With ten blocks of 32 tokens, three requests of up to 150 tokens do not fit at once."""
+    texts = [prompt(60, seed) for seed in range(3)]
+    options = {"num_gpu_blocks_override": 11, "enable_prefix_caching": False, "max_num_batched_tokens": 192}
+    with engine(folders["llama"], max_model_len=160, **options) as llm:
+        plain = generate(llm, texts, tokens=90)
+        repeated: list[int] = []
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        preempt = scheduler._preempt_request
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            repeated.append(1)
+            return preempt(*args, **kwargs)
+
+        scheduler._preempt_request = counted
+        answers, written = captured(llm, tmp_path, texts, tokens=90)
+    assert repeated  # else this tests nothing
+    assert answers == plain
+    for text, request in zip(answers, written, strict=True):
+        assert_equals_transformers(request, reference["llama"], text)
+
+
+def test_blocks_behind_a_window_are_reused(
+    folders: dict[str, Path], reference: dict[str, torch.nn.Module], tmp_path: Path
+) -> None:
+    """A request of 300 tokens runs in seven blocks of 32, since its window has 40."""
+    with engine(folders["mistral"], num_gpu_blocks_override=7, enable_prefix_caching=False) as llm:
+        ((answer,), (request,)) = captured(llm, tmp_path, [prompt(290)], tokens=10)
+    assert_equals_transformers(request, reference["mistral"], answer)
+
+
+def test_a_compiled_engine_in_its_own_process(
+    folders: dict[str, Path],
+    reference: dict[str, torch.nn.Module],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The calls are messages of plain data: vLLM refuses pickles unless it is told otherwise."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
+    texts = [prompt(100, 4), prompt(30, 5)]
+    with engine(folders["llama"], enforce_eager=False) as llm:
+        plain = generate(llm, texts)
+        answers, written = captured(llm, tmp_path, texts)
+    assert answers == plain
+    for text, request in zip(answers, written, strict=True):
+        assert_equals_transformers(request, reference["llama"], text)
+
+
+def test_two_ranks_become_one_capture(
+    folders: dict[str, Path],
+    reference: dict[str, torch.nn.Module],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with engine(folders["llama"], tensor_parallel_size=2, distributed_executor_backend="mp") as llm:
+        ((answer,), (request,)) = captured(llm, tmp_path, [prompt(90, 3)])
+    assert_equals_transformers(request, reference["llama"], answer)
+    assert regard.load(request["folder"]).layers[0].heads == (0, 1, 2, 3)
+
+
+def test_the_rest_of_an_engine_is_as_it_was(
+    folders: dict[str, Path],
+    reference: dict[str, torch.nn.Module],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Text of the tokens, selected layers, an error that ends the capture alone, and nothing left behind."""
+    words = {f"w{i}": i for i in range(512)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folders["llama"] / "tokenizer.json"))
+    config = '{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}'
+    (folders["llama"] / "tokenizer_config.json").write_text(config)
+    text = prompt(20)
+    with engine(folders["llama"]) as llm:
+        modules = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+        untouched = [dict(vars(module.impl)) for module in modules if hasattr(module, "impl")]
+        plain = generate(llm, [text])
+        _, (request,) = captured(llm, tmp_path, [text], layers=[1], verify=True)
+        seen = regard.load(request["folder"])
+        assert [layer.key for layer in seen.layers] == [1]
+        assert seen.tokens[0][:20] == [f"w{i}" for i in text]
+
+        def failing(*args: Any, **options: Any) -> Any:
+            raise OSError("the disk is full")
+
+        monkeypatch.setattr(engine_capture, "examine", failing)
+        with pytest.raises(RuntimeError, match="the disk is full"):
+            captured(llm, tmp_path, [text])
+        monkeypatch.undo()
+        assert generate(llm, [text]) == plain
+        assert [dict(vars(module.impl)) for module in modules if hasattr(module, "impl")] == untouched

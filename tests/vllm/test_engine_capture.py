@@ -1,0 +1,330 @@
+"""`EngineCapture` on a small paged engine: every request is certified, whatever the engine does with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.vllm import engine_capture
+from regard.vllm.attention_settings import AttentionSettings
+from regard.vllm.engine_capture import EngineCapture, place_heads
+from tests.vllm.paged_engine import (
+    HEADS,
+    Attention,
+    CPUAttentionBackendImpl,
+    FlashAttentionImpl,
+    PagedEngine,
+    PagedImplementation,
+    Text,
+)
+
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+
+
+@pytest.fixture
+def engine() -> PagedEngine:
+    """Two layers: one plain, one with everything."""
+    everything = FlashAttentionImpl(scale=0.7, window=6, softcap=2.0, sinks=SINKS, packed=True)
+    return PagedEngine(FlashAttentionImpl(), everything)
+
+
+def start(engine: PagedEngine, folder: Path, **options: Any) -> EngineCapture:
+    capture = EngineCapture(engine.runner, engine.modules, folder, **options)
+    capture.attach()
+    return capture
+
+
+def assert_captured(
+    text: Text, engine: PagedEngine, folder: Path, length: int, first: int = 0
+) -> regard.Capture:
+    """A capture is certified and has the maps of a request's queries from `first` up to `length`."""
+    seen = regard.load(folder)
+    assert seen.certificate.certified
+    assert seen.ids.tolist() == [text.ids[:length]]
+    for layer, (name, module) in zip(seen.layers, engine.modules.items(), strict=True):
+        q, k, _ = (x.transpose(0, 1)[None] for x in text.tensors[name])
+        left = module.impl.sliding_window[0]
+        expected = regard.attention_map(
+            q[:, :, first:length],
+            k[:, :, :length],
+            mask=regard.causal if left < 0 else regard.causal & regard.window(left + 1),
+            scale=module.impl.scale,
+            softcap=module.impl.logits_soft_cap or None,
+            sinks=module.impl.sinks,
+        )
+        assert layer.evidence.total_rows == length - first
+        torch.testing.assert_close(layer.map.to_dense(), expected.to_dense())
+    return seen
+
+
+def test_chunks_and_single_tokens_of_two_requests_become_two_captures(
+    engine: PagedEngine, tmp_path: Path
+) -> None:
+    one, two = engine.add("0-0123abcd", 9, 14, seed=0), engine.add("1-0123abcd", 5, 12, seed=1)
+    capture = start(engine, tmp_path, values=True, model="tiny")
+    engine.step(("0-0123abcd", 0, 7))
+    engine.step(("1-0123abcd", 0, 5), ("0-0123abcd", 7, 9))
+    for i in range(3):
+        engine.step(("0-0123abcd", 9 + i, 10 + i), ("1-0123abcd", 5 + i, 6 + i))
+    written = capture.finish()
+    assert {name: (x["tokens"], x["first_row"], x["certified"]) for name, x in written.items()} == {
+        "0": (12, 0, True),
+        "1": (8, 0, True),
+    }
+    seen = assert_captured(one, engine, tmp_path / "0", 12)
+    assert (seen.model, seen.boundary, seen.layers[1].heads) == ("tiny", 9, (0, 1, 2, 3))
+    values = one.tensors["model.layers.0.self_attn.attn"][2][:12]
+    assert torch.equal(seen.layers[0].values, values.transpose(0, 1)[None])
+    assert assert_captured(two, engine, tmp_path / "1", 8).boundary == 5
+
+
+def test_a_finished_request_is_written_before_the_end(engine: PagedEngine, tmp_path: Path) -> None:
+    engine.add("0", 6, 6)
+    engine.add("1", 6, 6, seed=1)
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 6))
+    engine.end("0")
+    engine.step(("1", 0, 6))
+    assert list(capture.written) == ["0"]
+    assert regard.load(tmp_path / "0").certificate.certified
+    capture.finish()
+
+
+def test_a_preempted_request_is_computed_again_and_each_row_is_stored_once(
+    engine: PagedEngine, tmp_path: Path
+) -> None:
+    text = engine.add("0", 10, 16)
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 10))
+    engine.step(("0", 10, 11))
+    text.blocks = [engine.free.pop() for _ in text.blocks]  # its blocks were taken
+    engine.step(("0", 0, 8))
+    engine.step(("0", 8, 11))
+    engine.step(("0", 11, 12))
+    capture.finish()
+    assert_captured(text, engine, tmp_path / "0", 12)
+
+
+def test_a_request_that_goes_on_from_a_cached_prefix_keeps_its_earlier_rows(
+    engine: PagedEngine, tmp_path: Path
+) -> None:
+    text = engine.add("0", 10, 16)
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 7))
+    engine.step(("0", 7, 10))
+    engine.step(("0", 8, 12))  # preempted, and the blocks of its first eight tokens were still there
+    capture.finish()
+    assert_captured(text, engine, tmp_path / "0", 12)
+
+
+def test_rows_are_dropped_if_the_keys_before_them_have_changed(engine: PagedEngine, tmp_path: Path) -> None:
+    text = engine.add("0", 10, 16)
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 10))
+    for name, (q, k, v) in text.tensors.items():
+        text.tensors[name] = (q, k * 0.99, v)
+        module = engine.modules[name]
+        slots = torch.tensor([text.blocks[p // 4] * 4 + p % 4 for p in range(8)])
+        module.impl.do_kv_cache_update(module, text.tensors[name][1][:8], v[:8], engine.caches[name], slots)
+    engine.step(("0", 8, 12))
+    assert capture.finish()["0"]["first_row"] == 8
+    assert_captured(text, engine, tmp_path / "0", 12, first=8)
+
+
+def test_after_a_cached_prefix_the_map_begins_at_the_first_query_that_ran(
+    engine: PagedEngine, tmp_path: Path
+) -> None:
+    text = engine.add("0", 12, 16)
+    engine.step(("0", 0, 8))  # before the capture, by another request
+    capture = start(engine, tmp_path, values=True)
+    engine.step(("0", 8, 12))
+    engine.step(("0", 12, 13))
+    assert capture.finish()["0"]["first_row"] == 8
+    seen = assert_captured(text, engine, tmp_path / "0", 13, first=8)
+    assert seen[0].shape == (1, HEADS, 5, 13)
+
+
+def test_keys_that_a_window_has_left_behind_may_be_overwritten(tmp_path: Path) -> None:
+    engine = PagedEngine(FlashAttentionImpl(window=6))
+    text = engine.add("0", 16, 40)
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 16))
+    for i in range(16, 40):
+        if i % 4 == 0:  # a new block: the one that lies behind the window
+            text.blocks[i // 4] = text.blocks[i // 4 - 3]
+        engine.step(("0", i, i + 1))
+    capture.finish()
+    assert_captured(text, engine, tmp_path / "0", 40)
+
+
+@pytest.mark.parametrize(
+    "fault", [{"scale": 0.42}, {"window": 7}, {"window": None}, {"softcap": None}, {"sinks": None}]
+)
+def test_wrong_settings_are_not_certified(
+    fault: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PagedEngine(CPUAttentionBackendImpl(window=6, softcap=2.0, sinks=SINKS))
+    read = engine_capture.read_settings
+
+    def planted(layer: Any) -> AttentionSettings:
+        return read(layer)._replace(**fault)
+
+    monkeypatch.setattr(engine_capture, "read_settings", planted)
+    engine.add("0", 12, 12)
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 12))
+    assert not capture.finish()["0"]["certified"]
+    assert not regard.load(tmp_path / "0").layers[0].evidence.certified
+
+
+def test_nothing_is_left_behind(engine: PagedEngine, tmp_path: Path) -> None:
+    engine.add("0", 12, 12)
+    covered = [(module.impl, "forward") for module in engine.modules.values()]
+    covered += [(builder, name) for builder in engine.builders for name in ("build", "update_block_table")]
+    capture = start(engine, tmp_path)
+    assert all(name in vars(thing) for thing, name in covered)
+    watched = engine.step(("0", 0, 12))
+    capture.finish()
+    assert not any(name in vars(thing) for thing, name in covered)
+    plain = engine.step(("0", 0, 12))
+    assert all(torch.equal(watched[name], plain[name]) for name in plain)
+
+
+def test_a_layer_that_reads_the_cache_of_another_is_captured(engine: PagedEngine, tmp_path: Path) -> None:
+    """Its implementation writes nothing, so that the layout is learned from the other one's."""
+    first, second = engine.modules
+    engine.caches[second] = engine.caches[first]
+    engine.modules[second].kv_sharing_target_layer_name = first
+    engine.modules[second].impl.packed = False
+    engine.modules[second].impl.do_kv_cache_update = lambda *args: None
+    text = engine.add("0", 9, 9)
+    text.tensors[second] = (text.tensors[second][0], *text.tensors[first][1:])
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 9))
+    capture.finish()
+    assert_captured(text, engine, tmp_path / "0", 9)
+
+
+def test_a_request_of_embeddings_has_no_tokens(engine: PagedEngine, tmp_path: Path) -> None:
+    text = engine.add("0", 9, 9)
+    engine.runner.requests["0"] = SimpleNamespace(
+        **vars(text) | {"prompt_token_ids": None}, num_prompt_tokens=9
+    )
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 9))
+    assert capture.finish()["0"]["certified"]
+    assert regard.load(tmp_path / "0").ids is None
+
+
+def test_metadata_of_another_version_ends_the_capture_and_not_the_engine(
+    engine: PagedEngine, tmp_path: Path
+) -> None:
+    engine.add("0", 4, 4)
+    capture = start(engine, tmp_path)
+    engine.runner.input_batch = SimpleNamespace()
+    step = capture._build(lambda *args: SimpleNamespace(), 0, SimpleNamespace())
+    assert vars(step) == {}
+    with pytest.raises(RuntimeError, match="has no attribute 'req_ids'"):
+        capture.finish()
+
+
+def test_an_error_ends_the_capture_and_not_the_engine(
+    engine: PagedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*args: Any, **options: Any) -> Any:
+        raise OSError("the disk is full")
+
+    engine.add("0", 12, 12)
+    capture = start(engine, tmp_path)
+    monkeypatch.setattr(engine_capture, "examine", failing)
+    outputs = engine.step(("0", 0, 12))
+    assert all(bool(x.any()) for x in outputs.values())
+    with pytest.raises(RuntimeError, match="ended before it was stopped: the disk is full"):
+        capture.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [("output_scale", torch.ones(1), "quantised by the same kernel"), ("is_causal", False, "see later keys")],
+)
+def test_what_cannot_be_read_ends_the_capture(
+    engine: PagedEngine, tmp_path: Path, setting: str, value: Any, reason: str
+) -> None:
+    engine.add("0", 4, 4)
+    setattr(engine, setting, value)
+    capture = start(engine, tmp_path)
+    engine.step(("0", 0, 4))
+    with pytest.raises(RuntimeError, match=reason):
+        capture.finish()
+
+
+def test_layers_are_chosen_by_number_or_name(engine: PagedEngine, tmp_path: Path) -> None:
+    for chosen in (1, "1", "model.layers.1.self_attn.attn"):
+        capture = EngineCapture(engine.runner, engine.modules, tmp_path, layers=[chosen])
+        assert [layer.layer_id.number for layer in capture.watched.values()] == [1]
+    with pytest.raises(ValueError, match=r"layers: expected some of model\.layers\.0"):
+        EngineCapture(engine.runner, engine.modules, tmp_path, layers=[7])
+
+
+def test_a_layer_that_cannot_be_read_is_missing_by_name(engine: PagedEngine, tmp_path: Path) -> None:
+    class OtherImpl(PagedImplementation):
+        pass
+
+    class MLAAttention(Attention):
+        pass
+
+    others = {"model.layers.2.attn": Attention(OtherImpl()), "model.layers.3.attn": MLAAttention(OtherImpl())}
+    engine.add("0", 4, 4)
+    capture = EngineCapture(engine.runner, engine.modules | others, tmp_path)
+    capture.attach()
+    engine.step(("0", 0, 4))
+    capture.finish()
+    missing = regard.load(tmp_path / "0").missing
+    assert list(missing) == list(others)
+    assert "got OtherImpl" in missing["model.layers.2.attn"]
+    assert missing["model.layers.3.attn"] == "MLAAttention, which is not supported yet"
+    with pytest.raises(ValueError, match=r"none of the 2 attention layers can be captured.*OtherImpl"):
+        EngineCapture(engine.runner, others, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kv_heads", "total_kv", "expected"),
+    [(2, 2, 4, [(0, 1), (2, 3)]), (2, 1, 2, [(0,), (1,)]), (4, 1, 2, [(0,), (0,), (1,), (1,)])],
+)
+def test_heads_are_numbered_across_ranks(
+    ranks: int, kv_heads: int, total_kv: int, expected: list[tuple[int, ...]]
+) -> None:
+    settings = AttentionSettings(4, kv_heads, 8, 8, 0.5)
+    placements = [place_heads(settings, rank, ranks, total_kv) for rank in range(ranks)]
+    assert [x.kv_heads for x in placements if x is not None] == expected
+    assert all(x is not None and x.total_heads == 4 * ranks for x in placements)
+    with pytest.raises(ValueError, match="cannot be numbered"):
+        place_heads(settings._replace(kv_heads=3), 0, ranks, total_kv)
+
+
+def test_the_shards_of_two_ranks_are_joined(tmp_path: Path) -> None:
+    engines = [PagedEngine(FlashAttentionImpl()) for _ in range(2)]
+    texts = []
+    for rank, engine in enumerate(engines):
+        texts.append(engine.add("0-89abcdef", 8, 12, seed=rank))
+        texts[rank].ids[:] = texts[0].ids
+        texts[rank].prompt_token_ids[:] = texts[0].prompt_token_ids
+        capture = start(engine, tmp_path, rank=rank, ranks=2, total_kv_heads=4)
+        engine.step(("0-89abcdef", 0, 8))
+        engine.step(("0-89abcdef", 8, 9))
+        capture.finish()
+    seen = regard.load(tmp_path / "0")
+    assert seen.certificate.certified
+    assert seen[0].shape == (1, 2 * HEADS, 9, 9)
+    assert seen.layers[0].heads == tuple(range(2 * HEADS))
+    for rank in range(2):
+        q, k, _ = (x[:9].transpose(0, 1)[None] for x in texts[rank].tensors["model.layers.0.self_attn.attn"])
+        expected = regard.attention_map(q, k, mask=regard.causal, scale=0.4).to_dense()
+        own = seen[0].to_dense()[:, rank * HEADS : (rank + 1) * HEADS]
+        torch.testing.assert_close(own, expected)
