@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torch import distributed
 
-WAITING = 60.0  # seconds that a rank waits for another; nothing in these tests takes a tenth of it
-LIMIT = 300.0  # seconds for a program; one that takes longer is killed
+WAITING = 600.0  # seconds that a rank waits for another; nothing in these tests takes a tenth of it
+LIMIT = 900.0  # seconds for a program; one that takes longer is killed
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -34,6 +34,22 @@ class LostRankError(RuntimeError):
 def is_lost_rank(error: BaseException | str) -> bool:
     """Whether an error says only that another rank did not come, or has gone."""
     return any(words in str(error).lower() for words in LOST)
+
+
+def check_group(group: Any) -> distributed.ProcessGroup:
+    """Return a process group, also that of a `DeviceMesh` of one dimension; a ValueError if it is neither."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ValueError(
+            "group: expected torch.distributed to be initialised, got a process without it: start it with "
+            "torchrun and call torch.distributed.init_process_group()"
+        )
+    group = group.get_group() if hasattr(group, "get_group") else group
+    if not isinstance(group, distributed.ProcessGroup):
+        raise ValueError(
+            "group: expected a process group of torch.distributed that this process is in, as "
+            f"torch.distributed.group.WORLD, got {type(group).__name__}"
+        )
+    return group
 
 
 @dataclass(frozen=True)

@@ -367,13 +367,50 @@ def test_a_model_with_a_vision_tower() -> None:
 
 
 def test_families_outside_are_named() -> None:
-    model = transformers.BloomForCausalLM(
-        transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4)
+    model = transformers.RwkvModel(
+        transformers.RwkvConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2)
     )
     with pytest.raises(
-        ValueError, match=r"BloomForCausalLM cannot be captured: its attention \(BloomAttention\)"
+        ValueError, match=r"RwkvModel cannot be captured: its attention \(RwkvSelfAttention\)"
     ):
         capture(model).__enter__()
+
+
+OWN_CODE: dict[str, tuple[str, dict]] = {
+    "bloom": ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "gptj": ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        {
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 4,
+        },
+    ),
+    "mpt": ("MptForCausalLM", {"d_model": 32, "n_layers": 2, "n_heads": 4}),
+}
+"""Models that compute attention in their own code."""
+
+
+@pytest.mark.parametrize("name", OWN_CODE)
+@torch.no_grad()
+def test_attention_in_a_models_own_code_is_heard_in_generation(name: str) -> None:
+    model = build(*OWN_CODE[name])
+    inputs = ids_and_padding("left")
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(**inputs, **settings)
+    with capture(model) as seen:
+        written = model.generate(**inputs, **settings)
+    assert torch.equal(written, plain)
+    assert [layer.key for layer in seen.layers] == [0, 1]
+    assert seen.certificate.certified, str(seen.certificate)
+    read = plain.shape[1] - 1  # the last token is written and not read
+    assert seen[0].shape == (len(plain), 4, read, read)
+    assert torch.equal(seen.ids, plain[:, :read])
+    real = seen.attention_mask
+    assert float(seen[1].to_dense().sum(-1).transpose(1, 2)[real].sub(1).abs().max()) < 1e-5
 
 
 @torch.no_grad()
@@ -386,18 +423,25 @@ def test_what_is_missing_is_said() -> None:
     ):
         seen = capture(model, inputs=inputs)
     assert {layer.stack for layer in seen.layers} == {"decoder", "cross"}
-    assert seen.missing == {
-        f"encoder.block.{n}.layer.0.LocalSelfAttention": "LongT5LocalAttention" for n in range(2)
-    }
+    reason = (
+        "LongT5LocalAttention, as it attends in blocks of 4 queries and 12 keys, which are no map of the text"
+    )
+    assert seen.missing == {f"encoder.block.{n}.layer.0.LocalSelfAttention": reason for n in range(2)}
     assert not seen.certificate.complete
     assert "missing: encoder.block.0.layer.0.LocalSelfAttention" in str(seen.certificate)
     assert repr(seen).endswith("2 missing)")
 
 
+@torch.no_grad()
 def test_weights_asked_of_a_model_outside_the_interface() -> None:
+    """Falcon then leaves PyTorch's function for code of its own."""
     model = build(*DECODERS["falcon"])
-    with pytest.raises(RuntimeError, match="FalconForCausalLM ran, but no attention call was heard"):
-        capture(model, inputs=ids_and_padding("none") | {"output_attentions": True})
+    inputs = ids_and_padding("none") | {"output_attentions": True}
+    with capture(model) as seen:
+        attentions = model(**inputs).attentions
+    assert seen.certificate.certified, str(seen.certificate)
+    for layer, weights in zip(seen.layers, attentions, strict=True):
+        assert torch.allclose(layer.map.to_dense(), weights, atol=1e-5)
 
 
 @torch.no_grad()

@@ -92,7 +92,9 @@ def test_every_control_is_named_briefly_and_reached_by_keys(
 
 
 @pytest.mark.parametrize(
-    "context_options", [{"forced_colors": "active", "color_scheme": "dark"}], ids=["forced"]
+    "context_options",
+    [{"forced_colors": "active", "color_scheme": "dark", "viewport": {"width": 1280, "height": 800}}],
+    ids=["forced"],
 )
 def test_forced_colours_keep_colours_that_are_data(
     page: Page, serve: Callable[..., BackgroundServer], training_run: dict[str, Any]

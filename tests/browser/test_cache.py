@@ -102,7 +102,8 @@ def test_a_saved_file_says_what_it_needs_and_shows_what_was_recorded(
     lines = list(Model.of(model, "GPT").generate("The river", tokens=3, window=64, sinks=4))
     page.goto("about:blank")
     page.goto(saved(captured(40), generation=lines) + "#view=cache")
-    expect(page.locator("#view-cache .lead")).to_contain_text("recorded")
+    expect(page.locator("#view-cache .lead")).to_contain_text("less computation")
+    expect(page.locator("#view-cache [role=status]")).to_contain_text("recorded")
     expect(page.locator(".tok.new")).to_have_count(3)
 
 

@@ -27,7 +27,7 @@ def test_two_captures_are_named_by_their_models_and_move_together(
     expect(page.locator("#text option").nth(1)).to_contain_text("model-b")
     expect(page.locator("#model")).to_have_text("model-a")
     expect(page.locator(".compare-model")).to_have_text(["model-a", "model-b"])
-    expect(page.locator(".compare-sentence").nth(1)).to_contain_text("attention")
+    expect(page.locator(".compare-side .head-sentence").nth(1)).to_contain_text("attention")
     expect(page.locator(".compare-pane .ramp").nth(1)).to_contain_text("0.")
     # Colours end at the same number in A and B.
     ends = page.locator(".compare-pane .ramp span:last-child").all_inner_texts()

@@ -26,7 +26,7 @@ FIGURES = {
     "map": [
         "layer 1, head 2",
         "Text: “A text”",
-        "attended-to (key)",
+        "key (attended to)",
         "hidden by the mask",
         "One cell is one weight.",
     ],

@@ -127,11 +127,11 @@ def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[...
     table = describe(seen.maps, seen.ids)
     best = table.best("induction", 1)[0]
     title = page.locator(".score-matrix h2")
-    expect(title).to_contain_text(f"Layer {best.layer}, head {best.head} has the highest score of induction")
+    expect(title).to_contain_text(f"Layer {best.layer}, head {best.head} scores highest on induction")
     expect(page.locator(".portrait .head-sentence")).to_contain_text(best.sentence[:20])
     page.locator(".score-matrix").get_by_label("Score", exact=True).select_option("sink")
     best = table.best("sink", 1)[0]
-    expect(title).to_contain_text(f"Layer {best.layer}, head {best.head} has the highest score of sink")
+    expect(title).to_contain_text(f"Layer {best.layer}, head {best.head} scores highest on sink")
     written = [round(100 * row.scores["sink"].value) for row in table]
     assert [int(text) for text in cells.all_text_contents()] == written
     cells.nth(1).hover()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,6 +173,40 @@ def test_image_tokens_of_a_text_are_fields_of_the_picture(page: Page, opened: Ca
     weights = seen["language_model.0", 0].to_dense()[0, 14]
     number = page.locator("#view-text .ranked button").first
     assert int(number.locator(".place").inner_text()) == int(weights.argmax())
+    expect(page.locator("#view-text .ramp").nth(1)).to_contain_text("in the picture")  # its own colours
     page.get_by_role("tab", name="Image").click()
     expect(page.locator("#view-image .chip")).to_have_count(6)
     expect(page.locator("#view-image .shares")).to_contain_text("text")
+
+
+def test_the_picture_is_exported_with_its_words_and_its_numbers(
+    page: Page, saved: Callable[..., str], tmp_path: Path
+) -> None:
+    seen = digits()
+    page.goto(saved(seen) + "#layer=1&head=3")
+    expect_ranked(page, seen[1, 3].to_dense()[0, 0])
+
+    def export(kind: str) -> str:
+        page.locator("#view-image").get_by_text("Export", exact=True).click()
+        with page.expect_download() as waiting:
+            page.locator("#view-image [role=menuitem]", has_text=kind).click()
+        assert waiting.value.suggested_filename == f"image-layer-1-token-0.{kind.lower()}"
+        waiting.value.save_as(tmp_path / kind)
+        return (tmp_path / kind).read_text("utf-8")
+
+    svg = export("SVG")
+    assert "<image" in svg  # the picture itself
+    for words in ("layer 1, head 3", "CLS attends to", "amber", "A ring marks"):
+        assert words in svg
+    lines = [line.split(",", 1) for line in export("CSV").splitlines()]
+    assert lines[0] == ["token", "name,weight"]
+    assert lines[FIRST + 1][1].startswith('"row 1, column 1",')
+    numbers = [float(line.rsplit(",", 1)[1]) for _, line in lines[1:]]
+    assert numbers == pytest.approx(seen[1, 3].to_dense()[0, 0].tolist(), rel=1e-3, abs=1e-6)
+
+
+def test_the_page_opens_on_the_head_whose_cls_is_the_most_selective(
+    page: Page, saved: Callable[..., str]
+) -> None:
+    page.goto(saved(digits(), start="auto"))
+    expect(page.locator("#view-image .text-notes")).to_contain_text("Layer 1, head 3")

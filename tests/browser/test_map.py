@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from playwright.sync_api import Page, expect
 
 import regard
@@ -301,7 +302,7 @@ def test_exports(page: Page, seen: Capture, saved: Callable[..., str], tmp_path:
 
     assert export("PNG").read_bytes().startswith(b"\x89PNG")
     svg = export("SVG").read_text("utf-8")
-    assert "attended-to (key)" in svg
+    assert "key (attended to)" in svg
     assert "·t3" in svg
     assert "<image" not in svg  # few cells are shapes
     assert 'fill="#fff"' in svg  # on white paper
@@ -358,6 +359,18 @@ def test_a_map_of_zeros_says_so(page: Page, serve: Callable[..., BackgroundServe
     page.goto(f"{serve([captured(20), captured(20)]).address}#against=1")
     expect(page.locator(".map-foot")).to_contain_text("Every cell is 0.")
     expect(page.locator(".bar")).to_have_attribute("aria-label", "Colours from −1 to +1, linear")
+
+
+def test_the_legend_names_what_lies_beyond_only_where_something_does(
+    page: Page, saved: Callable[..., str]
+) -> None:
+    page.goto(saved(captured(30)))
+    expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", re.compile("to ≥ 0"))
+    uniform = regard.attention_map(torch.zeros(1, 4, 30, 8), torch.zeros(1, 2, 30, 8))
+    evidence = captured(30, layers=1).layers[0].evidence
+    page.goto("about:blank")
+    page.goto(saved(Capture([Layer(0, "h.0", "", uniform, evidence, range(4))], "uniform")))
+    expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", "Colours from 0 to 0.13, linear")
 
 
 def test_many_heads_stand_in_lines_of_one_length(page: Page, saved: Callable[..., str]) -> None:

@@ -39,7 +39,9 @@ def numbers(page: Page, title: str, name: str) -> list[float]:
 def test_every_step_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(30)
     page.goto(opened(seen) + "#view=steps&layer=1&head=3&row=20")
-    expect(page.locator("#view-steps .lead")).to_contain_text("token 20, attends to in layer 1, head 3")
+    expect(page.locator("#view-steps .lead")).to_contain_text(
+        re.compile("How layer 1, head 3 computes .* token 20, attends to")
+    )
     m, v = seen[1].q[0, 3, 20], seen.layer(1).values[0, 1]  # type: ignore[index]
     scores = seen[1].k[0, 1] @ m
     weights = seen[1, 3].to_dense()[0, 20]

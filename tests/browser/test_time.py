@@ -27,7 +27,7 @@ def test_the_slider_goes_through_the_run(
     expect(page.locator(".heat-cell")).to_have_count(6)
     assert cells(page) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
     expect(page.locator("#view-time .lead")).to_have_text(
-        "At step 200, head 2 of layer 1 scores highest, with 50%."
+        "At step 200, layer 1, head 2 scores highest on induction: 50%."
     )
     page.get_by_label("Step", exact=True).focus()
     page.keyboard.press("ArrowLeft")

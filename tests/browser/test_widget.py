@@ -93,3 +93,16 @@ def test_a_widget_is_the_page_and_its_selection_is_in_step(page: Page) -> None:
     page.evaluate("() => notebook.close()")
     expect(page.locator("iframe")).to_have_count(0)
     shown.close()
+
+
+def test_a_widget_is_as_dark_as_its_notebook(page: Page) -> None:
+    notebook = Notebook(page)
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    expect(notebook.frame.locator(".map-stage canvas")).to_be_visible()
+    light = page.frames[-1].evaluate(ground)
+    page.evaluate("() => (document.body.style.background = 'oklch(0.2 0.02 250)')")
+    notebook.wait_for(lambda: page.frames[-1].evaluate(ground) != light)
+    expect(notebook.frame.locator("html")).to_have_attribute("data-theme", "dark")
+    page.evaluate("() => (document.body.style.background = 'white')")
+    notebook.wait_for(lambda: page.frames[-1].evaluate(ground) == light)
+    notebook.cell.widget.close()

@@ -9,8 +9,9 @@ from torch import Tensor
 from regard import attention_map, causal, full
 from regard.heads import telling_head
 from regard.heads.induction import copy_mass, find_blocks
-from regard.heads.telling_head import expected_keys, find_telling_head
+from regard.heads.telling_head import expected_keys, find_selective_head, find_telling_head
 from regard.maps import AttentionMap
+from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan
 from tests.heads.made_heads import duplicating, inducing, looking_at, previous, repeats, sinking
 
 
@@ -61,3 +62,16 @@ def test_expected_keys_are_those_that_the_scores_count(kind: str) -> None:
     expected = expected_keys(kind, ids[0], torch.arange(T))
     mass = (m.to_dense()[0] * expected).sum(-1)
     torch.testing.assert_close(mass, (counted.after if kind == "induction" else counted.copies)[0])
+
+
+def test_of_a_vision_transformer_it_is_the_head_whose_cls_is_selective_among_patches() -> None:
+    patches = PatchLayout((PatchSpan(0, 2, 2, 2, (0, 1, 2, 3)),), {0: "CLS", 1: "register 1"})
+    q = torch.zeros(1, 3, 6, 6)
+    q[0, 0, 0, 1] = 30.0  # CLS of head 0 attends to the register
+    q[0, 1, 0, 4] = 30.0  # CLS of head 1 attends to one patch
+    q[0, 2, 1:] = 30 * torch.eye(6)[1:]  # the other queries of head 2 attend to themselves, CLS to everything
+    m = attention_map(q, torch.eye(6).expand(1, 3, 6, 6), scale=1.0)
+    axes = PatchAxes(patches, patches)
+    assert find_selective_head([(m[:, :1], axes), (m, axes)]) == (1, 1)
+    assert find_selective_head([(m, None)]) is None
+    assert find_selective_head([(m, PatchAxes(PatchLayout(patches.spans), patches))]) is None

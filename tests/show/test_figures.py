@@ -45,7 +45,7 @@ def words(drawn: Figure) -> str:
 def test_a_small_map_has_its_tokens_and_a_number_in_each_cell_that_can_be_seen() -> None:
     m = a_map()
     ax = plot(m, TOKENS).axes[0]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("attended-to (key)", "query")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("key (attended to)", "query")
     assert [x.get_text() for x in ax.get_xticklabels()] == ["The", "·sea", "·was", "↵", "$5"]
     assert [x.get_text() for x in ax.get_yticklabels()] == ["The", "·sea", "·was", "↵", "$5"]
     dense = m.to_dense()

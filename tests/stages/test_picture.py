@@ -58,7 +58,7 @@ def test_a_shade_lies_between_its_neighbours() -> None:
 def test_heatmap_has_labels_numbers_and_hatching() -> None:
     ax = Figure().subplots()
     draw_heatmap(ax, MATRIX, ["a", "b"], ["c", "d"], hidden=HIDDEN, title="weights")
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("attended-to (key)", "query")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("key (attended to)", "query")
     assert [label.get_text() for label in ax.get_xticklabels()] == ["c", "d"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
     texts = {text.get_position(): text for text in ax.texts}
@@ -129,7 +129,7 @@ def test_the_panels_bear_the_numbers_of_the_stages_and_share_one_colour_scale() 
     assert [len(ax.texts) - 1 for ax in panels] == [36, 36, 36, 21, 21, 21, 21, 21]  # and what is new
     for ax in panels[4:]:  # the lower row has the labels of both
         assert tuple(label.get_text() for label in ax.get_xticklabels()) == TOKENS
-        assert ax.get_xlabel() == "attended-to (key)"
+        assert ax.get_xlabel() == "key (attended to)"
     edges = figure.bbox
     for ax in panels:
         texts = [*ax.texts, *ax.get_xticklabels(), ax.xaxis.label, ax.yaxis.label, ax._left_title]

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import regard
 from regard.vllm import engine_capture
 from tests.vllm.engine import captured, engine, generate, prompt
-from tests.vllm.tiny_models import save_model
+from tests.vllm.tiny_models import HEAD_WIDTH, WINDOW, save_model
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folders of the models, by family."""
-    return {family: tmp_path_factory.mktemp(family) for family in ("llama", "gemma2", "mistral")}
+    return {family: tmp_path_factory.mktemp(family) for family in ("llama", "gemma2", "gpt_oss", "mistral")}
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,33 @@ def test_blocks_behind_a_window_are_reused(
     with engine(folders["mistral"], num_gpu_blocks_override=7, enable_prefix_caching=False) as llm:
         ((answer,), (request,)) = captured(llm, tmp_path, [prompt(290)], tokens=10)
     assert_equals_transformers(request, reference["mistral"], answer)
+
+
+def test_half_precision_is_certified_and_a_fault_in_it_is_not(
+    folders: dict[str, Path],
+    reference: dict[str, torch.nn.Module],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = engine_capture.read_settings
+    faults: dict[str, dict[str, Any]] = {
+        "none": {},
+        "scale": {"scale": 1.05 * HEAD_WIDTH**-0.5},
+        "window": {"window": WINDOW + 1},
+        "sinks": {"sinks": None},
+    }
+    with engine(folders["gpt_oss"], dtype="float16") as llm:
+        for name, fault in faults.items():
+
+            def planted(layer: Any, fault: dict[str, Any] = fault) -> Any:
+                return read(layer)._replace(**fault)
+
+            monkeypatch.setattr(engine_capture, "read_settings", planted)
+            _, (request,) = captured(llm, tmp_path / name, [prompt(149)])
+            seen = regard.load(request["folder"])
+            print(name, seen.certificate)
+            assert seen[0].q.dtype == torch.float16
+            assert [layer.evidence.certified for layer in seen.layers] == [name == "none"] * 2
 
 
 def test_a_compiled_engine_in_its_own_process(

@@ -15,6 +15,7 @@ import {
   gainOf,
   measurements,
   medianTimes,
+  savings,
   timeChart,
 } from "../../src/regard/show/web/cache/measurements.js";
 import { openingSentence, plainToken } from "../../src/regard/show/web/cache/prompt.js";
@@ -54,6 +55,17 @@ test("a gain is said only where there is one", () => {
   assert.equal(gainOf(1, 100), "100× less");
   assert.equal(gainOf(0, 5), "");
   assert.equal(gainOf(5, 0), "");
+});
+
+test("what the cache saves is a sentence, where it saves something", () => {
+  assert.equal(
+    savings(STEPS, 2),
+    "With its KV cache the model wrote this with 3.5× less computation, and each token took 13× less time.",
+  );
+  const slow = STEPS.map((step) => ({ ...step, seconds: { cached: 1, recomputed: 1 } }));
+  assert.match(savings(slow, 2), /3\.5× less computation\.$/);
+  assert.equal(savings(STEPS.slice(0, 1), 2), "");
+  assert.equal(savings([], 2), "");
 });
 
 test("both ways agree as far as they do", () => {

@@ -21,7 +21,7 @@ test("texts of one model are texts, those of several are captures with their mod
   assert.equal(textsName({ texts: [text("a", two), text("b", two, { removed: true })] }), "Text");
 });
 
-test("a head is compared with itself in another text, or else with the next head", () => {
+test("a head is compared with itself in another text of the same shape, or else with the next head", () => {
   const [, other] = pairOf({ texts: [text("a", two), text("b", two)] }, state());
   assert.deepEqual(other, { text: 1, layer: "1", head: 1 });
   const alone = { texts: [text("a", two)] };
@@ -31,6 +31,12 @@ test("a head is compared with itself in another text, or else with the next head
   ]);
   const small = { texts: [text("a", two), text("b", [layer("0", [0])])] }; // it has no such head
   assert.deepEqual(pairOf(small, state())[1], { text: 0, layer: "0", head: 0 });
+  const long = two.map((one) => ({ ...one, rows: 9, cols: 9 })); // there would be no difference to see
+  assert.deepEqual(pairOf({ texts: [text("a", two), text("a", long)] }, state())[1], {
+    text: 0,
+    layer: "0",
+    head: 0,
+  });
 });
 
 test("an address names both heads, or one", () => {

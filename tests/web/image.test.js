@@ -76,7 +76,8 @@ test("CLS is looked from first, then the middle of the picture, and in a text it
 test("a patch is named in full where there is room", () => {
   assert.equal(patchLabel(tower, 6, names[6], 20), "row 2, column 2");
   assert.equal(patchLabel(tower, 6, names[6], 8), "r2 c2");
-  assert.equal(patchLabel(tower, 1, names[1], 4), "register 1");
+  assert.equal(patchLabel(tower, 1, names[1], 10), "register 1");
+  assert.equal(patchLabel(tower, 1, names[1], 5), "reg 1");
   assert.equal(patchLabel(tower, 9, " word", 4), null);
   assert.equal(labelAt(meta, 0, layer, "keys", 7, 8), "r2 c3");
   assert.equal(tokenName({ names: ["\n"], layout: { spans: [], special: [] } }, 0, 8), "↵");

@@ -133,6 +133,7 @@ def inspect(
         report("choosing the head to begin with", 0, 0)
         with console.status("Scoring the heads …"):
             contents = Contents(seen, titles=titles, time=history, survey=found)
+            contents.prepare_first_view()
             return Prepared(contents, opened, inside)
 
     if out is None:

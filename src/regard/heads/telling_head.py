@@ -3,7 +3,8 @@
 A head that finds earlier copies of a token tells the most, then one that attends to the token before. If no
 head does either, it is the head whose queries differ the most in what they attend to; a head that attends to
 a sink, or to everything alike, differs in nothing. Only sampled rows are computed, so that it takes no longer
-for a long text. This file knows maps and tokens.
+for a long text. Of a vision transformer it is the head whose CLS is the most selective among the patches:
+what CLS attends to is what a reader sees first. This file knows maps, tokens and patches.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from regard.attention.masks.views import MaskOnly
 from regard.heads.labels import MARGIN, MIN_QUERIES, MIN_SCORES
 from regard.heads.visibility import find_visibility
 from regard.maps import AttentionMap
+from regard.pictures.patch_layout import PatchAxes
 
 KINDS = ("induction", "duplicate", "previous_token")
 SAMPLED = 32  # queries that are looked at, and as many that have an earlier copy
@@ -59,6 +61,27 @@ def find_telling_head(
             baseline = find_visibility(m).uniform
             baselines.append(baseline)
         candidates += _layer_candidates(number, m, tokens, baseline)
+    best = max(candidates, default=None)
+    return None if best is None else (best.layer, best.head)
+
+
+@torch.no_grad()
+def find_selective_head(layers: Iterable[tuple[AttentionMap, PatchAxes | None]]) -> tuple[int, int] | None:
+    """Return the layer and the head whose CLS is the most selective among patches; None if there is no CLS.
+
+    `layers` are the map (1, H, T, S) of each layer, and what its queries and keys are. The measure is the
+    distance of the weights on patches from their mean, so that neither uniform attention nor attention to
+    registers alone is selective.
+    """
+    candidates: list[Candidate] = []
+    for number, (m, axes) in enumerate(layers):
+        patches = [] if axes is None else [s.first + i for s in axes.keys.spans for i in range(len(s.places))]
+        if axes is None or not axes.queries.special or not patches:
+            continue
+        cls = torch.tensor([min(axes.queries.special)], device=m.device)
+        weights = m.tile(cls, slice(0, m.matrix[3]))[0, :, 0, patches]  # (H, patches)
+        distances = 0.5 * (weights - weights.mean(-1, keepdim=True)).abs().sum(-1)  # (H,)
+        candidates += [Candidate(0, score, number, head) for head, score in enumerate(distances.tolist())]
     best = max(candidates, default=None)
     return None if best is None else (best.layer, best.head)
 

@@ -35,6 +35,9 @@ class AttentionCall(NamedTuple):
     replaced: Tensor | None = None  # boolean (H, T), where an edit put another output in place of the head's
     heads: tuple[int, ...] | None = None  # the numbers in the model of the heads, where ranks share them
     placement: Placement | None = None  # where it is in the model's layer, where ranks share the layer
+    whole_mask: Mask | None = (
+        None  # of all rows of the layer, where this rank has some of them; k has all keys
+    )
 
     @property
     def total_heads(self) -> int:
@@ -49,6 +52,16 @@ class AttentionCall(NamedTuple):
         """Return which heads of this call have these numbers in the model: those that this rank has."""
         heads = range(self.q.shape[1]) if self.heads is None else self.heads
         return [heads.index(number) for number in numbers if number in heads]
+
+    def own_part(self, m: AttentionMap, v: Tensor) -> tuple[AttentionMap, Tensor]:
+        """Return what this rank keeps of its map and values: if ranks share the rows, its own keys only.
+
+        Its mask is then that of all rows.
+        """
+        if self.whole_mask is None or self.placement is None or self.placement.keys is None:
+            return m, v
+        keys = torch.cat([torch.arange(*run) for run in self.placement.keys]).to(v.device)
+        return m._with(k=m.k[:, :, keys], mask=self.whole_mask), v[:, :, keys]
 
     def attention_map(self) -> AttentionMap:
         """Return the map of the call, without gradients."""

@@ -110,12 +110,12 @@ class CaptureBlock:
 
 def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> str:
     """Explain why a model that ran has no captured layer."""
-    cause = "".join(f"; {name}: {reason}" for name, reason in list(unreadable.items())[:1])
+    cause = "".join(f" ({name}: {reason})" for name, reason in list(unreadable.items())[:1])
     return (
-        f"{type(model).__name__} ran, but no attention call was heard: it called neither "
-        "scaled_dot_product_attention nor Transformers' AttentionInterface (some models call the "
-        "first only with attn_implementation='sdpa' and without output_attentions=True); "
-        f"regard.capture(model, adapters={{name: adapter}}) serves any softmax attention{cause}"
+        f"{type(model).__name__} ran, but no attention call was heard{cause}: it called neither "
+        "scaled_dot_product_attention nor Transformers' AttentionInterface, and multiplied no values "
+        "with a softmax of products of queries and keys; "
+        "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
     )
 
 
@@ -242,10 +242,10 @@ def capture(
       `inputs`.
     - `patches`: how the model cuts a picture into patches, a `regard.Patches`, where its config and its patch
       embedding do not show it. The pictures that a vision model reads are kept in `seen.pictures`.
-    - `group`: the `torch.distributed` processes that run the model together, each a part of its heads or
-      layers, and all open the capture. By default they are found, under tensor parallelism and Transformers'
-      pipeline parallelism. Each rank has its own part; `folder` is then one folder for all, and
-      `regard.load(folder)` the whole capture.
+    - `group`: the `torch.distributed` processes that run the model together, each a part of its heads,
+      layers or rows, and all open the capture. By default they are found, under tensor parallelism and
+      Transformers' pipeline parallelism, but not those of ring attention. Each rank has its own part;
+      `folder` is then one folder for all, and `regard.load(folder)` the whole capture.
 
     Any other argument raises a TypeError that says what to write instead.
     """
@@ -281,6 +281,7 @@ def capture(
         stream=stream,
         picture_reader=PictureReader(model, attention_names(model, adapters), patches),
         shard=shard,
+        ranks=ranks,
     )
     # With adapters the user has chosen the modules, so the others are not reported as missing.
     block = CaptureBlock(

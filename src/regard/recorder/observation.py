@@ -83,8 +83,8 @@ def choose_sources(
     attachments: list[Attach] = [source.attach for source in every if source.fits(model)]
     if not attachments:
         raise ValueError(
-            f"model: expected one with attention that capture recognises (Transformers' interface, "
-            f"torch.nn.MultiheadAttention, regard.layers.Attention), got {type(model).__name__}: "
+            f"model: expected one with attention that capture recognises (Transformers' interface, PyTorch's "
+            f"attention, a softmax between two matrix products), got {type(model).__name__}: "
             "name its attention modules with adapters={name: adapter}"
         )
     return attachments

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from regard.processes import LostRankError, is_lost_rank
+from regard.processes import LostRankError, check_group, is_lost_rank
 from regard.recorder.placement import ShardId, new_run
 from regard.recorder.sources.head_placement import is_dtensor
 
@@ -66,11 +66,9 @@ def find_group(model: nn.Module, group: Any = None) -> RankGroup | None:
     parallelism, or its layers by Transformers' pipeline parallelism. The ranks of data parallelism, with FSDP
     too, read texts of their own and are no such group.
     """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        if group is not None:
-            raise ValueError("group: expected torch.distributed to be initialised, and it is not")
-        return None
-    if group is None:
+    if group is not None:
+        group = check_group(group)
+    elif distributed.is_available() and distributed.is_initialized():
         group = _detected_group(model)
     return None if group is None or distributed.get_world_size(group) == 1 else RankGroup(group)
 

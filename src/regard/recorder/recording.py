@@ -27,10 +27,12 @@ from regard.recorder.layer import Layer, LayerId
 from regard.recorder.map_preparation import cast_map, compact_map, own_memory, select_heads
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import Placement, ShardId
+from regard.recorder.rank_group import RankGroup
 from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import MemoryStore, Store
+from regard.recorder.token_rows import join_token_rows
 
 
 class FirstCall(NamedTuple):
@@ -69,7 +71,7 @@ class Recording(CallReceiver):
     - `decode`: turns token ids (B, T) into the text of each token.
     - `stream`: records the residual stream; None records attention alone.
     - `picture_reader`: reads the pictures of the forward passes; None keeps none.
-    - `shard`: which part of the capture this process makes, if several make it.
+    - `shard`, `ranks`: which part of the capture this process makes, and the processes that make it together.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class Recording(CallReceiver):
         stream: StreamListener | None = None,
         picture_reader: PictureReader | None = None,
         shard: ShardId | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         super().__init__()
+        self.ranks = ranks
         for name, selection in (("layers", layers), ("heads", heads)):
             if isinstance(selection, int | str):
                 raise ValueError(f"{name}: expected a list, as [{selection!r}], got {selection!r}")
@@ -178,8 +182,9 @@ class Recording(CallReceiver):
             if local == []:
                 return  # the selected heads are on other ranks
             whole, evidence = self._examine(call, against)
-            selected, indices, kv_heads = select_heads(whole, local)
-            values = call.v.detach()[:, kv_heads] if self.values else None
+            own, v = call.own_part(whole, call.v.detach())
+            selected, indices, kv_heads = select_heads(own, local)
+            values = v[:, kv_heads] if self.values else None
             placement = call.placement
             if placement is not None and not isinstance(kv_heads, slice):
                 placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in kv_heads))
@@ -190,7 +195,7 @@ class Recording(CallReceiver):
             first = FirstCall(slot, layer_id, selected, values, evidence, heads, placement)
             strip = self._strips.get(slot)
             step = None
-            if strip is not None and self.join_calls:
+            if strip is not None and self.join_calls and call.whole_mask is None:
                 step = StripStep("beside") if beside else strip.step(selected)
             if strip is None or step is None:
                 if strip is not None:
@@ -229,6 +234,9 @@ class Recording(CallReceiver):
             against=against,
             max_rows=None if self.verify else ROWS,
         )
+        if call.whole_mask is not None:
+            mask = call.whole_mask
+            evidence = dataclasses.replace(evidence, mask=str(mask), window=mask.window_size())
         if call.replaced is not None:
             heads = call.replaced.any(1).nonzero().flatten().tolist()
             evidence = dataclasses.replace(evidence, replaced_heads=tuple(call.numbers(heads)))
@@ -385,6 +393,8 @@ class Recording(CallReceiver):
             raise RuntimeError(self.refusal)
         with torch.no_grad():
             self._finish_forward()
+            if self.ranks is not None:
+                join_token_rows(self.seen, self.ranks)
             self.seen.missing.update(missing or {})  # shared with the earlier passes
             self._finish_layers()
         is_empty = not self.seen.layers and self.seen.shard is None

@@ -79,7 +79,7 @@ def draw_map(
     ax.xaxis.set_label_position("top")
     _set_ticks(ax.xaxis, labels.keys, cells.cols, most_tokens, fontsize=fontsize, **UPRIGHT)
     _set_ticks(ax.yaxis, labels.queries, cells.rows, most_tokens, fontsize=fontsize)
-    ax.set_xlabel("attended-to (key)", fontsize=fontsize + 1, loc="left")
+    ax.set_xlabel("key (attended to)", fontsize=fontsize + 1, loc="left")
     ax.set_ylabel("query", fontsize=fontsize + 1, loc="bottom")
     if labels.boundary is not None:
         _mark_boundary(ax, labels.boundary, m.shape, cells)

@@ -61,7 +61,7 @@ def plot(
     >>> x = torch.eye(3)
     >>> figure = regard.plot(regard.attention_map(x, x, mask=regard.causal), ["a", "b", "c"])
     >>> figure.axes[0].get_xlabel()
-    'attended-to (key)'
+    'key (attended to)'
     """
     warning = note if note.startswith("not certified") else ""
     words = FigureWords(title, notes=[note] if note and not warning else [], warning=warning)

@@ -56,7 +56,7 @@ def draw_heatmap(
     *,
     hidden: Tensor | None = None,
     title: str = "",
-    xlabel: str = "attended-to (key)",
+    xlabel: str = "key (attended to)",
     ylabel: str = "query",
     fontsize: float = 9.0,
     top: float | None = None,

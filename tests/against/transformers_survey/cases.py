@@ -34,6 +34,7 @@ class Case:
                     max_new_tokens=TOKENS,
                     min_new_tokens=TOKENS,
                     do_sample=False,
+                    num_beams=1,
                     pad_token_id=0,
                     **more,
                 )

@@ -132,7 +132,7 @@ def _difference(ours: Tensor, theirs: Tensor, real: Tensor | None) -> float:
     # A row that may look at nothing is empty in a map; in the model it is spread evenly, or not a number.
     some = theirs > 0
     even = (theirs.amax(-1) - theirs.masked_fill(~some, torch.inf).amin(-1) < 1e-6) & (some.sum(-1) > 1)
-    nothing = (ours.sum(-1) == 0) & (even | theirs.isnan().all(-1))
+    nothing = (ours.sum(-1) == 0) & (even | theirs.isnan().any(-1))
     off = off.masked_fill(nothing[..., None], 0.0).transpose(1, 2)  # (B, T, H, S)
     if real is not None and off.shape[:2] == real.shape:
         off = off[real]
@@ -147,6 +147,10 @@ def _judge_missing(
     captured = [layer.name.partition("#")[0] for x in passes for layer in x.layers]
     named = [name for x in passes for name in _missing_names(x)]
     modules = dict(model.named_modules())
+    for x in passes:  # a part of a module may have been captured, and another not
+        for name, reason in x.missing.items():
+            if ", as " in reason and name in captured:
+                verdict.add(PARTLY, f"{reason}; it is named")
     for mixer in token_mixers:
         if mixer.convolution or any(_related(mixer.name, name) for name in captured):
             continue

@@ -11,6 +11,8 @@ from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask
 from regard.attention.backends import runs
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import column_sums, configs, launch, pool, statistics
+from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces
+from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
@@ -348,3 +350,41 @@ def test_large_scores_err_no_more_than_eager_attention(size):
     for ours, eager, right in zip(*found, strict=True):
         theirs = (eager.double() - right).abs().max().item()
         assert_near(ours, right, 2 * theirs + 1e-6 * right.abs().max().item())
+
+
+@pytest.mark.parametrize("case", ["causal", "window", "documents"])
+def test_pieces_of_a_ring(case):
+    """The rows of one of two ranks: merged pieces, and gradients from the lse of the whole rows."""
+    mask, _, S = CASES[case]
+    q, k, v = draw(S, S, B=TEXTS[case])
+    runs = split_rows(S, 2, "head-tail")
+    rows = torch.tensor([i for run in runs[1] for i in run])
+    problem = prepare(q[:, :, rows], k, v)
+    partial, grad = PartialOutput.empty(problem), torch.randn(TEXTS[case], 2, len(rows), 16)
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    dq = torch.zeros_like(problem.q)
+    blocks = [torch.tensor([i for run in of_rank for i in run]) for of_rank in runs]
+    parts = [
+        (piece, piece.of(problem, k[:, :, block], v[:, :, block]), block[piece.keys])
+        for of_rank, block in zip(runs, blocks, strict=True)
+        for piece in pieces(mask, S, S, runs[1], of_rank)
+    ]
+    for piece, part, _ in parts:
+        assert launch.unsupported_reason(part) is None
+        partial.add_(piece, part, "triton")
+    for piece, part, keys in parts:
+        own = (x[:, :, piece.rows] for x in (grad, *partial))
+        piece_dq, piece_dk, piece_dv = piece_gradients(part, *own)
+        dq[:, :, piece.rows] += piece_dq
+        dk[:, :, keys] += piece_dk
+        dv[:, :, keys] += piece_dv
+
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    right = trace(*exact, mask)
+    upstream = torch.zeros_like(right.output)
+    upstream[:, :, rows] = grad.double()
+    assert_near(partial.output, right.output[:, :, rows], 1e-5)
+    assert_near(partial.lse, true_lse(right.masked)[:, :, rows], 1e-5)
+    true_dq, true_dk, true_dv = torch.autograd.grad(right.output, exact, upstream)
+    for found, true in ((dq, true_dq[:, :, rows]), (dk, true_dk), (dv, true_dv)):
+        assert_near(found, true, 2e-5)

@@ -1,49 +1,38 @@
 """Ring attention on two processes (gloo): exact, with gradients, and over at once where a rank is killed."""
 
-import time
-from typing import NamedTuple
+import signal
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+import regard
 from tests import ranks, truth
-from tests.attention.context_parallel.ring_program import CASES, H, Inputs, T
+from tests.attention.context_parallel.ring_program import CASES, IDS, H, Inputs, RingModel, T
 
 PROGRAM = "tests.attention.context_parallel.ring_program"
 
 
-class RingRun(NamedTuple):
-    """One run of two processes: what each wrote, and what the first said when the second was killed."""
-
-    results: list[dict[str, Tensor]]
-    message: str
-
-
 @pytest.fixture(scope="module")
-def ring_run(tmp_path_factory: pytest.TempPathFactory) -> RingRun:
-    """Run all cases on two processes, then kill one of them."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one run of two processes has written, and `said.txt`, what rank 0 said when rank 1 was killed."""
     folder = tmp_path_factory.mktemp("ring")
-    limit = time.monotonic() + ranks.LIMIT
-    with ranks.started(PROGRAM, 2, folder) as (first, second):
-        while not all((folder / f"done-{rank}").exists() for rank in range(2)):
-            for process in (first, second):
-                assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < limit
-            time.sleep(0.01)
-        second.kill()
-        message, _ = first.communicate(timeout=ranks.LIMIT)
-    return RingRun([load_file(folder / f"rank-{rank}.safetensors") for rank in range(2)], message)
+    with ranks.started(PROGRAM, 2, folder) as processes:
+        texts = [process.communicate(timeout=ranks.LIMIT) for process in processes]
+        assert [process.returncode for process in processes] == [0, -signal.SIGKILL], texts
+    (folder / "said.txt").write_text(texts[0][0])
+    return folder
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_are_as_exact_as_pytorch_in_one(name: str, ring_run: RingRun) -> None:
+def test_two_processes_are_as_exact_as_pytorch_in_one(name: str, folder: Path) -> None:
+    results = [load_file(folder / f"rank-{rank}.safetensors") for rank in range(2)]
     case, inputs = CASES[name], Inputs.of(CASES[name])
-    order = torch.cat([of_rank[f"{name}/positions"] for of_rank in ring_run.results]).argsort()
+    order = torch.cat([of_rank[f"{name}/positions"] for of_rank in results]).argsort()
     whole = {
-        key: torch.cat([of_rank[f"{name}/{key}"] for of_rank in ring_run.results], 2)[:, :, order]
+        key: torch.cat([of_rank[f"{name}/{key}"] for of_rank in results], 2)[:, :, order]
         for key in ("output", "lse", "dq", "dk", "dv")
     }
     allowed = case.mask().to_dense(T).expand(1, H, T, T)
@@ -60,6 +49,32 @@ def test_two_processes_are_as_exact_as_pytorch_in_one(name: str, ring_run: RingR
         assert truth.ratio_to_torch(whole[key], theirs, exactly) <= 2.0, key
 
 
-def test_a_killed_rank_ends_the_other_with_one_sentence(ring_run: RingRun) -> None:
-    (line,) = ring_run.message.splitlines()
-    assert line.startswith("group: rank 1 of 2 has ended or does not answer, so that rank 0 cannot go on")
+def test_a_killed_rank_ends_the_other_with_one_sentence(folder: Path) -> None:
+    (line,) = (folder / "said.txt").read_text().splitlines()
+    assert line.startswith("rank 0 ends, since another of the 2 processes that run together has ended")
+
+
+@pytest.mark.parametrize("order", ["contiguous", "head-tail"])
+def test_the_rows_of_two_ranks_are_one_capture(order: str, folder: Path) -> None:
+    seen = regard.load(folder / order)
+    assert isinstance(seen, regard.Capture)
+    alone = regard.capture(RingModel().eval(), inputs={"input_ids": IDS}, values=True)
+    assert torch.equal(seen.ids, alone.ids)
+    assert seen.certificate.certified
+    evidence = seen.certificate[0]
+    mask = "causal" if order == "contiguous" else "tensor_mask(20×20)"
+    assert (evidence.rows, evidence.total_rows, evidence.mask) == (T, T, mask)
+    for rank in range(2):  # each rank knows the evidence of all
+        assert (folder / f"{order}-{rank}.txt").read_text() == str(seen.certificate)
+    for layer, expected in zip(seen.layers, alone.layers, strict=True):
+        assert (layer.key, layer.name, layer.shape) == (expected.key, expected.name, expected.shape)
+        assert torch.allclose(layer.map.to_dense(), expected.map.to_dense(), atol=1e-6)
+        assert torch.allclose(layer.values, expected.values, atol=1e-6)
+    assert [row.head for row in seen.heads()] == [0, 1, 2, 3] * 2
+
+
+def test_exchanged_outputs_are_not_certified(folder: Path) -> None:
+    for rank in range(2):
+        lines = (folder / f"exchanged-{rank}.txt").read_text().splitlines()
+        assert len(lines) == 2
+        assert all("not certified: off this layer's own attention output" in line for line in lines)

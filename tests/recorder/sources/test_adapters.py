@@ -169,7 +169,18 @@ def test_names_that_are_not_there() -> None:
     with pytest.raises(ValueError, match=r"expected a function of \(module, args, kwargs, output\), got str"):
         regard.capture(Stack(), adapters={"blocks.0.attn": "adapter"})
     with pytest.raises(ValueError, match=r"adapters=\{name: adapter\}"):
-        regard.capture(Stack())
+        regard.capture(nn.Linear(2, 2))
+
+
+def test_an_adapter_and_listening_to_a_modules_own_code_give_the_same_maps() -> None:
+    model, x = Stack().eval(), torch.randn(2, 5, 16)
+    told = regard.capture(model, inputs=x, adapters={"blocks.*.attn": adapter})
+    heard = regard.capture(model, inputs=x)
+    assert [layer.name for layer in heard.layers] == [layer.name for layer in told.layers]
+    assert heard.certificate.certified
+    for ours, theirs in zip(heard.layers, told.layers, strict=True):
+        assert torch.allclose(ours.map.to_dense(), theirs.map.to_dense(), atol=1e-6)
+        assert str(ours.map.mask) == "causal"
 
 
 def test_an_adapter_that_fails_leaves_the_model_as_it_was() -> None:

@@ -8,6 +8,7 @@ are on their way to it.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +17,33 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.backends.problem import AttentionProblem, prepare
 from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces, sink_gradients
-from regard.attention.context_parallel.rows import ORDERS, check_order, find_runs
+from regard.attention.context_parallel.rows import ORDERS, check_order, find_runs, join_rows
 from regard.attention.context_parallel.transfer import Ring
 from regard.attention.inputs import as_batch_mask, working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.tensors import FLOATS
+from regard.override import ContextEntries
+
+
+class RingCall(NamedTuple):
+    """One call on a ring as a listener receives it: this rank's rows, and the keys of all ranks."""
+
+    q: Tensor  # (B, H, rows of this rank, D)
+    k: Tensor  # (B, G, S, D), in the order of their positions
+    v: Tensor  # (B, G, S, E)
+    output: Tensor  # (B, H, rows of this rank, E)
+    lse: Tensor  # (B, H, rows of this rank)
+    mask: Mask  # of the whole sequence
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None  # (H,)
+    T: int  # queries of the whole sequence
+    q_runs: list[range]  # the positions of this rank's queries
+    k_runs: list[range]  # the positions of this rank's keys
+
+
+ring_listeners: ContextEntries[Callable[[RingCall], None]] = ContextEntries("ring_listeners")
+"""The functions that receive the calls on a ring which a context makes."""
 
 
 class RankRows(NamedTuple):
@@ -56,8 +79,41 @@ def ring_attend(
     ring = Ring.of(group)
     problem, rows = _agree(ring, q, k, v, order, mask, settings)
     inputs = problem.q, problem.k, problem.v, problem.sinks
-    output, lse = RingAttention.apply(*inputs, problem, ring, rows, backend)  # type: ignore[no-untyped-call]
+    listeners = dict.fromkeys(ring_listeners.get())  # several captures may have added the same one
+    blocks: dict[int, Sequence[Tensor]] | None = {} if listeners else None
+    output, lse = RingAttention.apply(*inputs, problem, ring, rows, backend, blocks)  # type: ignore[no-untyped-call]
+    if blocks is not None:
+        with torch.no_grad():
+            call = _heard(problem, output.detach(), lse, ring, rows, blocks)
+            for hear in listeners:
+                hear(call)
     return output.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
+
+
+def _heard(
+    problem: AttentionProblem,
+    output: Tensor,
+    lse: Tensor,
+    ring: Ring,
+    rows: RankRows,
+    blocks: Mapping[int, Sequence[Tensor]],
+) -> RingCall:
+    """The call with the keys of all ranks, which have passed by: `blocks`, by rank."""
+    k, v = (join_rows([blocks[rank][i] for rank in range(ring.size)], rows.k_runs) for i in (0, 1))
+    return RingCall(
+        problem.q.detach(),
+        k.detach(),
+        v.detach(),
+        output,
+        lse,
+        problem.mask,
+        problem.scale,
+        problem.softcap,
+        problem.sinks,
+        rows.T,
+        rows.q_runs[ring.rank],
+        rows.k_runs[ring.rank],
+    )
 
 
 def _agree(
@@ -129,10 +185,13 @@ class RingAttention(torch.autograd.Function):
         ring: Ring,
         rows: RankRows,
         backend: str,
+        blocks: dict[int, Sequence[Tensor]] | None,
     ) -> tuple[Tensor, Tensor]:
         problem = problem._replace(q=q, k=k, v=v, sinks=sinks)
         partial = PartialOutput.empty(problem)
         for source, (keys, values) in ring.circulate((k, v), rows.key_shapes(problem)):
+            if blocks is not None:  # for those who listen
+                blocks[source] = keys, values
             q_runs, k_runs = rows.q_runs[ring.rank], rows.k_runs[source]
             for piece in pieces(problem.mask, rows.T, rows.S, q_runs, k_runs):
                 partial.add_(piece, piece.of(problem, keys, values), backend)
@@ -175,4 +234,4 @@ class RingAttention(torch.autograd.Function):
         if arriving is not None:  # the last ones are this rank's own
             dk, dv = arriving.wait()
         sinks_grad = None if sinks is None else sink_gradients(sinks, grad, output, lse)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), sinks_grad, None, None, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), sinks_grad, None, None, None, None, None

@@ -56,6 +56,13 @@ def find_runs(name: str, lengths: Sequence[int], order: str) -> list[list[range]
     return runs
 
 
+def join_rows(parts: Sequence[Tensor], runs: Sequence[Sequence[range]]) -> Tensor:
+    """The parts (B, heads, rows, …) of all ranks, which hold these runs, in the order of their positions."""
+    whole = torch.cat(list(parts), 2)
+    positions = torch.cat([torch.arange(run.start, run.stop) for of_rank in runs for run in of_rank])
+    return whole[:, :, positions.argsort().to(whole.device)]
+
+
 def ring_positions(T: int, group: object, *, order: Order = "contiguous") -> Tensor:
     """The positions that this rank of a process group holds of a sequence of T rows, (rows,) and increasing.
 

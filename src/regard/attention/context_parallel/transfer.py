@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from regard.processes import LostRankError, check_group, is_lost_rank
+
 
 class Ring(NamedTuple):
     """A process group, and this process in it."""
@@ -24,17 +26,7 @@ class Ring(NamedTuple):
     @classmethod
     def of(cls, group: Any) -> Ring:
         """The ring of a process group, or of a `DeviceMesh` of one dimension."""
-        if not dist.is_available() or not dist.is_initialized():
-            raise ValueError(
-                "group: expected torch.distributed to be initialised, got a process without it: "
-                "start it with torchrun and call torch.distributed.init_process_group()"
-            )
-        group = group.get_group() if hasattr(group, "get_group") else group
-        if not isinstance(group, dist.ProcessGroup):
-            raise ValueError(
-                "group: expected a process group of torch.distributed that this process is in, as "
-                f"torch.distributed.group.WORLD, got {type(group).__name__}"
-            )
+        group = check_group(group)
         return cls(group, dist.get_rank(group), dist.get_world_size(group))
 
     def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
@@ -76,15 +68,13 @@ class Ring(NamedTuple):
 
     @contextmanager
     def _naming_lost_ranks(self) -> Iterator[None]:
-        """Turn the errors of a connection into one that says what has happened."""
+        """Turn the errors of a lost connection into one that says what has happened."""
         try:
             yield
         except RuntimeError as error:
-            neighbours = sorted({(self.rank - 1) % self.size, (self.rank + 1) % self.size})
-            raise RuntimeError(
-                f"group: rank {' or '.join(map(str, neighbours))} of {self.size} has ended or does not "
-                f"answer, so that rank {self.rank} cannot go on ({str(error).strip().splitlines()[0]})"
-            ) from None
+            if not is_lost_rank(error):
+                raise
+            raise LostRankError(self.rank, self.size) from None
 
 
 class Transfer(NamedTuple):

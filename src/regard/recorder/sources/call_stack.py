@@ -1,8 +1,9 @@
-"""Finds the module whose code is running, in the frames of the call stack."""
+"""Finds the modules whose code is running, in the frames of the call stack."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 from torch import nn
@@ -11,14 +12,20 @@ NO_MODULE = nn.Module()
 """Stands for the module of code that runs in none."""
 
 
-def calling_module() -> nn.Module:
-    """Return the innermost module whose code is running, or `NO_MODULE`."""
+def calling_modules() -> Iterator[nn.Module]:
+    """Yield the modules whose code is running, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
+    last = None
     while frame is not None:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
         if names and names[0] in ("self", "module"):
             module = frame.f_locals.get(names[0])
-            if isinstance(module, nn.Module):
-                return module
+            if isinstance(module, nn.Module) and module is not last:
+                last = module
+                yield module
         frame = frame.f_back
-    return NO_MODULE
+
+
+def calling_module() -> nn.Module:
+    """Return the innermost module whose code is running, or `NO_MODULE`."""
+    return next(calling_modules(), NO_MODULE)

@@ -144,17 +144,18 @@ def attention_call(
             problem=problem,
         ).with_lse()
         first = first or call
-        if problem is not None or _is_certified(call):
+        if problem is not None or is_certified(call):
             return call
     assert first is not None
     return first
 
 
 @torch.no_grad()
-def _is_certified(call: AttentionCall) -> bool:
+def is_certified(call: AttentionCall) -> bool:
     """Whether a call's weights times its values are its output."""
     v, output = call.v.detach(), call.output.detach()
-    return examine(call.attention_map(), v, output, weights=call.weights).certified
+    soft = call.softly_masked_rows
+    return examine(call.attention_map(), v, output, weights=call.weights, softly_masked_rows=soft).certified
 
 
 def _has_softly_masked_rows(mask: Any, q: Tensor, k: Tensor) -> bool:

@@ -87,7 +87,8 @@ def place_heads(
         return _unknown(
             f"it has {call.k.shape[1]} key/value heads for heads {heads[0]} to {heads[-1]} of {total}"
         )
-    return call._replace(heads=tuple(heads), placement=Placement(total, kv_heads))
+    runs = () if call.placement is None else (call.placement.rows, call.placement.keys)
+    return call._replace(heads=tuple(heads), placement=Placement(total, kv_heads, *runs))
 
 
 def _is_split(module: nn.Module, call: AttentionCall) -> bool:

@@ -1,8 +1,9 @@
 """Listens to a model's attention while the model's own implementation computes it.
 
-It hears two things: PyTorch's `scaled_dot_product_attention`, whichever module calls it, and the functions of
-Transformers' `AttentionInterface`. Nothing in the model is switched or replaced. This file knows which module
-of the model a call belongs to; what a call means is read in `sdpa` and `transformers_interface`.
+It hears three things: PyTorch's `scaled_dot_product_attention`, whichever module calls it, the functions of
+Transformers' `AttentionInterface`, and attention that a module computes by a softmax in its own code. Nothing
+in the model is switched or replaced. This file knows which module of the model a call belongs to; what a call
+means is read in `sdpa`, `transformers_interface` and `eager_call`.
 """
 
 from __future__ import annotations
@@ -16,27 +17,40 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
-from regard.override import MethodWrappers
+from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import write_count
 from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import sdpa
+from regard.recorder.sources import eager_trace, ring_attention, sdpa, torch_mha
 from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources.eager_call import attention_call
+from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
+from regard.recorder.sources.token_mixers import computes_softmax_attention
 
-FUNCTIONS = ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "dispatch_attention_fn")
+MULTI_HEAD = "multi_head_attention_forward"  # which some modules call without `nn.MultiheadAttention`
+FUNCTIONS = (
+    "scaled_dot_product_attention",
+    MULTI_HEAD,
+    "ALL_ATTENTION_FUNCTIONS",
+    "dispatch_attention_fn",
+)
 """Names in the code of a module whose attention can be heard; the last is diffusers'."""
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules whose code calls something that is listened to, by name."""
+    """Return the modules whose code calls something that is listened to, or computes attention, by name."""
     return {
         name: module
         for name, module in model.named_modules()
         if not isinstance(module, nn.MultiheadAttention)
-        and any(module_uses_name(module, function) for function in FUNCTIONS)
+        and (
+            any(module_uses_name(module, function) for function in FUNCTIONS)
+            or computes_softmax_attention(module)
+            or ring_attention.may_attend_on_ring(module)
+        )
     }
 
 
@@ -120,6 +134,10 @@ class Listener:
         module = calling_module()
         return self.take(module, call) if module in self.names else call
 
+    def module_of(self, modules: tuple[nn.Module, ...]) -> nn.Module | None:
+        """Return the innermost of some modules, the outermost first, that belongs to the model."""
+        return next((module for module in reversed(modules) if module in self.names), None)
+
     def take(self, module: nn.Module, call: AttentionCall | UnreadableCall) -> AttentionCall | UnreadableCall:
         """Pass on an attention call of one of the model's modules, which may make several."""
         layer_id, beside = self.layer_id(module), False
@@ -154,6 +172,39 @@ class Listener:
             self.earlier.pop(module, None)
 
 
+_eager_listeners: ContextEntries[Listener] = ContextEntries("eager_listeners")
+"""The listeners to attention in modules' own code, of the blocks that are open in a context."""
+
+
+def _eager_call(attention: EagerAttention) -> AttentionCall | UnreadableCall:
+    """Read an attention in a module's own code, or say why it cannot be read."""
+    module = attention.modules[-1]
+    try:
+        return attention_call(attention, module)
+    except (ValueError, RuntimeError) as error:
+        return UnreadableCall(f"{type(module).__name__}, as {error}")
+
+
+def _hear_eager(attention: EagerAttention) -> Tensor | None:
+    """Pass an attention in a module's own code to the listeners of this context; return an edited output."""
+    takers = [
+        sdpa.CallListener(functools.partial(listener.take, module), listener.receiver.is_editor)
+        for listener in _eager_listeners.get()
+        if (module := listener.module_of(attention.modules)) is not None
+    ]
+    if not takers or torch._C._functorch.peek_interpreter_stack() is not None:
+        return None
+    takers.sort(key=lambda taker: not taker.is_editor)
+    device = attention.v.device.type
+    with sdpa.reading_mode(takers), sdpa.listening(), eager_trace.paused():
+        call = _eager_call(attention)
+        with torch.autocast(device, enabled=False):
+            call = sdpa.notify(takers, call)
+    if isinstance(call, UnreadableCall) or call.used is None:
+        return None
+    return call.used.reshape(attention.output.shape)
+
+
 def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
     """Return the layer id of the last of a module's calls: differential attention makes several."""
     number = 1 + sum(not call.is_beside(calls[0]) for call in calls[1:])
@@ -171,17 +222,23 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     wrappers = MethodWrappers()
     for module in listener.layer_ids:
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
+        if computes_softmax_attention(module):
+            wrappers.add(module, "forward", functools.partial(eager_trace.run_traced, _hear_eager))
     with ExitStack() as undo:
         undo.enter_context(wrappers.active())
         undo.enter_context(sdpa.intercepted(model))
+        undo.enter_context(ring_attention.heard())
         if is_transformers(model):
             from regard.recorder.sources import transformers_interface
 
             if not listener.layer_ids:
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
+        if any(module_uses_name(module, MULTI_HEAD) for module in listener.layer_ids):
+            undo.enter_context(torch_mha.intercepted_functions())
         heard = sdpa.CallListener(listener.hear, receiver.is_editor)
         undo.enter_context(sdpa.open_listeners.added(heard))
+        undo.enter_context(_eager_listeners.added(listener))
         yield
 
 
@@ -194,6 +251,7 @@ def no_attention_message(model: nn.Module) -> str:
         return f"{type(model).__name__} cannot be captured: it has no attention module that capture knows"
     return (
         f"{type(model).__name__} cannot be captured: its attention ({', '.join(kinds)}) "
-        "calls neither Transformers' AttentionInterface nor PyTorch's scaled_dot_product_attention; "
+        "calls neither Transformers' AttentionInterface nor PyTorch's scaled_dot_product_attention, nor does "
+        "its code multiply a softmax with values; "
         "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
     )

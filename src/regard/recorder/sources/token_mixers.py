@@ -98,6 +98,33 @@ def _computes_attention(kind: Any) -> bool:
     return bool(FUNCTIONS & names) or (bool({"softmax", "exp"} & names) and bool(PRODUCTS & names))
 
 
+def computes_softmax_attention(module: nn.Module) -> bool:
+    """Whether the code of a module, which is not one of PyTorch's, has a softmax and a matrix product.
+
+    Only running it shows whether that is attention. Modules that use Transformers' `AttentionInterface` are
+    left out: the eager attention in their files is one of its functions.
+    """
+    kind = type(module)
+    if kind.__module__.startswith("torch.") or not _has_product(cast(Any, kind)):
+        return False
+    if not _has_softmax(cast(Any, kind)) and not any(isinstance(x, nn.Softmax) for x in module.children()):
+        return False
+    return not any(isinstance(x, FUSED) for x in module.modules())
+
+
+@functools.cache
+def _has_softmax(kind: Any) -> bool:
+    """Whether the code of a class names a softmax."""
+    return any(name.lower().endswith("softmax") and "log" not in name for name in called_names(kind))
+
+
+@functools.cache
+def _has_product(kind: Any) -> bool:
+    """Whether the code of a class names a matrix product, and not Transformers' interface."""
+    names = called_names(kind)
+    return "ALL_ATTENTION_FUNCTIONS" not in names and any("matmul" in x or x in PRODUCTS for x in names)
+
+
 class TokenMixers:
     """The modules of a model that mix tokens, and which of them have run."""
 

@@ -77,7 +77,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
                 wrappers.add(module, "forward", sdpa.run_in_mode)
     with (
         sdpa.intercepted(model),
-        _intercepted_functions(),
+        intercepted_functions(),
         _listeners.added(listeners),
         wrappers.active(),
     ):
@@ -100,7 +100,7 @@ _override = SharedOverride()
 
 
 @contextmanager
-def _intercepted_functions() -> Iterator[None]:
+def intercepted_functions() -> Iterator[None]:
     """While any capture is open, the functions that compute PyTorch's attention are intercepted.
 
     The wrappers notify the listeners of their own context; without any they change nothing.

@@ -22,7 +22,7 @@ from regard.maps import AttentionMap
 from regard.override import ContextEntries, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import sampled_rows
-from regard.recorder.sources import sdpa
+from regard.recorder.sources import eager_trace, sdpa
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.function_arguments import attention_call, own_weights
 from regard.recorder.sources.mask_recognition import origins
@@ -114,7 +114,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
             inner.append(sdpa.notify(editors, call))
             return inner[-1]
 
-        with sdpa.listening(sdpa.CallListener(edit_and_collect, bool(editors))):
+        with sdpa.listening(sdpa.CallListener(edit_and_collect, bool(editors))), eager_trace.paused():
             result = function(module, query, *args, **kwargs)
         calls = inner
         if not inner:

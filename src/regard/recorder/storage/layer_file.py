@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import TensorMask
 from regard.files import CaptureFileError, shorten
 from regard.maps import AttentionMap, storage
@@ -74,18 +75,24 @@ def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
 
 def with_storable_mask(m: AttentionMap) -> AttentionMap:
     """Return the map, with a tensor in place of its mask if a part of the mask is a function."""
-    if m.mask.is_storable():
-        return m
+    mask = storable_mask(m.mask, m.matrix, m.device)
+    return m if mask is m.mask else m._with(mask=mask)
+
+
+def storable_mask(mask: Mask, matrix: tuple[int, int, int, int], device: torch.device) -> Mask:
+    """Return the mask of attention (B, H, T, S), or a tensor of it if a part of the mask is a function."""
+    if mask.is_storable():
+        return mask
     # One entry of the mask shows whether it varies over the batch and the heads, and so its full size.
-    T, S = m.matrix[2:]
-    entry = m.mask.tile(range(1), range(1), m.matrix, device=m.device)
+    T, S = matrix[2:]
+    entry = mask.tile(range(1), range(1), matrix, device=device)
     if (size := entry.numel() * T * S) > MAX_MASK_BYTES:
         raise ValueError(
-            f"mask: {m.mask} is a function, which a file cannot hold, and as a tensor it could take "
+            f"mask: {mask} is a function, which a file cannot hold, and as a tensor it could take "
             f"{size / 2**30:.1f} GiB: combine the named masks (regard.causal, regard.window(n), …) instead"
         )
-    allowed = m.mask.tile(range(T), range(S), m.matrix, device=m.device)  # (1 or B, 1 or H, T, S)
-    bias = m.mask.bias(range(T), range(S), m.matrix, device=m.device)
+    allowed = mask.tile(range(T), range(S), matrix, device=device)  # (1 or B, 1 or H, T, S)
+    bias = mask.bias(range(T), range(S), matrix, device=device)
     if bias is not None:
         allowed = torch.where(allowed, bias.detach(), -torch.inf)
-    return m._with(mask=TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape)))
+    return TensorMask(allowed.view((1,) * (4 - allowed.ndim) + allowed.shape))

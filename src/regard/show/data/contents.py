@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from regard.heads import HeadTable, SurveyResult
 from regard.heads.score_words import SCORE_WORDS
-from regard.heads.telling_head import find_telling_head
+from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.invisible_characters import ABBREVIATIONS
 from regard.lru import LRUCache
 from regard.maps import AttentionMap, WeightedMap
@@ -198,6 +199,16 @@ class Contents:
             if self._meta is None:
                 self._meta = self._describe()
             return self._meta
+
+    def prepare_first_view(self) -> None:
+        """Compute what a reader sees first before it is requested: `meta`, and the first map as a whole."""
+        first = self.texts[0].layers[0]
+        start = self.meta["start"] or {"layer": first.key, "head": first.heads[0]}
+        T, S = self.layer(0, start["layer"]).shape[2:]
+        z = max(0, tiles.level_count(T, S) - 2)  # two by two tiles at most
+        high, wide = tiles.tile_counts(T, S, z)
+        for i, j in product(range(high), range(wide)):
+            self.tile(0, start["layer"], start["head"], z, i, j)
 
     def forget_meta(self) -> None:
         """Let `meta` be made anew, since something that it describes has changed."""
@@ -505,8 +516,15 @@ class Contents:
         capture = self.texts[0]
         step = 1 + capture.nbytes // MOST_SAMPLED  # some layers of a capture that would take long to read
         layers = capture.layers[::step]
-        samples = ((self.layer_map(0, layer.key), self._key_ids(0, layer)) for layer in layers)
-        if (found := find_telling_head(samples)) is None:
+        found = None
+        if (pictures := capture.pictures) is not None and capture.ids is None:
+            entry = self.batch_index
+            towers = ((self.layer_map(0, one.key), pictures.tower_axes(one.key, entry)) for one in layers)
+            found = find_selective_head(towers)
+        if found is None:
+            samples = ((self.layer_map(0, layer.key), self._key_ids(0, layer)) for layer in layers)
+            found = find_telling_head(samples)
+        if found is None:
             return None
         layer = layers[found[0]]
         return str(layer.key), layer.heads[found[1]]

@@ -64,6 +64,7 @@ class Site:
         self.model_job = ExclusiveJob()
         self.workers = WorkQueue(self.limits.workers)
         self.waiting = 0
+        self.workers.submit(0, self.contents.prepare_first_view)  # while the browser opens
 
     def application(self) -> Starlette:
         """Return the ASGI application."""

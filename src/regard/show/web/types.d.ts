@@ -345,6 +345,7 @@ interface Tile {
 interface PaintedTile extends Tile {
   canvas?: HTMLCanvasElement;
   style?: string;
+  clipped?: boolean; // whether a number lies beyond the end of the colours
 }
 
 /** A token that may follow a position. */
@@ -712,8 +713,6 @@ interface DrawnTile {
 interface Look {
   reduce: string;
   scale: ColourScale;
-  /** Whether the colours end at what is seen, so that some numbers lie beyond. */
-  fits: boolean;
   /** Whether every number is 0. */
   blank: boolean;
   pixels: Uint32Array;

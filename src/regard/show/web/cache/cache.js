@@ -9,9 +9,13 @@ import { cacheExports } from "./exports.js";
 import { GenerationFigures } from "./figures.js";
 import { GeneratedText } from "./generated_text.js";
 import { EvictionPolicy } from "./policy.js";
+import { savings } from "./measurements.js";
 import { openingSentence } from "./prompt.js";
 
 const TOKENS = 24;
+const RECORDED =
+  "This generation was recorded when the page was saved. Every token was computed twice, with the KV cache and " +
+  "without it, and both were measured.";
 /** @type {Record<string, string>} */
 const ENDS = { end: "The model ended the text.", context: "The model’s context is full.", tokens: "" };
 
@@ -46,7 +50,8 @@ export class CacheView {
     this.policy = new EvictionPolicy(app, () => this.generated());
     const save = exportMenu(app, cacheExports(app, this));
     const top = element("div", { class: "cache-top" }, this.lead, save);
-    const parts = [top, this.form.box, this.said, this.opening.box, this.figures.box, this.policy.box];
+    this.figures.written.after(this.opening.box);
+    const parts = [top, this.form.box, this.said, this.figures.box, this.policy.box];
     this.box = element(
       "div",
       { class: "scroll", tabindex: "-1" },
@@ -109,7 +114,8 @@ export class CacheView {
     } else if (captured !== undefined) this.opening.number = captured;
     else if (end) {
       const written = some(this.steps.length, "token");
-      this.said.textContent = `${written} generated, each with the cache and without it. ${ENDS[end.why] ?? ""}`;
+      const finding = savings(this.steps, this.start?.layers ?? 0);
+      this.said.textContent = `${written} generated, each with the cache and without it. ${ENDS[end.why] ?? ""} ${finding}`;
     }
   }
 
@@ -130,8 +136,9 @@ export class CacheView {
     if (!can && recorded && !this.steps.length) recorded.forEach((line) => this.take(line));
     if (!can) this.opening.offer(this.steps);
     const uncut = can && this.app.runs.edited ? " It continues without the cuts of the edited run." : "";
-    this.lead.textContent = leadOf(can, Boolean(recorded)) + uncut;
-    if (!can && recorded) this.said.textContent = "";
+    const finding = !can && recorded ? savings(this.steps, this.start?.layers ?? 0) : "";
+    this.lead.textContent = finding || leadOf(can, Boolean(recorded)) + uncut;
+    if (finding) this.said.textContent = RECORDED;
     this.draw();
   }
 
@@ -152,11 +159,7 @@ function leadOf(can, recorded) {
       "Let the model continue a text. Every token is computed twice, with the KV cache and without it, " +
       "and both are measured."
     );
-  if (recorded)
-    return (
-      "This generation was recorded when the page was saved. Every token was computed twice, with the KV cache " +
-      "and without it, and both were measured."
-    );
+  if (recorded) return RECORDED;
   return (
     "Generation needs the model: run regard inspect to measure what a KV cache saves. What a cache with eviction " +
     "would lose is computed from the maps."

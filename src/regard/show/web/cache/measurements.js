@@ -96,6 +96,19 @@ export function gainOf(cached, recomputed) {
 }
 
 /**
+ * What the cache saves, as a sentence; "" if both ways were not measured.
+ * @param {GenerationStep[]} steps
+ * @param {number} layers
+ */
+export function savings(steps, layers) {
+  if (!steps.length) return "";
+  const [computed, , time] = measurements(steps, layers);
+  if (!computed.gain) return "";
+  const faster = time.gain && `, and each token took ${time.gain} time`;
+  return `With its KV cache the model wrote this with ${computed.gain} computation${faster}.`;
+}
+
+/**
  * How closely the outputs with and without the cache agree, as a sentence.
  * @param {GenerationStep[]} steps
  */

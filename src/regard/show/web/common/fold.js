@@ -3,7 +3,7 @@
 
 import { element } from "./dom.js";
 
-const SMALL = "(max-width: 720px), (max-height: 600px)"; // as in controls.css
+const SMALL = "(max-width: 720px), (max-height: 760px)"; // as in controls.css
 let made = 0;
 
 /**

@@ -56,6 +56,7 @@ export function patchOf({ spans }, token) {
  */
 export function patchLabel(layout, token, name, most) {
   const patch = patchOf(layout, token);
-  if (!patch) return layout.special.some(([special]) => special === token) ? name : null;
-  return name.length <= most ? name : `r${patch.row + 1} c${patch.col + 1}`;
+  if (!patch && !layout.special.some(([special]) => special === token)) return null;
+  if (name.length <= most) return name;
+  return patch ? `r${patch.row + 1} c${patch.col + 1}` : name.replace(/^(\w{3})\w*/, "$1");
 }

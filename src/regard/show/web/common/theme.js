@@ -1,5 +1,5 @@
 // @ts-check
-// Light or dark: as the reader's system says, until the reader says otherwise on the page.
+// Light or dark: as the reader's system says, or the notebook around the page, until the reader says otherwise.
 
 import { element } from "./dom.js";
 
@@ -8,6 +8,16 @@ import { element } from "./dom.js";
 const CHOICES = /** @type {ThemeChoice[]} */ (["system", "light", "dark"]);
 const SIGNS = { system: "◐", light: "☀", dark: "☾" };
 const NAMES = { system: "Auto", light: "Light", dark: "Dark" };
+
+/** @type {ThemeName | undefined} */
+let surroundings; // the theme of the notebook around the page
+
+/** @param {ThemeName} name the theme of what is around the page, which "system" stands for from then on */
+export function setSurroundings(name) {
+  if (name === surroundings) return;
+  surroundings = name;
+  dispatchEvent(new Event("regard-surroundings"));
+}
 
 const prefersDark = () => matchMedia("(prefers-color-scheme: dark)");
 
@@ -29,8 +39,9 @@ export function theme() {
 export function makeTheme(button) {
   let chosen = remembered();
   const apply = () => {
-    if (chosen === "system") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = chosen;
+    const name = chosen === "system" ? surroundings : chosen;
+    if (name) document.documentElement.dataset.theme = name;
+    else delete document.documentElement.dataset.theme;
     const sign = element("span", { class: "theme-sign", text: SIGNS[chosen], "aria-hidden": "true" });
     button.replaceChildren(sign, element("span", { class: "theme-name", text: ` ${NAMES[chosen]}` }));
     const follows = chosen === "system" ? `, which is ${theme()} now` : "";
@@ -48,6 +59,7 @@ export function makeTheme(button) {
     apply();
   });
   prefersDark().addEventListener("change", apply);
+  addEventListener("regard-surroundings", apply);
   apply();
 }
 

@@ -7,6 +7,7 @@ import { choice, element } from "../common/dom.js";
 import { layerOf } from "../common/layers.js";
 import { PLAIN, spell } from "../common/quantity.js";
 import { short, tokenAt } from "../common/tokens.js";
+import { isClipped } from "../map/legend.js";
 import { exportMenu } from "../picture/menu.js";
 import { differenceSource, isSameShape } from "./difference.js";
 import { compareExports } from "./exports.js";
@@ -75,9 +76,11 @@ class Pane {
   }
 
   /** @param {Scene} scene */
-  tell({ look, quantity }) {
+  tell(scene) {
+    const { look, quantity } = scene;
     const { top, signed } = look.scale;
-    this.ramp.show(signed ? spell(quantity, -top) : "0", spell(quantity, top), signed);
+    const [below, beyond] = isClipped(scene) ? ["≤ ", "≥ "] : ["", ""];
+    this.ramp.show(signed ? below + spell(quantity, -top) : "0", beyond + spell(quantity, top), signed);
     this.view.tell();
   }
 }
@@ -96,7 +99,7 @@ export class CompareView {
     this.unlike = element("p", { class: "small quiet" });
     words.append(this.unlike);
     this.difference = new Pane(this, "Difference", words);
-    this.said = element("p", { class: "compare-said", "aria-live": "polite", text: HELP });
+    this.said = element("p", { class: "compare-said quiet", "aria-live": "polite", text: HELP });
     this.scores = element("section", { class: "compare-table", "aria-label": "Scores of both heads" });
     this.scale = choice("Shades", "compare-scale", { linear: "linear", log: "log" }, (scale) =>
       app.set({ scale }),
@@ -190,6 +193,7 @@ export class CompareView {
     const cell = scene && (scene.hover ?? scene.cursor);
     if (!cell) {
       this.said.textContent = HELP;
+      this.said.classList.add("quiet");
       return;
     }
     const layer = layerOf(app.meta, pair[0].text, pair[0].layer);
@@ -206,5 +210,6 @@ export class CompareView {
         ? `queries from ${cell.row}, keys from ${cell.col}`
         : `${named("queries")} → ${named("keys")}`;
     this.said.textContent = `${where}: ${numbers.join(", ")}`;
+    this.said.classList.remove("quiet");
   }
 }

@@ -7,7 +7,7 @@ import { headWords } from "../picture/words.js";
 import { draw } from "../map/heatmap.js";
 import { complete, paperScene } from "../map/figure.js";
 import { hasHidden } from "../map/hidden_cells.js";
-import { marksOf } from "../map/legend.js";
+import { isClipped, marksOf } from "../map/legend.js";
 
 const GAP = 28; // pixels between maps
 const NAMES = ["A", "B", "A − B"];
@@ -54,7 +54,7 @@ async function compareFigure(app, { shown, pair }) {
         .trim(),
     };
     const keys = {
-      bar: { scale: weights, marks: marksOf(weights, true) },
+      bar: { scale: weights, marks: marksOf(weights, scenes.slice(0, 2).some(isClipped)) },
       hatch: scenes.some(hasHidden) ? "hidden by the mask" : "",
       dashed: "",
     };

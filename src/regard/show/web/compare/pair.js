@@ -2,6 +2,8 @@
 // The heads that are compared, as they stand in the address: pair=text/layer/head,text/layer/head.
 
 import { known } from "../common/arrays.js";
+import { layerOf } from "../common/layers.js";
+import { isSameShape } from "./difference.js";
 
 /** @param {HeadPlace} head */
 const written = ({ text, layer, head }) => `${text}/${layer}/${head}`;
@@ -51,7 +53,7 @@ export function toggleInPair(pair, head) {
 
 /**
  * The two heads that are compared. What an address leaves open is the chosen head, and beside it the same head of
- * another text, or else the layer's next head.
+ * another text of the same length, or else the layer's next head: so there is a difference to see.
  * @param {Meta} meta
  * @param {State} state
  * @returns {HeadPlace[]}
@@ -68,9 +70,12 @@ export function pairOf(meta, { text, layer, head, pair }) {
  * @returns {HeadPlace}
  */
 function otherHead(meta, { text, layer, head }) {
+  const own = layerOf(meta, text, layer);
   const other = meta.texts.findIndex(
     ({ removed, layers }, n) =>
-      n !== text && !removed && layers.some((one) => one.key === layer && one.heads.includes(head)),
+      n !== text &&
+      !removed &&
+      layers.some((one) => one.key === layer && one.heads.includes(head) && isSameShape(one, own)),
   );
   if (other >= 0) return { text: other, layer, head };
   const { layers } = meta.texts[text];

@@ -26,7 +26,7 @@ export class ComparedSide {
     this.head = select(`Head ${letter}`, (value) => choose(this.settled({ head: Number(value) })));
     this.title = element("h3");
     this.model = element("p", { class: "small quiet compare-model" });
-    this.sentence = element("p", { class: "small compare-sentence" });
+    this.sentence = element("p", { class: "head-sentence" });
     this.doubt = element("p", { class: "small compare-doubt" });
     const open = element("button", {
       class: "plain",
@@ -76,6 +76,7 @@ export class ComparedSide {
     );
     this.title.textContent = `Layer ${place.layer}, head ${place.head}`;
     this.model.textContent = text.model;
+    this.model.hidden = meta.texts.every(({ model }) => model === text.model);
     this.doubt.textContent = layer.evidence.certified ? "" : layer.evidence.text;
   }
 

@@ -105,7 +105,7 @@ export class ScoreMatrix {
 function titleOf(name, best) {
   if (!best) return "No head has a score: its tokens are unknown.";
   const { layer, head, scores } = best;
-  return `Layer ${layer}, head ${head} has the highest score of ${scoreTitle(name)}: ${score(name, scores[name].value)}.`;
+  return `Layer ${layer}, head ${head} scores highest on ${scoreTitle(name)}: ${score(name, scores[name].value)}.`;
 }
 
 /** A head beside the matrix: its picture, its labels, its sentence. */

@@ -8,8 +8,10 @@ import { percent } from "../common/format.js";
 import { layerOf } from "../common/layers.js";
 import { isTower, layoutOf, patchOf } from "../common/patch_layout.js";
 import { axisOf } from "../common/tokens.js";
+import { exportMenu } from "../picture/menu.js";
 import { strongest } from "../text/ranking.js";
 import { layersInScope, weightsInScope } from "../text/scope.js";
+import { imageExports } from "./exports.js";
 import { makeImageControls } from "./image_controls.js";
 import { ImageNotes } from "./image_notes.js";
 import { HeadPictures } from "./head_pictures.js";
@@ -40,12 +42,12 @@ export function image(root, app) {
   return { show: (state) => view.show(state), hide: () => view.hide() };
 }
 
-class ImageView {
+export class ImageView {
   /** @param {App} app */
   constructor(app) {
     this.app = app;
     this.state = app.state;
-    this.controls = makeImageControls(app);
+    this.controls = makeImageControls(app, exportMenu(app, imageExports(app, this)));
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
     this.stage = element("div", {
       class: "image-stage",

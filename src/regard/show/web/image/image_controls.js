@@ -3,10 +3,14 @@
 
 import { headPicker } from "../common/controls.js";
 import { choice, element } from "../common/dom.js";
+import { fold } from "../common/fold.js";
 import { layersInScope } from "../text/scope.js";
 
-/** @param {App} app */
-export function makeImageControls(app) {
+/**
+ * @param {App} app
+ * @param {HTMLElement} exports the menu that saves what is shown
+ */
+export function makeImageControls(app, exports) {
   const picker = headPicker(app);
   const direction = choice(
     "Show",
@@ -43,8 +47,9 @@ export function makeImageControls(app) {
     (value) => app.set({ ground: value }),
     "In grey, colours mean attention and nothing else.",
   );
+  const settings = fold("Settings", direction, scope);
   return {
-    bar: element("div", { class: "bar-of-choices" }, picker, direction, scope),
+    bar: element("div", { class: "bar-of-choices" }, picker, ...settings, exports),
     look: element("div", { class: "image-look" }, sink, scale, ground),
     /**
      * @param {State} state

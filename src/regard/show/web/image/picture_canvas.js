@@ -4,6 +4,7 @@
 
 import { makeScale } from "../common/colours.js";
 import { contextOf, element } from "../common/dom.js";
+import { setDrawing } from "../picture/canvas_drawings.js";
 import { heatColour } from "./heat.js";
 
 const LATTICE_FROM = 7; // pixels a patch from which on the grid is drawn
@@ -29,6 +30,10 @@ export class PictureCanvas {
   constructor(span, picture) {
     this.span = span;
     this.canvas = element("canvas", { class: "picture" });
+    setDrawing(this.canvas, (context, { width, height }) => {
+      const { canvas } = this;
+      context.drawImage(canvas, 0, 0, canvas.width, canvas.height, 0, 0, width, height);
+    });
     this.canvas.style.setProperty(
       "--shape",
       String(picture ? picture.width / picture.height : span.cols / span.rows),

@@ -121,19 +121,19 @@ function tick(context, queries, along, gutter, colour) {
  * @param {Scene} scene
  * @param {boolean} queries
  */
-function title(context, { gutter, colours, fonts, camera }, queries) {
+function title(context, { gutter, colours, fonts }, queries) {
   context.save();
   context.font = fonts.title;
   context.fillStyle = colours.soft;
   context.textBaseline = "top";
   if (queries) {
-    context.translate(0, gutter.top + Math.min(camera.height, camera.T * camera.zoom));
+    context.translate(0, gutter.top);
     context.rotate(-Math.PI / 2);
-    context.textAlign = "left";
+    context.textAlign = "right";
     context.fillText("query", 0, 2);
   } else {
     context.textAlign = "left";
-    context.fillText("attended-to (key)", gutter.left, 0);
+    context.fillText("key (attended to)", gutter.left, 0);
   }
   context.restore();
 }

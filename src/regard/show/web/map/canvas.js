@@ -227,7 +227,7 @@ export class MapCanvas {
     const scale = mapScale(this.state.scale, fits ? fit.top : 1, layer.cols, quantity);
     const style = [theme(), reduce, scale.scale, scale.top, scale.bottom, scale.signed, sink?.key].join(" ");
     const blank = fits && fit.top === 0;
-    return { reduce, scale, fits, blank, pixels: ramp(theme(), isSigned(quantity)).pixels, style };
+    return { reduce, scale, blank, pixels: ramp(theme(), isSigned(quantity)).pixels, style };
   }
 
   /**

@@ -90,11 +90,11 @@ export function legend(root) {
 /** @typedef {[number, string][]} ColourMarks places from 0 to 1, with what is written there */
 
 /**
- * Whether some numbers may lie beyond the end of the colours.
- * @param {Look} look
+ * Whether some of the numbers that are drawn lie beyond the end of the colours.
+ * @param {Pick<Scene, "drawn">} scene
  */
-export function isClipped({ fits, scale }) {
-  return fits && scale.top !== 1;
+export function isClipped({ drawn }) {
+  return drawn.some(({ tile }) => tile?.clipped);
 }
 
 /**

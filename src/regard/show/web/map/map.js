@@ -117,7 +117,7 @@ export class MapView {
     const { meta } = this.app;
     this.legend.show({
       scale: look.scale,
-      clipped: isClipped(look),
+      clipped: isClipped(scene),
       note: this.note(scene),
       boundary: scene.boundary !== null,
       hides: hasHidden(scene),

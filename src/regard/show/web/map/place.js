@@ -23,7 +23,7 @@ export function mapLayout({ width, height }, apart, ratio) {
   const gutter = {
     labels,
     left: labels + (apart ? STRIP + STRIP_GAP : 0),
-    top: height < LOW ? 58 : narrow ? 74 : 96,
+    top: narrow || height < LOW ? 74 : 96,
   };
   return { width, height, gutter, pixel: 1 / ratio };
 }

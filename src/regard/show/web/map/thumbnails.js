@@ -205,7 +205,7 @@ export class Thumbnails {
     });
     this.rows.set(layer.key, buttons);
     const row = { class: "grid-row", role: "row", "aria-label": `Layer ${layer.key}` };
-    return element("div", row, rowHeader(layer), heads);
+    return element("div", row, rowHeader(layer, this.layers), heads);
   }
 
   /**
@@ -306,11 +306,15 @@ function markCut(button, isCut) {
   button.setAttribute("aria-label", name);
 }
 
-/** @param {Layer} layer */
-function rowHeader(layer) {
+/**
+ * @param {Layer} layer
+ * @param {Layer[]} layers of the text: a mask that all of them have stands in the notes alone
+ */
+function rowHeader(layer, layers) {
   const label = element("div", { class: "grid-label", role: "rowheader", text: layer.key });
-  label.append(element("small", { text: maskName(layer) }));
-  label.title = `Layer ${layer.key} (${layer.name}): ${maskName(layer)}. ${layer.evidence.text}`;
+  const mask = maskName(layer);
+  if (layers.some((one) => maskName(one) !== mask)) label.append(element("small", { text: mask }));
+  label.title = `Layer ${layer.key} (${layer.name}): ${mask}. ${layer.evidence.text}`;
   if (!layer.evidence.certified) label.append(element("small", { class: "bad", text: "uncertified" }));
   return label;
 }

@@ -22,10 +22,14 @@ export function painted(tile, look, restOf) {
   const image = context.createImageData(cols, rows);
   const out = new Uint32Array(image.data.buffer);
   const { pixels, scale } = look;
+  tile.clipped = false;
   for (let y = 0, n = 0; y < rows; y++) {
     const share = rest ? rest[y] : 1;
     for (let x = 0; x < cols; x++, n++) {
-      if (tile.max[n] >= 0) out[n] = pixels[Math.round(255 * scale.at(values[n] / share))];
+      if (tile.max[n] < 0) continue;
+      const value = values[n] / share;
+      out[n] = pixels[Math.round(255 * scale.at(value))];
+      tile.clipped ||= Math.abs(value) > scale.top * 1.01; // the rounded numbers of a saved page are within 1%
     }
   }
   context.putImageData(image, 0, 0);

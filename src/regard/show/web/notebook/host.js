@@ -158,6 +158,36 @@ function connect(port, model, channel) {
 }
 
 /**
+ * Whether the notebook is dark around a cell: the first ground behind it that hides what is below.
+ * @param {HTMLElement} cell
+ */
+function isDark(cell) {
+  // A canvas understands every way to write a colour.
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  for (let node = /** @type {HTMLElement | null} */ (cell); canvas && node; node = node.parentElement) {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = getComputedStyle(node).backgroundColor;
+    canvas.fillRect(0, 0, 1, 1);
+    const [red, green, blue, alpha] = canvas.getImageData(0, 0, 1, 1).data;
+    if (alpha > 128) return 0.3 * red + 0.59 * green + 0.11 * blue < 128;
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+/**
+ * Tells the page whether the notebook around it is light or dark, now and whenever that may have changed.
+ * @param {MessagePort} port
+ * @param {HTMLElement} cell
+ */
+function tellTheme(port, cell) {
+  const tell = () => port.postMessage({ kind: "theme", theme: isDark(cell) ? "dark" : "light" });
+  const observer = new MutationObserver(tell);
+  for (const node of [document.documentElement, document.body]) observer.observe(node, { attributes: true });
+  tell();
+  return () => observer.disconnect();
+}
+
+/**
  * Stands the page up in the cell.
  * @param {{ model: NotebookModel, el: HTMLElement }} view
  */
@@ -175,11 +205,14 @@ async function render({ model, el }) {
   const { port1, port2 } = new MessageChannel();
   /** @type {() => void} */
   let disconnect = () => {};
+  /** @type {() => void} */
+  let stopTelling = () => {};
   frame.addEventListener(
     "load",
     () => {
       note.remove();
       disconnect = connect(port1, model, channel);
+      stopTelling = tellTheme(port1, el);
       frame.contentWindow?.postMessage("regard-port", "*", [port2]); // a sandboxed frame has no origin to name
     },
     { once: true },
@@ -192,6 +225,7 @@ async function render({ model, el }) {
     (error) => (note.textContent = `The page could not be opened. ${error.message}`),
   );
   return () => {
+    stopTelling();
     disconnect();
     channel.close();
     frame.remove();

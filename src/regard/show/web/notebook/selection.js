@@ -2,6 +2,7 @@
 // The selection of a page in a notebook, in step with the widget's in Python, and what the page says of the kernel.
 
 import { element } from "../common/dom.js";
+import { setSurroundings } from "../common/theme.js";
 
 /**
  * What the widget knows of the state.
@@ -36,6 +37,7 @@ export function followNotebook(app, kernel) {
       told = selectionOf(app.state); // what does not exist was replaced, which the widget is told below
       if (!areSame(told, message.selection)) kernel.send({ kind: "select", selection: told });
     }
+    if (message.kind === "theme") setSurroundings(message.theme);
     if (message.kind === "waiting") app.status(message.message, 3600);
     if (message.kind === "gone") {
       banner.textContent = message.message;

@@ -33,6 +33,7 @@ type FromKernel =
   | { kind: "error"; id: number; error: string }
   | { kind: "removed"; id: number; error: string } // a question about a text that is not there any more
   | { kind: "select"; selection: NotebookSelection }
+  | { kind: "theme"; theme: "light" | "dark" } // of the notebook around the page
   | { kind: "waiting"; message: string }
   | { kind: "gone"; message: string };
 

@@ -4,6 +4,7 @@
 
 import { empty, headPicker, latest, select, slider } from "../common/controls.js";
 import { badge, choice, element } from "../common/dom.js";
+import { fold } from "../common/fold.js";
 import { headSentence } from "../common/head_words.js";
 import { layerOf } from "../common/layers.js";
 import { short, tokenAt } from "../common/tokens.js";
@@ -177,7 +178,7 @@ function makeStepsControls(app, wishes) {
   const after = button("→", "Next token", () => wishes.go(wishes.row() + 1));
   const shown = slider("Strongest keys", wishes.show);
   const arrows = element("div", { class: "fields" }, before, after);
-  const parts = [which, picker, stage, token, place.field, arrows, shown];
+  const parts = [which, picker, stage, token, place.field, arrows, ...fold("Settings", shown)];
   return {
     bar: element("div", { class: "bar-of-choices" }, ...parts),
     /**
@@ -260,15 +261,14 @@ function intro(context, words) {
   }
   if (!layer) return head;
   head.append(
-    edgeStrip(context),
     element(
       "p",
       { class: "lead" },
-      "What ",
+      `How layer ${layer.key}, head ${state.head} computes what `,
       element("span", { class: "token", text: short(name, 24) }),
-      `, token ${(layer.queries_from ?? work.position - work.row) + work.row}, attends to in layer ` +
-        `${layer.key}, head ${state.head}.`,
+      `, token ${(layer.queries_from ?? work.position - work.row) + work.row}, attends to.`,
     ),
+    edgeStrip(context),
   );
   const text = layer.evidence.text.replace(/^(not )?certified:? ?/, "");
   const proof = element("p", { class: "note" }, badge(layer.evidence), ` ${text}`);

@@ -44,12 +44,14 @@ export class SurveyView {
     const plot = element(
       "section",
       { "aria-label": "Every head" },
+      this.lead,
+      this.about,
       this.scatter.box,
       this.pointed,
       element("p", { class: "note", text: key }),
     );
     const grid = element("div", { class: "survey-grid" }, plot, this.panel.box);
-    this.column = element("div", { class: "column survey-column" }, this.lead, this.about, grid);
+    this.column = element("div", { class: "column survey-column" }, grid);
     this.names = chosenScores(this.survey, app.state);
     /** @type {ScatterPoint[]} */
     this.points = [];
@@ -72,7 +74,7 @@ export class SurveyView {
     const options = inListOrder(this.survey.names).map((name) => [name, scoreTitle(name)]);
     this.across.fill(options, across);
     this.up.fill(options, up);
-    this.about.textContent = [across, up].map((name) => scoreAbout(name)).join(" ");
+    this.about.textContent = [across, up].map(definition).join(" ");
     this.points = pointsOf(this.survey, this.names);
     const row = chosenRow(this.survey, state.surveyHead, up);
     /**
@@ -101,4 +103,13 @@ export class SurveyView {
     });
     if (row) this.panel.show(row);
   }
+}
+
+/**
+ * A score's title and what it measures, as a sentence.
+ * @param {string} name
+ */
+function definition(name) {
+  const [title, about] = [scoreTitle(name), scoreAbout(name)];
+  return about && `${title[0].toUpperCase()}${title.slice(1)}: ${about[0].toLowerCase()}${about.slice(1)}`;
 }

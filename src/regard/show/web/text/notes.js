@@ -6,6 +6,7 @@ import { element } from "../common/dom.js";
 import { rankingTitle, spell } from "../common/quantity.js";
 import { short, visible } from "../common/tokens.js";
 import { UNIT } from "../common/units.js";
+import { heatBar } from "../image/heat.js";
 import { rankingNotes } from "./ranking.js";
 
 /** @type {Record<Quantity["units"], string>} */
@@ -23,6 +24,7 @@ const UNIT_TITLE = { tokens: "Token", words: "Word", sentences: "Sentence" };
  * @property {string} doubt of the layers that are shown, or ""
  * @property {string} cut says that the head is cut in this run, or ""
  * @property {{ scope: string, shaded: Shaded, ranking: Ranking } | null} second of a second head
+ * @property {boolean} pictured whether some tokens are patches of a picture
  */
 
 /** How another token is chosen, for those who point and for those who touch. */
@@ -49,6 +51,8 @@ export class TextNotes {
       this.secondList,
     );
     this.ramp = rampBar();
+    this.heat = heatBar(); // of tokens that are patches of a picture
+    this.heat.append("in the picture");
     this.note = element("p", { class: "small quiet text-note" });
     this.box = element(
       "aside",
@@ -57,20 +61,21 @@ export class TextNotes {
       this.ranking,
       this.second,
       this.ramp,
+      this.heat,
       this.note,
     );
   }
 
   /** While no token is chosen. */
   clear() {
-    this.ranking.hidden = this.ramp.hidden = this.second.hidden = true;
+    for (const part of [this.ranking, this.ramp, this.heat, this.second]) part.hidden = true;
     this.list.replaceChildren();
     this.note.textContent = "";
     this.chosen.replaceChildren(element("p", { class: "quiet", text: "No token is selected." }));
   }
 
   /** @param {TokenFindings} findings */
-  show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt, cut, second }) {
+  show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt, cut, second, pictured }) {
     this.ranking.hidden = this.ramp.hidden = false;
     this.chosen.replaceChildren(
       element("h3", { text: `${UNIT_TITLE[quantity.units]} ${shaded.token}${pinned ? ", pinned" : ""}` }),
@@ -86,6 +91,8 @@ export class TextNotes {
     this.showSecond(tokens, second, quantity);
     const end = spell(quantity, shaded.top);
     this.ramp.show(shaded.signed ? spell(quantity, -shaded.top) : "0", end, shaded.signed);
+    this.heat.hidden = !pictured || shaded.signed;
+    this.heat.show("0", end);
     const notes = rankingNotes(tokens, shaded, ranking, looking, quantity);
     this.note.textContent = [...notes, doubt].join(" ").trimEnd();
   }
@@ -120,7 +127,7 @@ export class TextNotes {
       {
         type: "button",
         title: `Go to ${UNIT[quantity.units]} ${token}`,
-        class: signed && w < 0 ? "below" : null,
+        class: signed ? (w < 0 ? "below" : "above") : null,
       },
       element("span", { class: "place", text: token }),
       element("span", { class: "token", text: short(name, 24) }),

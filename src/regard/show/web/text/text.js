@@ -216,7 +216,8 @@ export class TextView {
     const scope = scopeName(state, layer, quantity.shade === "logit" ? "sum" : "mean");
     const second = this.second && this.other && this.secondFindings(this.second, this.other);
     const cut = this.cutWords();
-    this.notes.show({ tokens, shaded, ranking, looking, pinned, scope, quantity, doubt, cut, second });
+    const said = { scope, quantity, doubt, cut, second, pictured: this.page.patches.size > 0 };
+    this.notes.show({ tokens, shaded, ranking, looking, pinned, ...said });
   }
 
   /**

@@ -49,15 +49,17 @@ export class TimeView {
     this.title = element("p", { class: "lead", "aria-live": "polite" });
     this.about = element("p", { class: "note" });
     this.ramp = rampBar();
-    this.table = headTable("Score of every head at this step", (layer, head) =>
-      app.set({ chosenHead: `${layer}/${head}` }),
+    this.table = headTable(
+      "Score of every head at this step",
+      (layer, head) => app.set({ chosenHead: `${layer}/${head}` }),
+      { numbered: true },
     );
     this.lines = chart(300, (head) => app.set({ chosenHead: head }));
     this.nameLine(this.table);
     this.losses = chart(200);
     this.judging = element("section", {}, element("h2", { text: "Loss" }), this.losses);
     this.sample = element("blockquote", { class: "sample" });
-    this.sampled = element("section", {}, element("h2", { text: "Sample" }), this.sample);
+    this.sampled = element("section", {}, element("h2", { text: "What the model writes" }), this.sample);
     this.play.addEventListener("click", () => this.togglePlay());
     this.slider.input.addEventListener("pointerdown", () => this.stop());
   }
@@ -148,7 +150,7 @@ export class TimeView {
     this.about.textContent = `${scoreAbout(name)} ${scoredOn}; ${baseline}.`.trim();
     const best = highestHead(history.heads[at]);
     this.title.textContent = best
-      ? `At step ${count(step)}, head ${best.head} of layer ${best.layer} scores highest, with ${say(best.value)}.`
+      ? `At step ${count(step)}, layer ${best.layer}, head ${best.head} scores highest on ${title}: ${say(best.value)}.`
       : `Step ${count(step)}.`;
     this.lines.draw(scoreChart({ steps: run.steps, history, chosen, title, top, say, mark: step }));
     const losses = lossChart(run, step);

@@ -1,0 +1,510 @@
+"""Follows attention that a module computes in its own code: a product, a softmax over keys, a product.
+
+While such a module runs, an `EagerTrace` sees every torch function that it calls. The result of a product of
+two activations may be scores; what is done to scores up to a softmax is noted; and if the result of the
+softmax is multiplied with something else, that is attention. A softmax that is not preceded and followed by
+such products (of a router, a sampler or a loss) is none. Nothing that the module computes is changed.
+This file knows functions and tensors; `eager_call` makes an attention call of what was followed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.overrides import _get_current_function_mode_stack as _modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+from regard.recorder.attention_call import dropout_problem
+from regard.recorder.map_preparation import write_count
+from regard.recorder.sources import products
+from regard.recorder.sources.call_stack import calling_modules
+from regard.recorder.sources.products import Product, arrange
+
+LOW = -1e3  # scores that are set to less than this are masked
+PRIMES = (2, 3, 5, 7, 11, 13, 17)  # lengths of axes that show how a function permutes them
+RESHAPING = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"}
+PERMUTING = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "adjoint"}
+SELECTING = {
+    "__getitem__",
+    "chunk",
+    "split",
+    "unbind",
+    "select",
+    "narrow",
+    "expand",
+    "tensor_split",
+    "einsum",
+}
+SAME = {
+    "to",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "type",
+    "type_as",
+    "contiguous",
+    "clone",
+    "detach",
+    "data",
+}
+SAME |= {"nan_to_num", "clamp", "clamp_min", "clamp_max", "maximum", "max", "dropout", "cuda", "cpu"}
+SECOND_SOFTMAX = "it takes a softmax of a softmax"
+CHANGED = "its weights are changed between the softmax and the product with the values"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is known of a tensor of scores: scale · left @ rightᵀ + terms, with its axes permuted.
+
+    `is_known` is false if something else was done to the product; then the other fields mean nothing.
+    """
+
+    left: Tensor  # (…, X, D)
+    right: Tensor  # (…, Y, D)
+    axes: tuple[int, ...]
+    """scores.permute(axes) is (…, X, Y)."""
+    scale: float = 1.0
+    softcap: float | None = None
+    terms: tuple[Tensor, ...] = ()
+    """Mask tensors, which broadcast to the scores: booleans say what is visible, floats are added."""
+    constant: tuple[bool, bool] = (False, False)
+    """Whether the left and the right operand are made of nothing but parameters."""
+    is_known: bool = True
+
+    @property
+    def unknown(self) -> Scores:
+        """The scores after something that is not understood."""
+        return dataclasses.replace(self, is_known=False, terms=())
+
+    def reversed(self) -> Scores:
+        """Return the same scores with keys on the right where they are on the left."""
+        *lead, x, y = self.axes
+        return dataclasses.replace(
+            self, left=self.right, right=self.left, axes=(*lead, y, x), constant=self.constant[::-1]
+        )
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the axes are not permuted."""
+        return self.axes == tuple(range(len(self.axes)))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The result of a softmax of scores, or a tensor made of it."""
+
+    scores: Scores
+    whole: Tensor
+    """What the softmax returned."""
+    part: Tensor | None
+    """What this tensor is if the weights have not been changed: `whole` with its axes moved."""
+    count: int | None
+    """How often `whole` had been written to in place."""
+    modules: tuple[nn.Module, ...]
+    """The modules whose code called the softmax, the outermost first."""
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class EagerAttention:
+    """One attention: weights (…, T, S) times values (…, S, E) is the output (…, T, E)."""
+
+    weights: Weights
+    used: Tensor
+    """The weights that were multiplied, (…, T, S)."""
+    unchanged: Tensor | None
+    """The weights as the softmax returned them, in the same order; None if they can't be told."""
+    v: Tensor
+    output: Tensor
+    modules: tuple[nn.Module, ...]
+    """The modules whose code computed both the softmax and the product, the outermost first."""
+    is_composed: bool
+    """Whether the values are themselves a product with attention weights."""
+    restore: Callable[[Tensor], Tensor] = field(repr=False)
+    """Turns an output (…, T, E) into what the product returned."""
+
+
+Hear = Callable[[EagerAttention], Tensor | None]
+"""Receives an attention; returns the output (…, T, E) with which the model goes on, or None for its own."""
+_paused: ContextVar[bool] = ContextVar("eager_trace_paused", default=False)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Inside the block, nothing is followed: another source hears this attention."""
+    token = _paused.set(True)
+    try:
+        yield
+    finally:
+        _paused.reset(token)
+
+
+def run_traced(hear: Hear, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a module's `forward` in an `EagerTrace`. The modes of a thread are a stack: one is enough."""
+    if any(isinstance(mode, EagerTrace) for mode in _modes()):  # type: ignore[no-untyped-call]
+        return forward(*args, **kwargs)
+    with EagerTrace(hear):
+        return forward(*args, **kwargs)
+
+
+class EagerTrace(TorchFunctionMode):
+    """Follows the scores and weights of the attention that is computed inside it."""
+
+    def __init__(self, hear: Hear) -> None:
+        super().__init__()
+        self.hear = hear
+        self.scores: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.mixed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Products with weights, and what is made of them without a parameter."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _paused.get() or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        name = _name(func)
+        if args and isinstance(args[0], Tensor) and args[0] in self.weights and _writes(func):
+            self._copy_weights(args[0])
+        output = func(*args, **kwargs)
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if name in products.NAMES and isinstance(output, Tensor):
+            product = products.read_product(name, args, kwargs)
+            if product is not None and product.is_plain:
+                return self._product(product, output)
+        if name == "softmax" and isinstance(output, Tensor) and tensors:
+            self._softmax(tensors[0], output, args, kwargs)
+        elif any(x in self.weights for x in tensors):
+            self._follow_weights(func, name, args, kwargs, tensors, output)
+        elif any(x in self.scores for x in tensors):
+            for x in _tensors_in(output):
+                self.scores[x] = self._scores_after(func, name, args, kwargs, x)
+        elif any(x in self.mixed for x in tensors) and not any(map(_is_parameter, tensors)):
+            for x in _tensors_in(output):
+                self.mixed[x] = True
+        elif tensors and all(self._is_constant(x) for x in tensors):
+            for x in _tensors_in(output):
+                self.constants[x] = True
+        return output
+
+    def _is_constant(self, x: Tensor) -> bool:
+        """Whether a tensor is a parameter, or made of nothing but parameters."""
+        return _is_parameter(x) or x in self.constants
+
+    # Products.
+
+    def _product(self, product: Product, output: Tensor) -> Tensor:
+        """Follow a product: of weights and values, or of what may be queries and keys."""
+        if product.left in self.weights or product.right in self.weights:
+            is_left = product.left in self.weights
+            output = self._multiply_values(product if is_left else product.reversed(), output)
+            self.mixed[output] = True
+            return output
+        operands = (product.left, product.right)
+        if any(x in self.mixed for x in operands) and not any(map(_is_parameter, operands)):
+            self.mixed[output] = True
+        before = next((self.scores[x] for x in operands if x in self.scores), None)
+        if before is not None:
+            self.scores[output] = before.unknown
+        elif product.left.is_floating_point() and product.right.is_floating_point():
+            scores = self._new_scores(product)
+            if scores is not None:
+                self.scores[output] = scores
+        return output
+
+    def _new_scores(self, product: Product) -> Scores | None:
+        """Return the result of a product as scores, or None if it cannot be scores."""
+        own_left, own_right = product.own_labels()
+        if not own_left or not own_right or not product.summed:
+            return None
+        if any(_is_parameter(x) for x in product[:2]):  # a projection
+            return None
+        x, y = own_left[-1], own_right[-1]
+        lead = [label for label in product.labels if label not in (x, y)]
+        width = len(product.summed)
+        left = arrange(product.left, product.left_labels, [*lead, x, *product.summed]).flatten(-width)
+        right = arrange(product.right, product.right_labels, [*lead, y, *product.summed]).flatten(-width)
+        axes = tuple(product.labels.index(label) for label in (*lead, x, y))
+        constant = (self._is_constant(product.left), self._is_constant(product.right))
+        terms = () if product.added is None else (product.added,)
+        return Scores(left, right, axes, product.factor, None, terms, constant)
+
+    def _multiply_values(self, product: Product, output: Tensor) -> Tensor:
+        """Take a product of weights, on the left, and values."""
+        if product.right in self.weights or product.right in self.scores:
+            return output
+        weights: Weights = self.weights[product.left]
+        own, width = product.own_labels()
+        if not own or not width or len(product.summed) != 1 or product.added is not None:
+            return output
+        (s,), t = product.summed, own[-1]
+        lead = [label for label in product.left_labels if label not in (t, s)]
+        order = [*lead, t, *width]
+        widths = [output.shape[product.labels.index(label)] for label in width]
+
+        def restore(x: Tensor) -> Tensor:
+            x = x.reshape(*x.shape[:-1], *widths)
+            return x.permute([order.index(label) for label in product.labels])
+
+        part = weights.part
+        used = arrange(product.left, product.left_labels, [*lead, t, s])
+        attention = EagerAttention(
+            weights=weights,
+            used=used,
+            unchanged=None
+            if part is None
+            else arrange(part.reshape(product.left.shape), product.left_labels, [*lead, t, s]),
+            v=arrange(product.right, product.right_labels, [*lead, s, *width]).flatten(-len(width)),
+            output=arrange(output, product.labels, order).flatten(-len(width)),
+            modules=_common(weights.modules, _modules()),
+            is_composed=product.right in self.mixed,
+            restore=restore,
+        )
+        edited = self.hear(attention)
+        return output if edited is None else restore(edited).to(output.dtype)
+
+    # Softmax.
+
+    def _softmax(self, x: Tensor, output: Tensor, args: Any, kwargs: dict[str, Any]) -> None:
+        """Follow a softmax of scores."""
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(dim, int):
+            return
+        if x in self.weights:
+            self.weights[output] = dataclasses.replace(
+                self.weights[x], whole=output, part=output, count=write_count(output), problem=SECOND_SOFTMAX
+            )
+        elif x in self.scores:
+            scores: Scores = self.scores[x]
+            if scores.is_known:
+                axis = scores.axes.index(dim % x.ndim) - x.ndim  # in (…, X, Y)
+                # Over a batch, or over parameters alone, it is a choice among things that are no tokens.
+                if axis < -2 or scores.constant[axis]:
+                    return
+                scores = scores if axis == -1 else scores.reversed()
+            count = write_count(output)
+            self.weights[output] = Weights(scores, output, output, count, _modules())
+
+    def _copy_weights(self, x: Tensor) -> None:
+        """Copy weights that are about to be written to."""
+        weights: Weights = self.weights[x]
+        copy = x.detach().clone()
+        is_whole = x is weights.whole
+        self.weights[x] = dataclasses.replace(
+            weights,
+            whole=copy if is_whole else weights.whole,
+            part=copy if weights.part is x else None,
+            count=write_count(copy) if is_whole else weights.count,
+        )
+
+    def _follow_weights(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], output: Any
+    ) -> None:
+        """Follow a function of weights."""
+        x = next(x for x in tensors if x in self.weights)
+        weights: Weights = self.weights[x]
+        results = list(_tensors_in(output))
+        part = weights.part
+        parts: Iterable[Tensor | None]
+        if part is None:
+            parts = [None for _ in results]
+        elif name in RESHAPING:
+            parts = [part.reshape(y.shape) for y in results]
+        elif name in PERMUTING | SELECTING and x is args[0]:
+            parts = _tensors_in(func(part, *args[1:], **kwargs))
+        elif name == "einsum" and len(args) == 2:
+            parts = [func(args[0], part)]
+        else:
+            parts = [part if y.shape == part.shape else None for y in results]
+        problem = weights.problem
+        if name == "dropout" and kwargs.get("training", args[2] if len(args) > 2 else True):
+            p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            problem = dropout_problem(p) or problem
+        for y, part in zip(results, parts, strict=False):
+            if y.is_floating_point():
+                self.weights[y] = dataclasses.replace(weights, part=part, problem=problem)
+
+    # Scores.
+
+    def _scores_after(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], output: Tensor
+    ) -> Scores:
+        """Return what is known of scores after a function of them."""
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        x = next(x for x in tensors if x in self.scores)
+        scores: Scores = self.scores[x]
+        position = next((i for i, argument in enumerate(args) if argument is x), None)
+        if not scores.is_known or position is None:
+            return scores.unknown
+        others = [x for i, x in enumerate(args) if i != position] + list(kwargs.values())
+        try:
+            after = _step(scores, func, name, args, kwargs, position, others, output)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            after = None
+        return scores.unknown if after is None else after
+
+
+def _step(
+    scores: Scores,
+    func: Any,
+    name: str,
+    args: Any,
+    kwargs: dict[str, Any],
+    position: int,
+    others: list[Any],
+    output: Tensor,
+) -> Scores | None:
+    """Return known scores after a function, or None if they are known no longer."""
+    x = args[position]
+    if name in SAME:
+        return scores
+    if name in ("mul", "div"):
+        return _scaled(scores, others[0], name == "div") if name == "mul" or position == 0 else None
+    if name in ("add", "sub") and len(others) == 1:
+        return _added(scores, others[0], position, negative=name == "sub")
+    if name == "masked_fill" and position == 0:
+        mask, value = others
+        return _with_term(scores, ~mask) if _is_low(value) else None
+    if name == "where" and len(others) == 2:
+        is_method = position == 0
+        condition, value = others
+        visible = condition if is_method or position == 1 else ~condition
+        return _with_term(scores, visible) if _is_low(value) else None
+    if name == "tanh" and not scores.terms and scores.softcap is None:
+        return dataclasses.replace(scores, softcap=1.0)
+    if name in PERMUTING and position == 0:
+        lengths = func(torch.empty(PRIMES[: x.ndim], device="meta"), *args[1:], **kwargs).shape
+        moved = [PRIMES.index(n) for n in lengths]  # axis i of the result was axis moved[i]
+        axes = tuple(moved.index(axis) for axis in scores.axes)
+        terms = tuple(_as_wide(term, x.ndim).permute(moved) for term in scores.terms)
+        return dataclasses.replace(scores, axes=axes, terms=terms)
+    if name in RESHAPING and scores.is_ordered and output.shape[-2:] == x.shape[-2:]:
+        return _with_lead(scores, x.shape[:-2], output.shape[:-2])
+    return None
+
+
+def _scaled(scores: Scores, factor: Any, divide: bool) -> Scores | None:
+    """Return scores times a number, or times a tensor that belongs to the queries or the keys."""
+    if isinstance(factor, Tensor) and factor.numel() == 1:
+        factor = float(factor)
+    if isinstance(factor, Tensor):
+        if (
+            not scores.is_ordered
+            or scores.terms
+            or scores.softcap is not None
+            or not factor.is_floating_point()
+        ):
+            # Some models multiply with a mask of 0 and 1 before they add a low number where it is 0.
+            return scores
+        wide = _as_wide(factor, len(scores.axes))
+        wide = wide.reciprocal() if divide else wide
+        if wide.shape[-1] == 1:
+            return dataclasses.replace(scores, left=scores.left * wide)
+        if wide.shape[-2] == 1 and not bool(((wide == 0) | (wide == 1)).all()):
+            return dataclasses.replace(scores, right=scores.right * wide.mT)
+        return scores
+    factor = 1.0 / factor if divide else float(factor)
+    if scores.softcap is not None:
+        return None if scores.terms else dataclasses.replace(scores, softcap=scores.softcap * factor)
+    if any(term.dtype != torch.bool for term in scores.terms):
+        terms = tuple(term if term.dtype == torch.bool else term * factor for term in scores.terms)
+        return dataclasses.replace(scores, scale=scores.scale * factor, terms=terms)
+    return dataclasses.replace(scores, scale=scores.scale * factor)
+
+
+def _added(scores: Scores, term: Any, position: int, negative: bool) -> Scores | None:
+    """Return scores plus a tensor; a number changes no weight."""
+    if negative and position == 1:
+        return None
+    if not isinstance(term, Tensor) or term.numel() == 1:
+        return scores
+    return _with_term(scores, -term if negative else term) if term.is_floating_point() else None
+
+
+def _with_term(scores: Scores, term: Tensor) -> Scores:
+    return dataclasses.replace(scores, terms=(*scores.terms, term))
+
+
+def _with_lead(scores: Scores, old: torch.Size, new: torch.Size) -> Scores:
+    """Return scores whose axes before the last two have another shape."""
+    left, right, *terms = (
+        _reshaped_lead(_as_wide(x, len(old) + 2), old, new)
+        for x in (scores.left, scores.right, *scores.terms)
+    )
+    axes = tuple(range(len(new) + 2))
+    return dataclasses.replace(scores, left=left, right=right, terms=tuple(terms), axes=axes)
+
+
+def _reshaped_lead(x: Tensor, old: torch.Size, new: torch.Size) -> Tensor:
+    """Return x with other axes before the last two; where it is the same for all of them, it stays so."""
+    if all(n == 1 for n in x.shape[:-2]):
+        return x.reshape(*(1 for _ in new), *x.shape[-2:])
+    return x.expand(*old, *x.shape[-2:]).reshape(*new, *x.shape[-2:])
+
+
+def _as_wide(x: Tensor, ndim: int) -> Tensor:
+    """Return x with axes of length 1 before its own."""
+    return x[(None,) * (ndim - x.ndim)]
+
+
+def _is_low(value: Any) -> bool:
+    """Whether a number, or all of a tensor, masks a score."""
+    return bool((value.detach() <= LOW).all()) if isinstance(value, Tensor) else float(value) <= LOW
+
+
+def _name(func: Any) -> str:
+    """Return the name of a torch function: without the marks of operators and of writing in place."""
+    name: str = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name in products.NAMES or name == "__getitem__":
+        return name
+    name = name.strip("_")
+    return OPERATORS.get(name, name)
+
+
+OPERATORS = {
+    **{f"{mark}{name}": name for name in ("add", "sub", "mul") for mark in ("i", "r")},
+    **dict.fromkeys(("truediv", "itruediv", "true_divide", "divide", "idiv"), "div"),
+    "multiply": "mul",
+    "subtract": "sub",
+    "special_softmax": "softmax",
+}
+"""The names of functions that are the same as others."""
+
+
+def _tensors_in(output: Any) -> Iterable[Tensor]:
+    """Return the tensors in a function's result."""
+    if isinstance(output, Tensor):
+        return (output,)
+    return [x for x in output if isinstance(x, Tensor)] if isinstance(output, tuple | list) else ()
+
+
+def _is_parameter(x: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function writes to its first argument, by its name."""
+    name: str = getattr(func, "__name__", "")
+    return name.startswith(("__i", "__setitem")) or (name.endswith("_") and not name.endswith("__"))
+
+
+def _modules() -> tuple[nn.Module, ...]:
+    """Return the modules whose code is running, the outermost first."""
+    return tuple(calling_modules())[::-1]
+
+
+def _common(first: tuple[nn.Module, ...], second: tuple[nn.Module, ...]) -> tuple[nn.Module, ...]:
+    """Return the modules in which two calls were made, the outermost first."""
+    return tuple(a for a, b in zip(first, second, strict=False) if a is b)

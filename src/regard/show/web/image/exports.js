@@ -1,0 +1,53 @@
+// @ts-check
+// What the Image view can save: the picture with its heat as a figure, and the weights of the chosen token.
+
+import { percent } from "../common/format.js";
+import { writeCsv } from "../picture/numbers.js";
+import { viewFigure } from "../picture/view.js";
+import { headWords, textWords } from "../picture/words.js";
+import { scopeName } from "../text/scope.js";
+
+/**
+ * @typedef {Pick<import("./image.js").ImageView, "state" | "layer" | "heat" | "said" | "chips" | "stage" | "about" | "axis" | "outliers" | "looking">} ImageOnPaper
+ */
+
+/**
+ * @param {App} app
+ * @param {ImageOnPaper} view
+ * @returns {Exported}
+ */
+export function imageExports(app, view) {
+  return {
+    name: () => `image-layer-${view.layer.key}-token-${view.heat?.token ?? 0}`,
+    picture: () => imageFigure(app, view),
+    numbers: { CSV: async () => imageCsv(view) },
+  };
+}
+
+/**
+ * @param {App} app
+ * @param {ImageOnPaper} view
+ */
+async function imageFigure(app, { state, layer, heat, said, chips, stage, about, outliers, looking }) {
+  if (!heat) throw new Error("no patch of this layer is shown");
+  const { text, head } = state;
+  const words =
+    state.scope === "head"
+      ? await headWords(app, { text, layer: layer.key, head })
+      : textWords(app, scopeName(state, layer), text);
+  const end = `The colours go from clear, for 0, over amber to red, for ${percent(heat.top)}.`;
+  const rings = outliers.size && looking ? "A ring marks a patch that receives far more than others." : "";
+  words.notes = [`${said.textContent}.`, end, rings, about.textContent ?? ""].filter(Boolean);
+  return viewFigure([chips.box, stage], words);
+}
+
+/** @param {ImageOnPaper} view */
+function imageCsv(view) {
+  if (!view.heat) throw new Error("no patch of this layer is shown");
+  const { weights, from } = view.heat;
+  const { names } = view.axis("theirs");
+  return writeCsv([
+    ["token", "name", "weight"],
+    ...Array.from(weights, (weight, n) => [n + from, (names[n + from] ?? "").replace(/\s/g, " "), weight]),
+  ]);
+}

@@ -1,0 +1,401 @@
+"""Attention that a module computes in its own code, without an adapter: heard, certified, never made up."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regard
+from regard.recorder.sources import eager_call
+
+B, T, H, D = 2, 7, 4, 5
+Attend = Callable[["Own", Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Own(nn.Module):
+    """Somebody's attention: `attend(self, q, k, v)` returns the output and the weights, each (B, H, …)."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend, self.num_heads = attend, H
+        self.qkv, self.out = nn.Linear(H * D, 3 * H * D), nn.Linear(H * D, H * D)
+        self.softmax, self.dropout = nn.Softmax(dim=-1), nn.Dropout(0.5)
+        self.mix = nn.Parameter(torch.eye(H) + 0.1)
+        self.temperature = nn.Parameter(torch.rand(H, 1, 1) + 0.5)
+        self.seen: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        output, weights = self.attend(self, *parts)
+        self.seen = weights.detach().clone()
+        return x + self.out(output.transpose(1, 2).flatten(2))
+
+    def matmul_and_softmax(self) -> None:
+        """The names by which the class is known to compute attention: `torch.matmul`, `torch.softmax`."""
+        torch.matmul, torch.softmax  # noqa: B018
+
+
+def hidden(T: int = T) -> Tensor:
+    return torch.ones(T, T, dtype=torch.bool).triu(1)
+
+
+def causal_weights(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1) / math.sqrt(D)).masked_fill(hidden(), -torch.inf).softmax(-1)
+
+
+def plain(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = causal_weights(q, k)
+    return weights @ v, weights
+
+
+def in_place(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.matmul(q, k.transpose(-1, -2))
+    scores /= math.sqrt(D)
+    scores += scores.new_zeros(1, 1, T, T).masked_fill_(hidden(), torch.finfo(scores.dtype).min)
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).type_as(v)
+    return torch.matmul(functional.dropout(weights, 0.5, training=self.training), v), weights
+
+
+def scaled_queries_and_where(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.matmul(q * D**-0.5, k.mT)
+    weights = self.softmax(torch.where(~hidden(), scores, torch.tensor(-1e9)))
+    return torch.matmul(self.dropout(weights), v), weights
+
+
+def low_number(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    visible = (~hidden()).float()
+    scores = (q @ k.mT) * D**-0.5 * visible - 1e4 * (1 - visible)
+    return scores.softmax(-1) @ v, scores.softmax(-1)
+
+
+def einsum(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, T, H, D)
+    scores = torch.einsum("b q h d, b k h d -> b h q k", q, k) / math.sqrt(D)
+    weights = torch.softmax(scores.masked_fill(hidden(), -torch.inf), dim=3)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v).transpose(1, 2), weights
+
+
+def keys_before_the_batch(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = (x.permute(2, 0, 1, 3) for x in (q, k, v))  # (T, B, H, D)
+    scores = torch.einsum("ibnd,jbnd->ijbn", q, k) * D**-0.5
+    weights = torch.softmax(scores - 1e30 * hidden().float()[:, :, None, None], dim=1)
+    return torch.einsum("ijbn,jbnd->ibnd", weights, v).permute(1, 2, 0, 3), weights.permute(2, 3, 0, 1)
+
+
+def flat_batches(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = (x.reshape(B * H, T, D) for x in (q, k, v))
+    bias = torch.linspace(-1, 0, T).expand(B * H, 1, T)
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=D**-0.5).view(B, H, T, T)
+    weights = functional.softmax(scores.masked_fill(hidden(), -torch.inf), dim=-1).view(B * H, T, T)
+    return torch.bmm(weights, v).view(B, H, T, D), weights.view(B, H, T, T)
+
+
+def values_on_the_left(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (k @ q.mT / math.sqrt(D)).mT.masked_fill(hidden(), -torch.inf).softmax(-1)
+    return (v.mT @ weights.mT).mT, weights
+
+
+def one_key_head(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.einsum("bhtd,bsd->bhts", q, k[:, 0]).masked_fill(hidden(), -torch.inf).softmax(-1)
+    return torch.einsum("bhts,bse->bhte", weights, v[:, 0]), weights
+
+
+def temperature_and_cap(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.tanh((q @ k.mT) * self.temperature / 3.0) * 3.0
+    weights = scores.masked_fill(hidden(), -torch.inf).softmax(-1)
+    return weights @ v, weights
+
+
+CAUSAL: dict[str, Attend] = {
+    "plain": plain,
+    "in place": in_place,
+    "scaled queries, where": scaled_queries_and_where,
+    "low number": low_number,
+    "einsum": einsum,
+    "keys before the batch": keys_before_the_batch,
+    "flat batches": flat_batches,
+    "values on the left": values_on_the_left,
+    "one key head": one_key_head,
+    "temperature and cap": temperature_and_cap,
+}
+
+
+def stack(attend: Attend) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(Own(attend), nn.LayerNorm(H * D), Own(attend)).eval(), 2 * torch.randn(B, T, H * D)
+
+
+def assert_is_what_the_model_used(model: nn.Sequential, x: Tensor) -> regard.Capture:
+    before = model(x).detach()
+    seen = regard.capture(model, inputs=x)
+    assert torch.equal(model(x), before)
+    assert [layer.name for layer in seen.layers] == ["0", "2"]
+    assert seen.certificate.certified, str(seen.certificate)
+    for name in (0, 2):
+        assert torch.allclose(seen[name].to_dense(), model[name].seen, atol=2e-6)
+    assert not seen.missing
+    return seen
+
+
+@pytest.mark.parametrize("attend", CAUSAL.values(), ids=CAUSAL.keys())
+def test_queries_and_keys_are_heard_however_the_products_are_written(attend: Attend) -> None:
+    seen = assert_is_what_the_model_used(*stack(attend))
+    assert "causal" in str(seen[0].mask)
+    assert bool(seen[0].q.any())
+    assert seen[0].shape == (B, H, T, T)
+
+
+def heads_mixed_before_the_softmax(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.einsum("bhts,hg->bgts", q @ k.mT, self.mix).masked_fill(hidden(), -torch.inf)
+    return scores.softmax(-1) @ v, scores.softmax(-1)
+
+
+def test_where_the_scores_are_not_understood_the_weights_are_kept() -> None:
+    seen = assert_is_what_the_model_used(*stack(heads_mixed_before_the_softmax))
+    assert not bool(seen[0].q.any())
+
+
+def test_weights_above_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_call, "DENSE_LIMIT", 100)
+    model, x = stack(heads_mixed_before_the_softmax)
+    with pytest.raises(RuntimeError, match=r"0: Own, as its weights take .* MiB, more than"):
+        regard.capture(model, inputs=x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions_are_certified(dtype: torch.dtype) -> None:
+    model, x = stack(in_place)
+    seen = regard.capture(model.to(dtype), inputs=x.to(dtype))
+    assert seen.certificate.certified, str(seen.certificate)
+
+
+# Faults: none of them may be certified.
+
+
+def halved(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = causal_weights(q, k)
+    return (0.5 * weights) @ v, weights
+
+
+def halved_in_place(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = causal_weights(q, k)
+    weights.mul_(0.5)
+    return weights @ v, weights
+
+
+def one_weight_set(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = causal_weights(q, k)
+    weights[..., 0] = 0.0
+    return weights @ v, weights
+
+
+def dropped(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = causal_weights(q, k)
+    return functional.dropout(weights, 0.3, True) @ v, weights
+
+
+def softmax_twice(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT).softmax(-1).softmax(-1)
+    return weights @ v, weights
+
+
+def heads_mixed_after_the_softmax(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.einsum("bhts,hg->bgts", (q @ k.mT).softmax(-1), self.mix)
+    return weights @ v, weights
+
+
+FAULTS: dict[str, tuple[Attend, str]] = {
+    "halved": (halved, "changed between the softmax"),
+    "halved in place": (halved_in_place, "changed between the softmax"),
+    "one weight set": (one_weight_set, "changed between the softmax"),
+    "dropout": (dropped, "dropout 0.3 was on"),
+    "softmax twice": (softmax_twice, "softmax of a softmax"),
+}
+
+
+@pytest.mark.parametrize(("attend", "problem"), FAULTS.values(), ids=FAULTS.keys())
+def test_altered_weights_are_not_certified(attend: Attend, problem: str) -> None:
+    model, x = stack(attend)
+    seen = regard.capture(model, inputs=x)
+    assert len(seen.layers) == 2
+    for evidence in seen.certificate:
+        assert not evidence.certified
+        assert problem in str(evidence)
+
+
+def transposed(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT).softmax(-1)
+    return weights.mT @ v, weights
+
+
+def softmax_over_queries(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT).softmax(-2)
+    return weights @ v, weights
+
+
+@pytest.mark.parametrize("attend", [transposed, softmax_over_queries, heads_mixed_after_the_softmax])
+def test_other_products_are_refused_by_name(attend: Attend) -> None:
+    model, x = stack(attend)
+    with pytest.raises(
+        RuntimeError, match=r"Sequential ran, but no attention call was heard.*0: Own, as its"
+    ):
+        regard.capture(model, inputs=x)
+
+
+# Softmaxes that are no attention.
+
+
+def expert_pool(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    gates = (q @ self.out.weight[:D, :3]).softmax(-1)  # (B, H, T, experts)
+    return torch.einsum("bhte,bhted->bhtd", gates, torch.stack([v, k, q], -2)), gates
+
+
+def cosine_router(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    experts = functional.normalize(self.out.weight[:3, :D])
+    gates = torch.matmul(functional.normalize(q), experts.T).softmax(-1)
+    return gates @ self.out.weight[:3, :D], gates
+
+
+def sampler(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    chances = (q @ k.mT).softmax(-1)
+    chosen = chances.argmax(-1, keepdim=True).expand(-1, -1, -1, D)
+    return v.gather(2, chosen), chances
+
+
+def test_weights_of_landmarks_are_not_the_weights_of_the_text() -> None:
+    """Nyström attention: softmax(q · landmarks) times softmax(landmarks · keys) times values."""
+
+    def landmarks(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        near, far = (q @ k[:, :, :3].mT).softmax(-1), (q[:, :, :3] @ k.mT).softmax(-1)
+        return near @ (far @ v), near
+
+    model, x = stack(landmarks)
+    with pytest.warns(UserWarning, match="its values are themselves a product with attention weights"):
+        seen = regard.capture(model, inputs=x)
+    assert [layer.shape[2:] for layer in seen.layers] == [(3, T), (3, T)]
+    assert set(seen.missing) == {"0", "2"}
+
+
+def test_several_attentions_in_one_module_are_several_layers() -> None:
+    class Whole(nn.Module):
+        """A whole model as one module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ParameterList(0.5 * torch.randn(3, D, D) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                q, k, v = (torch.matmul(x, weight) for weight in layer)
+                x = x + torch.softmax(torch.matmul(q, k.mT), -1) @ v
+            return x
+
+    seen = regard.capture(Whole(), inputs=torch.randn(B, T, D))
+    assert [layer.shape for layer in seen.layers] == [(B, 1, T, T)] * 2
+    assert seen.certificate.certified
+    assert bool(seen.layers[1].map.q.any())
+
+
+@pytest.mark.parametrize("attend", [expert_pool, cosine_router, sampler])
+def test_a_softmax_that_is_no_attention_is_no_layer(attend: Attend) -> None:
+    model, x = stack(attend)
+    with pytest.raises(RuntimeError, match="no attention call was heard"):
+        regard.capture(model, inputs=x)
+    whole = nn.Sequential(model[0], Own(plain)).eval()
+    with pytest.warns(UserWarning, match="could not be captured"):
+        seen = regard.capture(whole, inputs=x)
+    assert [layer.name for layer in seen.layers] == ["1"]
+
+
+# Captures, threads, compilation, edits.
+
+
+def test_nested_captures_and_copies() -> None:
+    model, x = stack(plain)
+    with torch.no_grad(), regard.capture(model) as outer, regard.capture(model[2]) as inner:
+        copy.deepcopy(model)(x)
+        model(x)
+    assert (len(outer.layers), len(inner.layers)) == (2, 1)
+    assert torch.equal(outer[2].q, inner[0].q)
+    assert outer.certificate.certified
+    assert inner.certificate.certified
+
+
+def test_a_thread_that_captures_nothing_is_not_heard() -> None:
+    model, x = stack(plain)
+    outputs: list[Tensor] = []
+    with torch.no_grad(), regard.capture(model) as seen:
+        thread = threading.Thread(target=lambda: outputs.append(model(-x)))
+        thread.start()
+        thread.join()
+        model(x)
+    assert not seen.passes
+    assert torch.allclose(seen[0].to_dense(), model[0].seen, atol=2e-6)
+    assert torch.equal(outputs[0], model(-x))
+
+
+def test_a_compiled_model_is_captured_through_its_original() -> None:
+    model, x = stack(plain)
+    seen = regard.capture(torch.compile(model, backend="eager"), inputs=x)
+    assert seen.certificate.certified
+
+
+@pytest.mark.parametrize(
+    "attend", [plain, flat_batches, keys_before_the_batch, heads_mixed_before_the_softmax]
+)
+def test_a_head_can_be_cut_and_gradients_flow(attend: Attend) -> None:
+    model, x = stack(attend)
+
+    def cut(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        output, weights = attend(self, q, k, v)
+        keep = torch.ones(H, 1, 1)
+        keep[1] = 0.0
+        return output * keep, weights
+
+    by_hand = copy.deepcopy(model)
+    by_hand[2].attend = cut
+    expected = by_hand(x)
+    with regard.intervene(model, regard.ablate(2, 1)):
+        output = model(x)
+    assert torch.equal(output, expected)
+    gradients = [
+        torch.autograd.grad(y.sum(), m[0].qkv.weight)[0] for y, m in ((output, model), (expected, by_hand))
+    ]
+    assert torch.allclose(*gradients)
+
+
+@pytest.mark.parametrize("attend", [plain, einsum, heads_mixed_before_the_softmax])
+def test_edges_can_be_blocked(attend: Attend) -> None:
+    model, x = stack(attend)
+    edit = regard.block(0, edges=regard.prefix(1))
+    with torch.no_grad(), regard.intervene(model, edit), regard.capture(model) as seen:
+        model(x)
+    assert float(seen[0].to_dense()[..., 1:, 0].max()) == 0.0
+    assert seen.certificate.certified, str(seen.certificate)
+
+
+def test_adapters_and_other_sources_are_as_before() -> None:
+    class Both(nn.Module):
+        """Calls PyTorch's function, and has a softmax of its own beside it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(D, 2)
+
+        def forward(self, x: Any) -> Tensor:
+            gates = torch.softmax(self.gate(x), -1)
+            return functional.scaled_dot_product_attention(x, x, x) * gates[..., :1] + torch.matmul(
+                x, x.mT @ x
+            )
+
+    seen = regard.capture(Both().eval(), inputs=torch.randn(B, H, T, D))
+    assert len(seen.layers) == 1
+    assert seen.certificate.certified
