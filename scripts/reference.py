@@ -30,6 +30,7 @@ WIDTH = 100
 METHODS = (
     "regard.AttentionMap",
     "regard.Capture",
+    "regard.LinearAttentionMap",
     "regard.Mask",
     "regard.Report",
     "regard.checker.VisibilityTable",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
         mean_outputs,
         patch,
     )
-    from regard.maps import AttentionMap, attention_map
+    from regard.maps import AttentionMap, LinearAttentionMap, attention_map, linear_attention_map
     from regard.pictures import Patches
     from regard.recorder import Capture, capture, capture_size, certify, load
     from regard.show import plot
@@ -48,6 +48,7 @@ __all__ = [
     "AttentionMap",
     "Capture",
     "Effect",
+    "LinearAttentionMap",
     "Mask",
     "Patches",
     "Report",
@@ -70,6 +71,7 @@ __all__ = [
     "full",
     "importance",
     "intervene",
+    "linear_attention_map",
     "load",
     "mean",
     "mean_outputs",
@@ -96,7 +98,7 @@ _MODULES = {
     "regard.checker": "Report check",
     "regard.comparison": "compare",
     "regard.interventions": "Effect ablate block effect importance intervene mean_outputs patch",
-    "regard.maps": "AttentionMap attention_map",
+    "regard.maps": "AttentionMap LinearAttentionMap attention_map linear_attention_map",
     "regard.pictures": "Patches",
     "regard.recorder": "Capture capture capture_size certify load",
     "regard.show": "plot",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from regard.gpt import GPT
     from regard.heads import HeadTable
-    from regard.maps import AttentionMap
+    from regard.maps import AttentionMap, LinearAttentionMap
     from regard.recorder import Capture
     from regard.show.data.cuts import Cut
     from regard.show.server.jobs import ReportProgress
@@ -226,7 +226,7 @@ class Model:
 
     def maps(
         self, ids: Tensor, check: Callable[[Capture], None] = lambda capture: None
-    ) -> list[AttentionMap]:
+    ) -> list[AttentionMap | LinearAttentionMap]:
         """The map of every layer for tokens (B, T); `check` gets the capture, with its certificate."""
         from regard.recorder import capture
         from regard.recorder.context import model_inputs

@@ -53,7 +53,7 @@ class ComparedText:
 
     def map(self, layer: Layer, positions: tuple[Tensor, Tensor] | None = None) -> AttentionMap:
         """The map of a layer, (1, H, T, S), without padding; of some queries and keys only, if given."""
-        m = text_positions(self.seen, layer).select(layer.map, self.batch)
+        m = text_positions(self.seen, layer).select(layer.softmax_map("comparison"), self.batch)
         return m if positions is None else select_positions(m, *positions)
 
     def sequences(self, stack: str) -> tuple[Sequence[int] | None, Sequence[int] | None]:
@@ -213,7 +213,8 @@ def compare(seen_a: Capture, seen_b: Capture, *, batch: int | tuple[int, int] | 
     )
     _check_tokenizers(a, b)
     keys_a, keys_b = ([layer.key for layer in text.seen.layers] for text in (a, b))
-    shared_keys = [key for key in keys_a if key in keys_b]
+    linear = {layer.key for text in (a, b) for layer in text.seen.layers if layer.is_linear}
+    shared_keys = [key for key in keys_a if key in keys_b and key not in linear]
     alignments: dict[str, tuple[Alignment, Alignment]] = {}
     places: list[tuple[int | str, int]] = []
     distances: list[Tensor] = []

@@ -20,11 +20,11 @@ from regard.heads.query_scores import NAMES, NEAR, POLICY, KnownStatistics, Opti
 from regard.heads.repeated_tokens import draw_repeats
 from regard.heads.running_sums import Estimate, RunningSums
 from regard.heads.table import HeadRow, HeadTable, Score, split_key
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.pictures.patch_layout import PatchAxes
 
 ON_REPEATS = ("induction", "previous_token", "duplicate")
-Maps = Iterable[AttentionMap]
+Maps = Iterable[AttentionMap | LinearAttentionMap]
 RunModel = Callable[[Tensor], Maps]
 
 
@@ -205,13 +205,13 @@ def _score(estimate: Estimate, of_shuffled: Estimate | None, by_model: bool) -> 
 
 def name_layer(
     number: int,
-    m: AttentionMap,
+    m: AttentionMap | LinearAttentionMap,
     keys: Sequence[int | str] | None = None,
     heads: Sequence[Sequence[int]] | None = None,
     group: int | None = None,
 ) -> LayerHeads:
     """The key and the head numbers of a layer, by default counted from 0; see `describe`."""
-    H, G = m.q.shape[1], m.k.shape[1]
+    H, G = m.matrix[1], m.k.shape[1]
     numbers = range(H) if heads is None else heads[number]
     group = group or H // G
     return LayerHeads(str(number if keys is None else keys[number]), numbers, [h // group for h in numbers])
@@ -222,7 +222,7 @@ def _are_crossed(keys: Sequence[int | str] | None) -> list[bool] | None:
     return None if keys is None else [str(key).startswith("cross") for key in keys]
 
 
-def _as_texts(maps: Any, ids: Ids) -> list[tuple[list[AttentionMap], Ids]]:
+def _as_texts(maps: Any, ids: Ids) -> list[tuple[list[AttentionMap | LinearAttentionMap], Ids]]:
     """The arguments of `describe` as a list of texts, each with its maps and ids."""
     items = list(maps)
     if items and all(isinstance(item, tuple) for item in items):
@@ -232,11 +232,11 @@ def _as_texts(maps: Any, ids: Ids) -> list[tuple[list[AttentionMap], Ids]]:
     return [(items, ids)]
 
 
-def _batch_size(maps: Sequence[AttentionMap]) -> int:
+def _batch_size(maps: Sequence[AttentionMap | LinearAttentionMap]) -> int:
     return maps[0].matrix[0] if maps else 0
 
 
-def _count_tokens(m: AttentionMap, attention_mask: Tensor | None) -> int:
+def _count_tokens(m: AttentionMap | LinearAttentionMap, attention_mask: Tensor | None) -> int:
     return m.matrix[0] * m.matrix[2] if attention_mask is None else int(attention_mask.sum())
 
 

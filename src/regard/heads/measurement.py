@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from regard.attention.tensors import check_tensor, check_whole_numbers
+from regard.heads.linear_scores import linear_scores, stand_in
 from regard.heads.query_scores import KnownStatistics, Options, TextScorer
 from regard.heads.running_sums import BLOCKS, RunningSums, sum_pieces
 from regard.heads.without_sink import without_sink
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.pictures.patch_layout import PatchAxes
 
 CHUNK = 16  # texts, or batches of a survey, that are added up before they are added to those before them
@@ -27,12 +28,12 @@ class MeasuredLayer(NamedTuple):
     """The running sums of a layer, and the map that they are of."""
 
     sums: RunningSums
-    map: AttentionMap
+    map: AttentionMap | LinearAttentionMap
 
 
 @torch.no_grad()
 def measure(
-    maps: Iterable[AttentionMap],
+    maps: Iterable[AttentionMap | LinearAttentionMap],
     ids: Ids,
     is_token: Tensor | None = None,
     *,
@@ -66,10 +67,11 @@ def measure(
             _check(m, layer_ids, layer_is_token)
         # Layers that have the same text, shape and mask share a scorer.
         layer_patches = None if patches is None else patches[number]
-        scorer = next((x for x in scorers if x.fits(m, layer_ids, is_crossed, layer_patches)), None)
+        shown = stand_in(m) if isinstance(m, LinearAttentionMap) else m
+        scorer = next((x for x in scorers if x.fits(shown, layer_ids, is_crossed, layer_patches)), None)
         if scorer is None:
             scorer = TextScorer(
-                m,
+                shown,
                 layer_ids,
                 layer_is_token,
                 crossed=is_crossed,
@@ -81,17 +83,25 @@ def measure(
 
 
 def _measure(
-    m: AttentionMap, scorer: TextScorer, statistics: KnownStatistics | None, single: bool
+    m: AttentionMap | LinearAttentionMap,
+    scorer: TextScorer,
+    statistics: KnownStatistics | None,
+    single: bool,
 ) -> RunningSums:
     """The running sums of one layer."""
     B, H, T, S = m.matrix
-    scores, sink_key = scorer.score(m, statistics)
-    by_name = {
-        "value": scores,
-        "null": scorer.null,
-        "relabelled": {} if scorer.relabelled is None else scorer.relabelled.token_scores(m),
-        "without_sink": without_sink(scorer, m, scores, sink_key),
-    }
+    if isinstance(m, LinearAttentionMap):
+        scores, null = linear_scores(m, scorer)
+        sink_key = torch.full((B, H), -1)
+        by_name = {"value": scores, "null": null, "relabelled": {}, "without_sink": {}}
+    else:
+        scores, sink_key = scorer.score(m, statistics)
+        by_name = {
+            "value": scores,
+            "null": scorer.null,
+            "relabelled": {} if scorer.relabelled is None else scorer.relabelled.token_scores(m),
+            "without_sink": without_sink(scorer, m, scores, sink_key),
+        }
     pieces = max(2, min(BLOCKS, T // 2)) if single else 1
     sums = {
         name: sum_pieces(part, (B, H, T), pieces, m.device).permute(0, 1, 3, 2, 4).flatten(-2)
@@ -103,7 +113,7 @@ def _measure(
     return RunningSums.from_pieces({name: x.cpu() for name, x in sums.items()}, counts[:, 1:])
 
 
-def _check(m: AttentionMap, ids: Tensor | None, is_token: Tensor | None) -> None:
+def _check(m: AttentionMap | LinearAttentionMap, ids: Tensor | None, is_token: Tensor | None) -> None:
     """Raise ValueError unless map, tokens and attention mask have shapes that belong together."""
     if m.ndim != 4:
         raise ValueError(f"maps: expected (B, H, T, S) each, got {tuple(m.shape)}")

@@ -36,6 +36,7 @@ NAMES = (
     "normalised_entropy",
     "eviction",
     *PATCH_NAMES,
+    "effective_length",  # of linear layers
 )
 NEAR = 8  # tokens that count as local, the query's own among them
 POLICY = (4, 64)  # the cache policy of the eviction score: numbers of first and of latest keys that are kept

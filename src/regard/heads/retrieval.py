@@ -130,12 +130,11 @@ def needle(
         read = _read_answer(model, context) if answers == "forced" else _write_answer(model, context)
         correct += read.correct
         total += len(context.answer)
-        for i, layer in enumerate(read.seen.layers):
-            key = str(layer.key)
-            layers[key] = name_layer(
-                i, layer.map, [x.key for x in read.seen.layers], [x.heads for x in read.seen.layers]
-            )
-            hits = _count_hits(layer.map, context, read.written)
+        attention = [layer for layer in read.seen.layers if not layer.is_linear]
+        for i, layer in enumerate(attention):
+            key, m = str(layer.key), layer.softmax_map("retrieval")
+            layers[key] = name_layer(i, m, [x.key for x in attention], [x.heads for x in attention])
+            hits = _count_hits(m, context, read.written)
             counts[key] = hits if key not in counts else counts[key] + hits
     rows = [row for key in counts for row in _rows(layers[key], counts[key])]
     tokens = sum(len(context.ids) + len(context.answer) for context in contexts)

@@ -95,7 +95,7 @@ class RunningSums:
         low, high = ratio_interval(value, sums["value_n"], *(sums[x] for x in MOMENTS))
         if name != "distance":
             low = max(low, 0.0)
-        if name not in ("distance", "patch_distance", "entropy"):
+        if name not in ("distance", "patch_distance", "entropy", "effective_length"):
             high = min(high, max(value, 1.0))
         return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"])
 

@@ -44,6 +44,11 @@ SCORE_WORDS = (
     ScoreWords("importance", "importance", "Rise of the loss when the head is ablated, in nats a token."),
     ScoreWords("distance", "distance", "Mean number of tokens between the query and the keys it attends to."),
     ScoreWords(
+        "effective_length",
+        "effective length",
+        "Number of keys that a linear layer's query draws on, counted as if they weighed the same.",
+    ),
+    ScoreWords(
         "patch_distance",
         "patch distance",
         "Mean distance in the picture from the query's patch to the patches that it attends to.",

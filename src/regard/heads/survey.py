@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, distributed
@@ -29,6 +29,7 @@ from regard.heads.running_sums import RunningSums
 from regard.heads.survey_progress import MAX_EXAMPLES, BatchSums, Saving, SurveyProgress, load_progress
 from regard.heads.survey_result import SurveyResult, decode_words, result_path, write_result
 from regard.heads.table import HeadTable, check_writable
+from regard.maps import AttentionMap
 from regard.stop_signals import stop_on_signal
 
 if TYPE_CHECKING:
@@ -241,10 +242,12 @@ def measure_batch(
     """The sums of a batch, in which each window is one observation, and its examples."""
     ids = ids.to(model.device)
     batch, layers = MeasuredBatch([], []), []
-    for i, layer in enumerate(measure(model.run(ids), ids)):
+    attention = (m for m in model.run(ids) if isinstance(m, AttentionMap))  # linear layers have few scores
+    for i, layer in enumerate(measure(attention, ids)):
         batch.sums.append(layer.sums)
         if examples:
-            batch.examples.append(collect_examples(layer.map, ids, first_window, examples))
+            m = cast(AttentionMap, layer.map)
+            batch.examples.append(collect_examples(m, ids, first_window, examples))
         layers.append(name_layer(i, layer.map))
     return batch, layers
 

@@ -19,7 +19,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.views import MaskOnly
 from regard.heads.labels import MARGIN, MIN_QUERIES, MIN_SCORES
 from regard.heads.visibility import find_visibility
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.pictures.patch_layout import PatchAxes
 
 KINDS = ("induction", "duplicate", "previous_token")
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
 @torch.no_grad()
 def find_telling_head(
-    layers: Iterable[tuple[AttentionMap, Tensor | None]],
+    layers: Iterable[tuple[AttentionMap | LinearAttentionMap, Tensor | None]],
 ) -> tuple[int, int] | None:
     """Return the numbers of the layer and head to show first; None if there is no head.
 
@@ -56,6 +56,8 @@ def find_telling_head(
     baselines: list[AttentionMap] = []  # uniform attention, of layers with different shapes or masks
     candidates: list[Candidate] = []
     for number, (m, tokens) in enumerate(layers):
+        if isinstance(m, LinearAttentionMap):  # its heads are compared with each other only
+            continue
         baseline = next((x for x in baselines if _is_baseline(x, m)), None)
         if baseline is None:
             baseline = find_visibility(m).uniform
@@ -66,7 +68,9 @@ def find_telling_head(
 
 
 @torch.no_grad()
-def find_selective_head(layers: Iterable[tuple[AttentionMap, PatchAxes | None]]) -> tuple[int, int] | None:
+def find_selective_head(
+    layers: Iterable[tuple[AttentionMap | LinearAttentionMap, PatchAxes | None]],
+) -> tuple[int, int] | None:
     """Return the layer and the head whose CLS is the most selective among patches; None if there is no CLS.
 
     `layers` are the map (1, H, T, S) of each layer, and what its queries and keys are. The measure is the

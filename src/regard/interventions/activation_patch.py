@@ -114,7 +114,7 @@ class ActivationPatch(Edit):
                 f"source: expected a run of the same length, {B}×{T}×{S} here, got {source_B}×{source_T}×"
                 f"{source_S}: patch a single forward pass of two texts with equally many tokens"
             )
-        m = layer.map
+        m = layer.softmax_map("patching")
         if (m.q.shape[-1], m.scale, m.softcap) != (D, call.scale, call.softcap):
             raise ValueError(
                 f"source: expected a run of this model, but its layer {place.layer} has another width, "

@@ -234,8 +234,9 @@ def find_heads(model: nn.Module, arguments: dict[str, Any], *, causal: bool = Fa
     seen = capture(model, inputs=arguments)
     if causal:
         check_causal(model, seen)
-    counts = {str(layer.key): layer.shape[1] for layer in seen.layers}
-    return ModelHeads(counts, {layer.name: str(layer.key) for layer in seen.layers})
+    attention = [layer for layer in seen.layers if not layer.is_linear]  # edits do not reach the others
+    counts = {str(layer.key): layer.shape[1] for layer in attention}
+    return ModelHeads(counts, {layer.name: str(layer.key) for layer in attention})
 
 
 def check_causal(model: nn.Module, seen: Capture) -> None:

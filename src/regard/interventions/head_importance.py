@@ -59,8 +59,9 @@ def importance(
         seen = capture(model, inputs=inputs[0])
         if metric == "loss":
             check_causal(model, seen)
-        keys, heads = [layer.key for layer in seen.layers], [layer.heads for layer in seen.layers]
-        layers = [name_layer(i, layer.map, keys, heads) for i, layer in enumerate(seen.layers)]
+        attention = [layer for layer in seen.layers if not layer.is_linear]  # edits do not reach the others
+        keys, heads = [layer.key for layer in attention], [layer.heads for layer in attention]
+        layers = [name_layer(i, layer.map, keys, heads) for i, layer in enumerate(attention)]
         progress = PassCounter(len(inputs) * (1 + sum(map(len, heads))), report)
         plain = run_texts(model, inputs, measure, [], progress)
         rows = []

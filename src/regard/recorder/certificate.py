@@ -31,6 +31,7 @@ CERTIFIED = (
     "A layer is certified if its weights times the values give the output of the model's own attention."
 )
 OWN_OUTPUT = "this layer's own attention output"
+SIMILAR_VALUES = "its values are so similar that its output does not determine its weights"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class Evidence:
 
     replaced_heads: tuple[int, ...] = ()
     """The heads whose output an edit replaced: the model went on with another one than the map gives."""
+    recurrence: str = ""
+    """The recurrence of a linear layer, such as "gated delta rule"; "" for softmax attention.
+
+    The rows of a linear layer need not sum to 1."""
 
     @property
     def certified(self) -> bool:
@@ -95,8 +100,8 @@ class Evidence:
 
     @property
     def settings(self) -> str:
-        """The mask as text and, where the layer has them, its soft cap and sink logits."""
-        parts = [self.mask]
+        """The mask or the recurrence as text and, where the layer has them, its soft cap and sink logits."""
+        parts = [self.recurrence or self.mask]
         if self.softcap is not None:
             parts.append(f"soft cap {self.softcap:g}")
         if self.sinks:
@@ -116,9 +121,10 @@ class Evidence:
             cause = f"; scores reach {self.scores:.0e}, where kernels round" if self.scores > 100 else ""
             if self.weights is not None and self.weights_tolerance > HALF_PRECISION:
                 cause = '; it rounds its scores to half precision, which "sdpa" and "regard" do not'
+            sums = "" if self.recurrence else f", rows sum to 1 within {self.row_sums:.1e}"
             return (
                 f"not certified: off {self.against} by {self.difference:.1e} (tolerance {self.tolerance:.1e})"
-                f"{own}, rows sum to 1 within {self.row_sums:.1e}; {compared}{cause}; {self.settings}"
+                f"{own}{sums}; {compared}{cause}; {self.settings}"
             )
         empty = f"; {self.empty_rows:,} without a visible key are shown as zeros" if self.empty_rows else ""
         heads = ", ".join(map(str, self.replaced_heads))
@@ -317,7 +323,7 @@ def examine(
     at = max(range(len(ratio_list)), key=lambda i: math.inf if math.isnan(ratio_list[i]) else ratio_list[i])
     tolerance_there = tolerance_list[at] or rounding
     if problem is None and any(unclear) and weights is None and not own_lse:
-        problem = "its values are so similar that its output does not determine its weights"
+        problem = SIMILAR_VALUES
     return Evidence(
         difference=ratio_list[at] * tolerance_there,
         tolerance=tolerance_there,

@@ -16,12 +16,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.certificate import Evidence, ShardEvidence
 from regard.recorder.map_preparation import write_count
 from regard.recorder.placement import Placement
 from regard.recorder.summary import LayerSummary, summarise
 
+LayerMap = AttentionMap | LinearAttentionMap
+"""The map of a layer: of softmax attention, or of a linear-attention or state-space layer."""
 WRITTEN = "its queries or keys were written to after its attention had run"
 
 
@@ -44,8 +46,8 @@ class LayerId(NamedTuple):
 class LayerData(NamedTuple):
     """The tensors that a capture stores for a layer: its map, or with store="statistics" only a summary."""
 
-    map: AttentionMap | None = None
-    values: Tensor | None = None  # (B, G, S, E)
+    map: LayerMap | None = None
+    values: Tensor | None = None  # (B, G, S, E); a linear layer has values for every head
     summary: LayerSummary | None = None
 
     @property
@@ -81,6 +83,8 @@ class LayerSettings(NamedTuple):
     """The width D of its queries and keys."""
     value_width: int | None
     """The width E of its values; None if they were not stored."""
+    recurrence: str = ""
+    """The recurrence of a linear layer in words; "" for softmax attention."""
 
     @staticmethod
     def of(data: LayerData) -> LayerSettings:
@@ -88,6 +92,20 @@ class LayerSettings(NamedTuple):
         m, values = data.map, data.values
         if m is None:
             raise ValueError("layer: expected a map, got statistics only")
+        value_width = None if values is None else values.shape[-1]
+        if isinstance(m, LinearAttentionMap):
+            return LayerSettings(
+                mask=str(m.mask),
+                bias="",
+                window=None,
+                scale=m.scale,
+                softcap=None,
+                has_sinks=False,
+                kv_heads=m.k.shape[1],
+                width=m.k.shape[-1],
+                value_width=value_width,
+                recurrence=m.kind,
+            )
         conjuncts = m.mask.conjuncts()
         return LayerSettings(
             mask=_join([mask for mask in conjuncts if mask.hides]) or "full",
@@ -98,7 +116,7 @@ class LayerSettings(NamedTuple):
             has_sinks=m.sinks is not None,
             kv_heads=m.k.shape[1],
             width=m.q.shape[-1],
-            value_width=None if values is None else values.shape[-1],
+            value_width=value_width,
         )
 
 
@@ -123,7 +141,7 @@ class Layer:
         number: int,
         name: str,
         stack: str,
-        attention_map: AttentionMap | None,
+        attention_map: LayerMap | None,
         evidence: Evidence,
         heads: Sequence[int],
         values: Tensor | None = None,
@@ -185,19 +203,34 @@ class Layer:
         return self._data.matrix
 
     @property
-    def map(self) -> AttentionMap:
-        """Its attention map (B, H, T, S). A layer that stores statistics only raises a ValueError."""
+    def map(self) -> LayerMap:
+        """Its map (B, H, T, S). A layer that stores statistics only raises a ValueError."""
         attention_map = self._with_map(self.data()).map
         assert attention_map is not None
         return attention_map
 
-    def head_map(self, head: int) -> AttentionMap:
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a linear-attention or state-space layer, whose map is signed."""
+        return bool(self._evidence.recurrence)
+
+    def softmax_map(self, what: str) -> AttentionMap:
+        """Its map, if it is softmax attention; else a ValueError that says that `what` is not defined."""
+        m = self.map
+        if isinstance(m, LinearAttentionMap):
+            raise ValueError(
+                f"layer {self.key}: {what} is defined for softmax attention only, and this layer computes a "
+                f"{m.kind}, with weights of either sign"
+            )
+        return m
+
+    def head_map(self, head: int) -> LayerMap:
         """Return the map (B, T, S) of one head, by its number in the model."""
         if head not in self.heads:
             elsewhere = self.placement is not None and 0 <= head < self.placement.total_heads
             where = ", which is on another rank: see regard.load(folder)" if elsewhere else ""
             raise KeyError(f"head: expected one of those captured {list(self.heads)}, got {head!r}{where}")
-        head_map: AttentionMap = self.map[:, self.heads.index(head)]
+        head_map: LayerMap = self.map[:, self.heads.index(head)]
         return head_map
 
     def _with_map(self, data: LayerData) -> LayerData:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
-from regard.maps import AttentionMap, attention_map
+from regard.maps import AttentionMap, LinearAttentionMap, attention_map
 from regard.recorder.placement import kv_slots
 
 
@@ -42,6 +42,34 @@ def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
         sinks=sinks,
     )
     return SelectedHeads(selected, tuple(heads), kv_heads)
+
+
+def select_linear_heads(
+    m: LinearAttentionMap, heads: Sequence[int] | None
+) -> tuple[LinearAttentionMap, tuple[int, ...]]:
+    """Select heads of a linear layer's map (B, H, T, S) by number, and return their numbers; None for all."""
+    H, G = m.matrix[1], m.k.shape[1]
+    if heads is None:
+        return m, tuple(range(H))
+    if not heads or not all(0 <= head < H for head in heads):
+        raise ValueError(f"heads: expected numbers from 0 to {H - 1}, got {list(heads)}")
+    groups = [head // (H // G) for head in heads]
+    once = sorted(set(groups))
+    if groups != sorted(once * (len(heads) // len(once))):
+        once = groups
+    selected = m._with(
+        q=m.q[:, once],
+        k=m.k[:, once],
+        decay=m.decay[:, heads],
+        beta=m.beta[:, heads],
+        skip=None if m.skip is None else m.skip[heads],
+    )
+    return selected, tuple(heads)
+
+
+def compact_linear_map(m: LinearAttentionMap) -> LinearAttentionMap:
+    """Return the map with all its tensors in memory of their own, no larger than they are."""
+    return m._with(q=own_memory(m.q), k=own_memory(m.k), decay=own_memory(m.decay), beta=own_memory(m.beta))
 
 
 def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:

@@ -19,7 +19,7 @@ from regard.override import MethodWrappers
 from regard.recorder.receiver import CallReceiver, OpenReceiver, PassTokens, open_receivers
 from regard.recorder.sources import adapters as adapter_source
 from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources import listener, torch_mha
+from regard.recorder.sources import linear_functions, listener, torch_mha
 from regard.recorder.sources.compilation import uncompiled
 from regard.recorder.sources.vision_tower import find_pixels
 
@@ -79,7 +79,7 @@ def choose_sources(
     if adapters is not None:
         adapter_source.layer_ids(model, adapters)  # wrong names raise here, before anything runs
         return [functools.partial(adapter_source.attach, adapters=adapters)]
-    every = (listener, torch_mha, gpt_source)
+    every = (listener, torch_mha, gpt_source, linear_functions)
     attachments: list[Attach] = [source.attach for source in every if source.fits(model)]
     if not attachments:
         raise ValueError(

@@ -20,6 +20,7 @@ from regard.override import ContextEntries
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import OWN_OUTPUT
 from regard.recorder.layer import LayerId
+from regard.recorder.linear_call import LinearCall
 from regard.recorder.sources.vision_tower import PixelInputs
 
 
@@ -83,6 +84,9 @@ class CallReceiver:
         `again` that it applies the weights of an earlier call to other values.
         """
         raise NotImplementedError
+
+    def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
+        """Receive a call of a linear layer, which only a recording does something with."""
 
     @contextmanager
     def forward_pass(self, tokens: PassTokens, in_decoder: bool = False) -> Iterator[None]:

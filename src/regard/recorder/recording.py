@@ -16,15 +16,25 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
 from regard.recorder.contributions.residual_stream import ResidualStream
+from regard.recorder.generation.linear_strip import LinearAddition, LinearStrip
 from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
 from regard.recorder.layer import Layer, LayerId
-from regard.recorder.map_preparation import cast_map, compact_map, own_memory, select_heads
+from regard.recorder.linear_call import LinearCall
+from regard.recorder.linear_certificate import examine_linear
+from regard.recorder.map_preparation import (
+    cast_map,
+    compact_linear_map,
+    compact_map,
+    own_memory,
+    select_heads,
+    select_linear_heads,
+)
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.rank_group import RankGroup
@@ -34,17 +44,20 @@ from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import MemoryStore, Store
 from regard.recorder.token_rows import join_token_rows
 
+OTHER_TEXT = "it read another text than the one of this capture"
+
 
 class FirstCall(NamedTuple):
     """An attention call from which a strip can be started."""
 
     slot: Slot
     layer_id: LayerId
-    m: AttentionMap
+    m: AttentionMap | LinearAttentionMap
     values: Tensor | None
     evidence: Evidence
     heads: tuple[int, ...]
-    placement: Placement | None
+    placement: Placement | None = None
+    state: Tensor | None = None  # that a linear layer returned
 
 
 class StreamListener(Protocol):
@@ -114,10 +127,12 @@ class Recording(CallReceiver):
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
         self._new_pictures: ReadPictures | None = None  # of this forward pass
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
-        self._strips: dict[Slot, Strip] = {}
-        self._additions: list[tuple[Strip, Addition]] = []  # what this forward pass adds to its layers
+        self._strips: dict[Slot, Strip | LinearStrip] = {}
+        self._additions: list[
+            tuple[Strip, Addition] | tuple[LinearStrip, LinearAddition]
+        ] = []  # what this forward pass adds to its layers
         self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
-        self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
+        self._started: dict[Slot, Strip | LinearStrip] = {}  # the strips that this forward pass has started
         self._joined_masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # of this forward pass
 
     def selects(self, layer_id: LayerId) -> bool:
@@ -148,11 +163,19 @@ class Recording(CallReceiver):
             if isinstance(call, UnreadableCall):
                 self.unreadable[layer_id.name] = call.reason
             elif self._other_text and call.problem is None:
-                problem = "it read another text than the one of this capture"
-                self._add_call(layer_id, call._replace(problem=problem), against, beside)
+                self._add_call(layer_id, call._replace(problem=OTHER_TEXT), against, beside)
             else:
                 self._add_call(layer_id, call, against, beside)
         return call
+
+    def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
+        """Record a call of a linear layer."""
+        if torch._C._current_graph_task_id() != -1:
+            return  # recomputed in a backward pass, and recorded before
+        with self._lock:
+            if self._is_alone():
+                other = self._other_text and call.problem is None
+                self._add_linear_call(layer_id, call._replace(problem=OTHER_TEXT) if other else call)
 
     def _begin(self, tokens: PassTokens | None = None) -> None:
         """Begin a forward pass of the model that reads `tokens`."""
@@ -195,9 +218,9 @@ class Recording(CallReceiver):
             first = FirstCall(slot, layer_id, selected, values, evidence, heads, placement)
             strip = self._strips.get(slot)
             step = None
-            if strip is not None and self.join_calls and call.whole_mask is None:
+            if isinstance(strip, Strip) and self.join_calls and call.whole_mask is None:
                 step = StripStep("beside") if beside else strip.step(selected)
-            if strip is None or step is None:
+            if not isinstance(strip, Strip) or step is None:
                 if strip is not None:
                     self._finish_pass()
                 self._start_strip(first)
@@ -208,6 +231,45 @@ class Recording(CallReceiver):
             else:
                 self._additions.append((strip, addition))
                 self._continuing.append(first)
+
+    def _add_linear_call(self, layer_id: LayerId, call: LinearCall) -> None:
+        """Add a call of a linear layer to the layer that it continues, or as a new layer."""
+        slot, layer_id = self._locate(layer_id, False)
+        if not self.forwards:
+            self._note_edits()
+        if not self.selects(layer_id):
+            return
+        with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+            m = call.attention_map()
+            m = m if self.dtype is None else m.to(self.dtype)  # so that the stored map is certified
+            evidence = examine_linear(
+                m,
+                call.v,
+                call.output,
+                initial_state=call.initial_state,
+                final_state=call.final_state,
+                gate=call.gate,
+                convolution=call.convolution,
+                problem=call.problem,
+                max_rows=None if self.verify else ROWS,
+            )
+            selected, heads = select_linear_heads(m, self.heads)
+            values = call.v.detach()[:, list(heads)] if self.values else None
+            state = None if call.final_state is None else call.final_state.detach()[:, list(heads)]
+            began = None if call.initial_state is None else call.initial_state.detach()[:, list(heads)]
+            strip = self._strips.get(slot)
+            step = strip.step(began) if isinstance(strip, LinearStrip) and self.join_calls else None
+            if began is not None and bool(began.any()) and step is None:
+                problem = "it goes on from a state of earlier tokens, which its map does not show"
+                evidence = dataclasses.replace(evidence, problem=evidence.problem or problem)
+            first = FirstCall(slot, layer_id, selected, values, evidence, heads, state=state)
+            if not isinstance(strip, LinearStrip) or step is None:
+                if strip is not None:
+                    self._finish_pass()
+                self._start_strip(first)
+                return
+            self._additions.append((strip, strip.addition(step, selected, values, state, evidence)))
+            self._continuing.append(first)
 
     def _selected_heads(self, call: AttentionCall) -> list[int] | None:
         """Return the indices of the selected heads that this rank has; None for all of a call's heads."""
@@ -244,12 +306,17 @@ class Recording(CallReceiver):
 
     def _start_strip(self, call: FirstCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
-        m = compact_map(call.m)
         values = None if call.values is None else own_memory(call.values)
+        m = compact_linear_map(call.m) if isinstance(call.m, LinearAttentionMap) else compact_map(call.m)
         layer = Layer(*call.layer_id, m, call.evidence, call.heads, values, placement=call.placement)
         stored = self.store.put(layer)
         self.seen.layers.append(stored)
-        self._strips[call.slot] = self._started[call.slot] = Strip(stored, m)
+        strip: Strip | LinearStrip
+        if isinstance(m, LinearAttentionMap):
+            strip = LinearStrip(stored, m, call.state)
+        else:
+            strip = Strip(stored, m)
+        self._strips[call.slot] = self._started[call.slot] = strip
 
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.
@@ -266,7 +333,8 @@ class Recording(CallReceiver):
             if problem is not None:
                 evidence = dataclasses.replace(addition.evidence, problem=problem)
                 addition = addition._replace(evidence=evidence)
-            strip.extend(addition, order, self._joined_mask(strip, addition, order))
+            mask = self._joined_mask(strip, addition, order)
+            strip.extend(addition, order, mask)  # type: ignore[arg-type]  # both are of one kind
         self._joined_masks.clear()
         self._continuing.clear()
         if additions or self._started:
@@ -307,8 +375,12 @@ class Recording(CallReceiver):
         doubt = "beams changed places, and the layers that were captured do not show which went where"
         return order, doubt if bool(unclear.any()) else None
 
-    def _joined_mask(self, strip: Strip, addition: Addition, order: Tensor | None) -> Mask:
+    def _joined_mask(
+        self, strip: Strip | LinearStrip, addition: Addition | LinearAddition, order: Tensor | None
+    ) -> Mask:
         """Return the mask of a strip with an addition; layers that share their masks share the result."""
+        if isinstance(addition, LinearAddition):
+            return strip.mask
         B, H = addition.q.shape[:2]
         kind, before, device = addition.step.kind, CallSizes(strip.T, strip.S), addition.q.device
         key = (id(strip.mask), id(addition.mask), kind, before, addition.sizes, device)

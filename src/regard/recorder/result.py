@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from regard.maps import AttentionMap, WeightedMap
+from regard.maps import WeightedMap
 from regard.pictures.patch_layout import Pictures
 from regard.recorder.certificate import Certificate, ShardEvidence, join_shard_evidence
 from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out
-from regard.recorder.layer import Layer, shard_evidence
+from regard.recorder.layer import Layer, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
 from regard.recorder.predictions import Predictions
 from regard.recorder.storage.folder import save
@@ -99,11 +99,11 @@ class Capture:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __iter__(self) -> Iterator[AttentionMap]:
+    def __iter__(self) -> Iterator[LayerMap]:
         return (layer.map for layer in self.layers)
 
     @property
-    def maps(self) -> list[AttentionMap]:
+    def maps(self) -> list[LayerMap]:
         """The maps of all layers, in the order in which they ran."""
         return list(self)
 
@@ -119,7 +119,7 @@ class Capture:
             raise KeyError(f"layer: expected one of those captured ({keys}), got {key!r}")
         return layers[0]
 
-    def __getitem__(self, index: int | str | tuple[int | str, int]) -> AttentionMap:
+    def __getitem__(self, index: int | str | tuple[int | str, int]) -> LayerMap:
         """Return the map of a layer (B, H, T, S) or of one head (B, T, S), by their numbers in the model."""
         if isinstance(index, tuple) and len(index) != 2:
             raise KeyError(f"expected seen[layer] or seen[layer, head], got {len(index)} of them: {index!r}")
@@ -129,7 +129,7 @@ class Capture:
             return layer.map
         return layer.head_map(head)
 
-    def maps_of(self, stack: str) -> list[AttentionMap]:
+    def maps_of(self, stack: str) -> list[LayerMap]:
         """Return the maps of one stack ("encoder", "decoder" or "cross") in the order in which they ran."""
         return [layer.map for layer in self.layers if layer.stack == stack]
 
@@ -239,8 +239,8 @@ class Capture:
         little. `layer` is its key. The capture has to be made with `contributions=True`.
         """
         captured = self.layer(layer)
-        weighted: WeightedMap = captured.map.weighted(self._value_norms(captured))
-        return weighted
+        m = captured.softmax_map("value-weighted attention")
+        return m.weighted(self._value_norms(captured))
 
     def _value_norms(self, layer: Layer) -> Tensor:
         """‖W_h v_j‖ of every key of a layer, (B, H, S)."""
@@ -343,7 +343,7 @@ class Capture:
         if layers[0].stack != "decoder":
             self._check_position(position, batch, T)
         norms = [self._value_norms(layer)[batch] for layer in layers] if by == "value" else None
-        return roll_out([layer.map[batch] for layer in layers], position, norms)
+        return roll_out([layer.softmax_map("rollout")[batch] for layer in layers], position, norms)
 
     def _stack_for_rollout(self, stack: str | None) -> list[Layer]:
         """Return the layers of a stack, all of them with all their heads; otherwise raise a ValueError."""

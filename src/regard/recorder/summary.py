@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 
 CELLS = 256  # the largest number of rows and of columns of the overview
 
@@ -29,7 +29,7 @@ class LayerSummary(NamedTuple):
         return sum(x.nbytes for x in self)
 
 
-def summarise(m: AttentionMap) -> LayerSummary:
+def summarise(m: AttentionMap | LinearAttentionMap) -> LayerSummary:
     """Compute an overview of at most 256×256 cells and the row and key statistics of a map (B, H, T, S)."""
     _, _, T, S = m.matrix
     with torch.no_grad():

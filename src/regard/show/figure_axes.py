@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.maps import AttentionMap, DifferenceMap
+from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap
 from regard.show.figure_cells import Drawable, FigureCells, Reduce, cell_scale, overview_values, pool_cells
 from regard.stages.picture import MAX_NUMBERED_SIDE, colour_map, draw_cells, draw_hatch, draw_heatmap
 
@@ -126,7 +126,11 @@ def _cell_at(starts: list[int], n: int, position: int) -> float:
 
 def describe_cell(m: Drawable, reduce: Reduce) -> str:
     """Return a sentence that says what a cell of a figure stands for."""
-    entry = "weight" if isinstance(m, AttentionMap | Tensor) else "weight × factor of the key"
+    entry = (
+        "weight"
+        if isinstance(m, AttentionMap | LinearAttentionMap | Tensor)
+        else "weight × factor of the key"
+    )
     if isinstance(m, DifferenceMap):
         entry = "difference of two weights"
     if isinstance(m, Tensor) or max(m.shape) <= MOST_CELLS:

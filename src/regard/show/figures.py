@@ -156,9 +156,8 @@ def _title(capture: Capture, batch: int) -> str:
 
 def _describe_head(capture: Capture, layer: Layer, head: int, batch: int) -> tuple[str, str]:
     """Return a head's label, to be written after its number, and the sentence that says what it does."""
-    whole = layer.map._with(axes=Axes(), precise=layer.map.precise)  # (B, H, T, S)
     h = layer.heads.index(head)
-    m = whole[batch : batch + 1, h : h + 1]  # (1, 1, T, S)
+    m = layer.map.select(slice(batch, batch + 1), slice(h, h + 1), Axes())  # (1, 1, T, S)
     alone = Layer(layer.number, layer.name, layer.stack, m, layer.evidence, (head,))
     (row,) = TextHeads(capture, batch).rows(alone, m)
     return f", {score_title(row['label'])}" if row["label"] else "", row["sentence"]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from regard.extras import extra
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.stages.picture import shade
 
 SHADES = " ░▒▓█"
 
 
-def print_map(console: Any, m: AttentionMap, *, width: int = 64) -> None:
+def print_map(console: Any, m: AttentionMap | LinearAttentionMap, *, width: int = 64) -> None:
     """Print a map (T, S) on a Rich console, at most `width` columns wide and half as many lines high.
 
     Each cell pools a range of queries and of keys. Its colour is the square root of its mass relative to the
@@ -30,7 +30,7 @@ def print_map(console: Any, m: AttentionMap, *, width: int = 64) -> None:
     T, S = m.shape
     cols = min(S, width, console.width)
     rows = min(T, cols)
-    mass = cast(Tensor, m.pool(rows, cols)).float().cpu()
+    mass = cast(Tensor, m.pool(rows, cols)).float().abs().cpu()  # a linear layer's has either sign
     top = mass.flatten().quantile(0.98) or 1.0
     levels = (mass / top).clamp(max=1).sqrt()  # (rows, cols)
     # Without colour, one shade stands for the stronger of two rows.

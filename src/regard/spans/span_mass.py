@@ -57,13 +57,15 @@ def measure_spans(
 ) -> SpanTable:
     """The table of `Capture.spans`, whose arguments these are."""
     b = choose_text(seen, batch)
-    layers = choose_stack(seen, stack)
+    layers = [layer for layer in choose_stack(seen, stack) if not layer.is_linear]
+    if not layers:
+        raise ValueError("spans: expected a layer of softmax attention, got linear layers only")
     row_spans = _as_spans("rows", rows)
     col_spans = row_spans if cols is None else _as_spans("cols", cols)
     baselines: list[MaskBaseline] = []
     places, masses, uniform_masses = [], [], []
     for layer in layers:
-        whole = layer.map
+        whole = layer.softmax_map("spans")
         m = text_positions(seen, layer).select(whole, b)
         # Rows are numbered as the tokens of the text; the first queries of a cached text may be missing.
         first = 0 if layer.stack == "cross" else m.first_position

@@ -105,7 +105,7 @@ class Attribution:
         values, index = captured.values, captured.heads.index(head)
         if values is None:
             raise ValueError(f"layer {layer}: its values were not stored: capture with contributions=True")
-        m = captured.map[self.batch, index]  # (T, S)
+        m = captured.softmax_map("attribution by edge")[self.batch, index]  # (T, S)
         value = values[self.batch, index * values.shape[1] // len(captured.heads)]  # (S, E)
         direction = at.gradient[head].to(value.device)  # (E,)
         if at.gated_output is not None:

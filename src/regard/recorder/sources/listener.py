@@ -28,6 +28,7 @@ from regard.recorder.sources.eager_call import attention_call
 from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
+from regard.recorder.sources.linear_modules import linear_modules
 from regard.recorder.sources.token_mixers import computes_softmax_attention
 
 MULTI_HEAD = "multi_head_attention_forward"  # which some modules call without `nn.MultiheadAttention`
@@ -231,7 +232,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         if is_transformers(model):
             from regard.recorder.sources import transformers_interface
 
-            if not listener.layer_ids:
+            if not listener.layer_ids and not linear_modules(model):
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
         if any(module_uses_name(module, MULTI_HEAD) for module in listener.layer_ids):

@@ -19,7 +19,7 @@ from regard.attention.masks.base import Mask
 from regard.files import CaptureFileError
 from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence, join_shard_evidence
-from regard.recorder.layer import Layer, LayerData, LayerSettings, shard_evidence
+from regard.recorder.layer import Layer, LayerData, LayerMap, LayerSettings, shard_evidence
 from regard.recorder.placement import Runs, kv_slots
 from regard.recorder.result import Capture
 from regard.recorder.summary import LayerSummary
@@ -167,7 +167,7 @@ class JoinedLayer(Layer):
         """Its mask, scale, widths and so on, without any tensor."""
         return super().settings
 
-    def head_map(self, head: int) -> AttentionMap:
+    def head_map(self, head: int) -> LayerMap:
         """Return the map (B, T, S) of one head; if one rank has all of it, from that rank's file alone."""
         for part, placement in self.parts:
             if head in part.heads and placement.is_map:
@@ -185,7 +185,7 @@ class JoinedLayer(Layer):
 
     def _join(self) -> LayerData:
         data = [part.data() for part, _ in self.parts]
-        maps = [x.map for x in data if x.map is not None]
+        maps = [x.map for x in data if isinstance(x.map, AttentionMap)]
         values = [x.values for x in data if x.values is not None]
         if len(maps) not in (0, len(data)) or len(values) not in (0, len(data)):
             raise ValueError("expected the same kinds of tensors of all ranks, got more of some")

@@ -25,8 +25,8 @@ from regard.files import (
     read_text,
     shorten,
 )
-from regard.maps import AttentionMap
-from regard.maps.map import load as load_map
+from regard.maps import AttentionMap, linear_loader, linear_storage, storage
+from regard.recorder.layer import LayerMap
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, Runs, ShardId
 from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
@@ -34,13 +34,14 @@ from regard.recorder.storage.evidence_data import read_evidence
 from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, SHARDS, SHARDS_FORMAT, StoredLayer
 from regard.recorder.storage.joined_layer import join_captures
 from regard.recorder.storage.picture_files import read_pictures
+from regard.safetensor_files import read_safetensors
 
 T = TypeVar("T")
 MAX_EMPTY = 1 << 24
 """The largest size of a layer without elements: no data stands for it."""
 
 
-def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
+def load(path: str | os.PathLike[str]) -> LayerMap | Capture:
     """Open what was saved: `path` is a file that `map.save(file)` wrote, or a folder of `seen.save(folder)`.
 
     Returns a map or a capture. The tensors of a map, and the layers of a capture, are read from disk when
@@ -54,7 +55,10 @@ def load(path: str | os.PathLike[str]) -> AttentionMap | Capture:
             "path: expected a folder that seen.save(folder) wrote or a file that map.save(file) wrote, "
             f"got {path}, which does not exist"
         )
-    return load_map(path)
+    metadata, tensors = read_safetensors(path, [storage.FORMAT, linear_storage.FORMAT], CaptureFileError)
+    if metadata["format"] == linear_storage.FORMAT:
+        return linear_loader.decode(path, metadata, tensors)
+    return AttentionMap.from_data(storage.decode(path, metadata, tensors))
 
 
 def open_shards(path: Path) -> Capture:

@@ -20,7 +20,7 @@ from regard.heads.score_words import SCORE_WORDS
 from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.invisible_characters import ABBREVIATIONS
 from regard.lru import LRUCache
-from regard.maps import AttentionMap, WeightedMap
+from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
 from regard.maps.index import Axes
 from regard.recorder import Capture, Layer
 from regard.recorder.contributions import Attribution
@@ -47,6 +47,10 @@ CACHED_MAPS = 64  # views of maps in memory take no more of it; those read from 
 MOST_SAMPLED = 4 << 30  # bytes of a capture up to which every layer is read to find its most telling head
 
 
+LayerMap = AttentionMap | LinearAttentionMap
+ShownMap = LayerMap | WeightedMap
+
+
 class RemovedTextError(KeyError):
     """A text that was there and is not any more, as an edited run that another one has replaced."""
 
@@ -55,7 +59,7 @@ class HeadMap(NamedTuple):
     """One head of one layer on one text."""
 
     layer: Layer
-    map: AttentionMap  # (1, 1, T, S)
+    map: LayerMap  # (1, 1, T, S)
     values: Tensor | None  # (S, E)
 
 
@@ -113,7 +117,7 @@ class Contents:
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
         self.repeats, self.survey = repeats, survey
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
-        self._maps: LRUCache[AttentionMap] = LRUCache(CACHED_MAPS)
+        self._maps: LRUCache[LayerMap] = LRUCache(CACHED_MAPS)
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
         self._heads: dict[int, TextHeads] = {}
         self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
@@ -251,15 +255,14 @@ class Contents:
         self.check_text(text)
         return self.texts[text].layer(layer)
 
-    def layer_map(self, text: int, layer: str | int) -> AttentionMap:
+    def layer_map(self, text: int, layer: str | int) -> LayerMap:
         """Return the map of all heads of a layer, (1, H, T, S). Recent ones are cached."""
         chosen = self.layer(text, layer)
 
-        def read() -> AttentionMap:
+        def read() -> LayerMap:
             m = chosen.map
-            batched = m._with(axes=Axes(), precise=m.precise)  # (B, H, T, S)
-            entry: AttentionMap = batched[self.batch_index : self.batch_index + 1]
-            return entry
+            entry, heads = slice(self.batch_index, self.batch_index + 1), slice(0, m.matrix[1])
+            return m.select(entry, heads, Axes())
 
         return self._maps.get((text, chosen.key), read)
 
@@ -306,7 +309,7 @@ class Contents:
         instead, and are those of one query, also where its keys are words or sentences.
         """
 
-        def read(m: AttentionMap | WeightedMap, edges: AxisEdges) -> Tensor:
+        def read(m: ShownMap, edges: AxisEdges) -> Tensor:
             if quantity.shade == "logit" and edges.rows is not None:
                 edges = edges._replace(rows=list(range(m.matrix[2] + 1)))
             return _line(m, "row", row, edges)
@@ -321,18 +324,19 @@ class Contents:
             text, layer, head, quantity, lambda m, edges: _line(for_display(m), "col", col, edges)
         )
 
-    def _quantity_map(
-        self, text: int, layer: Layer, head: int | None, quantity: Quantity
-    ) -> AttentionMap | WeightedMap:
+    def _quantity_map(self, text: int, layer: Layer, head: int | None, quantity: Quantity) -> ShownMap:
         """Return the map that a quantity is read from: of one head, (1, 1, T, S), or of all if None."""
-        m: AttentionMap | WeightedMap = self.layer_map(text, layer.key)
+        m: ShownMap = self.layer_map(text, layer.key)
         if quantity.shade != "weights":
+            if not isinstance(m, AttentionMap):
+                raise KeyError(
+                    f"shade: expected weights, the only ones of a linear layer, got {quantity.shade!r}"
+                )
             m = m.weighted(self.factors(text, layer.key, quantity))
         if head is None:
             return m
         h = _head_index(layer, head)
-        of_head: AttentionMap | WeightedMap = m[:, h : h + 1]
-        return of_head
+        return m.select(slice(0, 1), slice(h, h + 1))
 
     def _edges(self, text: int, layer: Layer, quantity: Quantity) -> AxisEdges:
         """Return the edges of the words or sentences on both axes of a layer; None for tokens."""
@@ -480,8 +484,9 @@ class Contents:
     def steps(self, text: int, layer: str | int, head: int, row: int) -> dict[str, Any]:
         """Return the whole computation of one query's output, step by step (see `row_steps`)."""
         chosen, m, values = self.head_map(text, layer, head)
-        stored = chosen.map
-        return row_steps.trace_row(m, values, row, H=stored.matrix[1], G=stored.k.shape[1])
+        if isinstance(m, LinearAttentionMap):
+            raise KeyError(f"layer {chosen.key}: the steps of softmax attention are not those of a {m.kind}")
+        return row_steps.trace_row(m, values, row, H=chosen.shape[1], G=chosen.settings.kv_heads)
 
     def heads(self, text: int) -> list[dict[str, Any]]:
         """Return the scores of every head on a text, each with a sentence (see `head_rows`)."""
@@ -542,7 +547,7 @@ class Contents:
         layer: str | int,
         head: int | str,
         quantity: Quantity,
-        read: Callable[[AttentionMap | WeightedMap, AxisEdges], Tensor],
+        read: Callable[[ShownMap, AxisEdges], Tensor],
     ) -> Tensor:
         """Average what `read` gives, (heads, n), over the named head and layer, or over all where "mean".
 
@@ -617,7 +622,7 @@ def _edited_elsewhere(capture: Capture) -> dict[str, Any]:
     return {"text": None, "cuts": [], "edits": list(capture.edits), "changes": None}
 
 
-def _line(m: AttentionMap | WeightedMap, name: str, index: int, edges: AxisEdges) -> Tensor:
+def _line(m: ShownMap, name: str, index: int, edges: AxisEdges) -> Tensor:
     """Return one row or one column of every head of a map (1, H, T, S), as (H, n).
 
     With edges it is that of a word or sentence: summed over keys, averaged over queries.

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from regard.maps import AttentionMap, WeightedMap
+from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
 from regard.maps.data import MapData
 from regard.maps.large_heads import PreciseHeads
 
 LARGEST_LSE = 128.0  # a score of this size, rounded to float32, changes its weight by 1e-5
 
-Map = TypeVar("Map", bound=AttentionMap | WeightedMap)
+Map = TypeVar("Map", bound=AttentionMap | LinearAttentionMap | WeightedMap)
 
 
 def for_display(m: Map) -> Map:
     """Return the map with float32 for all heads whose row log-sum-exp is at most `LARGEST_LSE`."""
+    if isinstance(m, LinearAttentionMap):
+        return m
     if isinstance(m, WeightedMap):
         return cast(Map, WeightedMap(_in_float32(m.attention), m.u))
     return cast(Map, _in_float32(m))

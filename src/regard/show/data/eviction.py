@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from regard.heads.eviction import eviction_loss
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 
 QUERIES = 256  # sampled at most
 SINKS = (0, 1, 2, 4, 8, 16)  # numbers of first keys that a cache may keep
@@ -31,15 +31,19 @@ def windows(S: int) -> list[int]:
     return [size for size in sizes if size < S]
 
 
-def layer_eviction(m: AttentionMap) -> dict[str, Any]:
+def layer_eviction(m: AttentionMap | LinearAttentionMap) -> dict[str, Any]:
     """Return the mean eviction loss of every head of a map (1, H, T, S), for every window and sink count.
 
     The result is {"windows", "sinks", "lost": [head][window][sinks], "queries", "ahead"}. The mean is over
     the queries that would lose a key visible to them, and None where there are none. `ahead` says whether
-    any query sees a later key, which attention with a cache cannot.
+    any query sees a later key, which attention with a cache cannot. A linear layer keeps no keys, and loses
+    none.
     """
     _, H, T, S = m.matrix
     sizes = windows(S)
+    if isinstance(m, LinearAttentionMap):
+        nothing = [[[None] * len(SINKS) for _ in sizes] for _ in range(H)]
+        return {"windows": sizes, "sinks": list(SINKS), "lost": nothing, "queries": 0, "ahead": False}
     rows = torch.arange(T)
     if T > QUERIES:
         rows = (2 * torch.arange(QUERIES) + 1) * T // (2 * QUERIES)

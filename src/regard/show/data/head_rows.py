@@ -16,7 +16,7 @@ from regard.heads import HeadRow, describe
 from regard.heads.head_sentence import describe_head
 from regard.heads.outliers import find_outlier_keys
 from regard.heads.query_scores import TextScorer
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder import Capture, Layer
 from regard.show.data.layer_description import find_axis_tokens
 from regard.show.data.patch_tokens import is_patch, patch_axes, token_lists
@@ -38,7 +38,7 @@ class TextHeads:
         self._rows: dict[str, list[dict[str, Any]]] = {}
         self._lock = threading.Lock()  # a layer that two requests want is scored once
 
-    def rows(self, layer: Layer, m: AttentionMap) -> list[dict[str, Any]]:
+    def rows(self, layer: Layer, m: AttentionMap | LinearAttentionMap) -> list[dict[str, Any]]:
         """Return the scores of a layer's heads: the rows of `regard.heads.describe`, as plain data.
 
         Arguments:
@@ -50,12 +50,12 @@ class TextHeads:
                 self._rows[key] = self._describe(layer, key, m, layer.heads)
             return self._rows[key]
 
-    def row(self, layer: Layer, m: AttentionMap, head: int) -> dict[str, Any]:
+    def row(self, layer: Layer, m: AttentionMap | LinearAttentionMap, head: int) -> dict[str, Any]:
         """Return the scores of one head alone, from its map m, (1, 1, T, S)."""
         return self._describe(layer, str(layer.key), m, (head,))[0]
 
     def _describe(
-        self, layer: Layer, key: str, m: AttentionMap, heads: Sequence[int]
+        self, layer: Layer, key: str, m: AttentionMap | LinearAttentionMap, heads: Sequence[int]
     ) -> list[dict[str, Any]]:
         ids, mask = self.capture.ids_of(layer), self.capture.attention_mask
         pictures = self.capture.pictures

@@ -59,6 +59,7 @@ def describe_layer(
         "mask": settings.mask,
         "bias": settings.bias,
         "window": settings.window,
+        "recurrence": settings.recurrence,
         "rows": T,
         "cols": S,
         "queries_of": axes.queries_of,

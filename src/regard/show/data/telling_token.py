@@ -9,14 +9,16 @@ from collections.abc import Sequence
 
 import torch
 
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.spans.token_texts import is_special
 
 CANDIDATES = 128  # queries that are compared, spread over the text
 SINK_SHARE = 0.25  # of the attention of the candidates, above which a key counts as a sink
 
 
-def telling_query(m: AttentionMap, queries: Sequence[str] | None, keys: Sequence[str] | None) -> int:
+def telling_query(
+    m: AttentionMap | LinearAttentionMap, queries: Sequence[str] | None, keys: Sequence[str] | None
+) -> int:
     """Return the query of a head that says most: its strongest edge is to a word that is no sink.
 
     Line ends, spaces, punctuation and special tokens are taken only if the text has nothing else.
@@ -32,7 +34,7 @@ def telling_query(m: AttentionMap, queries: Sequence[str] | None, keys: Sequence
     positions = [t for t in positions if t >= T // 4] or positions or [T - 1]
     candidates = positions[:: -(-len(positions) // CANDIDATES)]
     rows = torch.tensor(candidates, device=m.device)
-    weights = m.tile(rows).reshape(len(candidates), S).float().cpu()  # (n, S)
+    weights = m.tile(rows).reshape(len(candidates), S).abs().float().cpu()  # (n, S)
     mean = weights.mean(0)
     # Keys that say nothing: the first, a sink, the query itself, and what is no word.
     weights[:, mean > SINK_SHARE] = 0

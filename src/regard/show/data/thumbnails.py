@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.masks.base import grid
 from regard.heads.outliers import find_outlier_keys
 from regard.heads.sink import find_sink_keys
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 
 SIDE = 64
 QUERIES = 16  # sampled for each row of the picture
@@ -41,34 +41,40 @@ class Thumbnail(NamedTuple):
     """The number of queries that were sampled."""
 
 
-def thumbnail(m: AttentionMap, is_token: Tensor | None = None, is_patch: Tensor | None = None) -> Thumbnail:
+def thumbnail(
+    m: AttentionMap | LinearAttentionMap, is_token: Tensor | None = None, is_patch: Tensor | None = None
+) -> Thumbnail:
     """Return the thumbnails and the sink keys of a map (1, H, T, S).
 
     `is_token`, boolean (S,), is False for keys that are padding; padding does not count for sinks.
-    `is_patch`, boolean (S,), is True for keys that are patches of a picture.
+    `is_patch`, boolean (S,), is True for keys that are patches of a picture. Of a linear layer the thumbnails
+    show the shares of the magnitudes in their row, and no sink.
     """
     _, H, T, S = m.matrix
     high, wide = min(SIDE, T), min(SIDE, S)
     if not high or not wide or not H:
         return Thumbnail(np.zeros((H, SIDE, SIDE), np.uint8), [{"key": 0, "share": 0.0}] * H, 0)
+    zero = torch.zeros((), dtype=m.dtype, device=m.device)
     # Sample queries, and prepare the matrices that add queries and keys up into cells.
     most = max(4, min(QUERIES, MOST_WEIGHTS // (SIDE * S)))
     rows, line = _sample_evenly([y * T // high for y in range(high + 1)], most)
-    to_line = (line == torch.arange(high)[:, None]).to(m.lse)  # (high, rows)
+    to_line = (line == torch.arange(high)[:, None]).to(zero)  # (high, rows)
     edges = torch.tensor([x * S // wide for x in range(1, wide + 1)])  # as `AttentionMap.pool` sets them
     cell = torch.bucketize(torch.arange(S), edges, right=True)
-    to_cell = (cell[:, None] == torch.arange(wide)).to(m.lse)  # (S, wide)
+    to_cell = (cell[:, None] == torch.arange(wide)).to(zero)  # (S, wide)
     is_query = torch.ones(T, dtype=torch.bool, device=m.device)  # queries that count for the sink
     if is_token is not None:
         is_token = is_token.to(m.device)
         is_query = is_token[m.first_position : m.first_position + T]
     # Add up weights and visible keys, per cell and per key.
-    mass = visible_mass = received = seen_by = active = m.lse.new_zeros(())
+    mass = visible_mass = received = seen_by = active = zero
     for first in range(0, len(rows), step := max(1, CHUNK // (H * S))):
         chunk = slice(first, first + step)
         queries = rows[chunk].to(m.device)
-        weights = m.tile(queries)[0].to(m.lse)  # (H, rows, S)
-        visible = m.mask.allowed(grid(queries, slice(0, S), m.matrix, m.device))[0].to(m.lse)  # (H or 1, …)
+        weights = m.tile(queries)[0].to(zero)  # (H, rows, S)
+        if isinstance(m, LinearAttentionMap):
+            weights = weights.abs() / weights.abs().sum(-1, keepdim=True).clamp(min=1e-30)
+        visible = m.mask.allowed(grid(queries, slice(0, S), m.matrix, m.device))[0].to(zero)  # (H or 1, …)
         visible = visible.expand(-1, len(queries), S)
         mass = mass + to_line[:, chunk] @ (weights @ to_cell)
         visible_mass = visible_mass + to_line[:, chunk] @ (visible @ to_cell)
@@ -82,6 +88,8 @@ def thumbnail(m: AttentionMap, is_token: Tensor | None = None, is_patch: Tensor 
     source_rows, source_cols = (torch.arange(SIDE) * n // SIDE for n in (high, wide))
     thumbs = picture[:, source_rows][:, :, source_cols].round().to(torch.uint8).cpu().numpy()
     keys, shares = find_sink_keys(received, seen_by, active, is_token)
+    if isinstance(m, LinearAttentionMap):
+        keys, shares = torch.zeros_like(keys), torch.zeros_like(shares)
     sinks: list[dict[str, Any]] = [
         {"key": int(key), "share": float(share)} for key, share in zip(keys.clamp(min=0), shares, strict=True)
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from regard.attention.masks.base import Blocks
 from regard.lru import LRUCache
-from regard.maps import AttentionMap, WeightedMap
+from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
 from regard.maps.data import MapData
 from regard.show.data.display_precision import for_display
 
@@ -27,6 +27,7 @@ FINE = 4  # levels up to this one are computed from q and k: 4,096 queries by 4,
 STEP = 512  # queries and keys for which the mask is evaluated at a time
 
 
+ShownMap = AttentionMap | LinearAttentionMap | WeightedMap
 Edges = Sequence[int]
 """Where units begin on an axis, in tokens, and the size of the axis: n + 1 increasing numbers for n units."""
 
@@ -34,7 +35,7 @@ Edges = Sequence[int]
 class TileCells(NamedTuple):
     """Weights pooled into cells. Where no query of a cell may see any key of it, `max` is −1.
 
-    Entries of a weighted map have no `max`: it is 0 where a cell is visible.
+    Entries of a signed map have no `max`: it is 0 where a cell is visible.
     """
 
     mass: Tensor
@@ -66,7 +67,7 @@ class TilePyramid:
 
     def __init__(
         self,
-        m: AttentionMap | WeightedMap,
+        m: ShownMap,
         cache: LRUCache[TileCells],
         name: tuple[Hashable, ...] = (),
         *,
@@ -152,12 +153,12 @@ class TilePyramid:
         return torch.tensor(edges).diff().float()[:, None]
 
 
-def attention_of(m: AttentionMap | WeightedMap) -> MapData:
+def attention_of(m: ShownMap) -> MapData | LinearAttentionMap:
     """Return the map itself, or the one whose weights a weighted map multiplies."""
-    return m if isinstance(m, AttentionMap) else m.attention
+    return m.attention if isinstance(m, WeightedMap) else m
 
 
-def pool_cells(m: AttentionMap | WeightedMap, rows: range, keys: range, size: int) -> TileCells:
+def pool_cells(m: ShownMap, rows: range, keys: range, size: int) -> TileCells:
     """Pool a region of a map (1, 1, T, S) into cells of `size` queries by `size` keys."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
     attention = attention_of(m)
@@ -172,18 +173,26 @@ def pool_cells(m: AttentionMap | WeightedMap, rows: range, keys: range, size: in
             if size == 1:
                 mass[here] = peak[here] = m.tile(row_span, key_span).reshape(high, wide).float().cpu()
                 continue
-            pooled = m.pool(high, wide, "both", region=(row_span, key_span))
-            mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in pooled)
-    if isinstance(m, WeightedMap):
+            pooled = m.pool(high, wide, _reduction(m), region=(row_span, key_span))
+            pair = (pooled, pooled) if isinstance(pooled, Tensor) else pooled
+            mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in pair)
+    if not isinstance(m, AttentionMap):
         peak = torch.zeros(shape)
     return TileCells(mass, peak.where(visible_cells(attention, rows, keys, size), -1.0))
 
 
-def pool_units(m: AttentionMap | WeightedMap, rows: Edges, cols: Edges) -> TileCells:
+def _reduction(m: ShownMap) -> Literal["mass", "both"]:
+    """Return what to pool: the greatest entries of a linear layer take long, and are not shown."""
+    return "mass" if isinstance(m, LinearAttentionMap) else "both"
+
+
+def pool_units(m: ShownMap, rows: Edges, cols: Edges) -> TileCells:
     """Pool a map (1, 1, T, S) into the cells between edges of its queries and its keys."""
     shape = (len(rows) - 1, len(cols) - 1)
-    mass, peak = (x.reshape(shape).float().cpu() for x in m.pool(rows, cols, "both"))
-    if isinstance(m, WeightedMap):
+    pooled = m.pool(rows, cols, _reduction(m))
+    pair = (pooled, pooled) if isinstance(pooled, Tensor) else pooled
+    mass, peak = (x.reshape(shape).float().cpu() for x in pair)
+    if not isinstance(m, AttentionMap):
         peak = torch.zeros(shape)
     return TileCells(mass, peak.where(visible_units(attention_of(m), rows, cols), -1.0))
 
@@ -193,7 +202,7 @@ def _cell_edges(edges: Edges, units: range, size: int) -> list[int]:
     return [*(edges[unit] for unit in units[::size]), edges[units.stop]]
 
 
-def visible_units(m: MapData, rows: Edges, cols: Edges) -> Tensor:
+def visible_units(m: MapData | LinearAttentionMap, rows: Edges, cols: Edges) -> Tensor:
     """Return which cells between edges hold a key visible to one of their queries, (rows, cols)."""
     visible = torch.zeros(len(rows) - 1, len(cols) - 1, dtype=torch.bool)
     for down in _chunks(rows):
@@ -233,7 +242,7 @@ def _even_spans(span: range, size: int) -> list[slice]:
     return [slice(a, b) for a, b in ((span.start, middle), (middle, span.stop)) if a < b]
 
 
-def visible_cells(m: MapData, rows: range, keys: range, size: int) -> Tensor:
+def visible_cells(m: MapData | LinearAttentionMap, rows: range, keys: range, size: int) -> Tensor:
     """Return a mask of the cells that hold a key visible to one of their queries, (rows, cols)."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
     visible = torch.zeros(shape, dtype=torch.bool)
@@ -255,7 +264,7 @@ def visible_cells(m: MapData, rows: range, keys: range, size: int) -> Tensor:
     return visible
 
 
-def _visible(m: MapData, rows: slice, keys: slice) -> tuple[bool, bool]:
+def _visible(m: MapData | LinearAttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
     """Return whether any key in a block may be visible, and whether all of them are."""
     _, _, T, S = m.matrix
     edges = (rows.start + S - T, rows.stop - 1 + S - T, keys.start, keys.stop - 1)

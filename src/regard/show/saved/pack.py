@@ -77,6 +77,7 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
         put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
         for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True):
             m = contents.layer_map(text, layer.key)
+            assert isinstance(m, AttentionMap)  # `write` leaves linear layers out
             arrays, error = _pack_layer(m, fine)
             relative, absolute = max(relative, error[0]), max(absolute, error[1])
             description["block"] = f"layer-{text}-{layer.key}"

@@ -169,6 +169,8 @@ interface Quantity {
   /** Of shade "logit": the query, and the token that may follow it. */
   position: number;
   token: number;
+  /** Whether the weights are those of a linear layer, which have either sign. */
+  linear?: boolean;
 }
 
 /** A layer as it ran on a text. */
@@ -186,6 +188,8 @@ interface Layer {
   value_width: number | null;
   scale: number;
   softcap: number | null;
+  /** The recurrence of a linear layer in words, "" for softmax attention. */
+  recurrence?: string;
   /** Whether heads have a learned sink logit. */
   sinks: boolean;
   /** Which keys queries see; "full" if all of them. */

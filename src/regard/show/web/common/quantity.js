@@ -18,9 +18,12 @@ export function quantityOf(meta, state) {
   const text = meta.texts[state.text];
   const shade = /** @type {ShadeName} */ (state.shade);
   const units = /** @type {Quantity["units"]} */ (state.units);
-  const logit = shade === "logit" && text.shades.includes("logit");
+  const layer = text.layers.find((one) => one.key === state.layer);
+  const linear = Boolean(layer?.recurrence); // its weights have either sign, and no other quantity
+  const logit = shade === "logit" && text.shades.includes("logit") && !linear;
   return {
-    shade: text.shades.includes(shade) ? shade : "weights",
+    shade: text.shades.includes(shade) && !linear ? shade : "weights",
+    linear,
     units: unitNames(text).includes(units) ? units : "tokens",
     unitsOf: state.text,
     against: comparable(meta, state).includes(state.against) ? state.against : -1,
@@ -100,16 +103,16 @@ function isSameShape(a, b) {
  * Whether numbers can be below 0, so that their colours diverge.
  * @param {Quantity} quantity
  */
-export function isSigned({ shade, against }) {
-  return shade === "logit" || against >= 0;
+export function isSigned({ shade, against, linear = false }) {
+  return shade === "logit" || against >= 0 || linear;
 }
 
 /**
  * Whether cells are weights, and not contributions or differences: a row then adds up to 1.
  * @param {Quantity} quantity
  */
-export function areWeights({ shade, against }) {
-  return shade === "weights" && against < 0;
+export function areWeights({ shade, against, linear = false }) {
+  return shade === "weights" && against < 0 && !linear;
 }
 
 /**
@@ -161,7 +164,7 @@ export function spell(quantity, value) {
  * @param {number} value
  */
 export function say(quantity, value) {
-  if (quantity.shade !== "weights") return spell(quantity, value);
+  if (quantity.shade !== "weights" || quantity.linear) return spell(quantity, value);
   if (quantity.against < 0) return percent(value);
   const sign = value > 0 ? "+" : value < 0 ? "−" : "";
   return `${sign}${percent(Math.abs(value)).replace("%", " points")}`;

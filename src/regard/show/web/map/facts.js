@@ -96,6 +96,7 @@ export function layerFacts(layer) {
     ["heads", layer.heads.length + (layer.group > 1 ? `, on ${layer.kv_heads} key/value heads` : "")],
     ["head width", String(layer.width)],
   ];
+  if (layer.recurrence) facts.push(["recurrence", layer.recurrence]);
   if (layer.softcap) facts.push(["soft cap", String(layer.softcap)]);
   if (layer.sinks) facts.push(["sink logit", "one learned logit for each head"]);
   return facts;

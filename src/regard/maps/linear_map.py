@@ -1,0 +1,516 @@
+"""`LinearAttentionMap`: the map of a linear-attention or state-space layer, with entries of either sign.
+
+Such a layer has no softmax. Its output is still a weighted sum of values, o_t = Σ_s W_ts v_s, and W follows
+from what the layer's recurrence is made of: queries, keys, decays and write strengths. That is all a map
+keeps, so its memory grows with T; `recurrence.py` computes. This file is the API; it knows no models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from regard.attention.arguments import check_whole_number
+from regard.attention.backends.runs import join_runs
+from regard.attention.inputs import working_dtype
+from regard.attention.masks.base import Mask
+from regard.attention.masks.grid import Blocks
+from regard.attention.masks.named_masks import causal
+from regard.attention.tensors import check_floats
+from regard.maps import linear_storage
+from regard.maps.bins import Bins
+from regard.maps.index import Axes, select_kv_heads
+from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
+from regard.maps.overview import MapSummary, Overview, larger_magnitude
+from regard.maps.product import expand_values
+from regard.maps.recurrence import ChunkedRecurrence, KeyBlock, RecurrenceInputs
+from regard.maps.signed_map import SignedMap, SignedTile
+from regard.maps.spans import equal_bounds
+from regard.maps.sweep import RowStatistics
+
+NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 29}  # of a tensor (heads, T, width) that are computed at a time
+STRIP_NUMBERS = {"cpu": 1 << 23, "cuda": 1 << 27}  # entries of whole rows that are computed at a time
+NEAR_DIAGONALS = 64  # diagonals up to this far from the main one are computed token by token
+
+
+def linear_attention_map(
+    q: Tensor,
+    k: Tensor,
+    *,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    delta_rule: bool = False,
+    skip: Tensor | None = None,
+    scale: float = 1.0,
+    qk_norm: float | None = None,
+) -> LinearAttentionMap:
+    """The map of a linear-attention or state-space layer, as entries W with o_t = Σ_s W_ts v_s.
+
+    The layer's state is S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ, without the bracket unless
+    `delta_rule`, and its output o_t = scale · S_tᵀ q_t + skip · v_t.
+
+    - `q`, `k`: (B, G, T, D), where each of the G heads serves as many of the layer's H heads. For Mamba-2
+      they are C and B.
+    - `decay`: g, the logarithm of what the state keeps, at most 0: (B, H, T), or (B, H, T, D) for a decay of
+      each channel (KDA, GLA). None for no decay.
+    - `beta`: β, (B, H, T); 1 by default. For Mamba-2 it is the time step.
+    - `skip`: (H,), what a token's own value adds beside the recurrence (Mamba-2's D).
+    - `qk_norm`: if given, q and k are divided by √(Σ x² + qk_norm) first.
+
+    >>> import torch, regard
+    >>> q = k = torch.eye(3)[None, None]
+    >>> m = regard.linear_attention_map(q, k, decay=torch.full((1, 1, 3), -0.5))
+    >>> m
+    LinearAttentionMap(1×1×3×3, linear attention with decay, float32)
+    >>> regard.linear_attention_map(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), delta_rule=True)[0, 0, 2]
+    tensor([0., 0., 1.])
+    """
+    for name, x in (("q", q), ("k", k)):
+        if check_floats(name, x).ndim != 4:
+            raise ValueError(f"{name}: expected (B, G, T, D), got {tuple(x.shape)}")
+    if q.shape != k.shape:
+        raise ValueError(f"k: expected {tuple(q.shape)}, as q has, got {tuple(k.shape)}")
+    B, G, T, D = q.shape
+    working = working_dtype(q.dtype)
+    H = next((x.shape[1] for x in (decay, beta) if x is not None and x.ndim >= 3), G)
+    if skip is not None and decay is None and beta is None:
+        H = len(skip)
+    if H % max(G, 1):
+        raise ValueError(f"q: expected a number of heads that divides the layer's {H}, got {G}")
+    expected: dict[str, list[tuple[int, ...]]] = {
+        "decay": [(B, H, T), (B, H, T, D)],
+        "beta": [(B, H, T)],
+        "skip": [(H,)],
+    }
+    given = {"decay": decay, "beta": beta, "skip": skip}
+    for name, tensor in given.items():
+        if tensor is None:
+            continue
+        if tuple(check_floats(name, tensor).shape) not in expected[name]:
+            shapes = " or ".join(map(str, expected[name]))
+            raise ValueError(f"{name}: expected {shapes}, got {tuple(tensor.shape)}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name}: expected it on {q.device}, where q is, got {tensor.device}")
+    if k.device != q.device:
+        raise ValueError(f"k: expected it on {q.device}, where q is, got {k.device}")
+    decay = q.new_zeros(B, H, T, dtype=working) if decay is None else decay
+    beta = q.new_ones(B, H, T, dtype=working) if beta is None else beta
+    return LinearAttentionMap(
+        q=q.detach(),
+        k=k.detach(),
+        decay=decay.detach(),
+        beta=beta.detach(),
+        skip=None if skip is None else skip.detach(),
+        delta_rule=delta_rule,
+        scale=float(scale),
+        qk_norm=qk_norm,
+    )
+
+
+class AbsoluteStatistics(NamedTuple):
+    """Of the magnitudes of every row: their sum, and the entropy and mean distance of their shares."""
+
+    total: Tensor  # (B, H, T)
+    entropy: Tensor  # (B, H, T)
+    distance: Tensor  # (B, H, T)
+
+
+class LinearAttentionMap(SignedMap):
+    """The weights (B, H, T, S) of a linear-attention or state-space layer, without the matrix.
+
+    Made by `regard.linear_attention_map` or a capture. It is indexed, pooled and multiplied as an
+    `AttentionMap` is; entries have either sign and rows need not sum to 1. `m @ v`, `received` and pooling by
+    mass take time that grows with T, and one row takes T·D.
+
+    Its fields are `q` and `k` (B, G, S, D), `decay` (B, H, S) or (B, H, S, D), `beta` (B, H, S), `skip` (H,),
+    `delta_rule`, `scale` and `qk_norm`, as in `linear_attention_map`; `rows`, the positions of its rows; and
+    `axes`, which says whether the batch and head axes are left to index.
+    """
+
+    mask: Mask = causal
+
+    def __init__(
+        self,
+        *,
+        q: Tensor,
+        k: Tensor,
+        decay: Tensor,
+        beta: Tensor,
+        skip: Tensor | None = None,
+        delta_rule: bool = False,
+        scale: float = 1.0,
+        qk_norm: float | None = None,
+        rows: range | None = None,
+        axes: Axes = Axes(),  # noqa: B008 (immutable)
+    ) -> None:
+        self.q, self.k, self.decay, self.beta, self.skip = q, k, decay, beta, skip
+        self.delta_rule, self.scale, self.qk_norm = delta_rule, scale, qk_norm
+        self.rows = range(k.shape[2]) if rows is None else rows
+        self.axes = axes
+
+    def _with(self, **fields: Any) -> Self:
+        """A copy with some fields changed."""
+        return type(self)(**vars(self) | fields)
+
+    @property
+    def kind(self) -> str:
+        """The recurrence in words: "gated delta rule", "linear attention with decay"."""
+        if not self.delta_rule:
+            name = "linear attention with decay" if self.has_decay else "linear attention"
+        else:
+            name = "gated delta rule" if self.has_decay else "delta rule"
+        return f"{name} of each channel" if self.decay.ndim == 4 else name
+
+    @property
+    def has_decay(self) -> bool:
+        """Whether the state decays."""
+        return bool((self.decay != 0).any())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        tensors = (self.q, self.k, self.decay, self.beta, self.skip)
+        return sum(x.nbytes for x in tensors if x is not None)
+
+    def __repr__(self) -> str:
+        size = "×".join(str(n) for n in self.shape)
+        return f"LinearAttentionMap({size}, {self.kind}, {str(self.q.dtype).removeprefix('torch.')})"
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        """(B, H, T, S), also where the batch or head axis was indexed away."""
+        B, H, S = self.beta.shape
+        return B, H, len(self.rows), S
+
+    @property
+    def first_position(self) -> int:
+        """The position of the first query among the keys."""
+        return self.rows.start
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the entries."""
+        return working_dtype(self.q.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that entries are computed on."""
+        return self.q.device
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The map on another device or with its tensors in another dtype; takes the arguments of `Tensor.to`.
+
+        Decays and write strengths are never stored in half precision.
+        """
+        q, k = self.q.to(*args, **kwargs), self.k.to(*args, **kwargs)
+        others = {
+            name: None if x is None else x.to(q.device, torch.promote_types(working_dtype(q.dtype), x.dtype))
+            for name, x in (("decay", self.decay), ("beta", self.beta), ("skip", self.skip))
+        }
+        return self._with(q=q, k=k, **others)
+
+    def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
+        """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
+        H = self.matrix[1]
+        start, stop, _ = heads.indices(H)
+        heads = slice(start, stop)
+        return self._with(
+            q=select_kv_heads(self.q[batch], heads, H),
+            k=select_kv_heads(self.k[batch], heads, H),
+            decay=self.decay[batch, heads],
+            beta=self.beta[batch, heads],
+            skip=None if self.skip is None else self.skip[heads],
+            axes=self.axes if axes is None else axes,
+        )
+
+    def select_rows(self, rows: slice) -> Self:
+        """Select a run of rows, which keep their positions among the keys."""
+        return self._with(rows=self.rows[rows])
+
+    def inputs(self, dtype: torch.dtype | None = None) -> RecurrenceInputs:
+        """What the recurrence is made of, to be computed in the map's dtype or another one."""
+        return RecurrenceInputs(
+            self.q,
+            self.k,
+            self.decay,
+            self.beta,
+            self.skip,
+            self.delta_rule,
+            self.scale,
+            self.qk_norm,
+            dtype or self.dtype,
+        )
+
+    @torch.no_grad()
+    def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
+        """The entries of some rows and keys, each a slice or a tensor of indices: (B, H, rows, keys)."""
+        B, H, T, S = self.matrix
+        row_index, key_index = _as_index(rows, T).cpu(), _as_index(keys, S).cpu()
+        refuse_large(B * H * len(row_index) * len(key_index) * self.dtype.itemsize, DENSE_LIMIT)
+        entries = torch.zeros(B, H, len(row_index), len(key_index), dtype=self.dtype, device=self.device)
+        if not entries.numel():
+            return self._shaped(entries)
+        at, order = torch.unique(row_index + self.rows.start, return_inverse=True)  # sorted, each once
+        first, last = int(key_index.min()), int(key_index.max())
+        order, key_index = order.to(self.device), key_index.to(self.device)
+        for part, heads in self._head_groups():
+            recurrence = ChunkedRecurrence(part.inputs(), int(at[-1]) + 1)
+            strip = entries.new_zeros(B, part.matrix[1], len(at), last + 1 - first)
+            for block in recurrence.back(at, first=first):
+                start, stop = max(block.keys.start, first), min(block.keys.stop, last + 1)
+                if start < stop:
+                    inside = slice(start - block.keys.start, stop - block.keys.start)
+                    strip[:, :, block.rows, start - first : stop - first] = block.entries[..., inside]
+            entries[:, heads] = strip[:, :, order][..., key_index - first]
+        return self._shaped(entries)
+
+    def _head_groups(self) -> Iterator[tuple[Self, slice]]:
+        """The map in groups of heads of which so much is computed at a time, and which heads they are."""
+        B, H, _, S = self.matrix
+        most = NUMBERS["cuda" if self.device.type == "cuda" else "cpu"]
+        step = max(1, most // max(1, B * S * max(self.k.shape[-1], 64)))
+        for first in range(0, H, step):
+            heads = slice(first, min(first + step, H))
+            yield self.select(slice(None), heads, Axes()), heads
+
+    def visible_blocks(self, blocks: Blocks) -> Tensor:
+        """Which of the `blocks` may hold an entry that is not 0, (R, C)."""
+        after = self.rows.start + blocks.T - blocks.S  # blocks count the last rows as those of the last keys
+        return blocks.q_last + after >= blocks.k_first
+
+    def _tiles(self, q_bins: Bins, k_bins: Bins) -> Iterator[SignedTile]:
+        """Every tile between the sides of two bins, from whole rows: going back passes all keys."""
+        if not math.prod(self.shape):
+            return
+        for q in q_bins.sides:
+            strip = self.tile(q_bins.places[q.places])  # (…, rows, S)
+            for k in k_bins.sides:
+                yield SignedTile(q, k, strip[..., k_bins.places[k.places]])
+
+    def _side(self) -> int:
+        """The length of a tile's sides: so many whole rows of all heads are computed at a time."""
+        B, H, _, S = self.matrix
+        most = STRIP_NUMBERS["cuda" if self.device.type == "cuda" else "cpu"]
+        return max(16, min(512, most // max(1, B * H * S)))
+
+    @torch.no_grad()
+    def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> Overview:
+        B, H = self.matrix[:2]
+        shape = (B, H, rows.shape[1], cols.shape[1])
+        if not math.prod(shape):
+            empty = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            return Overview(self._shaped(empty), self._shaped(empty))
+        mass = self._pool_mass(rows, cols)
+        most = self._pool_max(rows, cols) if reduce != "mass" else mass.new_zeros(shape)
+        return Overview(self._shaped(mass), self._shaped(most))
+
+    def _pool_mass(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """The mean row mass of every cell: the map times values that mark the keys of each span."""
+        S = self.matrix[3]
+        marks = torch.zeros(S, cols.shape[1], dtype=self.dtype, device=self.device)
+        owner, places = _owners(cols)
+        marks[places, owner] = 1.0
+        by_row = self._multiply(marks.expand(*self.matrix[:2], -1, -1), int(rows[1, -1]))  # (B, H, T, cols)
+        owner, places = _owners(rows)
+        picked = by_row[:, :, places].movedim(2, 0)
+        cells = join_runs(picked, owner.to(self.device), rows.shape[1], "sum").movedim(0, 2)
+        return cells / (rows[1] - rows[0]).to(self.device)[:, None]
+
+    def _pool_max(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """The entry of largest magnitude of every cell."""
+        B, H = self.matrix[:2]
+        most = torch.zeros(B, H, rows.shape[1], cols.shape[1], dtype=self.dtype, device=self.device)
+        row_owner, row_places = _owners(rows)
+        col_owner, col_places = _owners(cols)
+        row_owner, key_owner = row_owner.to(self.device), torch.full((self.matrix[3],), -1)
+        key_owner[col_places] = col_owner
+        for heads, block in self._sweep(row_places + self.rows.start, int(col_places.min())):
+            owner = key_owner[block.keys]
+            kept = (owner >= 0).nonzero().flatten()
+            if not len(kept):
+                continue
+            first_col, last_col = int(owner[kept[0]]), int(owner[kept[-1]])
+            of_rows = row_owner[block.rows]
+            first_row, last_row = int(of_rows[0]), int(of_rows[-1])
+            entries = block.entries[..., kept.to(self.device)].movedim((2, 3), (1, 0))  # (keys, rows, B, h)
+            key_runs = (owner[kept] - first_col).to(self.device)
+            top, low = (
+                join_runs(
+                    join_runs(entries, key_runs, last_col - first_col + 1, how).movedim(1, 0),
+                    of_rows - first_row,
+                    last_row - first_row + 1,
+                    how,
+                ).movedim((0, 1), (2, 3))
+                for how in ("amax", "amin")
+            )
+            cell = (slice(None), heads, slice(first_row, last_row + 1), slice(first_col, last_col + 1))
+            most[cell] = larger_magnitude(most[cell], larger_magnitude(top, low))
+        return most
+
+    def _sweep(self, at: Tensor, first: int = 0) -> Iterator[tuple[slice, KeyBlock]]:
+        """All entries of rows at increasing positions `at`, as heads and a block of keys at a time."""
+        for part, heads in self._head_groups():
+            recurrence = ChunkedRecurrence(part.inputs(), int(at[-1]) + 1)
+            for block in recurrence.back(at, first=first):
+                yield heads, block
+
+    @torch.no_grad()
+    def magnitudes(self) -> AbsoluteStatistics:
+        """What the magnitudes of every row say: their sum; the entropy and distance of their shares."""
+        B, H, T, _ = self.matrix
+        total, logs, apart = torch.zeros(3, B, H, T, dtype=self.dtype, device=self.device)
+        at = torch.arange(self.rows.start, self.rows.stop)
+        position = at.to(total)
+        for heads, block in self._sweep(at) if T else ():
+            size = block.entries.abs()
+            in_block = size.sum(-1)
+            to_end = torch.arange(block.keys.stop - block.keys.start, 0, -1).to(size)
+            total[:, heads, block.rows] += in_block
+            logs[:, heads, block.rows] += torch.special.entr(size).sum(-1)
+            apart[:, heads, block.rows] += size @ to_end
+            apart[:, heads, block.rows] += in_block * (position[block.rows] - block.keys.stop)
+        # With shares |W| / Σ|W|, the entropy is ln Σ|W| − Σ |W| ln |W| / Σ|W|.
+        known = total.clamp(min=torch.finfo(self.dtype).tiny)
+        entropy = (known.log() + logs / known).where(total > 0, 0.0).clamp(min=0.0)
+        distance = (apart / known).where(total > 0, 0.0)
+        return AbsoluteStatistics(*map(self._shaped, (total, entropy, distance)))
+
+    def statistics(self) -> RowStatistics:
+        """`.entropy` and `.distance` of the magnitudes of every row, and the sum `.received` of every column.
+
+        Shares are |W| divided by their sum over the row.
+        """
+        magnitudes = self.magnitudes()
+        return RowStatistics(magnitudes.entropy, magnitudes.distance, self.received())
+
+    def entropy(self) -> Tensor:
+        """−Σ a ln a of every row, in nats, (B, H, T), for the shares a = |W| / Σ|W|."""
+        return self.magnitudes().entropy
+
+    def distance(self) -> Tensor:
+        """The mean distance of every row, Σ a · (position of the query − key), for the same shares."""
+        return self.magnitudes().distance
+
+    def summary(self, rows: int, cols: int) -> MapSummary:
+        """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`."""
+        _, _, T, S = self.matrix
+        bounds = [
+            equal_bounds(n, check_whole_number(name, count, min(1, n), n))
+            for name, count, n in (("rows", rows, T), ("cols", cols, S))
+        ]
+        return MapSummary(*self._pool(bounds[0], bounds[1], "both"), *self.statistics())
+
+    @torch.no_grad()
+    def _received(self, row_weights: Tensor) -> Tensor:
+        B, H, T, S = self.matrix
+        total = torch.zeros(B, H, S, dtype=self.dtype, device=self.device)
+        if not total.numel() or not T:
+            return self._shaped(total)
+        rows = total.new_zeros(B, H, self.rows.stop)
+        rows[:, :, self.rows.start :] = row_weights.reshape(B, H, T)
+        for part, heads in self._head_groups():
+            recurrence = ChunkedRecurrence(part.inputs(), self.rows.stop)
+            total[:, heads, : self.rows.stop] = recurrence.received(rows[:, heads])
+        return self._shaped(total)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """The entries times values v (B, H, S, E), by the layer's recurrence: (B, H, T, E).
+
+        Leading dimensions of v broadcast. Gradients flow to v.
+        """
+        self._check_values(v)
+        values = expand_values(self.axes, self.matrix, self._value_heads, v)
+        assert values is not None
+        H = self.matrix[1]
+        values = values if values.shape[1] == H else values.repeat_interleave(H // values.shape[1], 1)
+        return self._shaped(self._multiply(values).to(v.dtype))
+
+    def _multiply(self, v: Tensor, stop: int | None = None) -> Tensor:
+        """The entries times v (B, H, S, E), (B, H, rows, E), of the rows before `stop`."""
+        rows = self.rows if stop is None else self.rows[:stop]
+        if not v.numel() or not rows:
+            return v.new_zeros(*self.matrix[:2], len(rows), v.shape[-1])
+        parts = [
+            ChunkedRecurrence(part.inputs(), rows.stop).multiply(v[:, heads].to(self.dtype))
+            for part, heads in self._head_groups()
+        ]
+        return torch.cat(parts, 1)[:, :, rows.start :]
+
+    @property
+    def _value_heads(self) -> tuple[int, int]:
+        """How many heads values may have: one for each key head or for each head."""
+        return self.k.shape[1], self.matrix[1]
+
+    def takes_values(self, v: Tensor) -> bool:
+        """Whether `m @ v` takes values of this shape."""
+        return expand_values(self.axes, self.matrix, self._value_heads, v) is not None
+
+    @torch.no_grad()
+    def diagonal(self, offset: int = 0) -> Tensor:
+        """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
+        _, _, T, S = self.matrix
+        first = max(0, -offset)
+        length = max(0, min(T - first, S - offset - first))
+        back = self.rows.start - offset  # by how much a key comes before its query
+        if back > NEAR_DIAGONALS:
+            return super().diagonal(offset)
+        entries = torch.zeros(*self.matrix[:2], length, dtype=self.dtype, device=self.device)
+        if back < 0 or not entries.numel():
+            return self._shaped(entries)
+        for part, heads in self._head_groups():
+            inputs = part.inputs()
+            everything = slice(0, S)
+            decay, beta, (keys, norms) = (
+                inputs.decays(everything),
+                inputs.betas(everything),
+                inputs.keys(everything),
+            )
+            k = keys * norms
+            at = torch.arange(first, first + length, device=self.device) + self.rows.start
+            u = inputs.queries(at)
+            for step in range(back):
+                s = at - step
+                if self.delta_rule:
+                    u = u - k[:, :, s] * ((k[:, :, s] * u).sum(-1, keepdim=True) * beta[:, :, s])
+                u = u * decay[:, :, s].exp()
+            entries[:, heads] = (k[:, :, at - back] * u).sum(-1) * beta[:, :, at - back, 0]
+            if part.skip is not None and not back:
+                entries[:, heads] += part.skip[:, None].to(self.dtype)
+        return self._shaped(entries)
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        extra: Mapping[str, Tensor] | None = None,
+        label: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again.
+
+        `extra` are tensors to write beside its own, and `label` is metadata.
+        """
+        options = {
+            "delta_rule": self.delta_rule,
+            "scale": self.scale,
+            "qk_norm": self.qk_norm,
+            "rows": [self.rows.start, self.rows.stop],
+            "axes": list(self.axes),
+        }
+        linear_storage.save(path, vars(self), options, extra, label)
+
+
+def _as_index(index: slice | Tensor, size: int) -> Tensor:
+    """A slice or a tensor of indices as a tensor of indices."""
+    return torch.arange(*index.indices(size)) if isinstance(index, slice) else index
+
+
+def _owners(bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """For spans between bounds (2, n), the span of each place and its position."""
+    starts, stops = bounds.cpu()
+    owner = torch.arange(len(starts)).repeat_interleave(stops - starts)
+    offset = torch.arange(len(owner)) - ((stops - starts).cumsum(0) - (stops - starts))[owner]
+    return owner, starts[owner] + offset

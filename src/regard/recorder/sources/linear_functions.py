@@ -1,0 +1,264 @@
+"""Intercepts the functions that compute linear attention and state-space recurrences, and reads their calls.
+
+Transformers calls such a function by its name in the model's file, whichever kernel or fallback is behind it;
+so does code that uses the flash-linear-attention library. The model's own function runs with its own
+arguments. What is read from them is compared with the function's result by the certificate.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.override import ContextEntries, SharedOverride
+from regard.recorder.attention_call import UnreadableCall
+from regard.recorder.layer import LayerId
+from regard.recorder.linear_call import LinearCall
+from regard.recorder.receiver import CallReceiver
+from regard.recorder.sources import lightning
+from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources.linear_modules import (
+    GATED_DELTA_RULE,
+    MAMBA2_SCAN,
+    MAMBA2_STEP,
+    MAMBA2_WHOLE,
+    linear_layer_ids,
+    linear_modules,
+)
+from regard.recorder.sources.listener import attention_modules
+
+QK_NORM = 1e-6  # what the kernels add to the sum of squares
+Arguments = Mapping[str, Any]
+Call = LinearCall | UnreadableCall
+Read = Callable[[Arguments, Tensor | None, Any], Call | None]
+"""`read(arguments, state before, result)`: the call, or None if the function computed nothing."""
+
+
+class LinearListener:
+    """Passes the calls of one model's linear layers to one receiver."""
+
+    def __init__(self, receiver: CallReceiver, layer_ids: Mapping[nn.Module, LayerId]) -> None:
+        self.receiver, self.layer_ids = receiver, layer_ids
+
+    def take(self, module: nn.Module, call: Call) -> None:
+        """Pass on a call of one of the model's modules."""
+        if isinstance(call, UnreadableCall):
+            self.receiver.record(self.layer_ids[module], call)
+        else:
+            call = call._replace(convolution=_convolution(module))
+            self.receiver.record_linear(self.layer_ids[module], call)
+
+
+_listeners: ContextEntries[LinearListener] = ContextEntries("linear_listeners")
+_override = SharedOverride()
+
+
+def fits(model: nn.Module) -> bool:
+    """Whether the model has a linear layer that can be read."""
+    return bool(linear_modules(model))
+
+
+@contextmanager
+def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
+    """Pass the calls of the model's linear layers to a receiver; restore everything on leaving.
+
+    A receiver that edits attention is not told of them.
+    """
+    if receiver.is_editor:
+        yield
+        return
+    listener = LinearListener(receiver, linear_layer_ids(model, attention_modules(model)))
+    receiver.expect(listener.layer_ids.values())
+    with ExitStack() as undo:
+        undo.enter_context(_override.opened())
+        for file in {type(module).__module__ for module in listener.layer_ids}:
+            _intercept_in(sys.modules.get(file))
+        undo.enter_context(lightning.watched(listener.layer_ids, listener.take))
+        undo.enter_context(_listeners.added(listener))
+        yield
+
+
+def _intercept_in(file: Any) -> None:
+    """Replace the functions that a file has under their names, until the last block is left."""
+    for name, read in READERS.items():
+        if callable(getattr(file, name, None)):
+            _override.replace(file, name, functools.partial(_observed, read))
+
+
+def _observed(read: Read, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that the listeners of the calling module receive its calls."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        listeners = _listeners.get()
+        if not listeners or torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        caller = calling_module()
+        listeners = tuple(x for x in listeners if caller in x.layer_ids)
+        arguments = _arguments(signature, args, kwargs) if listeners else {}
+        state = arguments.get("state")
+        before = state.detach().clone() if isinstance(state, Tensor) else None  # it is written to in place
+        result = function(*args, **kwargs)
+        if listeners:
+            with torch.no_grad():
+                call = _read_or_explain(read, arguments, before, result)
+            if call is not None:
+                for listener in listeners:
+                    listener.take(caller, call)
+        return result
+
+    return observed
+
+
+def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name, with defaults and what the function takes as `**kwargs`."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    others = bound.arguments.pop("kwargs", {})
+    return {**bound.arguments, **others}
+
+
+def _read_or_explain(read: Read, arguments: Arguments, before: Tensor | None, result: Any) -> Call | None:
+    """Return what was read, or the reason why it could not be."""
+    try:
+        return read(arguments, before, result)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        return UnreadableCall(f"its arguments could not be read ({type(error).__name__}: {error})")
+
+
+def _first(arguments: Arguments, *names: str) -> Any:
+    """Return the first of these arguments that is given; libraries name the same one differently."""
+    return next((arguments[name] for name in names if arguments.get(name) is not None), None)
+
+
+def _read_delta_rule(arguments: Arguments, before: Tensor | None, result: Any) -> Call:
+    """Read a call of a gated delta rule."""
+    if _first(arguments, "cu_seqlens", "cu_seq_lens_q") is not None:
+        return UnreadableCall("it reads several packed texts at once")
+    q, k, v = (_first(arguments, *names) for names in (("query", "q"), ("key", "k"), ("value", "v")))
+    decay, beta = (arguments[name] for name in ("g", "beta"))
+    output, final_state = result
+    scale = _first(arguments, "scale")
+    q, k = _without_repeats(*(x.detach().transpose(1, 2) for x in (q, k)))
+    return LinearCall(
+        q=q,
+        k=k,
+        v=v.detach().transpose(1, 2),
+        output=output.detach().transpose(1, 2),
+        decay=decay.detach().transpose(1, 2).float(),
+        beta=beta.detach().transpose(1, 2).float(),
+        delta_rule=True,
+        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+        qk_norm=QK_NORM if arguments.get("use_qk_l2norm_in_kernel") else None,
+        initial_state=_detached(arguments.get("initial_state")),
+        final_state=_detached(final_state),
+    )
+
+
+def _read_scan(arguments: Arguments, before: Tensor | None, result: Any) -> Call:
+    """Read a call of Mamba-2's recurrence over a text."""
+    if _first(arguments, "cu_seqlens", "seq_idx") is not None:
+        return UnreadableCall("it reads several packed texts at once")
+    x = _first(arguments, "hidden_states", "x")  # (B, T, H, E)
+    output, final_state = result if isinstance(result, tuple) else (result, None)
+    dt = _time_steps(arguments["dt"], arguments)  # (B, T, H)
+    low, high = arguments.get("dt_limit") or (0.0, torch.inf)
+    dt = dt.clamp(low, high).float().transpose(1, 2)
+    initial_state = arguments.get("initial_states")
+    return LinearCall(
+        q=arguments["C"].detach().transpose(1, 2),
+        k=arguments["B"].detach().transpose(1, 2),
+        v=x.detach().transpose(1, 2),
+        output=output.detach().transpose(1, 2),
+        decay=arguments["A"].detach().float()[:, None] * dt,
+        beta=dt,
+        skip=_detached(arguments.get("D")),
+        initial_state=None if initial_state is None else initial_state.detach().mT,
+        final_state=None if final_state is None else final_state.detach().mT,
+        gate=_gate(arguments.get("z")),
+    )
+
+
+def _read_step(arguments: Arguments, before: Tensor | None, result: Any) -> Call:
+    """Read a call of Mamba-2's recurrence for one token: all its tensors are repeated along the channels."""
+    x, A, D = arguments["hidden_states"], arguments["A"], arguments.get("D")
+    if before is None or x.ndim != 3 or A.stride()[1:] != (0, 0):
+        return UnreadableCall("every channel decays on its own")
+    dt = _time_steps(arguments["dt"], arguments)[..., :1].float()  # (B, H, 1)
+    return LinearCall(
+        q=arguments["C"].detach().unsqueeze(2),
+        k=arguments["B"].detach().unsqueeze(2),
+        v=x.detach().unsqueeze(2),
+        output=result.detach().unsqueeze(2),
+        decay=A[:, 0, :1].detach().float() * dt,
+        beta=dt,
+        skip=None if D is None else D[:, 0].detach(),
+        initial_state=before.mT,
+        final_state=arguments["state"].detach().mT.clone(),
+        gate=_gate(arguments.get("z")),
+    )
+
+
+def _read_whole(arguments: Arguments, before: Tensor | None, result: Any) -> Call | None:
+    """Explain why a layer in one kernel cannot be read; None comes back if there is no such kernel."""
+    return (
+        None if result is None else UnreadableCall("its kernel computes the whole layer: run it in eval mode")
+    )
+
+
+READERS: dict[str, Read] = {
+    **dict.fromkeys(GATED_DELTA_RULE, _read_delta_rule),
+    **dict.fromkeys(MAMBA2_SCAN, _read_scan),
+    **dict.fromkeys(MAMBA2_STEP, _read_step),
+    **dict.fromkeys(MAMBA2_WHOLE, _read_whole),
+}
+
+
+def _time_steps(dt: Tensor, arguments: Arguments) -> Tensor:
+    """Return the time steps as the model computes them, in the dtype that it computes them in."""
+    dt, bias = dt.detach(), arguments.get("dt_bias")
+    if bias is not None:
+        dt = dt + bias.detach().to(dt.dtype)
+    return F.softplus(dt) if arguments.get("dt_softplus") else dt
+
+
+def _gate(z: Tensor | None) -> Tensor | None:
+    """Return silu(z) as (B, H, T, E), from z (B, T, H, E) or, for one token, (B, H, E)."""
+    if z is None:
+        return None
+    return F.silu(z.detach().transpose(1, 2) if z.ndim == 4 else z.detach().unsqueeze(2))
+
+
+def _without_repeats(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q and k (B, H, T, D) with heads that are the same for a whole group of heads stored once."""
+    H, T = q.shape[1:3]
+    some = slice(None, None, max(1, T // 16))
+    for group in (n for n in range(H, 1, -1) if H % n == 0):
+        if all(_repeats(x[:, :, some], group) for x in (q, k)) and all(_repeats(x, group) for x in (q, k)):
+            return q[:, ::group].contiguous(), k[:, ::group].contiguous()
+    return q, k
+
+
+def _repeats(x: Tensor, group: int) -> bool:
+    """Whether every `group` neighbouring heads of x (B, H, T, D) are the same."""
+    heads = x.reshape(len(x), -1, group, *x.shape[2:])
+    return bool((heads == heads[:, :, :1]).all())
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else None
+
+
+def _convolution(module: nn.Module) -> int | None:
+    """Return the number of tokens over which a layer's short convolution runs before the recurrence."""
+    sizes = [int(x.kernel_size[0]) for x in module.children() if isinstance(x, nn.Conv1d)]
+    return max(sizes, default=None)

@@ -1,0 +1,207 @@
+"""Capture of linear layers in a model of plain PyTorch: certificates, generation, planted faults, files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from regard.maps import AttentionMap, LinearAttentionMap
+from regard.recorder.linear_certificate import examine_linear
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule, token by token, under the name by which libraries call it."""
+    if use_qk_l2norm_in_kernel:
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    B, T, H, D = q.shape
+    state = q.new_zeros(B, H, D, v.shape[-1]) if initial_state is None else initial_state
+    output = []
+    for t in range(T):
+        state = state * g[:, t].exp()[..., None, None]
+        new = (v[:, t] - (k[:, t, :, None] @ state)[:, :, 0]) * beta[:, t, :, None]
+        state = state + k[:, t, :, :, None] * new[:, :, None]
+        output.append((q[:, t, :, None] @ state)[:, :, 0] * D**-0.5)
+    return torch.stack(output, 1), state
+
+
+class DeltaNet(nn.Module):
+    """A gated delta rule with two key heads for four heads, and a state that it keeps."""
+
+    def __init__(self, fault: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.qk, self.v, self.gates = nn.Linear(16, 2 * 2 * 8), nn.Linear(16, 4 * 8), nn.Linear(16, 8)
+        self.out = nn.Linear(32, 16)
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (y.unflatten(-1, (2, 8)).repeat_interleave(2, 2) for y in self.qk(x).chunk(2, -1))
+        a, b = self.gates(x).chunk(2, -1)
+        v = self.v(x).unflatten(-1, (4, 8))
+        output, self.state = chunk_gated_delta_rule(q, k, v, -F.softplus(a), b.sigmoid(), self.state)
+        return self.out(output.flatten(2))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Hybrid(nn.Module):
+    def __init__(self, kinds: tuple[type[nn.Module], ...] = (DeltaNet, Attention, DeltaNet)) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.layers = nn.ModuleList(nn.ModuleDict({"mixer": kind()}) for kind in kinds)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = x + layer["mixer"](x)
+        return x
+
+
+def model(*kinds: type[nn.Module]) -> Hybrid:
+    torch.manual_seed(0)
+    return Hybrid(kinds or (DeltaNet, Attention, DeltaNet)).eval()
+
+
+IDS = torch.arange(40)[None] % 20
+
+
+def forget(hybrid: Hybrid) -> Hybrid:
+    for module in hybrid.modules():
+        if isinstance(module, DeltaNet):
+            module.state = None
+    return hybrid
+
+
+def test_every_layer_of_a_hybrid_is_certified_under_its_number() -> None:
+    hybrid = model()
+    plain = forget(hybrid)(IDS)
+    with torch.no_grad(), regard.capture(forget(hybrid)) as seen:
+        output = hybrid(IDS)
+    assert torch.equal(plain, output)
+    assert [layer.key for layer in seen.layers] == [0, 1, 2]
+    assert seen.certificate.certified, seen.certificate
+    assert not seen.missing
+    assert isinstance(seen[0], LinearAttentionMap)
+    assert isinstance(seen[1], AttentionMap)
+    assert seen[0].k.shape[1] == 2  # heads that repeat their keys share them
+    assert "gated delta rule" in str(seen.certificate[0])
+
+
+def test_the_map_times_the_values_is_the_output() -> None:
+    hybrid, outputs = model(DeltaNet), []
+    hook = hybrid.layers[0]["mixer"].out.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
+    seen = regard.capture(hybrid, inputs=(IDS,), values=True)
+    hook.remove()
+    values = seen.layer(0).values
+    assert values is not None
+    assert torch.allclose((seen[0] @ values).transpose(1, 2).flatten(2), outputs[0], atol=1e-6)
+
+
+def test_tokens_that_follow_a_state_are_joined_to_one_map() -> None:
+    hybrid = model(DeltaNet)
+    whole = regard.capture(hybrid, inputs=(IDS,), values=True)
+    with torch.no_grad(), regard.capture(forget(hybrid), values=True) as seen:
+        for part in (IDS[:, :30], IDS[:, 30:31], IDS[:, 31:]):
+            hybrid(part)
+    assert seen[0].shape == (1, 4, 40, 40)
+    assert seen.certificate.certified, seen.certificate
+    assert torch.allclose(seen[0].to_dense(), whole[0].to_dense(), atol=1e-6)
+
+
+def test_a_state_from_before_the_capture_is_a_problem() -> None:
+    hybrid = model(DeltaNet)
+    hybrid(IDS[:, :30])
+    with torch.no_grad(), regard.capture(hybrid) as seen:
+        hybrid(IDS[:, 30:])
+    assert "earlier tokens" in str(seen.certificate[0].problem)
+
+
+FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a decay off by a thousandth": lambda x: x.update(decay=x["decay"] * 1.001),
+    "decays one token late": lambda x: x.update(decay=x["decay"].roll(1, 2)),
+    "a β off by a thousandth": lambda x: x.update(beta=x["beta"] * 1.001),
+    "no norm of the keys": lambda x: x.update(qk_norm=None),
+    "another scale": lambda x: x.update(scale=x["scale"] * 1.001),
+    "no delta rule": lambda x: x.update(delta_rule=False),
+    "heads swapped": lambda x: x.update(k=x["k"].flip(1)),
+    "one key changed": lambda x: x.update(k=x["k"].index_fill(2, torch.tensor([17]), 0.1)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_not_certified(fault: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 50, 2, 8) for _ in range(3))
+    g, beta = -torch.rand(1, 50, 2), torch.rand(1, 50, 2)
+    output, state = (x.detach() for x in chunk_gated_delta_rule(q, k, v, g, beta))
+    inputs: dict[str, Any] = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "decay": g.transpose(1, 2)}
+    inputs |= {"beta": beta.transpose(1, 2), "delta_rule": True, "scale": 8**-0.5, "qk_norm": 1e-6}
+    values, output = v.transpose(1, 2), output.transpose(1, 2)
+    right = examine_linear(regard.linear_attention_map(**inputs), values, output, final_state=state)
+    assert right.certified, right
+    FAULTS[fault](inputs)
+    wrong = examine_linear(regard.linear_attention_map(**inputs), values, output)
+    assert not wrong.certified, wrong
+
+
+def test_a_wrong_state_or_output_is_not_certified() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 50, 8) for _ in range(3))
+    m = regard.linear_attention_map(q, k, decay=-torch.rand(1, 2, 50))
+    output = m @ v
+    assert examine_linear(m, v, output).certified
+    changed = output.clone()
+    changed[0, 1, 49, 3] += 1e-2
+    assert not examine_linear(m, v, changed).certified
+    assert not examine_linear(m, v, output, final_state=torch.randn(1, 2, 8, 8)).certified
+    assert not examine_linear(m, v, output, initial_state=torch.randn(1, 2, 8, 8)).certified
+    assert not examine_linear(m, v, output * torch.nan).certified
+
+
+def test_a_mixed_capture_has_scores_files_and_a_page(tmp_path: Path) -> None:
+    seen = regard.capture(model(), inputs=(IDS,))
+    table = seen.heads()
+    assert len(table) == 4 + 2 + 4
+    linear = {"previous_token", "itself", "local", "distance", "effective_length"}
+    assert set(table[0, 0].scores) == linear
+    assert "induction" in table[1, 0].scores
+    assert "effective_length" not in table[1, 0].scores
+    assert 1 <= table[0, 0].scores["effective_length"].value <= 40
+    seen.save(tmp_path / "folder")
+    again = regard.load(tmp_path / "folder")
+    assert again.certificate.certified
+    assert torch.equal(again[0].to_dense(), seen[0].to_dense())
+    with pytest.raises(ValueError, match="softmax attention only"):
+        seen.rollout()
+    page = seen.to_html(tmp_path / "page.html")
+    assert page.exists()
+
+
+def test_statistics_and_some_heads_are_stored() -> None:
+    seen = regard.capture(model(DeltaNet), inputs=(IDS,), store="statistics")
+    assert seen.layer(0).summary.mass.shape == (1, 4, 40, 40)
+    some = regard.capture(model(DeltaNet), inputs=(IDS,), heads=[1, 2], dtype=torch.bfloat16)
+    assert some.layer(0).heads == (1, 2)
+    assert some[0].q.dtype == torch.bfloat16
