@@ -241,7 +241,15 @@ def softmax_over_queries(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
     return weights @ v, weights
 
 
-@pytest.mark.parametrize("attend", [transposed, softmax_over_queries, heads_mixed_after_the_softmax])
+def keys_in_two_parts(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.cat([q @ k[:, :, :3].mT, q @ k[:, :, 3:].mT], dim=-1)
+    weights = scores.softmax(-1)
+    return weights[..., :3] @ v[:, :, :3] + weights[..., 3:] @ v[:, :, 3:], weights
+
+
+@pytest.mark.parametrize(
+    "attend", [transposed, softmax_over_queries, heads_mixed_after_the_softmax, keys_in_two_parts]
+)
 def test_other_products_are_refused_by_name(attend: Attend) -> None:
     model, x = stack(attend)
     with pytest.raises(

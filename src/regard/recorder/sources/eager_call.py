@@ -39,7 +39,7 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     if len([n for n in lead if n > 1]) > 2 and T != S:
         raise ValueError(f"it attends in blocks of {T} queries and {S} keys, which are no map of the text")
     if not _sums_to_one(whole):
-        raise ValueError("its softmax runs over another axis than the one that its product sums over")
+        raise ValueError("its weights do not sum to 1 over the keys that they are multiplied with")
     problem = attention.weights.problem
     if problem is None and not _is_unchanged(attention):
         problem = CHANGED

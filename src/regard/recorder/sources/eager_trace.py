@@ -176,7 +176,7 @@ class EagerTrace(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and args[0] in self.weights and _writes(func):
             self._copy_weights(args[0])
         output = func(*args, **kwargs)
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        tensors = _tensors_among(args, kwargs)
         if name in products.NAMES and isinstance(output, Tensor):
             product = products.read_product(name, args, kwargs)
             if product is not None and product.is_plain:
@@ -339,7 +339,7 @@ class EagerTrace(TorchFunctionMode):
         self, func: Any, name: str, args: Any, kwargs: dict[str, Any], output: Tensor
     ) -> Scores:
         """Return what is known of scores after a function of them."""
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        tensors = _tensors_among(args, kwargs)
         x = next(x for x in tensors if x in self.scores)
         scores: Scores = self.scores[x]
         position = next((i for i, argument in enumerate(args) if argument is x), None)
@@ -487,6 +487,11 @@ def _tensors_in(output: Any) -> Iterable[Tensor]:
     if isinstance(output, Tensor):
         return (output,)
     return [x for x in output if isinstance(x, Tensor)] if isinstance(output, tuple | list) else ()
+
+
+def _tensors_among(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors among a function's arguments, also those in lists, as of `torch.cat`."""
+    return [x for argument in (*args, *kwargs.values()) for x in _tensors_in(argument)]
 
 
 def _is_parameter(x: Tensor) -> bool:
