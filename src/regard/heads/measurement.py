@@ -20,6 +20,7 @@ from regard.heads.without_sink import without_sink
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.pictures.patch_layout import PatchAxes
 
+CHUNK = 16  # texts, or batches of a survey, that are added up before they are added to those before them
 Ids = Tensor | Sequence[Tensor | None] | None
 
 
@@ -133,9 +134,20 @@ def _check(m: AttentionMap | LinearAttentionMap, ids: Tensor | None, is_token: T
 
 
 def add_up(texts: Iterable[Iterable[RunningSums]]) -> list[RunningSums]:
-    """The running sums of all texts, added layer by layer."""
+    """The running sums of all texts, added layer by layer.
+
+    Texts are added up in chunks of `CHUNK`, and the chunks in their order, so that processes which measure
+    some of the chunks each get the same bits in all.
+    """
     total: list[RunningSums] = []
-    for layers in texts:
-        layer_sums = list(layers)
-        total = [a + b for a, b in zip(total, layer_sums, strict=True)] if total else layer_sums
-    return total
+    chunk: list[RunningSums] = []
+    for number, layers in enumerate(texts, 1):
+        chunk = _add_layers(chunk, list(layers))
+        if number % CHUNK == 0:
+            total, chunk = _add_layers(total, chunk), []
+    return _add_layers(total, chunk)
+
+
+def _add_layers(first: list[RunningSums], second: list[RunningSums]) -> list[RunningSums]:
+    """The sums of two texts, of which either may have none."""
+    return [a + b for a, b in zip(first, second, strict=True)] if first and second else first or second

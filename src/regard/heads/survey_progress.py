@@ -1,8 +1,7 @@
 """The progress of a survey, and its progress checkpoints: a survey that was stopped resumes from one.
 
-Batches are added up in chunks of `CHUNK`, and the chunks in their order. A process that measures some of the
-chunks alone therefore gets sums that add up to the same bits. This file knows what is kept of the windows so
-far; `survey` knows how they are read and measured.
+Batches are added up in chunks, as `add_up` adds texts, so that a process may measure some chunks alone.
+This file knows what is kept of the windows so far; `survey` knows how they are read and measured.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from regard.file_lock import FileLock
 from regard.files import SurveyFileError, check_type, get_field, parse_object, shorten
 from regard.heads.description import LayerHeads
 from regard.heads.examples import LayerExamples, add_examples
-from regard.heads.measurement import add_up
+from regard.heads.measurement import CHUNK, add_up
 from regard.heads.running_sums import RunningSums
 from regard.heads.table import split_key
 from regard.safetensor_files import SafetensorContent
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from regard.processes import Processes
 
 FORMAT = "regard.survey 4"
-CHUNK = 16  # batches that are added up before they are added to those before them
 MAX_EXAMPLES = 64  # of a head
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from regard.atomic import check_folder_writable
 from regard.file_lock import FileLock
 from regard.files import SurveyFileError, get_field, naming_errors, parse_object
+from regard.heads.measurement import CHUNK
 from regard.heads.survey import (
     SurveyModel,
     SurveyPlan,
@@ -30,7 +31,6 @@ from regard.heads.survey import (
     write_results,
 )
 from regard.heads.survey_progress import (
-    CHUNK,
     BatchSums,
     SurveyProgress,
     batch_tensors,
