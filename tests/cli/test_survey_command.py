@@ -98,3 +98,21 @@ def test_what_a_user_gets_wrong(folder: Path, corpus: Path, arguments: list[str]
 def test_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a text file as the corpus"):
         run(tmp_path / "none.txt")
+
+
+def test_shards_are_joined_to_the_same_bytes(folder: Path, corpus: Path, tmp_path: Path) -> None:
+    options = ["--model", folder, "--length", 8, "--device", "cpu"]
+    run(corpus, *options, "--out", tmp_path / "whole.csv")
+    out = tmp_path / "joined.csv"
+    with pytest.raises(SurveyFileError, match="are missing"):
+        run(corpus, *options, "--out", out, "--join")
+    for shard in ("1/2", "0/2"):
+        assert f"shard {shard}" in run(corpus, *options, "--out", out, "--shard", shard)
+    assert "8 heads over" in run(corpus, *options, "--out", out, "--join")
+    for suffix in ("", ".examples"):
+        whole = tmp_path / f"whole.csv{suffix}"
+        assert (tmp_path / f"joined.csv{suffix}").read_bytes() == whole.read_bytes()
+    with pytest.raises(ValueError, match="--join: expected it without --shard"):
+        run(corpus, *options, "--join", "--shard", "0/2")
+    with pytest.raises(ValueError, match="shard: expected i/n"):
+        run(corpus, *options, "--shard", "2/2")

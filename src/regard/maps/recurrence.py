@@ -101,9 +101,9 @@ class ChunkedRecurrence:
         """Split the heads of x (N, …) into (B, H, …)."""
         return x.reshape(*self.lead, *x.shape[1:])
 
-    def block(self, a: int, b: int) -> Block:
+    def block(self, a: int, b: int) -> ChunkBlock:
         """Prepare the chunks from `a` to `b`."""
-        return Block(self.inputs, self.C, a, b, self.stop)
+        return ChunkBlock(self.inputs, self.C, a, b, self.stop)
 
     def back(self, at: Tensor, first: int = 0) -> Iterator[KeyBlock]:
         """Go back from rows at increasing positions `at` (R,), block by block, to that of key `first`.
@@ -213,7 +213,7 @@ class ChunkSteps(NamedTuple):
         return self.passed[c].swapaxes(-1, -2) * S + new
 
 
-class Block:
+class ChunkBlock:
     """Some chunks of a recurrence, from chunk `a` to chunk `b`, prepared."""
 
     def __init__(self, inputs: RecurrenceInputs, C: int, a: int, b: int, stop: int) -> None:

@@ -23,7 +23,7 @@ from regard.recorder.attention_call import UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.linear_call import LinearCall
 from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import lightning
+from regard.recorder.sources import lightning_attention
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.linear_modules import (
     GATED_DELTA_RULE,
@@ -81,7 +81,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         undo.enter_context(_override.opened())
         for file in {type(module).__module__ for module in listener.layer_ids}:
             _intercept_in(sys.modules.get(file))
-        undo.enter_context(lightning.watched(listener.layer_ids, listener.take))
+        undo.enter_context(lightning_attention.watched(listener.layer_ids, listener.take))
         undo.enter_context(_listeners.added(listener))
         yield
 

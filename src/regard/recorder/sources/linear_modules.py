@@ -1,7 +1,7 @@
 """Finds the modules of a model that are linear attention or state-space layers which capture can read.
 
 A module is one if its code calls a function whose arguments are known (`linear_functions.py`), or if it is
-lightning attention (`lightning.py`), which has its recurrence in its own code.
+lightning attention (`lightning_attention.py`), which has its recurrence in its own code.
 """
 
 from __future__ import annotations

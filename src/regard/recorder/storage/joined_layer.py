@@ -192,6 +192,10 @@ class JoinedLayer(Layer):
         joined_values = self._join_keys(values) if values else None
         if not maps:
             summaries = [x.summary for x in data if x.summary is not None]
+            if len(summaries) != len(data):
+                raise ValueError(
+                    "its map is of linear attention, of which each rank must have the whole layer"
+                )
             return LayerData(values=joined_values, summary=self._join_summaries(summaries))
         for name in ("scale", "softcap"):
             self._check_same(name, [getattr(m, name) for m in maps])
