@@ -397,7 +397,10 @@ class LinearAttentionMap(SignedMap):
         return self.magnitudes().distance
 
     def summary(self, rows: int, cols: int) -> MapSummary:
-        """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`."""
+        """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`.
+
+        They are those of `pool(rows, cols, "both")`, for counts `rows` and `cols`, and `statistics()`.
+        """
         _, _, T, S = self.matrix
         bounds = [
             equal_bounds(n, check_whole_number(name, count, min(1, n), n))

@@ -234,7 +234,7 @@ class AttentionMap(MapData, LazyMatrix):
 
         >>> import torch, regard
         >>> x = torch.zeros(4, 2)
-        >>> regard.attention_map(x, x, mask=regard.window(2)).share_of(regard.causal)
+        >>> regard.attention_map(x, x, mask=regard.causal & regard.window(2)).share_of(regard.causal)
         tensor([1.0000, 1.0000, 0.6667, 0.5000])
         """
         _, _, T, S = self.matrix
