@@ -735,7 +735,8 @@ def test_a_text_that_was_removed_has_no_answer_and_is_no_error(
 def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
     serve: Callable[..., BackgroundServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Contents, "telling", lambda contents, text: 0)  # which would read a layer
+    for name in ("telling", "prepare_first_view"):  # which would read a layer
+        monkeypatch.setattr(Contents, name, lambda *_: 0)
     captured(12, layers=3).save(tmp_path / "capture")
     running = serve(regard.load(tmp_path / "capture"))
     assert ask(running, "/api/meta").status == 200
