@@ -294,13 +294,14 @@ class Head(nn.Module):
         return (q @ k.mT * 32**-0.5).softmax(-1) @ v, None
 
 
-def test_attention_written_out_is_named_though_its_stack_is_its_own() -> None:
+def test_attention_written_out_is_heard_though_its_stack_is_its_own() -> None:
     model = llama()
     model.model.norm = nn.Sequential(nn.Sequential(), Head())
     model.model.norm.forward = lambda x: model.model.norm[1](x)[0]
-    with pytest.warns(UserWarning, match=r"is missing: Head \(model.norm.1\)"):
-        seen = regard.capture(model, inputs={"input_ids": torch.randint(0, 97, (1, 6))})
-    assert seen.missing == {"model.norm.1": "Head"}
+    seen = regard.capture(model, inputs={"input_ids": torch.randint(0, 97, (1, 6))})
+    assert [layer.name for layer in seen.layers][-1] == "model.norm.1"
+    assert seen.missing == {}
+    assert seen.certificate.certified
 
 
 class Differential(nn.Module):
