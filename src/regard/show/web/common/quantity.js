@@ -23,7 +23,7 @@ export function quantityOf(meta, state) {
   const logit = shade === "logit" && text.shades.includes("logit") && !linear;
   return {
     shade: text.shades.includes(shade) && !linear ? shade : "weights",
-    linear,
+    ...(linear ? { linear } : {}),
     units: unitNames(text).includes(units) ? units : "tokens",
     unitsOf: state.text,
     against: comparable(meta, state).includes(state.against) ? state.against : -1,
