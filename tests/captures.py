@@ -56,7 +56,7 @@ def captured(
 def hybrid(T: int = 24, *, heads: int = 4, width: int = 8, seed: int = 0) -> Capture:
     """A capture of three linear layers and one of softmax attention.
 
-    The layers have a gated delta rule, one whose channels decay apart, and a decay with a skip, as in Mamba-2.
+    They have a gated delta rule, one whose channels decay apart, and a decay with a skip, as in Mamba-2.
     """
     draw = torch.Generator().manual_seed(seed)
     seen = captured(T, layers=4, heads=heads, kv_heads=2, width=width, seed=seed)

@@ -308,7 +308,7 @@ def _pack_predictions(predictions: Predictions, entry: int) -> list[Array]:
     ]
 
 
-def _pack_mask(m: AttentionMap) -> list[Array]:
+def _pack_mask(m: AttentionMap | LinearAttentionMap) -> list[Array]:
     """Pack the visible keys, as ranges for each query, and the bias that the mask adds to the scores."""
     T = m.matrix[2]
     chunks = [_visible_ranges(m, slice(first, min(first + 512, T))) for first in range(0, T, 512)]
@@ -324,7 +324,9 @@ def _pack_mask(m: AttentionMap) -> list[Array]:
     return arrays + _pack_bias(m) if m.mask.biased else arrays
 
 
-def _visible_ranges(m: AttentionMap, rows: slice) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+def _visible_ranges(
+    m: AttentionMap | LinearAttentionMap, rows: slice
+) -> tuple[NDArray[Any], list[NDArray[Any]]]:
     """Find the ranges of visible keys of each query.
 
     Returns the number of ranges of each query, (heads, rows), and each head's ranges, (n, 2). A mask that is
@@ -341,7 +343,7 @@ def _visible_ranges(m: AttentionMap, rows: slice) -> tuple[NDArray[Any], list[ND
     return counts, [pairs[starts[:, 0] == h].numpy() for h in range(len(allowed))]
 
 
-def _pack_bias(m: AttentionMap) -> list[Array]:
+def _pack_bias(m: AttentionMap | LinearAttentionMap) -> list[Array]:
     """Pack the mask's bias: one number for each distance if it depends on nothing else, or all numbers."""
     _, _, T, S = m.matrix
     first = m.mask.score_bias(_grid(m, slice(0, 1)))
@@ -362,7 +364,7 @@ def _pack_bias(m: AttentionMap) -> list[Array]:
     return [Array("dense", "f32", dense.numpy())]
 
 
-def _grid(m: AttentionMap, rows: slice) -> Grid:
+def _grid(m: AttentionMap | LinearAttentionMap, rows: slice) -> Grid:
     return grid(rows, slice(0, m.matrix[3]), m.matrix, m.device)
 
 
