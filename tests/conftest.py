@@ -14,12 +14,13 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from tests import built_site, global_state
+from tests import built_site, global_state, sampling
 
 # A shell that starts the tests in the background, or under nohup, has these ignored, and they are tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 matplotlib.use("Agg")  # tests draw to files, never to a window
+sampling.choose_share()
 torch.set_num_threads(1)  # workers of pytest-xdist would fight over the cores
 
 hypothesis.settings.register_profile(
@@ -30,6 +31,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("home"), derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
+
+
+def pytest_report_header():
+    return sampling.describe()
 
 
 @pytest.hookimpl(wrapper=True)
