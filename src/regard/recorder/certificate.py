@@ -31,6 +31,7 @@ CERTIFIED = (
     "A layer is certified if its weights times the values give the output of the model's own attention."
 )
 OWN_OUTPUT = "this layer's own attention output"
+KERNEL_OUTPUT = "the output of Regard's kernel, with which the model went on"
 SIMILAR_VALUES = "its values are so similar that its output does not determine its weights"
 
 
@@ -257,12 +258,34 @@ def examine(
     - `against`: a name for `output`.
     - `max_rows`: the number of rows to compare, or None for all of them.
     """
+    options = (weights, own_lse, softly_masked_rows, problem, against, max_rows)
+    evidence = _examine(m, v, output, *options, finite=True)
+    return _examine(m, v, output, *options, finite=False) if evidence is None else evidence
+
+
+def _examine(
+    m: WeightMatrix,
+    v: Tensor,
+    output: Tensor,
+    weights: Tensor | None,
+    own_lse: bool,
+    softly_masked_rows: bool,
+    problem: str | None,
+    against: str,
+    max_rows: int | None,
+    *,
+    finite: bool,
+) -> Evidence | None:
+    """The evidence of `examine`; None if `finite` says that all products are finite and they are not.
+
+    A GPU waits for every question about its numbers, so all of them are asked at the end.
+    """
     B, H, T, S = m.matrix
     rows = sampled_rows(T, T if max_rows is None else max_rows).to(m.device)
     zero = rows.new_zeros((), dtype=m.dtype)
     # Each list holds one number for each group of heads, after a zero for maps without any entry.
-    ratios, tolerances, sum_errors, weight_errors, empty_rows, undetermined, sizes = (
-        [zero] for _ in range(7)
+    ratios, tolerances, sum_errors, weight_errors, empty_rows, undetermined, sizes, infinite = (
+        [zero] for _ in range(8)
     )
 
     # What rounding alone may change: kernels in half precision round the weights and the output, and
@@ -274,19 +297,28 @@ def examine(
 
     # The weights are computed for whole groups of query heads at a time, as many as fit into TILE_BYTES.
     group = H // max(v.shape[1], 1)
+    if 0 not in (B, T, S):
+        # In the dtype of the values, which is exact, and for all heads at once.
+        low, high = (x.to(m.dtype) for x in (v.amin(2, keepdim=True), v.amax(2, keepdim=True)))
+        largest = torch.maximum(low.abs(), high.abs())  # (B, G, 1, E)
+        if not finite and not bool(largest.isfinite().all()):
+            largest = v.nan_to_num(0.0, 0.0, 0.0).abs().amax(2, keepdim=True).to(m.dtype)
     heads_at_once = max(1, TILE_BYTES // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
         heads = slice(first, min(first + heads_at_once, H))
         part = m.select(slice(0, B), heads)
-        values = v[:, first // group : (first + heads_at_once) // group].to(m.dtype)  # (B, g, S, E)
+        kv_heads = slice(first // group, (first + heads_at_once) // group)
+        values = v[:, kv_heads].to(m.dtype)  # (B, g, S, E)
         part_weights = part.tile(rows)  # (B, h, rows, S)
         lse = part.lse[:, :, rows]  # (B, h, rows)
         visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
 
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads][:, :, rows].to(m.dtype)  # (B, h, rows, E)
-        product = _finite_product(part_weights.view(B, values.shape[1], -1, S), values)
-        size = _largest_finite(values)  # (B, g, 1, E)
+        grouped = part_weights.view(B, values.shape[1], -1, S)
+        product = grouped @ values if finite else _finite_product(grouped, values)
+        infinite.append((~product.isfinite()).any().to(m.dtype))
+        size = largest[:, kv_heads]  # (B, g, 1, E)
         tolerance = (size * rounding + torch.finfo(output.dtype).tiny).repeat_interleave(group, 1)
         ratio = (product.view(model_output.shape) - model_output).abs() / tolerance
         empty_ratio = torch.zeros_like(ratio)
@@ -294,8 +326,8 @@ def examine(
             empty_ratio = _empty_row_error(model_output, values, group) / tolerance
         ratio = ratio.where(visible[..., None], empty_ratio)
         worst = ratio.nan_to_num(torch.inf).argmax()
-        ratios.append(ratio.flatten()[worst] if ratio.numel() else zero)
-        tolerances.append(tolerance.expand_as(ratio).flatten()[worst] if ratio.numel() else zero)
+        ratios.append(ratio.take(worst) if ratio.numel() else zero)
+        tolerances.append(tolerance.expand_as(ratio).take(worst) if ratio.numel() else zero)
 
         # The sums of the rows, with the weight of the sink logit.
         row_sum = part_weights.sum(-1)
@@ -305,7 +337,8 @@ def examine(
 
         empty_rows.append((~visible).all(1).any(0).sum().to(m.dtype))  # in every head, in some text
         sizes.append(lse.abs().masked_fill(~visible, 0.0).amax())
-        undetermined.append(_undetermined(values, size * rounding) if S > 1 else zero)
+        spread = (high - low)[:, kv_heads]
+        undetermined.append(_undetermined(spread, size * rounding) if S > 1 else zero)
         if weights is not None:
             own_weights = weights[:, heads][:, :, rows].to(m.dtype)
             error = _weight_error(part_weights, own_weights, visible)
@@ -316,10 +349,11 @@ def examine(
             weight_errors.append(error)
 
     # One transfer from the GPU for all numbers.
-    stacked = torch.stack(
-        [torch.stack(x) for x in (ratios, tolerances, sum_errors, empty_rows, undetermined, sizes)]
-    )
-    ratio_list, tolerance_list, sums, empty, unclear, largest_scores = stacked.tolist()
+    columns = (ratios, tolerances, sum_errors, empty_rows, undetermined, sizes, infinite)
+    stacked = torch.stack([torch.stack(column) for column in columns])
+    ratio_list, tolerance_list, sums, empty, unclear, largest_scores, not_finite = stacked.tolist()
+    if finite and any(not_finite):
+        return None
     at = max(range(len(ratio_list)), key=lambda i: math.inf if math.isnan(ratio_list[i]) else ratio_list[i])
     tolerance_there = tolerance_list[at] or rounding
     if problem is None and any(unclear) and weights is None and not own_lse:
@@ -362,11 +396,13 @@ def _weight_error(weights: Tensor, own_weights: Tensor, visible: Tensor) -> Tens
     return (weights - own_weights).abs().masked_fill(~visible[..., None], 0.0).amax()
 
 
-def _undetermined(values: Tensor, rounding: Tensor) -> Tensor:
-    """1 if the values (B, g, S, E) of some head are too similar for the output to determine the weights."""
-    spread = values.amax(2, keepdim=True) - values.amin(2, keepdim=True)
+def _undetermined(spread: Tensor, rounding: Tensor) -> Tensor:
+    """1 if the values of some head are too similar for the output to determine the weights.
+
+    `spread` (B, g, 1, E) is by how much they differ in each channel.
+    """
     distinct = (spread > DISTINCT * rounding) | ~spread.isfinite()
-    return (~distinct.any(-1)).any().to(values.dtype)
+    return (~distinct.any(-1)).any().to(spread.dtype)
 
 
 def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
@@ -444,11 +480,3 @@ def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
         return product
     used = weights.amax(-2).unsqueeze(-1) > 0  # (B, g, S, 1)
     return weights @ values.masked_fill(~used, 0.0)
-
-
-def _largest_finite(values: Tensor) -> Tensor:
-    """The largest finite |value| of each channel: (B, g, 1, E) for values (B, g, S, E)."""
-    largest = values.abs().amax(2, keepdim=True)
-    if bool(largest.isfinite().all()):
-        return largest
-    return values.nan_to_num(0.0, 0.0, 0.0).abs().amax(2, keepdim=True)

@@ -106,3 +106,17 @@ def test_a_tile_whose_parts_are_known_is_assembled_and_is_the_same(monkeypatch: 
     monkeypatch.delattr(tiles, "pool_cells")  # nothing is computed
     for a, b in zip(pyramid.tile(1, 0, 0), direct, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_coarse_tiles_come_from_the_overview_that_is_kept(monkeypatch):
+    monkeypatch.setattr(kept_overview, "MIN_QUERIES", 75)
+    monkeypatch.setattr(kept_overview, "MIN_SIZE", 16)
+    monkeypatch.setattr(tiles, "SIDE", 4)
+    monkeypatch.setattr(tiles, "FINE", 1)
+    m = regard.attention_map(torch.randn(1, 1, 75, 8), torch.randn(1, 1, 90, 8), mask=regard.causal)
+    plain, kept = (tiles.TilePyramid(x, LRUCache(100)) for x in (m, m.with_overview()))
+    for z, j in ((4, 0), (4, 1), (5, 0)):
+        for found, expected in zip(kept.tile(z, 0, j), plain.tile(z, 0, j), strict=True):
+            assert (found - expected).abs().max() < 1e-6
+    assert len(kept.cache) == 3  # no finer tile was needed
+    assert len(plain.cache) > 3
