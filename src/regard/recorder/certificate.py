@@ -8,6 +8,7 @@ is not certified, and its evidence says why. This file knows maps and tensors; i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from regard.recorder.placement import Runs
 
 ROWS = 64  # the number of rows that are compared if a map has more
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
+GPU_TILE_BYTES = 1 << 29  # the same on a GPU, which waits for Python between small tiles
 ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
 """By how many units in the last place a kernel's output, or the sum of a row, may be off. Large scores are
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
@@ -295,7 +297,8 @@ def _examine(
     units = ROUNDING_UNITS[m.dtype] * working_eps
     rounding = 2.0 * stored_eps + units
 
-    # The weights are computed for whole groups of query heads at a time, as many as fit into TILE_BYTES.
+    # The weights are computed for whole groups of query heads at a time, as many as fit into a tile.
+    tile_bytes = GPU_TILE_BYTES if m.device.type == "cuda" else TILE_BYTES
     group = H // max(v.shape[1], 1)
     if 0 not in (B, T, S):
         # In the dtype of the values, which is exact, and for all heads at once.
@@ -303,7 +306,7 @@ def _examine(
         largest = torch.maximum(low.abs(), high.abs())  # (B, G, 1, E)
         if not finite and not bool(largest.isfinite().all()):
             largest = v.nan_to_num(0.0, 0.0, 0.0).abs().amax(2, keepdim=True).to(m.dtype)
-    heads_at_once = max(1, TILE_BYTES // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
+    heads_at_once = max(1, tile_bytes // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
         heads = slice(first, min(first + heads_at_once, H))
         part = m.select(slice(0, B), heads)
@@ -465,6 +468,7 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
     )
 
 
+@functools.lru_cache(64)
 def sampled_rows(T: int, max_rows: int = ROWS) -> Tensor:
     """Return all row numbers, or `max_rows` of them: the first, the last and a fixed random sample."""
     if max_rows >= T:
