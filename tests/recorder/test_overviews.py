@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import regard
 from regard.attention.attend import attend
 from regard.attention.backends.triton import launch
-from regard.attention.backends.triton.cells import PooledCells
+from regard.attention.backends.triton.cells import SquareCells
 from regard.gpt import GPT, Config
 from regard.maps import kept_overview
 
@@ -35,7 +35,7 @@ def kernel_runs(monkeypatch):
         output, lse = attend(q, k, v, **options, return_lse=True)
         edges = [*range(0, q.shape[2], size), q.shape[2]]
         cells = regard.attention_map(q, k, **options, lse=lse).pool(edges, edges, "both")
-        return output, lse, PooledCells(size, *cells)
+        return output, lse, SquareCells(size, *cells)
 
     monkeypatch.setattr(launch, "pools_in_forward", lambda problem: not problem.needs_grad)
     monkeypatch.setattr(launch, "run_with_cells", run_with_cells)

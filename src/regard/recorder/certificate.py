@@ -8,7 +8,6 @@ is not certified, and its evidence says why. This file knows maps and tensors; i
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.cell_output import bundle, table_html, text_output
+from regard.lru import LRUCache
 from regard.recorder.placement import Runs
 
 ROWS = 64  # the number of rows that are compared if a map has more
@@ -261,8 +261,9 @@ def examine(
     - `max_rows`: the number of rows to compare, or None for all of them.
     """
     options = (weights, own_lse, softly_masked_rows, problem, against, max_rows)
-    evidence = _examine(m, v, output, *options, finite=True)
-    return _examine(m, v, output, *options, finite=False) if evidence is None else evidence
+    evidence = _examine(m, v, output, *options, finite=True) or _examine(m, v, output, *options, finite=False)
+    assert evidence is not None
+    return evidence
 
 
 def _examine(
@@ -468,9 +469,15 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
     )
 
 
-@functools.lru_cache(64)
 def sampled_rows(T: int, max_rows: int = ROWS) -> Tensor:
     """Return all row numbers, or `max_rows` of them: the first, the last and a fixed random sample."""
+    return _samples.get((T, max_rows), lambda: _sample_rows(T, max_rows))  # every layer asks for the same
+
+
+_samples: LRUCache[Tensor] = LRUCache(64)
+
+
+def _sample_rows(T: int, max_rows: int) -> Tensor:
     if max_rows >= T:
         return torch.arange(T)
     between = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: max_rows - 2] + 1

@@ -18,7 +18,7 @@ from regard.attention.backends.triton.configs import KernelConfig
 MAX_SCRATCH = 1 << 29  # bytes
 
 
-class PooledCells(NamedTuple):
+class SquareCells(NamedTuple):
     """Weights pooled into cells of `size` queries and `size` keys, of which the last ones may hold fewer."""
 
     size: int
@@ -47,7 +47,7 @@ class CellBuffers(NamedTuple):
         sums, peaks = torch.zeros(2, B, H, blocks, width, dtype=torch.float32, device=device)
         return CellBuffers(log_sums, tops, sums, peaks, width)
 
-    def join(self, T: int, size: int, rows: int) -> PooledCells:
+    def join(self, T: int, size: int, rows: int) -> SquareCells:
         """Join blocks of `rows` queries, of T in all, to cells of `size`."""
         sums, peaks, parts = self.sums, self.peaks, size // rows
         if parts > 1:
@@ -57,7 +57,7 @@ class CellBuffers(NamedTuple):
         mass = sums / size
         if T % size:
             mass[:, :, -1] *= size / (T % size)
-        return PooledCells(size, mass, peaks)
+        return SquareCells(size, mass, peaks)
 
 
 def heads_at_once(matrix: tuple[int, int, int, int], size: int, config: KernelConfig) -> int:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.triton import configs
-from regard.attention.backends.triton.cells import CellBuffers, PooledCells, heads_at_once
+from regard.attention.backends.triton.cells import CellBuffers, SquareCells, heads_at_once
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import VisibleBlocks, cut_into_blocks, find_visible_blocks
@@ -81,7 +81,7 @@ def pools_in_forward(problem: AttentionProblem) -> bool:
     )
 
 
-def run_with_cells(problem: AttentionProblem, size: int) -> tuple[Tensor, Tensor, PooledCells]:
+def run_with_cells(problem: AttentionProblem, size: int) -> tuple[Tensor, Tensor, SquareCells]:
     """What `run` returns, and the weights pooled into cells of `size` queries and keys, in the same pass.
 
     The mask has to be a band, and no gradients flow.
@@ -135,7 +135,7 @@ class Forward(NamedTuple):
     lse: Tensor  # (B, H, T)
     top: Tensor | None  # (B, H, T) the greatest score of each row
     log_total: Tensor | None  # (B, H, T) log of the sum of exp(score − top) of each row
-    cells: PooledCells | None = None
+    cells: SquareCells | None = None
 
 
 def forward(problem: AttentionProblem, for_backward: bool = False, cell_size: int | None = None) -> Forward:
