@@ -17,6 +17,7 @@ import triton.language as tl
 from regard.attention.backends.triton.tile import (
     LN2,
     LOG2E,
+    block_at,
     in_band,
     key_blocks,
     list_of,
@@ -133,10 +134,10 @@ def _pass_over(
     cell that has begun; the block `last` − 1 ends the last cell.
     """
     PARTS: tl.constexpr = CELL // COLS  # blocks of keys in a cell
+    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        key_first = i * COLS
-        if lists is not None:
-            key_first = tl.load(lists.block + i) * COLS
+        following = block_at(lists, i + 1, start, stop)
+        key_first = (i if lists is None else block) * COLS
         key = key_first + tl.arange(0, COLS)
 
         allowed, seen = None, None
@@ -182,4 +183,5 @@ def _pass_over(
         values = load_block(v, v_step, v_tma, b, g, key_first, seen, E, COLS, E_PAD)  # (COLS, E)
         sums = tl.dot(weight.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
         top = new_top
+        block = following
     return sums, total, top, cell_sum, cell_top
