@@ -96,7 +96,7 @@ class Evidence:
             self.difference / max(self.tolerance, 1e-300),
             self.row_sums / self.row_sums_tolerance,
         )
-        return max(output, sums)
+        return _maximum([output, sums])
 
     @property
     def settings(self) -> str:
@@ -286,8 +286,9 @@ def examine(
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads][:, :, rows].to(m.dtype)  # (B, h, rows, E)
         product = _finite_product(part_weights.view(B, values.shape[1], -1, S), values)
-        size = _largest_finite(values)  # (B, g, 1, E)
-        tolerance = (size * rounding + torch.finfo(output.dtype).tiny).repeat_interleave(group, 1)
+        used = part_weights.view(B, values.shape[1], -1, S).amax(2)[..., None] != 0  # NaN counts
+        size = _largest_finite(values.where(used, 0.0))  # (B, g, 1, E), of keys that are seen
+        tolerance = (size * rounding + smallest_error(output.dtype)).repeat_interleave(group, 1)
         ratio = (product.view(model_output.shape) - model_output).abs() / tolerance
         empty_ratio = torch.zeros_like(ratio)
         if softly_masked_rows:
@@ -346,6 +347,11 @@ def examine(
     )
 
 
+def smallest_error(dtype: torch.dtype) -> float:
+    """The rounding error of a number near 0; float16 has numbers below its smallest normal one."""
+    return min(torch.finfo(dtype).tiny, 2.0**-24)
+
+
 def _empty_row_error(output: Tensor, values: Tensor, group: int) -> Tensor:
     """How far the output of rows without a visible key is from both 0 and the mean value; NaN counts as 0."""
     mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
@@ -383,7 +389,7 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         mask=str(mask),
         window=mask.window_size(),
         problem=first.problem or second.problem,
-        weights=max(weight_errors) if len(weight_errors) == 2 else None,
+        weights=_maximum(weight_errors) if weight_errors else None,
         empty_rows=first.empty_rows + second.empty_rows,
         replaced_heads=tuple(sorted({*first.replaced_heads, *second.replaced_heads})),
     )
@@ -422,7 +428,7 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
         rows=min(sum(x.rows for x in by_rows.values()) for by_rows in by_heads.values()),
         total_rows=max(sum(x.total_rows for x in by_rows.values()) for by_rows in by_heads.values()),
         problem=next((x.problem for x in evidence if x.problem is not None), None),
-        weights=max(weights) if len(weights) == len(evidence) else None,
+        weights=_maximum(weights) if weights else None,
         scores=max(x.scores for x in evidence),
         empty_rows=max(x.empty_rows for x in evidence),
         replaced_heads=tuple(sorted({head for x in evidence for head in x.replaced_heads})),

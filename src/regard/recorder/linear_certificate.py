@@ -8,6 +8,8 @@ directions. Everything is computed in float64. This file knows maps and tensors;
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,11 +23,13 @@ from regard.recorder.certificate import (
     SIMILAR_VALUES,
     Evidence,
     sampled_rows,
+    smallest_error,
 )
 
 CHUNK = 64  # tokens whose decays kernels add up
 LARGEST_DECAY_ERROR = 2.0**-9  # beyond this a layer that forgets so fast is not certified by its rounding
 ENTRY_UNITS = 8  # units in the last place by which an entry may be off, relative to its two vectors
+CLOSED_GATE = "its gate is 0 throughout a head, so that its output does not determine its weights"
 PROBES = 4  # random directions along which a state is compared
 HEAD_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 30}  # of a tensor (heads, T, width) that are compared at a time
 
@@ -66,10 +70,12 @@ def examine_linear(
             rows,
             *(None if x is None else x[:, heads] for x in (initial_state, final_state, gate)),
         )
-        at = int(ratio.nan_to_num(torch.inf).argmax())
-        if not ratio[at] <= worst:
+        at = int(ratio.nan_to_num(torch.inf, torch.inf).argmax())
+        if not math.isnan(worst) and not ratio[at] <= worst:
             worst, tolerance = float(ratio[at]), float(allowed[at])
         similar |= T > 1 and _are_similar(v[:, heads], _rounding(m, output))
+    if gate is not None and problem is None and _is_closed(gate[:, :, rows.to(gate.device)]):
+        problem = CLOSED_GATE
     kind = m.kind if convolution is None else f"{m.kind}, after a convolution over {convolution} tokens"
     return Evidence(
         difference=worst * tolerance,
@@ -131,17 +137,20 @@ def _compare(
 ) -> tuple[Tensor, Tensor]:
     """The error of each compared number in units of its tolerance, and that tolerance, (numbers,) each."""
     recurrence, squares = (ChunkedRecurrence(x.inputs(torch.float64), m.matrix[2]) for x in (m, _squared(m)))
-    factor = None if gate is None else gate[:, :, rows.to(m.device)].double()
-    compared = [(recurrence.back(rows), squares.back(rows), output[:, :, rows.to(m.device)], factor)]
+    at = rows.to(m.device)
+    factor = None if gate is None else gate[:, :, at].double()
+    own = m.diagonal()[:, :, at, None].double().abs() * v[:, :, at].double().abs()  # nothing decays there
+    compared = [(recurrence.back(rows), squares.back(rows), output[:, :, at], factor, own)]
     if final_state is not None:
         generator = torch.Generator().manual_seed(0)
         probes = torch.randn(PROBES, m.k.shape[-1], generator=generator, dtype=torch.float64).to(m.device)
         u = probes.expand(*m.matrix[:2], -1, -1)
         read = (probes @ final_state.double()).to(final_state.dtype)  # (B, H, PROBES, E)
         lengths = u.square().sum(-1, keepdim=True)
-        compared.append((recurrence.back_from_end(u), squares.back_from_end(lengths), read, None))
+        none = torch.zeros_like(read, dtype=torch.float64)
+        compared.append((recurrence.back_from_end(u), squares.back_from_end(lengths), read, None, none))
     ratios, tolerances = [], []
-    for blocks, square_blocks, expected, factor in compared:
+    for blocks, square_blocks, expected, factor, own in compared:
         total, size, variance = torch.zeros(3, *expected.shape, dtype=torch.float64, device=m.device)
         for block in blocks:
             values = v[:, :, block.keys].double()
@@ -154,13 +163,19 @@ def _compare(
             total += recurrence.left @ state
             size += recurrence.left.abs() @ state.abs()
         eps = torch.finfo(m.dtype).eps
-        tolerance = size * (_rounding(m, expected) + _decay_rounding(m)) + ENTRY_UNITS * eps * variance.sqrt()
+        tolerance = size * _rounding(m, expected) + ENTRY_UNITS * eps * variance.sqrt()
+        tolerance += (size - own).clamp(min=0.0) * _decay_rounding(m)
         if factor is not None:
             total, tolerance = total * factor, tolerance * factor.abs()
-        tolerance = tolerance + torch.finfo(expected.dtype).tiny
+        tolerance = tolerance + smallest_error(expected.dtype)
         ratios.append(((total - expected.double()).abs() / tolerance).flatten())
         tolerances.append(tolerance.flatten())
     return torch.cat(ratios), torch.cat(tolerances)
+
+
+def _is_closed(gate: Tensor) -> bool:
+    """Whether a gate (B, H, rows, E) is 0 throughout some head, so that any weights give its output."""
+    return bool((gate == 0).flatten(2).all(-1).any())
 
 
 def _are_similar(v: Tensor, rounding: float) -> bool:
