@@ -295,7 +295,7 @@ class EagerTrace(TorchFunctionMode):
             output=arrange(output, product.labels, order).flatten(-len(width)),
             modules=_common(weights.modules, _modules()),
             is_composed=product.right in self.mixed,
-            stacked=self.stacked[product.right] if product.right in self.stacked else 0,
+            stacked=int(self.stacked.get(product.right, 0)),  # type: ignore[no-untyped-call]
             restore=restore,
         )
         edited = self.hear(attention)
