@@ -12,6 +12,8 @@ NPM    := PATH="$$PATH:$(CURDIR)/$(BIN)" npm
 # One file pins what is tested. pip reads it for every install, build environments included.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start some hundred processes, none of which should compile every module anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-notebook test-vllm attack chromium lint bench bench-gpu capture-table docs reference sessions pitfalls format clean
 

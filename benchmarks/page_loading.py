@@ -202,7 +202,8 @@ def table(result: dict[str, Any]) -> str:
 
     def add(words: str, what: str, field: str) -> None:
         if what in rows and field in rows[what]:
-            lines.append(f"| {words} | {rows[what][field]:.2g} |")
+            seconds = rows[what][field]
+            lines.append(f"| {words} | {seconds:.2g} |" if seconds < 10 else f"| {words} | {seconds:.0f} |")
 
     add("the page's frame on a line of 50 kB/s with 400 ms of latency", "slow line", "first_view")
     add("the first map on that line", "slow line", "first_map")

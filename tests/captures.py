@@ -53,6 +53,30 @@ def captured(
     return Capture(found, model, ids, [tokens or [f" t{i % 13}" for i in range(T)]], None, boundary)
 
 
+def hybrid(T: int = 24, *, heads: int = 4, width: int = 8, seed: int = 0) -> Capture:
+    """A capture of three linear layers and one of softmax attention.
+
+    They have a gated delta rule, one whose channels decay apart, and a decay with a skip, as in Mamba-2.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    seen = captured(T, layers=4, heads=heads, kv_heads=2, width=width, seed=seed)
+    kinds = ({"delta_rule": True, "qk_norm": 1e-6}, {"delta_rule": True}, {"skip": torch.ones(heads)})
+    for number, options in enumerate(kinds):
+        q, k = (torch.randn(1, 2, T, width, generator=draw) / width**0.5 for _ in range(2))
+        shape = (1, heads, T, width) if number == 1 else (1, heads, T)
+        m = regard.linear_attention_map(
+            q,
+            k,
+            decay=-0.2 * torch.rand(shape, generator=draw),
+            beta=torch.rand(1, heads, T, generator=draw),
+            scale=width**-0.5,
+            **options,
+        )
+        evidence = Evidence(0.0, 1.0, 0.0, T, T, "causal", m.scale, recurrence=m.kind)
+        seen.layers[number] = Layer(number, f"h.{number}.mixer", "", m, evidence, tuple(range(heads)))
+    return seen
+
+
 def predicted(
     seen: Capture, *, words: list[str] | None = None, vocabulary: int = 40, seed: int = 1
 ) -> Capture:

@@ -3,6 +3,7 @@
 Tests run in a new order each time, and each leaves the process as it found it: `global_state` looks.
 """
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -13,12 +14,13 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from tests import built_site, global_state
+from tests import built_site, global_state, sampling
 
 # A shell that starts the tests in the background, or under nohup, has these ignored, and they are tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 matplotlib.use("Agg")  # tests draw to files, never to a window
+sampling.choose_share()
 torch.set_num_threads(1)  # workers of pytest-xdist would fight over the cores
 
 hypothesis.settings.register_profile(
@@ -29,6 +31,21 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("home"), derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
+
+
+def pytest_report_header():
+    return sampling.describe()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """No garbage is looked for meanwhile, nor later among what was imported: it takes seconds, and stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,40 +9,46 @@ import pytest
 from regard.checker.catalogue import CATALOGUE, THEMES
 from scripts import pitfalls, tiny_training
 
-PAGES = pitfalls.pages()
+NAMES = [f"{name}.md" for name in CATALOGUE] + ["index.md", "tests.md"]
 
 
-def test_the_pages_are_up_to_date() -> None:
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """Every page by its file name, as the catalogue gives it."""
+    return pitfalls.pages()
+
+
+def test_the_pages_are_up_to_date(pages: dict[str, str]) -> None:
     """`make pitfalls` writes them."""
     present = {path.name: path.read_text(encoding="utf-8") for path in pitfalls.FOLDER.glob("*.md")}
-    assert present == PAGES
+    assert present == pages
 
 
-def test_there_is_a_page_for_every_mistake_an_index_and_the_tests() -> None:
-    assert PAGES.keys() == {f"{name}.md" for name in CATALOGUE} | {"index.md", "tests.md"}
+def test_there_is_a_page_for_every_mistake_an_index_and_the_tests(pages: dict[str, str]) -> None:
+    assert list(pages) == NAMES
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_a_page_says_everything(name: str) -> None:
-    headings = re.findall(r"^## (.*)$", PAGES[f"{name}.md"], flags=re.MULTILINE)
+def test_a_page_says_everything(pages: dict[str, str], name: str) -> None:
+    headings = re.findall(r"^## (.*)$", pages[f"{name}.md"], flags=re.MULTILINE)
     assert headings == ["Symptom", "The line", "Why", "The mend", "How to test for it"]
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_lines_of_prose_are_short_and_links_lead_somewhere(name: str) -> None:
-    text = PAGES[name]
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_of_prose_are_short_and_links_lead_somewhere(pages: dict[str, str], name: str) -> None:
+    text = pages[name]
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     lines = [line for line in prose.splitlines() if not line.startswith("|")]
     assert max(map(len, lines)) <= pitfalls.WIDTH
     for file, heading in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", text):
-        assert file in PAGES
-        headings = re.findall(r"^#+ (.*)$", PAGES[file], flags=re.MULTILINE)
+        assert file in pages
+        headings = re.findall(r"^#+ (.*)$", pages[file], flags=re.MULTILINE)
         assert not heading or heading in {pitfalls.anchor(found) for found in headings}, heading
 
 
-def test_the_index_has_every_mistake_under_its_theme() -> None:
+def test_the_index_has_every_mistake_under_its_theme(pages: dict[str, str]) -> None:
     for theme, mistakes in THEMES.items():
-        section = PAGES["index.md"].split(f"\n## {theme.capitalize()}\n")[1].split("\n## ")[0]
+        section = pages["index.md"].split(f"\n## {theme.capitalize()}\n")[1].split("\n## ")[0]
         assert re.findall(r"^\| \[([\w-]+)\]", section, flags=re.MULTILINE) == [m.name for m in mistakes]
 
 

@@ -1,18 +1,18 @@
-"""The corpus: right implementations are called right, wrong ones wrong, and mistakes by their names."""
+"""The corpus: right implementations are called right, wrong ones wrong, and mistakes by their names.
 
-import os
+`python -m tests.checker.corpus` checks all, which takes minutes.
+"""
 
 import pytest
 
 from regard.checker import check
 from tests.checker.corpus import Entry, entries
+from tests.sampling import share
 
 ENTRIES = entries()
-# Minutes in all: every third one here; `REGARD_ALL=1` or `python -m tests.checker.corpus` checks all.
-CHECKED = ENTRIES if os.environ.get("REGARD_ALL") else ENTRIES[::3]
 
 
-@pytest.mark.parametrize("entry", CHECKED, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", share(ENTRIES, 6), ids=lambda entry: entry.name)
 def test_the_verdict(entry: Entry) -> None:
     report = check(entry.thing, **entry.options)
     assert report.verdict == entry.verdict, str(report)

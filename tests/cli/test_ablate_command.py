@@ -14,6 +14,7 @@ from regard.gpt import GPT, Config
 from regard.gpt.tokens import bpe_tokenizer
 from regard.interventions import ablate, effect
 
+HEADS = Path(__file__).parents[2] / "docs" / "heads.md"
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again " * 9
 
 
@@ -66,7 +67,8 @@ def test_means_several_heads_and_labels(folder: Path) -> None:
 
 
 def test_the_included_model_forgets_a_name_without_its_induction_heads() -> None:
-    shown = run("--label", "induction")
+    """In the documents, which show what the command prints: `test_docs` runs it."""
+    shown = HEADS.read_text(encoding="utf-8").split("$ regard ablate --label induction\n")[1]
     assert re.search(r"The included model with heads (\d\.\d, )+\d\.\d set to zero", shown)
     assert float(re.search(r"([+-][\d.]+) nats a token", shown)[1]) > 0.5  # type: ignore[index]
     first = next(line for line in shown.splitlines() if line.startswith("'"))

@@ -86,16 +86,6 @@ def test_several_texts_and_files_stand_side_by_side(folder: Path, tmp_path: Path
     assert result.exit_code == 0, result.output
 
 
-def test_texts_that_begin_alike_are_all_shown(folder: Path) -> None:
-    texts = [
-        "the cat sat on the mat, the cat sat on the hat, the cat",
-        "the cat sat on the mat, the cat sat on the hat, the mat",
-    ]
-    with served("--model", folder, "--text", texts[0], "--text", texts[1]) as (address, _):
-        shown = ask(address, "api/meta")[0]["texts"]
-    assert ["".join(text["tokens"]) for text in shown] == texts
-
-
 def test_a_saved_capture_is_shown(tmp_path: Path) -> None:
     captured(12).save(tmp_path / "capture")
     out = tmp_path / "page.html"
@@ -148,20 +138,21 @@ def ask(address: str, path: str, body: dict[str, Any] | None = None) -> list[Any
 
 
 def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
-    with served("--model", folder, "--text", TEXT) as (address, process):
+    alike = [f"{TEXT}, the cat", f"{TEXT}, the mat"]  # texts that begin alike are all shown
+    with served("--model", folder, "--text", alike[0], "--text", alike[1]) as (address, process):
         assert address.startswith("http://127.0.0.1:")
         meta = ask(address, "api/meta")[0]
         assert meta["model"] == "tiny"
         assert meta["can"] == {key: True for key in ("capture", "generate", "cut", "values", "repeats")}
-        assert "".join(meta["texts"][0]["tokens"]) == TEXT
+        assert ["".join(text["tokens"]) for text in meta["texts"]] == alike
         lines = ask(address, "api/capture", {"text": "the hat sat"})
         assert lines[0] == {"progress": {"doing": "reading", "done": 0, "of": 2}}
-        assert lines[-1] == {"text": 1}
+        assert lines[-1] == {"text": 2}
         long = ask(address, "api/capture", {"text": "the cat " * 20})
         assert long[-1] == {"too_long": {"tokens": 160, "most": 64}}
         shortened = {"text": "the cat " * 20, "first": 64}
-        assert ask(address, "api/capture", shortened)[-1] == {"text": 2}
-        assert len(ask(address, "api/meta")[0]["texts"][2]["tokens"]) == 64
+        assert ask(address, "api/capture", shortened)[-1] == {"text": 3}
+        assert len(ask(address, "api/meta")[0]["texts"][3]["tokens"]) == 64
         start, *steps, end = ask(
             address, "api/generate", {"text": "the", "tokens": 3, "window": 2, "sinks": 1}
         )
@@ -170,8 +161,8 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         assert steps[1]["step"]["computed"] == {"cached": 1, "recomputed": 4}
         assert end["end"]["text"] == "".join(step["step"]["token"] for step in steps)
         ids = [step["step"]["token_id"] for step in steps]
-        assert ask(address, "api/capture", {"text": "the", "continuation": ids})[-1] == {"text": 3}
-        generated = ask(address, "api/meta")[0]["texts"][3]
+        assert ask(address, "api/capture", {"text": "the", "continuation": ids})[-1] == {"text": 4}
+        generated = ask(address, "api/meta")[0]["texts"][4]
         assert "".join(generated["tokens"]) == "the" + end["end"]["text"]
         assert (generated["boundary"], generated["layers"][0]["evidence"]["certified"]) == (3, True)
         refusal = ask(address, "api/capture", {"text": "the", "continuation": [10_000]})[-1]["error"]

@@ -89,6 +89,26 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             partial(weighted_received, masks()[name], BF16, options=True),
         )
     yield "column sums, long, the same bits twice", long_received
+    for name, mask in masks().items():
+        for dtype in (BF16, F32):
+            yield f"mass, topk and diagonal, {name}, {dtype}", partial(row_reductions, mask, dtype)
+    for D in (8, 24, 40, 80, 128, 192, 256):
+        for dtype in (BF16, F32):
+            yield (
+                f"mass, topk and diagonal, width {D}, {dtype}",
+                partial(row_reductions, regard.causal, dtype, D),
+            )
+    for length in (1, 63, 64, 65, 127, 128, 129, 257):
+        yield (
+            f"mass, topk and diagonal, {length} tokens",
+            partial(row_reductions, regard.causal, BF16, 128, length),
+        )
+    for name in ("full", "both sides", "prefix"):
+        yield (
+            f"mass, topk and diagonal, softcap and sinks, {name}",
+            partial(row_reductions, masks()[name], BF16, options=True),
+        )
+    yield "mass, topk and diagonal, long, the same bits twice", long_row_reductions
     for name in ("causal", "window", "prefix", "padding", "alibi"):
         for cells in ((8, 8), (70, 11), (100, 128)):
             yield f"pool of a region, {cells}, {name}", partial(region, masks()[name], *cells)
@@ -312,6 +332,60 @@ def long_received() -> None:
     some = torch.arange(0, 16_384, 321, device="cuda")
     sparse = torch.zeros_like(w).index_copy_(0, some, w[some])
     assert distance(m.received(sparse), w[some].double() @ m.tile(some).double()) < 1e-5
+
+
+def row_reductions(
+    mask: Mask, dtype: torch.dtype, D: int = 64, length: int | None = None, options: bool = False
+) -> None:
+    """Through a map, against the dense matrix in float64."""
+    t, s = (T, S) if length is None else (length, length)
+    q = torch.randn(2, 4, t, D, device="cuda").to(dtype)
+    k = torch.randn(2, 2, s, D, device="cuda").to(dtype)
+    softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
+    true_sinks = None if sinks is None else sinks.double()
+    weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
+    m = regard.attention_map(q, k, mask=mask, softcap=softcap, sinks=sinks)
+    assert launch.unsupported_map_reason(m.q, m.k, m.mask.simplified(m.matrix)) is None
+    for rule in (
+        regard.window(9),
+        regard.prefix(70),
+        regard.rule(lambda b, h, q, k: (q + 2 * k) % 3 == h % 3),
+    ):
+        under = weights * rule.tile(slice(0, t), slice(0, s), (2, 4, t, s)).cuda()
+        gap = (m.mass(rule) - under.sum(-1)).abs().max().item()
+        assert gap < 2e-5, f"mass of {rule}: error {gap:.1e}"
+    for count in (1, 8, 33):
+        count = min(count, s)
+        found, keys = m.topk(count)
+        gap = (found - weights.topk(count).values).abs().max().item()
+        assert gap < 2e-5, f"topk({count}): error {gap:.1e}"
+        assert torch.equal(keys == -1, found == 0), "topk: keys of weights of 0"
+        at_keys = weights.gather(-1, keys.clamp(min=0)).masked_fill(keys < 0, 0.0)
+        gap = (found - at_keys).abs().max().item()
+        assert gap < 2e-5, f"topk({count}): weights of other keys, {gap:.1e}"
+        named = keys.sort(-1).values
+        assert not ((named[..., 1:] == named[..., :-1]) & (named[..., 1:] >= 0)).any(), "topk: a key twice"
+    for offset in (-1, 0, s - t, 31):
+        gap = (m.diagonal(offset) - weights.diagonal(offset, -2, -1)).abs()
+        assert gap.numel() == 0 or gap.max() < 2e-5, f"diagonal({offset}): error {gap.max():.1e}"
+
+
+def long_row_reductions() -> None:
+    q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
+    m = regard.attention_map(q, k, mask=regard.causal)
+    some = torch.arange(0, 16_384, 321, device="cuda")
+    tile = m.tile(some).double()
+    once, twice = m.topk(8), m.topk(8)
+    assert torch.equal(once.values, twice.values)
+    assert torch.equal(once.indices, twice.indices)
+    assert (once.values[:, :, some] - tile.topk(8).values).abs().max() < 1e-5
+    mass = m.mass(regard.window(64))
+    assert torch.equal(mass, m.mass(regard.window(64)))
+    near = regard.window(64).tile(some, slice(0, 16_384), (16_384, 16_384), device=some.device)
+    assert (mass[:, :, some] - (tile * near).sum(-1)).abs().max() < 1e-5
+    assert (m.mass(regard.full) - 1).abs().max() < 1e-5
+    own = tile[:, :, torch.arange(len(some)), some]
+    assert (m.diagonal()[:, :, some] - own).abs().max() < 1e-5
 
 
 def region(mask: Mask, rows: int, cols: int) -> None:

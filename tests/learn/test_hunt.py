@@ -1,19 +1,17 @@
 """The bug hunt: every puzzle hides its mistake, is what the checker says it is, and is judged kindly."""
 
-import os
-
 import pytest
 
 import regard.checker
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import TEMPLATES, loaded_program
 from regard.learn.hunt import draw, judge_answer, make_hint, puzzle_themes, solve, tell_apart
+from tests.sampling import share
 
 PUZZLES = {name: draw(seed=0, mistake=name) for name in CATALOGUE}
 # The checker names each planted program (tests/checker/test_planted.py). What the lessons' names change is
-# checked here on every fourteenth; `REGARD_ALL=1` checks all.
-CHECKED = [name for name in PUZZLES if PUZZLES[name].kind in TEMPLATES]
-CHECKED = CHECKED if os.environ.get("REGARD_ALL") else CHECKED[3::14]
+# checked here on every fourteenth.
+CHECKED = share([name for name in PUZZLES if PUZZLES[name].kind in TEMPLATES], 14)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

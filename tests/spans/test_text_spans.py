@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,8 +19,8 @@ from regard.spans import segments
 from regard.spans.token_offsets import locate_tokens
 from tests.spans.trained_tokenizers import MAKERS, TEXTS, byte_level, slow_bytes, word_piece
 
-TOKENIZERS = {make.__name__: make() for make in MAKERS} | {
-    "the included model's": GPT.from_pretrained("default").tokenizer
+TOKENIZERS = {make.__name__: cache(make) for make in MAKERS} | {
+    "the included model's": cache(lambda: GPT.from_pretrained("default").tokenizer)
 }
 # Characters that are hard to cut: marks, joiners, flags, Hangul, scripts without spaces, spaces, signs.
 HARD = "ae\u0301\u0308 \t\n\r\u200d\u200b\u00a0.!?'’,-“”…。！'👩👧🇩🇪👍🏽☺️가ᄀ각ᅡ你好กำผู้हिन्दीمرحباß"
@@ -45,7 +46,7 @@ def characters(text: str) -> set[int]:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=texts)
 def test_spans_cover_all_tokens_and_give_the_text_back(name: str, text: str) -> None:
-    tokenizer = TOKENIZERS[name]
+    tokenizer = TOKENIZERS[name]()
     tokens = locate_tokens(tokenizer, text)
     assert len(tokens) == len(ids(tokenizer, text))
     for cut in (regard.spans.words, regard.spans.sentences):

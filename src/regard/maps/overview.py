@@ -132,17 +132,6 @@ def check_reduce(reduce: str) -> None:
         raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
 
 
-def row_sums(m: MapData, gain: Tensor) -> Tensor | None:
-    """The sum (B, H, T) of every row times `gain` (B, H, S), from the Triton kernel that pools.
-
-    None if the kernel does not support this map.
-    """
-    _, _, T, S = m.matrix
-    bounds = equal_bounds(T, T), equal_bounds(S, 1)
-    pooled = None if 0 in m.matrix else _pool_on_gpu(m, *bounds, gain)
-    return None if pooled is None else pooled.mass[..., 0]
-
-
 def _pool_on_gpu(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) -> Overview | None:
     """The overview from the Triton kernel, or None if the kernel does not support this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:

@@ -6,11 +6,10 @@ heads of one precision.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from regard.attention.masks.grid import grid
-from regard.maps import overview, precision, sweep
+from regard.maps import kernels, overview, precision, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import tile_weights
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
@@ -53,7 +52,7 @@ def row_sums(m: MapData, gain: Tensor) -> Tensor:
 
     def add_up(group: precision.HeadGroup) -> list[Tensor]:
         u = gain[group.batch, group.heads]
-        sums = overview.row_sums(group.data, u)
+        sums = kernels.row_sums(group.data, gain=u)
         # Fused attention takes values in the dtype of q and k, or all of them in float32.
         return [multiply(group.data, u.unsqueeze(-1)).squeeze(-1) if sums is None else sums]
 
@@ -77,7 +76,6 @@ def diagonal(m: MapData, offset: int) -> Tensor:
     _, _, T, S = m.matrix
     first = max(0, -offset)
     length = max(0, min(T - first, S - offset - first))
-    index = torch.arange(first, first + length, device=m.device)
-    rows = slice(first, first + length)
-    (weights,) = precision.compute(m, lambda group: [sweep.entries(group.data, index, index + offset)], rows)
+    rows, keys = slice(first, first + length), slice(first + offset, first + offset + length)
+    (weights,) = precision.compute(m, lambda group: [sweep.diagonal(group.data, rows, keys)], rows)
     return weights

@@ -23,7 +23,7 @@ from regard.show.saved import pack as packing
 from regard.show.saved.bundle import bundle_modules, write
 from regard.show.saved.pack import pack
 from regard.show.saved.packed_arrays import byte_planes, deflate
-from tests.captures import HOSTILE, captured
+from tests.captures import HOSTILE, captured, hybrid
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="([^"]+)">([A-Za-z0-9+/=]+)</script>\n')
 TYPES = {"u8": "u1", "u32": "<u4", "i16": "<i2", "f16": "<f2", "f24": "<f4", "f32": "<f4", "f64": "<f8"}
@@ -249,3 +249,15 @@ def test_contributions_come_along_for_one_position_and_the_likeliest_tokens() ->
     norms = torch.tensor(arrays("norms-0-2")["factors"])
     torch.testing.assert_close(norms, seen.value_weighted(2).u[0], rtol=1e-4, atol=1e-6)
     assert opened(pack(Contents(captured())).blocks)[0]["attributions"] == [[]]
+
+
+def test_linear_layers_are_packed_within_rounding() -> None:
+    seen = hybrid()
+    packed = pack(Contents(seen))
+    assert 0 < packed.relative < 1e-3
+    description, arrays = opened(packed.blocks)
+    layers = description["meta"]["texts"][0]["layers"]
+    assert [layer.get("delta_rule") for layer in layers] == [True, True, False, None]
+    assert arrays(layers[1]["block"])["decay"].shape == (4, 24, 8)  # channels decay apart
+    assert "values_block" in layers[3]
+    assert "values_block" not in layers[0]  # its weights have no steps to show them in

@@ -8,6 +8,8 @@ entry by entry only where it cannot tell, a bounded number of entries at a time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -34,8 +36,9 @@ class BlockLists(NamedTuple):
     head_step: int
 
 
-class VisibleBlocks(NamedTuple):
-    """Every block in which something is visible, in no order."""
+@dataclass(frozen=True, eq=False)
+class VisibleBlocks:
+    """Every block in which something is visible, in no order. Its lists are made once."""
 
     head: Tensor  # (entries,) int64: b · heads + h, over the batches and heads that differ
     row: Tensor  # (entries,)
@@ -46,10 +49,18 @@ class VisibleBlocks(NamedTuple):
 
     def by_row(self) -> BlockLists:
         """The key blocks of each query block."""
-        return self._lists(self.row, self.col, self.sizes[2], self.sizes[3])
+        return self._row_lists
 
     def by_col(self) -> BlockLists:
         """The query blocks of each key block."""
+        return self._col_lists
+
+    @cached_property
+    def _row_lists(self) -> BlockLists:
+        return self._lists(self.row, self.col, self.sizes[2], self.sizes[3])
+
+    @cached_property
+    def _col_lists(self) -> BlockLists:
         return self._lists(self.col, self.row, self.sizes[3], self.sizes[2])
 
     def _lists(self, owner: Tensor, member: Tensor, owners: int, members: int) -> BlockLists:
@@ -203,7 +214,7 @@ def _entries(index: Tensor, first_row: int, heads: int, tile: Tensor | None = No
 def _pack_bits(tiles: Tensor) -> Tensor:
     """Booleans packed eight to a byte along the keys."""
     bit_values = 2 ** torch.arange(8, dtype=torch.uint8, device=tiles.device)
-    tiles = tiles.view(*tiles.shape[:-1], -1, 8)
+    tiles = tiles.view(*tiles.shape[:-1], tiles.shape[-1] // 8, 8)
     return (tiles * bit_values).sum(-1, dtype=torch.uint8)
 
 

@@ -220,9 +220,8 @@ class Contents:
             self._meta = None
 
     def _describe(self) -> dict[str, Any]:
-        values = all(
-            layer.settings.value_width is not None for capture in self.texts for layer in capture.layers
-        )
+        layers = [layer for capture in self.texts for layer in capture.layers if not layer.is_linear]
+        values = all(layer.settings.value_width is not None for layer in layers)  # for the steps of softmax
         return {
             "version": VERSION,
             "model": self.texts[0].model,

@@ -14,7 +14,6 @@ import html
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -59,7 +58,6 @@ def write(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path: there is no folder {str(path.parent)!r}: make it first")
     contents = captures if isinstance(captures, Contents) else Contents(captures, **options)
-    contents = _without_linear_layers(contents)
     packed = pack(contents, values=values, model=model)
     before, script, after = _shell(
         contents.meta["model"], "source/worker" if model is None else "model/worker"
@@ -75,44 +73,6 @@ def write(
                 )
             file.write(end)
     return path
-
-
-def _without_linear_layers(contents: Contents) -> Contents:
-    """Return the contents without linear layers, whose weights a saved page cannot compute."""
-    if not any(layer.is_linear for capture in contents.texts for layer in capture.layers):
-        return contents
-    captures = [_without_linear(capture) for capture in contents.texts]
-    rest = Contents(
-        captures,
-        batch_index=contents.batch_index,
-        titles=contents.titles,
-        can=contents.can,
-        time=contents.time,
-        generation=contents.generation,
-        repeats=contents.repeats,
-        survey=contents.survey,
-    )
-    rest.edited, rest.removed = contents.edited, contents.removed
-    return rest
-
-
-def _without_linear(capture: Capture) -> Capture:
-    """Return a capture of the layers of softmax attention, with the linear ones among the missing."""
-    evidence = capture.certificate
-    layers = [layer for layer in capture.layers if not layer.is_linear]
-    if capture.layers and not layers:
-        raise ValueError(
-            "captures: expected a layer of softmax attention for a saved page, got linear layers only: "
-            "seen.show() shows them"
-        )
-    linear = {
-        layer.name: f"{layer.settings.recurrence}, which seen.show() shows and a saved page does not"
-        for layer in capture.layers
-        if layer.is_linear
-    }
-    problem = next((x.problem for x in evidence if x.problem is not None), None)
-    sealed = None if problem is None else capture.fingerprint
-    return replace(capture, layers=layers, missing={**capture.missing, **linear}, fingerprint=sealed)
 
 
 def _check_size(parts: Sequence[str]) -> None:

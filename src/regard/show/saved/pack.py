@@ -4,7 +4,8 @@ A block is a list of arrays (see `packed_arrays`). q and k are quantised to 16-b
 each head and channel, which loses less of a score than float16 does in as many bytes. Keys are stored as
 differences from their mean, to which the softmax is invariant. If the file stays small, or if a layer's
 weights would otherwise be off by more than 1%, they are stored in 24 bits. A layer whose scores are too large
-for that keeps float32, with its lse in float64. This file knows captures; `bundle` knows HTML.
+for that keeps float32, with its lse in float64. Linear layers keep q, k, decays and strengths. This file
+knows captures; `bundle` knows HTML.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Grid, grid
 from regard.gpt import GPT
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap, linear_attention_map
 from regard.recorder import Layer, Predictions
 from regard.show.data.contents import Contents
 from regard.show.data.quantity import Quantity
@@ -77,8 +78,11 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
         put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
         for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True):
             m = contents.layer_map(text, layer.key)
-            assert isinstance(m, AttentionMap)  # `write` leaves linear layers out
-            arrays, error = _pack_layer(m, fine)
+            if isinstance(m, LinearAttentionMap):
+                arrays, error = _pack_linear_layer(m)
+                description["delta_rule"] = m.delta_rule
+            else:
+                arrays, error = _pack_layer(m, fine)
             relative, absolute = max(relative, error[0]), max(absolute, error[1])
             description["block"] = f"layer-{text}-{layer.key}"
             put(description["block"], arrays, noise=True)
@@ -100,7 +104,8 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
             put(f"predictions-{text}", _pack_predictions(capture.predictions, contents.batch_index))
     if values is not False and meta["can"]["values"]:
         _put_values(contents, meta, put, blocks, None if values else limit)
-    if any("values_block" not in layer for text in meta["texts"] for layer in text["layers"]):
+    shown = [layer for text in meta["texts"] for layer in text["layers"] if not layer["recurrence"]]
+    if any("values_block" not in layer for layer in shown):
         meta["can"]["values"] = False
     meta["precision"] = {"relative": relative, "absolute": absolute, "rows": SAMPLED_ROWS}
     head = {
@@ -171,6 +176,7 @@ def _put_values(
         (text, layer, description)
         for text, capture in enumerate(contents.texts)
         for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True)
+        if not layer.is_linear  # it has no steps to show them in
     ]
     # Values take 2 bytes each, and base64 makes 4 characters of 3 bytes.
     values_size = sum(_values(contents, layer).numel() * 8 // 3 for _, layer, _ in layers)
@@ -210,11 +216,11 @@ def _pack_layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, 
     # Take the smallest form that is accurate enough: 16 bits, then 24.
     if not fine:
         arrays = [*_quantise("q", q), *_quantise("k", shifted), *rest]
-        error = _measure_error(m, arrays)
+        error = _measure_error(m, _unpack(m, arrays))
         if error[0] <= TOLERANCE:
             return arrays, error
     arrays = [_float24("q", q), _float24("k", shifted), *rest]
-    error = _measure_error(m, arrays)
+    error = _measure_error(m, _unpack(m, arrays))
     if error[0] <= TOLERANCE:
         return arrays, error
     # The scores are large: q and k in float32, and the lse in float64.
@@ -224,19 +230,53 @@ def _pack_layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, 
         Array("mean", "f32", torch.zeros_like(mean[:, 0]).float().numpy()),
         Array("lse", "f64", m.precise_lse()[0].cpu().numpy()),
     ]
-    return arrays, _measure_error(m, arrays)
+    return arrays, _measure_error(m, _unpack(m, arrays))
 
 
-def _measure_error(m: AttentionMap, arrays: list[Array]) -> tuple[float, float]:
-    """Return the largest relative and absolute error of a weight, over evenly sampled rows of every head."""
-    _, H, T, S = m.matrix
-    if not T or not S:
-        return 0.0, 0.0
-    # Compute as the page does: numbers times steps in float32, everything after that in float64.
+def _pack_linear_layer(m: LinearAttentionMap) -> tuple[list[Array], tuple[float, float]]:
+    """Pack a linear layer's map (1, H, T, S): q and k as they enter the recurrence, decays and strengths.
+
+    Returns them with the largest relative and absolute error of a weight, as `_measure_error` does.
+    """
+    _, H, _, S = m.matrix
+    inputs, everything = m.inputs(torch.float64), slice(0, S)
+    keys, norms = inputs.keys(everything)
+    one_of_group = slice(None, None, H // max(m.k.shape[1], 1))  # the heads of a group have the same q and k
+    q, k = (x[0, one_of_group].cpu() for x in (inputs.queries(everything), keys * norms))  # (G, S, D)
+    skip = torch.zeros(H) if m.skip is None else m.skip
+    arrays = [
+        _float24("q", q),
+        _float24("k", k),
+        *(
+            Array(name, "f32", x.float().cpu().numpy())
+            for name, x in (("decay", m.decay[0]), ("beta", m.beta[0]), ("skip", skip))
+        ),
+    ]
+    q, k, decay, beta, skip = (torch.from_numpy(a.data).double() for a in arrays)
+    packed = linear_attention_map(
+        q[None], k[None], decay=decay[None], beta=beta[None], skip=skip, delta_rule=m.delta_rule
+    )
+    return arrays, _measure_error(m, packed._with(rows=m.rows))
+
+
+def _unpack(m: AttentionMap, arrays: list[Array]) -> AttentionMap:
+    """Return the map as the page computes it: numbers times steps in float32, then all in float64."""
     by_name = {a.name: torch.from_numpy(a.data).float() for a in arrays if a.name != "lse"}
     q, k = (by_name[name] * by_name.get(f"{name}_step", torch.ones(())) for name in ("q", "k"))
     lse = torch.from_numpy(next(a.data for a in arrays if a.name == "lse")).double()
-    packed = m._with(q=q.double()[None], k=k.double()[None], lse=lse[None], sinks=None)
+    return m._with(q=q.double()[None], k=k.double()[None], lse=lse[None], sinks=None)
+
+
+def _measure_error(
+    m: AttentionMap | LinearAttentionMap, packed: AttentionMap | LinearAttentionMap
+) -> tuple[float, float]:
+    """Return the largest relative and absolute error of a weight, over evenly sampled rows of every head.
+
+    Weights of a linear layer are sums of either sign: their error is relative to the greatest of their row.
+    """
+    _, H, T, S = m.matrix
+    if not T or not S:
+        return 0.0, 0.0
     rows = torch.linspace(0, T - 1, min(T, SAMPLED_ROWS)).round().long()
     relative = absolute = 0.0
     for first in range(0, len(rows), step := max(1, CHUNK // (H * S))):
@@ -244,7 +284,8 @@ def _measure_error(m: AttentionMap, arrays: list[Array]) -> tuple[float, float]:
         true = m.tile(chunk.to(m.device)).cpu()  # (1, H, rows, S)
         error = (packed.tile(chunk) - true).abs_()
         absolute = max(absolute, float(error.max()))
-        relative = max(relative, float(error.div_(true).masked_fill_(true < 1e-9, 0).max()))
+        size = true.abs().amax(-1, keepdim=True) if isinstance(m, LinearAttentionMap) else true
+        relative = max(relative, float(error.div_(size).masked_fill_(size < 1e-9, 0).max()))
     return relative, absolute
 
 
@@ -267,7 +308,7 @@ def _pack_predictions(predictions: Predictions, entry: int) -> list[Array]:
     ]
 
 
-def _pack_mask(m: AttentionMap) -> list[Array]:
+def _pack_mask(m: AttentionMap | LinearAttentionMap) -> list[Array]:
     """Pack the visible keys, as ranges for each query, and the bias that the mask adds to the scores."""
     T = m.matrix[2]
     chunks = [_visible_ranges(m, slice(first, min(first + 512, T))) for first in range(0, T, 512)]
@@ -283,7 +324,9 @@ def _pack_mask(m: AttentionMap) -> list[Array]:
     return arrays + _pack_bias(m) if m.mask.biased else arrays
 
 
-def _visible_ranges(m: AttentionMap, rows: slice) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+def _visible_ranges(
+    m: AttentionMap | LinearAttentionMap, rows: slice
+) -> tuple[NDArray[Any], list[NDArray[Any]]]:
     """Find the ranges of visible keys of each query.
 
     Returns the number of ranges of each query, (heads, rows), and each head's ranges, (n, 2). A mask that is
@@ -300,7 +343,7 @@ def _visible_ranges(m: AttentionMap, rows: slice) -> tuple[NDArray[Any], list[ND
     return counts, [pairs[starts[:, 0] == h].numpy() for h in range(len(allowed))]
 
 
-def _pack_bias(m: AttentionMap) -> list[Array]:
+def _pack_bias(m: AttentionMap | LinearAttentionMap) -> list[Array]:
     """Pack the mask's bias: one number for each distance if it depends on nothing else, or all numbers."""
     _, _, T, S = m.matrix
     first = m.mask.score_bias(_grid(m, slice(0, 1)))
@@ -321,7 +364,7 @@ def _pack_bias(m: AttentionMap) -> list[Array]:
     return [Array("dense", "f32", dense.numpy())]
 
 
-def _grid(m: AttentionMap, rows: slice) -> Grid:
+def _grid(m: AttentionMap | LinearAttentionMap, rows: slice) -> Grid:
     return grid(rows, slice(0, m.matrix[3]), m.matrix, m.device)
 
 

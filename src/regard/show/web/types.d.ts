@@ -190,6 +190,8 @@ interface Layer {
   softcap: number | null;
   /** The recurrence of a linear layer in words, "" for softmax attention. */
   recurrence?: string;
+  /** On a saved page: whether the recurrence of a linear layer has a delta rule. */
+  delta_rule?: boolean;
   /** Whether heads have a learned sink logit. */
   sinks: boolean;
   /** Which keys queries see; "full" if all of them. */
@@ -552,6 +554,9 @@ interface Arrays {
   dense?: Float32Array;
   v: Float32Array; // G · S · E
   factors: Float32Array; // H · S
+  decay: Float32Array; // of a linear layer, H · S or H · S · D
+  beta: Float32Array; // H · S
+  skip: Float32Array; // H
   pictures: Uint8Array;
 }
 
@@ -575,6 +580,18 @@ interface HeadArrays {
   dense: Float32Array | null;
 }
 
+/** The arrays of one head of a linear layer: q and k (S · D each) as they enter the recurrence, with norm and scale. */
+interface LinearArrays extends Pick<HeadArrays, "T" | "S" | "D" | "q" | "k" | "offsets" | "ranges"> {
+  /** The logarithm of what each token leaves of the state: S, or S · D if channels decay apart. */
+  decay: Float32Array;
+  /** How strongly each token is written, S. */
+  beta: Float32Array;
+  /** What a token's own weight has beside the recurrence. */
+  skip: number;
+  deltaRule: boolean;
+}
+
+type HeadMap = import("./source/weights.js").HeadMap;
 type Head = import("./source/weights.js").Head;
 
 /** What a tile, a row or a column is made of beside the weights. */

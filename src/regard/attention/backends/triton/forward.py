@@ -14,6 +14,7 @@ import triton.language as tl
 from regard.attention.backends.triton.tile import (
     LN2,
     LOG2E,
+    block_at,
     in_band,
     key_blocks,
     list_of,
@@ -100,10 +101,10 @@ def _pass_over(
     ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take a block of queries past the key blocks start … stop (or those entries of its list)."""
+    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        key_first = i * COLS
-        if lists is not None:
-            key_first = tl.load(lists.block + i) * COLS
+        following = block_at(lists, i + 1, start, stop)
+        key_first = block * COLS
         key = key_first + tl.arange(0, COLS)
 
         allowed, seen = None, None
@@ -137,4 +138,5 @@ def _pass_over(
         values = load_block(v, v_step, v_tma, b, g, key_first, seen, E, COLS, E_PAD)  # (COLS, E)
         sums = tl.dot(weight.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
         top = new_top
+        block = following
     return sums, total, top

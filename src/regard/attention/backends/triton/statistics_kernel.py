@@ -15,6 +15,7 @@ import triton.language as tl
 from regard.attention.backends.triton.tile import (
     LN2,
     LOG2E,
+    block_at,
     in_band,
     key_blocks,
     list_of,
@@ -89,11 +90,10 @@ def _past_keys(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     position = row + S - T
-    stands = (row + first_position).to(tl.float32)
+    within = tl.arange(0, COLS).to(tl.float32)  # the steps from a block's first key
+    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        block = i
-        if lists is not None:
-            block = tl.load(lists.block + i)
+        following = block_at(lists, i + 1, start, stop)
         key_first = block * COLS
         key = key_first + tl.arange(0, COLS)
         if PARTIAL:
@@ -113,7 +113,9 @@ def _past_keys(
             log = tl.where(allowed, log, -EMPTY_ROW_LSE)  # first of all, since a hidden entry may be NaN
         weight = tl.exp2(log)
         surprise += tl.sum(weight * log, 1)
-        back += tl.sum(weight * (stands[:, None] - key.to(tl.float32)[None, :]), 1)
+        steps = (row + first_position - key_first).to(tl.float32)  # back to that key
+        back += tl.sum(weight * (steps[:, None] - within[None, :]), 1)
         got = (tl.sum(weight, 0) * UNITS).to(tl.int64)
         tl.atomic_add(received + key, got, mask=key < S, sem="relaxed")
+        block = following
     return surprise, back

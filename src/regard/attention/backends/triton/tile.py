@@ -150,3 +150,15 @@ def list_of(lists, b, h, block):
     """The entries at which the list of a block begins, its partial blocks begin, and it ends."""
     at = b * lists.batch_step + h * lists.head_step + block
     return tl.load(lists.first + at), tl.load(lists.split + at), tl.load(lists.first + at + 1)
+
+
+@triton.jit
+def block_at(lists, i, start, stop):
+    """The block of entry i of a list that goes from start to stop, or i itself without lists.
+
+    A loop asks for the next one before it needs it, so that nothing waits for the list.
+    """
+    if lists is None:
+        return i
+    else:
+        return tl.load(lists.block + i, mask=(i >= start) & (i < stop), other=0)

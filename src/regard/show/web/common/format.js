@@ -48,7 +48,8 @@ export function number(x, digits = 3) {
 }
 
 /** Scores that are not shares. */
-const AMOUNTS = ["distance", "patch_distance", "entropy", "importance"];
+const COUNTS = ["distance", "patch_distance", "effective_length"]; // of tokens or patches
+const AMOUNTS = [...COUNTS, "entropy", "importance"];
 
 /**
  * Whether a score is a share of something, from 0 to 1.
@@ -67,7 +68,7 @@ export function isShare(name) {
 export function score(name, x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (isShare(name)) return percent(x);
-  if (name === "distance" || name === "patch_distance") return number(x, Math.abs(x) < 10 ? 1 : 0);
+  if (COUNTS.includes(name)) return number(x, Math.abs(x) < 10 ? 1 : 0);
   return number(x, name === "importance" ? 3 : 2);
 }
 

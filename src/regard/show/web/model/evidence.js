@@ -5,7 +5,7 @@ const ALLOWED = 1e-4; // of the difference; keys and values are kept in single p
 const ROWS_ALLOWED = 1e-4; // of the sum of a row
 
 /**
- * @param {Head[]} heads of a layer
+ * @param {HeadMap[]} heads of a layer
  * @param {Float32Array} values (G · S · D)
  * @param {LayerRecord["sampled"]} sampled
  * @param {Set<number | null>} cut heads whose output was replaced by zeros

@@ -35,7 +35,7 @@ class Means {
 }
 
 /**
- * @param {Head} head
+ * @param {HeadMap} head
  * @param {ArrayLike<number>} ids of the text
  * @param {Pause} pause
  * @returns {Promise<{ scores: Record<string, Score>, sink_key: number | null }>}

@@ -9,7 +9,7 @@ const LONGEST = 48; // characters of a title
 
 /**
  * The query of a head that says most (`telling_token.py`).
- * @param {Head} head
+ * @param {HeadMap} head
  * @param {string[]} tokens
  */
 export function tellingQuery(head, tokens) {

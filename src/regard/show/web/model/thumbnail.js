@@ -6,7 +6,7 @@ const MOST_WEIGHTS = 1 << 23; // computed for a head
 const MIN_QUERIES = 16; // that have to see a sink key, or more than half of them
 
 /**
- * @param {Head[]} heads of a layer
+ * @param {HeadMap[]} heads of a layer
  * @param {number} side pixels
  * @param {Pause} pause
  * @returns {Promise<Thumbs>}
@@ -23,7 +23,7 @@ export async function thumbnails(heads, side, pause) {
 }
 
 /**
- * @param {Head} head
+ * @param {HeadMap} head
  * @param {number} side
  * @param {Pause} pause
  */

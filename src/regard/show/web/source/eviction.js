@@ -17,8 +17,21 @@ function windows(S) {
 }
 
 /**
+ * What eviction loses of a linear layer's heads: they keep no keys, and lose none.
+ * @param {number} heads
+ * @param {number} S
+ * @param {number[]} sinks the numbers of first keys that are kept
+ * @returns {Eviction}
+ */
+export function noEviction(heads, S, sinks) {
+  const sizes = windows(S);
+  const lost = Array.from({ length: heads }, () => sizes.map(() => sinks.map(() => null)));
+  return { windows: sizes, sinks, lost, queries: 0, ahead: false };
+}
+
+/**
  * For each head of a layer, window and number of first keys that are kept: the mean loss, or null.
- * @param {Head[]} heads
+ * @param {HeadMap[]} heads
  * @param {{ queries: number, sinks: number[] }} options the most queries to look at, and the numbers of first keys
  * @param {Pause} [pause]
  * @returns {Promise<Eviction>}

@@ -4,7 +4,8 @@
 
 import { LRU } from "../common/lru.js";
 import { inUnits } from "../common/units.js";
-import { evictionOf } from "./eviction.js";
+import { evictionOf, noEviction } from "./eviction.js";
+import { LinearHead } from "./linear_weights.js";
 import { unpackArrays } from "./packed.js";
 import { rowSteps } from "./row_steps.js";
 import { columnOf, rowOf } from "./unit_lines.js";
@@ -68,7 +69,7 @@ export class SavedWeights {
     this.blockText = blockText;
     /** @type {Map<string, Promise<Arrays>>} */
     this.arrays = new Map(); // by the block's name
-    /** @type {LRU<Promise<Head>>} */
+    /** @type {LRU<Promise<Head | LinearHead>>} */
     this.heads = new LRU(HEADS);
   }
 
@@ -90,7 +91,7 @@ export class SavedWeights {
    */
   row({ text, layer, head, index, quantity }, pause) {
     const single = quantity.shade === "logit" ? { queries: null } : {}; // contributions are of one query
-    const look = (/** @type {Head} */ one, /** @type {TileParts} */ parts) =>
+    const look = (/** @type {HeadMap} */ one, /** @type {TileParts} */ parts) =>
       rowOf(one, index, { ...parts, ...single });
     return this.mean({ text, layer, head, quantity }, look, pause);
   }
@@ -106,6 +107,7 @@ export class SavedWeights {
   /** @param {StepsQuestion} question */
   async steps({ text, layer, head, row }) {
     const [one, v] = await Promise.all([this.head(text, layer, head), this.values(text, layer, head)]);
+    if (!(one instanceof Head)) throw new Error(`Layer ${layer} has no softmax, and no steps of one.`);
     return rowSteps(one, v, namedLayer(this.meta, text, layer), row, this.meta.strongest);
   }
 
@@ -114,16 +116,17 @@ export class SavedWeights {
    * @param {Pause} pause
    */
   async eviction({ text, layer }, pause) {
-    const { heads } = namedLayer(this.meta, text, layer);
-    const all = await Promise.all(heads.map((number) => this.head(text, layer, number)));
+    const { heads, recurrence, cols } = namedLayer(this.meta, text, layer);
     const { eviction_queries: queries, eviction_sinks: sinks } = this.meta;
+    if (recurrence) return noEviction(heads.length, cols, sinks);
+    const all = await Promise.all(heads.map((number) => this.head(text, layer, number)));
     return evictionOf(all, { queries, sinks }, pause);
   }
 
   /**
    * The mean over the heads asked for, of what `look` finds in each; contributions to a logit are added up.
    * @param {Omit<LineQuestion, "index">} question
-   * @param {(head: Head, parts: TileParts) => Float32Array} look
+   * @param {(head: HeadMap, parts: TileParts) => Float32Array} look
    * @param {Pause} pause
    */
   async mean({ text, layer, head: number, quantity }, look, pause) {
@@ -206,6 +209,21 @@ export class SavedWeights {
     const alike = masks.offsets.length === T + 1; // all heads see the same
     const offsets = alike ? masks.offsets : masks.offsets.subarray(h * T, (h + 1) * T + 1);
     const g = Math.floor(h / about.group);
+    if (about.recurrence) {
+      return new LinearHead({
+        T,
+        S,
+        D,
+        q: part(whole.q, g, S * D),
+        k: part(whole.k, g, S * D),
+        decay: part(whole.decay, h, whole.decay.length / about.heads.length),
+        beta: part(whole.beta, h, S),
+        skip: whole.skip[h],
+        deltaRule: about.delta_rule ?? false,
+        offsets,
+        ranges: masks.ranges,
+      });
+    }
     return new Head({
       T,
       S,

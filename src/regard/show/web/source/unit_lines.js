@@ -28,7 +28,7 @@ function tokensOf(edges, unit) {
 
 /**
  * What a query, or the queries of a unit on average, give to each key or to the keys of each unit.
- * @param {Head} head
+ * @param {HeadMap} head
  * @param {number} index
  * @param {TileParts} parts
  */
@@ -42,7 +42,7 @@ export function rowOf(head, index, { factors = null, queries = null, keys = null
 
 /**
  * What a key, or the keys of a unit together, get from each query or from the queries of each unit on average.
- * @param {Head} head
+ * @param {HeadMap} head
  * @param {number} index
  * @param {TileParts} parts
  */

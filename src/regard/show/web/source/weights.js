@@ -1,6 +1,7 @@
 // @ts-check
 // Attention weights from q, k and lse: exp(scale · q·k + bias − lse), where the mask lets look.
 // It knows one head's arrays; it does not know files, pages or colours.
+// What rows, columns and tiles are made of is `HeadMap`, which linear layers share.
 
 import { settings } from "../common/settings.js";
 import { cellsAlong } from "../common/tile.js";
@@ -46,45 +47,17 @@ function products(q, k, D, start, from, to, out) {
   }
 }
 
-/** One head; `HeadArrays` in `types.d.ts` says what its arrays are. */
-export class Head {
-  /** @param {HeadArrays} parts */
-  constructor(parts) {
-    this.T = parts.T;
-    this.S = parts.S;
-    this.D = parts.D;
-    this.q = parts.q;
-    this.k = parts.k;
-    this.mean = parts.mean;
-    this.lse = parts.lse;
-    this.scale = parts.scale;
-    this.softcap = parts.softcap;
-    this.offsets = parts.offsets;
-    this.ranges = parts.ranges;
-    this.relative = parts.relative;
-    this.dense = parts.dense;
-    // As wide as the sums are, so that nothing has to be converted on the way.
-    this.wideQ = Float64Array.from(this.q);
-    this.wideK = Float64Array.from(this.k);
-    this.line = new Float64Array(this.S);
-  }
+/** The weights of one head, each row by its own `weigh`. */
+export class HeadMap {
+  signed = false; // whether weights have either sign
 
-  /**
-   * The score of query i and key j after scale, cap and bias, if it were visible.
-   * @param {number} i
-   * @param {number} j
-   */
-  score(i, j) {
-    const { q, k, D } = this;
-    const a = i * D;
-    const b = j * D;
-    let sum = 0;
-    for (let d = 0; d < D; d++) sum += q[a + d] * k[b + d];
-    sum *= this.scale;
-    if (this.softcap) sum = this.softcap * Math.tanh(sum / this.softcap);
-    if (this.relative) sum += this.relative[j - i + this.T - 1];
-    else if (this.dense) sum += this.dense[i * this.S + j];
-    return sum;
+  /** @param {Pick<HeadArrays, "T" | "S" | "D" | "offsets" | "ranges">} parts */
+  constructor({ T, S, D, offsets, ranges }) {
+    this.T = T;
+    this.S = S;
+    this.D = D;
+    this.offsets = offsets;
+    this.ranges = ranges;
   }
 
   /**
@@ -110,14 +83,7 @@ export class Head {
    * @param {Float32Array} out
    */
   weigh(i, from, to, out) {
-    const { D, scale } = this;
-    const lse = this.lse[i];
-    if (this.softcap || this.relative || this.dense) {
-      for (let j = from; j < to; j++) out[j] = Math.exp(this.score(i, j) - lse);
-      return;
-    }
-    products(this.wideQ, this.wideK, D, i * D, from, to, this.line);
-    for (let j = from; j < to; j++) out[j] = Math.exp(scale * this.line[j] - lse);
+    out.fill(NaN, from, to); // every kind of head has its own
   }
 
   /**
@@ -171,6 +137,7 @@ export class Head {
     const mass = new Float32Array(rows * cols);
     const max = new Float32Array(rows * cols).fill(-1);
     const line = new Float32Array(this.S);
+    const signed = this.signed || factors; // of such cells the greatest weight says nothing
     for (let query = down.first; query < down.last; query++) {
       const at = down.cells[query - down.first] * cols;
       this.stretches(query, across.first, across.last, (from, to) => {
@@ -182,12 +149,68 @@ export class Head {
           mass[cell] += line[key];
           if (line[key] > max[cell]) max[cell] = line[key];
         }
-        if (factors) for (let key = from; key < to; key++) max[at + across.cells[key - across.first]] = 0;
+        if (signed) for (let key = from; key < to; key++) max[at + across.cells[key - across.first]] = 0;
       });
       await pause();
     }
     for (let y = 0; y < rows; y++) for (let x = 0; x < cols; x++) mass[y * cols + x] /= down.tokens[y];
     return { mass, max, rows, cols };
+  }
+}
+
+/** One head of softmax attention; `HeadArrays` in `types.d.ts` says what its arrays are. */
+export class Head extends HeadMap {
+  /** @param {HeadArrays} parts */
+  constructor(parts) {
+    super(parts);
+    this.q = parts.q;
+    this.k = parts.k;
+    this.mean = parts.mean;
+    this.lse = parts.lse;
+    this.scale = parts.scale;
+    this.softcap = parts.softcap;
+    this.relative = parts.relative;
+    this.dense = parts.dense;
+    // As wide as the sums are, so that nothing has to be converted on the way.
+    this.wideQ = Float64Array.from(this.q);
+    this.wideK = Float64Array.from(this.k);
+    this.line = new Float64Array(this.S);
+  }
+
+  /**
+   * The score of query i and key j after scale, cap and bias, if it were visible.
+   * @param {number} i
+   * @param {number} j
+   */
+  score(i, j) {
+    const { q, k, D } = this;
+    const a = i * D;
+    const b = j * D;
+    let sum = 0;
+    for (let d = 0; d < D; d++) sum += q[a + d] * k[b + d];
+    sum *= this.scale;
+    if (this.softcap) sum = this.softcap * Math.tanh(sum / this.softcap);
+    if (this.relative) sum += this.relative[j - i + this.T - 1];
+    else if (this.dense) sum += this.dense[i * this.S + j];
+    return sum;
+  }
+
+  /**
+   * Writes the weights of query i and keys `from` to before `to` into `out`, at their own places.
+   * @param {number} i
+   * @param {number} from
+   * @param {number} to
+   * @param {Float32Array} out
+   */
+  weigh(i, from, to, out) {
+    const { D, scale } = this;
+    const lse = this.lse[i];
+    if (this.softcap || this.relative || this.dense) {
+      for (let j = from; j < to; j++) out[j] = Math.exp(this.score(i, j) - lse);
+      return;
+    }
+    products(this.wideQ, this.wideK, D, i * D, from, to, this.line);
+    for (let j = from; j < to; j++) out[j] = Math.exp(scale * this.line[j] - lse);
   }
 }
 

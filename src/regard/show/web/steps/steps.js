@@ -108,6 +108,19 @@ export class StepsView {
 }
 
 /**
+ * Why a linear layer has no steps, and which layers have some.
+ * @param {Layer[]} layers
+ * @param {Layer} layer
+ */
+function noSteps(layers, { key, recurrence }) {
+  const others = layers.filter((one) => !one.recurrence).map((one) => one.key);
+  const choose = others.length
+    ? ` Choose a layer of softmax attention to see its steps: ${others.join(", ")}.`
+    : "";
+  return `Layer ${key} has no softmax: its weights come from a recurrence (${recurrence}).${choose}`;
+}
+
+/**
  * A row of the model's computation.
  * @param {App} app
  * @param {State} state
@@ -116,6 +129,7 @@ export class StepsView {
  */
 async function modelSteps(app, { text, layer: key, head }, row) {
   const layer = layerOf(app.meta, text, key);
+  if (layer.recurrence) throw new Error(noSteps(app.meta.texts[text].layers, layer));
   const [work, weights] = await Promise.all([
     app.source.steps(text, key, head, row),
     app.source.row(text, key, head, row),

@@ -1,0 +1,33 @@
+"""Long lists of cases that are much alike: a run takes a share of them, the next day another.
+
+The share is the number in `REGARD_SHARE`, which the first process of a run sets for all of them and prints;
+`REGARD_ALL=1` takes every case.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+Case = TypeVar("Case")
+
+
+def choose_share() -> None:
+    """Set the share of this run, unless it was given: the number of the day."""
+    os.environ.setdefault("REGARD_SHARE", str(datetime.date.today().toordinal()))
+
+
+def share(cases: Sequence[Case], parts: int) -> list[Case]:
+    """Return one part of many cases, spread over all of them."""
+    if os.environ.get("REGARD_ALL"):
+        return list(cases)
+    return list(cases[int(os.environ["REGARD_SHARE"]) % parts :: parts])
+
+
+def describe() -> str:
+    """Return what was taken, for the head of a test run."""
+    if os.environ.get("REGARD_ALL"):
+        return "regard: every case of what is else sampled"
+    return f"regard: share {os.environ['REGARD_SHARE']} of what is sampled (REGARD_SHARE=… repeats it)"
