@@ -99,7 +99,7 @@ class Evidence:
             self.difference / max(self.tolerance, 1e-300),
             self.row_sums / self.row_sums_tolerance,
         )
-        return max(output, sums)
+        return _maximum([output, sums])
 
     @property
     def settings(self) -> str:
@@ -302,11 +302,7 @@ def _examine(
     tile_bytes = GPU_TILE_BYTES if m.device.type == "cuda" else TILE_BYTES
     group = H // max(v.shape[1], 1)
     if 0 not in (B, T, S):
-        # In the dtype of the values, which is exact, and for all heads at once.
-        low, high = (x.to(m.dtype) for x in (v.amin(2, keepdim=True), v.amax(2, keepdim=True)))
-        largest = torch.maximum(low.abs(), high.abs())  # (B, G, 1, E)
-        if not finite and not bool(largest.isfinite().all()):
-            largest = v.nan_to_num(0.0, 0.0, 0.0).abs().amax(2, keepdim=True).to(m.dtype)
+        spread = v.amax(2, keepdim=True).to(m.dtype) - v.amin(2, keepdim=True).to(m.dtype)  # (B, G, 1, E)
     heads_at_once = max(1, tile_bytes // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
         heads = slice(first, min(first + heads_at_once, H))
@@ -322,8 +318,10 @@ def _examine(
         grouped = part_weights.view(B, values.shape[1], -1, S)
         product = grouped @ values if finite else _finite_product(grouped, values)
         infinite.append((~product.isfinite()).any().to(m.dtype))
-        size = largest[:, kv_heads]  # (B, g, 1, E)
-        tolerance = (size * rounding + torch.finfo(output.dtype).tiny).repeat_interleave(group, 1)
+        used = grouped.amax(2)[..., None] != 0  # NaN counts
+        seen = v[:, kv_heads].masked_fill(~used, 0.0)  # in the dtype of the values, which is exact
+        size = _largest(seen, finite).to(m.dtype)  # (B, g, 1, E)
+        tolerance = (size * rounding + smallest_error(output.dtype)).repeat_interleave(group, 1)
         ratio = (product.view(model_output.shape) - model_output).abs() / tolerance
         empty_ratio = torch.zeros_like(ratio)
         if softly_masked_rows:
@@ -341,8 +339,7 @@ def _examine(
 
         empty_rows.append((~visible).all(1).any(0).sum().to(m.dtype))  # in every head, in some text
         sizes.append(lse.abs().masked_fill(~visible, 0.0).amax())
-        spread = (high - low)[:, kv_heads]
-        undetermined.append(_undetermined(spread, size * rounding) if S > 1 else zero)
+        undetermined.append(_undetermined(spread[:, kv_heads], size * rounding) if S > 1 else zero)
         if weights is not None:
             own_weights = weights[:, heads][:, :, rows].to(m.dtype)
             error = _weight_error(part_weights, own_weights, visible)
@@ -384,6 +381,11 @@ def _examine(
     )
 
 
+def smallest_error(dtype: torch.dtype) -> float:
+    """The rounding error of a number near 0; float16 has numbers below its smallest normal one."""
+    return min(torch.finfo(dtype).tiny, 2.0**-24)
+
+
 def _empty_row_error(output: Tensor, values: Tensor, group: int) -> Tensor:
     """How far the output of rows without a visible key is from both 0 and the mean value; NaN counts as 0."""
     mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
@@ -423,7 +425,7 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         mask=str(mask),
         window=mask.window_size(),
         problem=first.problem or second.problem,
-        weights=max(weight_errors) if len(weight_errors) == 2 else None,
+        weights=_maximum(weight_errors) if weight_errors else None,
         empty_rows=first.empty_rows + second.empty_rows,
         replaced_heads=tuple(sorted({*first.replaced_heads, *second.replaced_heads})),
     )
@@ -462,7 +464,7 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
         rows=min(sum(x.rows for x in by_rows.values()) for by_rows in by_heads.values()),
         total_rows=max(sum(x.total_rows for x in by_rows.values()) for by_rows in by_heads.values()),
         problem=next((x.problem for x in evidence if x.problem is not None), None),
-        weights=max(weights) if len(weights) == len(evidence) else None,
+        weights=_maximum(weights) if weights else None,
         scores=max(x.scores for x in evidence),
         empty_rows=max(x.empty_rows for x in evidence),
         replaced_heads=tuple(sorted({head for x in evidence for head in x.replaced_heads})),
@@ -478,10 +480,11 @@ _samples: LRUCache[Tensor] = LRUCache(64)
 
 
 def _sample_rows(T: int, max_rows: int) -> Tensor:
-    if max_rows >= T:
-        return torch.arange(T)
-    between = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: max_rows - 2] + 1
-    return torch.cat([torch.tensor([0, T - 1]), between]).sort().values
+    with torch.inference_mode(False):  # they are used later, perhaps outside of that mode
+        if max_rows >= T:
+            return torch.arange(T)
+        between = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: max_rows - 2] + 1
+        return torch.cat([torch.tensor([0, T - 1]), between]).sort().values
 
 
 def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
@@ -491,3 +494,14 @@ def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
         return product
     used = weights.amax(-2).unsqueeze(-1) > 0  # (B, g, S, 1)
     return weights @ values.masked_fill(~used, 0.0)
+
+
+def _largest(values: Tensor, finite: bool) -> Tensor:
+    """The largest |value| of each channel: (B, g, 1, E) for values (B, g, S, E).
+
+    Unless `finite`, those that are NaN or inf do not count.
+    """
+    largest: Tensor = torch.linalg.vector_norm(values, torch.inf, dim=2, keepdim=True)
+    if finite or bool(largest.isfinite().all()):
+        return largest
+    return _largest(values.nan_to_num(0.0, 0.0, 0.0), finite=True)

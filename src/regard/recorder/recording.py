@@ -38,7 +38,7 @@ from regard.recorder.map_preparation import (
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.rank_group import RankGroup
-from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
+from regard.recorder.receiver import CallReceiver, Part, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import MemoryStore, Store
@@ -154,7 +154,7 @@ class Recording(CallReceiver):
         call: AttentionCall | UnreadableCall,
         *,
         against: str = OWN_OUTPUT,
-        beside: bool = False,
+        part: Part | None = None,
         again: bool = False,
     ) -> AttentionCall | UnreadableCall:
         """Record an attention call that a module has made, and return it."""
@@ -166,9 +166,9 @@ class Recording(CallReceiver):
             if isinstance(call, UnreadableCall):
                 self.unreadable[layer_id.name] = call.reason
             elif self._other_text and call.problem is None:
-                self._add_call(layer_id, call._replace(problem=OTHER_TEXT), against, beside)
+                self._add_call(layer_id, call._replace(problem=OTHER_TEXT), against, part)
             else:
-                self._add_call(layer_id, call, against, beside)
+                self._add_call(layer_id, call, against, part)
         return call
 
     def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
@@ -194,9 +194,9 @@ class Recording(CallReceiver):
         """Note the edits of the interventions that are open."""
         self._edits = tuple(text for editor in editors_of(self) for text in editor.descriptions())
 
-    def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, beside: bool) -> None:
+    def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, part: Part | None) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
-        slot, layer_id = self._locate(layer_id, beside)
+        slot, layer_id = self._locate(layer_id, part is not None)
         if not self.forwards:  # a module that is called without its model
             self._note_edits()
         if self.stream is not None:
@@ -222,14 +222,14 @@ class Recording(CallReceiver):
             strip = self._strips.get(slot)
             step = None
             if isinstance(strip, Strip) and self.join_calls and call.whole_mask is None:
-                step = StripStep("beside") if beside else strip.step(selected)
+                step = StripStep("beside") if part == "beside" else strip.step(selected)
             if not isinstance(strip, Strip) or step is None:
                 if strip is not None:
                     self._finish_pass()
                 self._start_strip(first)
                 return
             addition = strip.addition(step, selected, values, evidence)
-            if beside:
+            if part is not None:
                 strip.extend(addition, None, self._joined_mask(strip, addition, None))
             else:
                 self._additions.append((strip, addition))
