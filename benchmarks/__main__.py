@@ -3,6 +3,7 @@
     python -m benchmarks                    on this CPU
     python -m benchmarks --device cuda      on a GPU; needs only PyTorch and Triton
     python -m benchmarks --quick            one length only
+    python -m benchmarks --only calls       short calls alone; the other rows of today's file are kept
 
 Prints ratios to the fused forward pass and writes a dated JSON to benchmarks/results/.
 """
@@ -19,11 +20,13 @@ from typing import Any
 import torch
 
 import regard
+from benchmarks.calls import call_cases
 from benchmarks.contenders import MASKS, contenders
 from benchmarks.measure import machine, peak_mib, together
 from regard.maps import Spans
 
 ROOT = Path(__file__).parent
+GROUPS = {"look": "look", "call": "calls"}  # the `--only` of each pass; all others are "attend"
 
 
 def tensors(T: int, D: int, heads: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
@@ -146,12 +149,15 @@ def plan(device: str, quick: bool, only: str | None) -> list[Callable[[], list[d
     cases: list[Callable[[], list[dict[str, Any]]]] = []
 
     def attention(*args: Any) -> None:
-        if only != "look":
+        if only in (None, "attend"):
             cases.append(lambda: attention_case(*args))
 
     def map_methods(*args: Any) -> None:
-        if only != "attend":
+        if only in (None, "look"):
             cases.append(lambda: map_case(*args))
+
+    if only in (None, "calls"):
+        cases += call_cases(device)
 
     if device == "cpu":
         f32, bf16 = torch.float32, torch.bfloat16
@@ -188,7 +194,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one length only")
     parser.add_argument(
         "--only",
-        choices=["attend", "look"],
+        choices=["attend", "look", "calls"],
         help="measure only these rows, and keep the others of today's file",
     )
     parser.add_argument("--out", type=Path, help="folder of the JSON file (default: benchmarks/results/)")
@@ -203,7 +209,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if args.only and path.exists():
         kept = json.loads(path.read_text())["rows"]
-        rows = [row for row in kept if (row["pass"] == "look") != (args.only == "look")]
+        rows = [row for row in kept if GROUPS.get(row["pass"], "attend") != args.only]
     for case in plan(args.device, args.quick, args.only):
         case_rows = case()
         rows += case_rows
@@ -214,8 +220,9 @@ def main() -> None:
             if "failed" in row:
                 print(f"  {row['who']:<42} failed: {row['failed'][:60]}")
             else:
-                print(f"  {row['who']:<42} {row['ms']:>10.2f} ms {row['to_fused']:>7.2f}× fused "
-                      f"{row['peak_mib']:>9.1f} MiB", flush=True)  # fmt: skip
+                spread = "–".join(f"{ratio:.2f}" for ratio in row.get("spread", ()))
+                print(f"  {row['who']:<42} {row['ms']:>10.3f} ms {row['to_fused']:>7.2f}× fused "
+                      f"{row['peak_mib']:>9.1f} MiB  {spread}", flush=True)  # fmt: skip
         path.write_text(
             json.dumps({"date": today, "machine": machine(args.device), "rows": rows}, indent=1) + "\n"
         )

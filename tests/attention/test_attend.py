@@ -207,6 +207,23 @@ def test_one_query_with_a_cache_takes_pytorch() -> None:
     assert regard.which_backend(with_gradient, k, k, mask=regard.causal).backend == "tiled"
 
 
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_one_query_of_grouped_heads_is_the_truth(group: int) -> None:
+    x = strategies.tensors(strategies.Sizes(2, 3 * group, 3, 1, 70, 8, 8), 5, torch.float64)
+    inputs = [y.requires_grad_() for y in x[:3]]
+    right = truth.attention(*x[:3], torch.ones(2, 3 * group, 1, 70, dtype=torch.bool))
+    upstream = torch.randn(right.output.shape, dtype=torch.float64)
+    expected = truth.gradients(right.output, inputs, upstream)
+    for _ in range(2):  # the second has a plan
+        output, lse = regard.attend(*x[:3], mask=regard.causal, return_lse=True)
+        alone = regard.attend(*x[:3], mask=regard.causal)
+        assert truth.error(output, right.output) < 1e-12
+        assert torch.equal(output, alone)
+        assert torch.allclose(lse, right.lse.detach(), atol=1e-12, rtol=0)
+        for found, gradient in zip(truth.gradients(alone, inputs, upstream), expected, strict=True):
+            assert truth.error(found, gradient) < 1e-11
+
+
 @pytest.mark.parametrize("mask", [None, regard.causal, regard.padding([3]), regard.chunks(2)])
 def test_the_output_comes_alone_unless_lse_is_asked_for(mask: Any) -> None:
     q = torch.randn(1, 2, 8, 4)

@@ -157,13 +157,13 @@ class Attention(nn.Module):
         H, G = self.num_heads, self.num_kv_heads
         if context is None:
             # Split, not sliced: the gradient is then one copy instead of sums with zeros.
-            widths = [H * self.head_dim, G * self.head_dim, G * self.head_dim]
+            heads = self.qkv(x).view(*x.shape[:2], H + 2 * G, self.head_dim)  # (B, T, heads, D)
             if self.rotary is None:
-                q, k, v = torch.split(self.qkv(x), widths, -1)
-                return self._heads(q), self._heads(k), self._heads(v), None
-            qk, v = torch.split(self.qkv(x), [widths[0] + widths[1], widths[2]], -1)
-            qk = self._heads(qk)
-            return qk[:, :H], qk[:, H:], self._heads(v), qk
+                q, k, v = torch.split(heads, [H, G, G], 2)
+                return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None
+            qk, v = torch.split(heads, [H + G, G], 2)
+            qk = qk.transpose(1, 2)
+            return qk[:, :H], qk[:, H:], v.transpose(1, 2), qk
         self._check("context", context, len(x))
         weight, bias, rows = self.qkv.weight, self.qkv.bias, H * self.head_dim
         q = self._heads(linear(x, weight[:rows], None if bias is None else bias[:rows]))

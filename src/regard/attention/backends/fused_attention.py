@@ -158,6 +158,20 @@ def _is_finite(output: Tensor) -> bool:
     return math.isfinite(output.detach().sum(dtype=working_dtype(output.dtype)))
 
 
+def _folds(p: AttentionProblem) -> bool:
+    """Whether the heads of one query that share keys are to be computed as queries of one head.
+
+    PyTorch's CPU kernel would read the keys once for each; its kernels for a GPU fold them themselves.
+    """
+    return p.q.is_cpu and p.q.shape[2] == 1 and p.group > 1 and p.mask is full
+
+
+def _fold(q: Tensor, kv_heads: int) -> Tensor:
+    """One query (B, H, 1, D) as (B, G, H / G, D)."""
+    B, H, _, D = q.shape
+    return q.reshape(B, kv_heads, H // kv_heads, D)
+
+
 def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The function of q, k and v that computes problems like this one, if PyTorch's kernel needs no more."""
     p = problem
@@ -169,9 +183,13 @@ def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor
             **({"dropout_p": p.dropout} if p.dropout else {}),
             **({"is_causal": True} if is_causal else {}),
             **({} if default_scale else {"scale": p.scale}),
-            **({"enable_gqa": True} if p.group > 1 else {}),
+            **({"enable_gqa": True} if p.group > 1 and not _folds(p) else {}),
         }
-        return functools.partial(scaled_dot_product_attention, **options)
+        attention: Callable[..., Tensor] = functools.partial(scaled_dot_product_attention, **options)
+        if not _folds(p):
+            return attention
+        G, shape = p.k.shape[1], (*p.q.shape[:3], p.v.shape[-1])
+        return lambda q, k, v: attention(_fold(q, G), k, v).reshape(shape)
     if p.q.shape[-1] % 8 or p.v.shape[-1] % 8:
         return None  # they have to be padded
     dropout, scale, flash = p.dropout, p.scale, torch._scaled_dot_product_flash_attention
@@ -201,6 +219,10 @@ def run(
         if not _is_finite(output):
             output, lse = tiled_attention.run(p)  # which leaves hidden keys out
         return output, lse.detach() if return_lse else None
+    if _folds(p):
+        folded, folded_lse = run(p._replace(q=_fold(q, k.shape[1])), return_lse, chosen)
+        output = folded.reshape(*q.shape[:3], v.shape[-1])
+        return output, None if folded_lse is None else folded_lse.reshape(q.shape[:3])
     on_cpu = q.device.type == "cpu"  # which has one kernel
     if chosen is None and not on_cpu and (return_lse or not _is_compiling()):
         chosen = kernel(p)

@@ -167,10 +167,10 @@ def exponentials(logs: Tensor, out: Tensor) -> Tensor:
     A CPU takes up to 300 times as long for an exponential that is not normal, and a tile that a mask hides
     half of has many.
     """
-    if not logs.is_cpu:
-        return torch.exp(logs, out=out)
+    in_place = out is logs  # and then not by `out=`, which forward-mode differentiation does not know
     least = least_log(logs.dtype)
-    if bool(logs.amin() >= least):
-        return torch.exp(logs, out=out)
+    if not logs.is_cpu or bool(logs.amin() >= least):
+        return logs.exp_() if in_place else torch.exp(logs, out=out)
     vanishing = logs < least
-    return torch.clamp(logs, min=least, out=out).exp_().masked_fill_(vanishing, 0.0)
+    floored = logs.clamp_(min=least) if in_place else torch.clamp(logs, min=least, out=out)
+    return floored.exp_().masked_fill_(vanishing, 0.0)
