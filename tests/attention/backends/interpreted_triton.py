@@ -58,7 +58,13 @@ TEXTS = dict.fromkeys(CASES, 1) | dict.fromkeys(("documents", "padding", "heads 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     shapes = {"forward": (32, 16), "lists": (16, 32), "queries": (32, 16), "keys": (16, 32), "pool": (32, 16)}
-    shapes |= {"statistics": (32, 16), "column sums": (16, 32), "row sums": (32, 16), "topk": (32, 16)}
+    shapes |= {
+        "statistics": (32, 16),
+        "row statistics": (32, 16),
+        "column sums": (16, 32),
+        "row sums": (32, 16),
+        "topk": (32, 16),
+    }
     monkeypatch.setattr(
         configs,
         "choose",
@@ -378,9 +384,13 @@ def test_statistics(case):
     lse = true_lse(steps.masked, sinks).float()
     problem = prepare(q, k, k, mask=mask)
     assert launch.unsupported_map_reason(q, k, problem.mask) is None
-    found = statistics.statistics(q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    arguments = (q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    found = statistics.statistics(*arguments)
     for result, truth in zip(found, true_statistics(steps.weights, S - T), strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+    if case in ("causal", "prefix"):
+        for alone, result in zip(statistics.row_statistics(*arguments), found[:2], strict=True):
+            assert torch.equal(alone, result)
 
 
 @pytest.mark.parametrize("mask", [causal, causal & window(9), causal | prefix(5)], ids=str)
