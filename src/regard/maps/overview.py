@@ -79,7 +79,8 @@ def summary(m: MapData, rows: Tensor, cols: Tensor) -> MapSummary:
     if m.device.type == "cpu":
         overview, row_statistics = _pass_over_tiles(m, rows, cols)
         return MapSummary(*overview, *row_statistics)
-    return MapSummary(*pool(m, rows, cols), *statistics(m))
+    kept = None if m.kept is None else m.kept.pool(rows, cols, *m.matrix[2:])
+    return MapSummary(*(pool(m, rows, cols) if kept is None else kept), *statistics(m))
 
 
 def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask
 from regard.attention.backends import runs
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import (
+    cells,
     column_sums,
     configs,
     diagonal,
@@ -27,7 +28,9 @@ from regard.attention.steps import trace
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning"
+    "ignore:invalid value:RuntimeWarning",
+    "ignore:overflow:RuntimeWarning",
+    "ignore:divide by zero:RuntimeWarning",
 )
 
 IDS = torch.tensor([[0] * 20 + [1] * 7 + [2] * 33, [5] * 48 + [6] * 12])  # (2, 60)
@@ -478,3 +481,38 @@ def test_pieces_of_a_ring(case):
     true_dq, true_dk, true_dv = torch.autograd.grad(right.output, exact, upstream)
     for found, true in ((dq, true_dq[:, :, rows]), (dk, true_dk), (dv, true_dv)):
         assert_near(found, true, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "size"), [("full", 64), ("causal, fewer queries", 32), ("window", 32), ("both sides", 64)]
+)
+def test_forward_with_cells(case, size, monkeypatch):
+    """Output, lse and the weights pooled into cells, from one pass; the heads use the scratch in turn."""
+    mask, T, S = CASES[case]
+    q, k, v = draw(T, S, B=1)
+    monkeypatch.setattr(cells, "MAX_SCRATCH", 1)
+    output, lse, pooled = launch.run_with_cells(prepare(q, k, v, mask=mask), size)
+    steps = trace(q.double(), k.double(), v.double(), mask)
+    assert_near(output, steps.output, 2e-6)
+    assert_near(lse, true_lse(steps.masked), 2e-6)
+    for found, truth in zip(pooled[1:], cells_of(steps.weights, size), strict=True):
+        assert_near(found, truth, 2e-6)
+
+
+def test_forward_with_cells_and_options():
+    """A negative scale, a soft cap, sink logits, odd widths, and queries that see no key."""
+    mask, T, S = CASES["causal, more queries"]
+    q, k, v = draw(T, S, B=1, D=20, E=5)
+    options, sinks = {"scale": -0.4, "softcap": 1.5}, torch.randn(2)
+    _, _, pooled = launch.run_with_cells(prepare(q, k, v, mask=mask, sinks=sinks, **options), 32)
+    weights = trace(q.double(), k.double(), v.double(), mask, sinks=sinks.double(), **options).weights
+    for found, truth in zip(pooled[1:], cells_of(weights, 32), strict=True):
+        assert_near(found, truth, 2e-6)
+
+
+def cells_of(weights, size):
+    """The mean row mass and the largest weight of cells of size × size, the last of which may be smaller."""
+    cells = [row.split(size, -1) for row in weights.split(size, -2)]
+    mass = [torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in cells]
+    most = [torch.stack([x.amax((-1, -2)) for x in row], -1) for row in cells]
+    return torch.stack(mass, -2), torch.stack(most, -2)

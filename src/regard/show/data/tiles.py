@@ -118,7 +118,8 @@ class TilePyramid:
 
     def _computed(self, z: int, i: int, j: int) -> TileCells:
         below = self._places_below(z, i, j)
-        if z > FINE or (z and all((*self.name, *place) in self.cache for line in below for place in line)):
+        is_known = bool(z) and all((*self.name, *place) in self.cache for line in below for place in line)
+        if is_known or (z > FINE and not self._is_kept(z)):
             return self._assembled(z, i, below)
         T, S = self.T, self.S
         span = SIDE << z
@@ -128,6 +129,11 @@ class TilePyramid:
                 self.pooled, _cell_edges(self.rows, rows, 1 << z), _cell_edges(self.cols, keys, 1 << z)
             )
         return pool_cells(self.pooled if z else self.m, rows, keys, 1 << z)
+
+    def _is_kept(self, z: int) -> bool:
+        """Whether the cells of a level follow from the overview that is kept with the map."""
+        kept = self.m.kept if isinstance(self.m, AttentionMap) and not self.in_units else None
+        return kept is not None and kept.size <= 1 << z
 
     def _places_below(self, z: int, i: int, j: int) -> list[list[tuple[int, int, int]]]:
         """Return the places of the tiles of the level below that a tile covers, up to two by two."""
