@@ -142,9 +142,7 @@ def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.c
     """The stored tile of a partial block as booleans: (ROWS, COLS), or (COLS, ROWS) if TURNED."""
     tile = tl.load(lists.tile + entry).to(tl.int64)
     row, col = tl.arange(0, ROWS), tl.arange(0, COLS)
-    if (
-        lists.tiles.dtype.element_ty == tl.int32
-    ):  # runs of keys
+    if lists.tiles.dtype.element_ty == tl.int32:  # runs of keys
         at = lists.tiles + (tile * ROWS + row) * 2
         first, stop = tl.load(at), tl.load(at + 1)
         if TURNED:
