@@ -128,6 +128,21 @@ def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
     close(m.mass(rule.mask), (A * rule.allowed()).sum(-1))
 
 
+@pytest.mark.parametrize("ahead", [0, 3, 700])
+def test_mass_of_a_band_over_several_tiles(ahead: int) -> None:
+    q, k = torch.randn(2, 4, 300, 8), torch.randn(2, 2, 330, 8)
+    k[1, :, -5:] = torch.nan  # which the last rows alone could see
+    mask = regard.padding([330, 325]) & regard.causal if ahead == 0 else regard.padding([330, 325])
+    m = regard.attention_map(q, k, mask=mask)
+    for part, A in ((m, m.to_dense()), (m[:, 1:3, 40:290], m.to_dense()[:, 1:3, 40:290])):
+        near = regard.window(9, ahead=ahead).tile(range(300), range(330), (300, 330))
+        rows = near if part is m else near[40:290]
+        assert torch.allclose(part.mass(regard.window(9, ahead=ahead)), (A * rows).sum(-1), atol=1e-6)
+    plain = regard.attention_map(q, k[:1].expand(2, -1, -1, -1), mask=regard.causal)
+    near = (regard.window(9) & regard.causal).tile(range(300), range(330), (300, 330))
+    assert torch.allclose(plain.mass(regard.window(9)), (plain.to_dense() * near).sum(-1), atol=1e-6)
+
+
 @given(drawn=maps(), n=st.integers(1, 6))
 def test_topk(drawn: Any, n: int) -> None:
     m, A, _ = drawn

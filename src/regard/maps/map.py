@@ -239,10 +239,7 @@ class AttentionMap(MapData, LazyMatrix):
             raise ValueError(f"rule: expected a rule that says yes or no, but {rule} adds to the scores")
         joint = self.mask.restrict(rule)  # which counts positions as before rows were selected
         joint.check(self.matrix)
-        (mass,) = precision.compute(
-            self, lambda group: [sweep.mass(group.data, joint.select(group.batch, group.heads))]
-        )
-        return self._shaped(mass)
+        return self._shaped(reductions.mass(self, joint))
 
     def share_of(self, rule: Mask) -> Tensor:
         """The share that the visible keys have of every row under a wider mask `rule`, (B, H, T).
