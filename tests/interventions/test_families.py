@@ -135,7 +135,7 @@ def test_patched_heads_have_the_output_and_the_pattern_of_the_other_run(
         torch.testing.assert_close(edited, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize(("family", "implementation"), combine(["gpt2", "llama", "bert"], IMPLEMENTATIONS))
 def test_edits_of_a_padded_batch_are_those_of_each_text(family: str, implementation: str) -> None:
     model, inputs = model_with(family, implementation), inputs_of(family)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
