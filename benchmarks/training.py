@@ -99,7 +99,7 @@ def make_models(num_layers: int, num_heads: int, d_model: int, context_length: i
 def make_step(model: nn.Module, device: str, compiled: bool) -> Callable[[Tensor], None]:
     """A function that takes one training step of a model on windows (B, context_length + 1)."""
     model.to(device).train()
-    optimizer = adamw(model, weight_decay=0.1, betas=(0.9, 0.99))
+    optimizer = adamw(model.parameters(), weight_decay=0.1, betas=(0.9, 0.99))
 
     def loss(ids: Tensor) -> Tensor:
         output = model(ids[:, :-1])

@@ -34,8 +34,7 @@ def draw() -> Figure:
     for ax, title, weights in zip(
         figure.subplots(1, 2), ("before training", f"after {STEPS} steps"), (before, after), strict=True
     ):
-        draw_heatmap(ax, weights, SENTENCE, SENTENCE, hidden=hidden, title=title, fontsize=9)
-        ax.images[0].set_clim(0, 1)
+        draw_heatmap(ax, weights, SENTENCE, SENTENCE, hidden=hidden, title=title, fontsize=9, top=1.0)
         for query, key in LOOKS_BACK.values():
             ax.add_patch(
                 Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor="#d1495b", lw=2, zorder=5)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +22,8 @@ class LRUCache(Generic[Value]):
 
     def __init__(self, maxsize: int) -> None:
         self.maxsize = maxsize
-        self._values: OrderedDict[Hashable, Value] = OrderedDict()
+        self._values: dict[Hashable, list[Any]] = {}  # the value, and when it was used last
+        self._clock = itertools.count()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -36,16 +37,29 @@ class LRUCache(Generic[Value]):
 
         The lock is not held while `compute` runs: two threads may compute the same value, which is harmless.
         """
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        value = compute()
-        with self._lock:
-            self._values[key] = value
-            while len(self._values) > self.maxsize:
-                self._values.popitem(last=False)
+        value = self.find(key)
+        if value is None:
+            value = compute()
+            self.store(key, value)
         return value
+
+    def find(self, key: Hashable) -> Value | None:
+        """Return the value cached under `key`, or None if there is none.
+
+        It takes no lock and moves nothing, since every call of `attend` waits for it.
+        """
+        entry = self._values.get(key)
+        if entry is None:
+            return None
+        entry[1] = next(self._clock)
+        return entry[0]  # type: ignore[no-any-return]
+
+    def store(self, key: Hashable, value: Value) -> None:
+        """Cache `value` under `key`, and evict what is too much."""
+        with self._lock:
+            self._values[key] = [value, next(self._clock)]
+            while len(self._values) > self.maxsize:
+                del self._values[min(self._values, key=lambda key: self._values[key][1])]
 
     def discard_if(self, condition: Callable[[Any], bool]) -> None:
         """Remove the values whose keys meet a condition."""

@@ -184,7 +184,8 @@ def test_lse_is_a_reading_without_gradient() -> None:
         ({"mask": regard.causal}, "torch"),
         ({"mask": regard.causal & regard.window(64)}, "torch"),  # a window that hides nothing is no window
         ({"mask": regard.padding([8])}, "torch"),
-        ({"mask": regard.causal & regard.window(3)}, "tiled"),
+        ({"mask": regard.causal & regard.window(3)}, "torch"),
+        ({"mask": regard.rule(lambda b, h, q, k: k <= q)}, "tiled"),
         ({"softcap": 3.0}, "tiled"),
         ({"dropout": 0.1}, "tiled"),
     ],
@@ -201,7 +202,9 @@ def test_explain_says_what_auto_takes(options: dict[str, Any], taken: str) -> No
 def test_one_query_with_a_cache_takes_pytorch() -> None:
     q, k = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 9, 4)
     assert regard.which_backend(q, k, k, mask=regard.causal).backend == "torch"
-    assert regard.which_backend(torch.randn(1, 2, 3, 4), k, k, mask=regard.causal).backend == "tiled"
+    assert regard.which_backend(torch.randn(1, 2, 3, 4), k, k, mask=regard.causal).backend == "torch"
+    with_gradient = torch.randn(1, 2, 3, 4, requires_grad=True)
+    assert regard.which_backend(with_gradient, k, k, mask=regard.causal).backend == "tiled"
 
 
 @pytest.mark.parametrize("mask", [None, regard.causal, regard.padding([3]), regard.chunks(2)])

@@ -1,5 +1,7 @@
 """`examine`: a map is certified exactly if its weights times the values are the output that was used."""
 
+import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.recorder.certificate import examine
+from regard.recorder.certificate import ShardEvidence, examine, join_evidence, join_shard_evidence
 from tests import strategies, truth
 
 
@@ -47,3 +49,38 @@ def test_a_map_without_rows_or_keys_differs_by_nothing(T: int, S: int) -> None:
     q, k, v = torch.randn(1, 2, T, 4), torch.randn(1, 1, S, 4), torch.randn(1, 1, S, 5)
     m = regard.attention_map(q, k)
     assert examine(m, v, torch.zeros(1, 2, T, 5)).difference == 0.0
+
+
+def test_the_tolerance_is_that_of_the_values_that_are_seen() -> None:
+    """A hidden key's value, however large, makes no room for an error; nor does the range of float16."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    mask = regard.causal & regard.padding(torch.arange(40)[None] < 39)
+    v[:, :, 39] = 1e7
+    right, wrong = (regard.attention_map(x, k, mask=mask) for x in (q, 1.01 * q))
+    output = regard.attend(q, k, v, mask=mask)
+    assert regard.certify(right, v, output).certified
+    assert not regard.certify(wrong, v, output).certified
+    small = (1e-5 * torch.randn(1, 2, 40, 8)).half()
+    weights = right.to_dense()
+    output = (weights[:, :, :39] @ small.float()).half()
+    assert regard.certify(weights[:, :, :39], small, output).certified
+    assert not regard.certify(weights[:, :, :39].flip(1), small, output).certified
+
+
+def test_joined_evidence_keeps_what_is_wrong_with_either_part() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 8, 4)
+    m, output = regard.attention_map(q, k), regard.attend(q, k, v)
+    right = examine(m, v, output, weights=m.to_dense())
+    without = examine(m, v, output)
+    wrong = examine(m, v, output, weights=m.to_dense().flip(-1))
+    unknown = dataclasses.replace(right, weights=math.nan)
+    assert right.certified
+    assert without.certified
+    for bad in (wrong, unknown):
+        for other in (right, without):
+            for pair in ((bad, other), (other, bad)):
+                assert not join_evidence(*pair, m.mask).certified
+                shards = [ShardEvidence(0, (head,), None, x) for head, x in enumerate(pair)]
+                assert not join_shard_evidence(shards).certified

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.maps import AttentionMap, LinearAttentionMap
+from regard.recorder import linear_certificate
 from regard.recorder.linear_certificate import examine_linear
 
 
@@ -180,6 +181,38 @@ def test_a_wrong_state_or_output_is_not_certified() -> None:
     assert not examine_linear(m, v, output * torch.nan).certified
 
 
+@pytest.mark.parametrize("fault", ["beta", "scale"])
+def test_a_fault_shows_however_fast_a_layer_forgets(fault: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 100, 2, 8) for _ in range(3))
+    g, beta = -200 * torch.rand(1, 100, 2), torch.rand(1, 100, 2)
+    output, _ = chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=False)
+    inputs: dict[str, Any] = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "decay": g.transpose(1, 2)}
+    inputs |= {"beta": beta.transpose(1, 2), "delta_rule": True, "scale": 8**-0.5}
+    values, output = v.transpose(1, 2), output.transpose(1, 2)
+    assert examine_linear(regard.linear_attention_map(**inputs), values, output).certified
+    inputs[fault] = inputs[fault] * (1 + 2e-4)
+    assert not examine_linear(regard.linear_attention_map(**inputs), values, output).certified
+
+
+def test_every_head_counts_and_none_behind_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_certificate, "HEAD_NUMBERS", {"cpu": 1, "cuda": 1})  # one head at a time
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 3, 20, 8)
+    m = regard.linear_attention_map(q, k, decay=-torch.rand(1, 3, 20))
+    output = m @ v
+    for head in range(3):
+        broken = output.clone()
+        broken[0, head, 7] = torch.nan
+        assert not examine_linear(m, v, broken).certified
+    gate = torch.randn(1, 3, 20, 8)
+    assert examine_linear(m, v, output * gate, gate=gate).certified
+    gate[:, 1] = 0.0
+    evidence = examine_linear(m, v, output * gate, gate=gate)
+    assert not evidence.certified
+    assert "its gate is 0" in str(evidence)
+
+
 def test_a_mixed_capture_has_scores_files_and_a_page(tmp_path: Path) -> None:
     seen = regard.capture(model(), inputs=(IDS,))
     table = seen.heads()
@@ -205,3 +238,36 @@ def test_statistics_and_some_heads_are_stored() -> None:
     some = regard.capture(model(DeltaNet), inputs=(IDS,), heads=[1, 2], dtype=torch.bfloat16)
     assert some.layer(0).heads == (1, 2)
     assert some[0].q.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_step_in_half_precision_is_certified_and_a_wrong_state_is_not(dtype: torch.dtype) -> None:
+    """Transformers' step of Mamba-2 multiplies key, time step and value in half precision."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 1, 16).to(dtype) for _ in range(3))
+    decay, beta = -torch.rand(2, 4, 1), torch.rand(2, 4, 1).to(dtype)
+    state = torch.randn(2, 4, 16, 16)
+    new = (k * beta[..., None]).mT * v  # (B, H, D, E), rounded twice
+    after = state * decay[..., None].exp() + new
+    output = (q @ after.to(dtype)).to(dtype)
+    m = regard.linear_attention_map(q, k, decay=decay, beta=beta.float())
+    right = examine_linear(m, v, output, initial_state=state, final_state=after)
+    assert right.certified, right
+    for wrong in (1.1 * after, after.flip(2), after.flip(1)):
+        assert not examine_linear(m, v, output, initial_state=state, final_state=wrong).certified
+    assert not examine_linear(m, v, output, initial_state=0.9 * state, final_state=after).certified
+
+
+def test_a_layer_that_computes_in_float32_is_certified_with_inputs_in_float64() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 50, 2, 8, dtype=torch.float64) for _ in range(3))
+    g, beta = -torch.rand(1, 50, 2), torch.rand(1, 50, 2)
+    output, _ = chunk_gated_delta_rule(q.float(), k.float(), v.float(), g, beta)
+    options: dict[str, Any] = {"delta_rule": True, "scale": 8**-0.5, "qk_norm": 1e-6}
+    q, k, v, g, beta = (x.transpose(1, 2) for x in (q, k, v, g, beta))
+    right, wrong = (
+        regard.linear_attention_map(q, k, decay=g, beta=x, **options) for x in (beta, 1.0002 * beta)
+    )
+    output = output.double().transpose(1, 2)
+    assert examine_linear(right, v, output).certified
+    assert not examine_linear(wrong, v, output).certified

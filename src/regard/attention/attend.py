@@ -20,6 +20,7 @@ from regard.attention.backends.choice import (
     run,
     unsupported_reason,
 )
+from regard.attention.backends.plan import apply_plan, find_plan, make_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.context_parallel.ring import ring_attend
 from regard.attention.context_parallel.rows import Order
@@ -106,12 +107,21 @@ def attend(
     >>> regard.attend(q, k, v, mask=regard.causal & regard.window(3)).shape
     torch.Size([1, 2, 5, 8])
     """
-    settings: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout}
+    plan = key = None
+    if group is None:
+        plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
+        if plan is not None and plan.kernel is not None and not return_lse:
+            return plan.kernel(q, k, v)
+    settings: dict[str, Any] = {"mask": mask, "scale": scale, "softcap": softcap, "sinks": sinks}
+    settings["dropout"] = dropout
     if group is not None:
-        whole = ring_attend(q, k, v, group=group, order=order, mask=mask, backend=backend, **settings)
+        whole = ring_attend(q, k, v, group=group, order=order, backend=backend, **settings)
         return whole if return_lse else whole[0]
-    problem = prepare(q, k, v, mask=mask, **settings)
-    output, lse = run(problem, choose(problem, backend), return_lse)
+    if plan is None:
+        problem, plan = make_plan(q, k, v, backend, key, **settings)
+    else:
+        problem = apply_plan(plan, q, k, v, softcap, dropout)
+    output, lse = run(problem, plan.backend, return_lse)
     if q.ndim != 4:
         output = output.reshape(*q.shape[:-1], v.shape[-1])
         lse = None if lse is None else lse.reshape(q.shape[:-1])

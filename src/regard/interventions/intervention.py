@@ -19,8 +19,14 @@ from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import OWN_OUTPUT
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import choose_sources, observed
-from regard.recorder.receiver import CallReceiver, Slot
+from regard.recorder.receiver import CallReceiver, Part, Slot
 from regard.recorder.sources.compilation import original_model
+
+UNKNOWN_PLACES: dict[Part, str] = {
+    "beside": "it cuts its tokens into windows and attends in each",
+    "rows": "it cuts its queries into chunks and attends with each",
+}
+"""Why the rows of a call cannot be told that is not the first of several."""
 
 
 def intervene(model: nn.Module, *edits: Edit) -> InterventionBlock:
@@ -117,7 +123,7 @@ class Intervention(CallReceiver):
         call: AttentionCall | UnreadableCall,
         *,
         against: str = OWN_OUTPUT,
-        beside: bool = False,
+        part: Part | None = None,
         again: bool = False,
     ) -> AttentionCall | UnreadableCall:
         """Return an attention call as the edits change it."""
@@ -132,9 +138,9 @@ class Intervention(CallReceiver):
                         "several times in a pass: switch it off"
                     )
             else:
-                slot, layer_id = self._locate(layer_id, beside or again)
+                slot, layer_id = self._locate(layer_id, part is not None or again)
             self._keys[layer_id.name] = layer_id.key
-            place = self._place(slot, layer_id, call, beside) if isinstance(call, AttentionCall) else None
+            place = self._place(slot, layer_id, call, part) if isinstance(call, AttentionCall) else None
         for number, edit in enumerate(self.edits):
             if not edit.selection.has_layer(layer_id):
                 continue
@@ -149,12 +155,12 @@ class Intervention(CallReceiver):
             call = edited
         return call
 
-    def _place(self, slot: Slot, layer_id: LayerId, call: AttentionCall, beside: bool) -> CallPlace:
+    def _place(self, slot: Slot, layer_id: LayerId, call: AttentionCall, part: Part | None) -> CallPlace:
         """Return where a call is among the tokens so far, from how many of them came before."""
         T, S = call.q.shape[2], call.k.shape[2]
         key, earlier = layer_id.key, self._earlier.get(slot)
-        if beside:
-            return CallPlace(key, 0, 0, T, S, "it cuts its tokens into windows and attends in each")
+        if part is not None:
+            return CallPlace(key, 0, 0, T, S, UNKNOWN_PLACES[part])
         if layer_id.stack.startswith("cross"):
             return self._cross_place(key, T, S)
         last_key = call.k[:, :, -1].detach().clone() if S else call.k.new_zeros(0)

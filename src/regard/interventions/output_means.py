@@ -13,7 +13,7 @@ from regard.recorder.certificate import OWN_OUTPUT
 from regard.recorder.context import model_inputs
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import choose_sources, observed
-from regard.recorder.receiver import CallReceiver
+from regard.recorder.receiver import CallReceiver, Part
 from regard.recorder.sources.compilation import original_model
 from regard.recorder.tokens import encode_text
 
@@ -90,12 +90,12 @@ class OutputSums(CallReceiver):
         call: AttentionCall | UnreadableCall,
         *,
         against: str = OWN_OUTPUT,
-        beside: bool = False,
+        part: Part | None = None,
         again: bool = False,
     ) -> AttentionCall | UnreadableCall:
         """Add up the output of a call, and return the call."""
         with self._lock:
-            _, layer_id = self._locate(layer_id, beside or again)
+            _, layer_id = self._locate(layer_id, part is not None or again)
         if isinstance(call, UnreadableCall):
             raise RuntimeError(f"layer {layer_id.key} has no output to average: {call.reason}")
         output = call.output if call.used is None else call.used  # (B, H, T, E)

@@ -6,11 +6,12 @@ heads of one precision.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from regard.attention.masks.grid import grid
-from regard.maps import overview, precision, sweep
+from regard.maps import kernels, overview, precision, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import tile_weights
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
@@ -34,18 +35,20 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> 
     if not rows.numel() or not cols.numel():
         shape = (2, *m.matrix[:2], rows.shape[1], cols.shape[1])
         return overview.Overview(*m.lse.new_zeros(shape, dtype=m.dtype))
+    kept = None if gain is not None or m.kept is None else m.kept.pool(rows, cols, *m.matrix[2:])
     # The positions outside of all spans cost nothing.
     queries, keys = (slice(int(bounds[0, 0]), int(bounds[1, -1])) for bounds in (rows, cols))
     rows, cols = rows - queries.start, cols - keys.start
     part = precision.select_region(m, queries, keys)
     gain = None if gain is None else gain[:, :, keys]
-    cells = precision.compute(
-        part,
-        lambda group: overview.pool(
-            group.data, rows, cols, None if gain is None else gain[group.batch, group.heads]
-        ),
-    )
-    return overview.Overview(*cells)
+
+    def pool_heads(group: precision.HeadGroup) -> Sequence[Tensor]:
+        heads = group.batch, group.heads
+        if kept is not None and group.data.dtype == m.dtype:  # large scores are computed in a wider one
+            return [x[heads] for x in kept]
+        return overview.pool(group.data, rows, cols, None if gain is None else gain[heads])
+
+    return overview.Overview(*precision.compute(part, pool_heads))
 
 
 def row_sums(m: MapData, gain: Tensor) -> Tensor:
@@ -53,7 +56,7 @@ def row_sums(m: MapData, gain: Tensor) -> Tensor:
 
     def add_up(group: precision.HeadGroup) -> list[Tensor]:
         u = gain[group.batch, group.heads]
-        sums = overview.row_sums(group.data, u)
+        sums = kernels.row_sums(group.data, gain=u)
         # Fused attention takes values in the dtype of q and k, or all of them in float32.
         return [multiply(group.data, u.unsqueeze(-1)).squeeze(-1) if sums is None else sums]
 
@@ -77,7 +80,6 @@ def diagonal(m: MapData, offset: int) -> Tensor:
     _, _, T, S = m.matrix
     first = max(0, -offset)
     length = max(0, min(T - first, S - offset - first))
-    index = torch.arange(first, first + length, device=m.device)
-    rows = slice(first, first + length)
-    (weights,) = precision.compute(m, lambda group: [sweep.entries(group.data, index, index + offset)], rows)
+    rows, keys = slice(first, first + length), slice(first + offset, first + offset + length)
+    (weights,) = precision.compute(m, lambda group: [sweep.diagonal(group.data, rows, keys)], rows)
     return weights

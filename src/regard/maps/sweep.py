@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.problem import AttentionProblem
-from regard.attention.backends.tiles import fold, parts, score, visits
+from regard.attention.backends.tiles import exponentials, fold, parts, score, visits
 from regard.attention.masks.base import Mask
+from regard.maps import kernels
 from regard.maps.data import MapData
 
 EMPTY_ROW_LSE = 1e30  # stands for the lse of a row without visible keys: exp(score − 1e30) is 0, and not NaN
 LOG_ZERO = -1e4  # the logarithm of a weight of 0: exp gives 0, and 0 · −1e4 is 0 where 0 · −inf is NaN
 STATISTICS_ROUNDING = 1e-3  # error of a row sum; kernels for half precision reach half of it
-PAIRS = 256  # entries that a mask is evaluated for at a time
+PAIRS, PAIRS_ON_GPU = 256, 1024  # entries of a diagonal that a mask is evaluated for at a time
 
 
 class LogTile(NamedTuple):
@@ -79,7 +80,7 @@ def statistics(m: MapData) -> RowStatistics:
     received = m.lse.new_zeros(B, H, S)
     for batch, heads, rows, keys, logs in log_tiles(m):
         logs.clamp_(min=LOG_ZERO)
-        weights = logs.exp()
+        weights = exponentials(logs, out=torch.empty_like(logs))
         entropy[batch, heads, rows] -= torch.linalg.vecdot(weights, logs)
         positions = torch.arange(rows.start, rows.stop, device=logs.device) + m.first_position
         back = positions[:, None] - torch.arange(keys.start, keys.stop, device=logs.device)
@@ -122,15 +123,21 @@ def _softmax_sum(m: MapData, total: Tensor, rows: slice | Tensor, rounding: floa
 
 def mass(m: MapData, mask: Mask) -> Tensor:
     """The sum of every row under a mask that is narrower than the map's own, (B, H, T)."""
+    sums = kernels.row_sums(m, mask)
+    if sums is not None:
+        return sums
     B, H, T, _ = m.matrix
     total = m.lse.new_zeros(B, H, T)
     for batch, heads, rows, _, logs in log_tiles(m, mask):
-        total[batch, heads, rows] += logs.exp_().sum(-1)
+        total[batch, heads, rows] += exponentials(logs, out=logs).sum(-1)
     return total
 
 
 def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
     """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
+    largest = kernels.topk(m, k)
+    if largest is not None:
+        return largest
     B, H, T, _ = m.matrix
     best = m.lse.new_full((B, H, T, k), -torch.inf)
     indices = torch.full((B, H, T, k), -1, device=m.device)
@@ -144,32 +151,43 @@ def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
     return weights, indices.masked_fill_(weights == 0, -1)
 
 
-def entries(m: MapData, rows: Tensor, keys: Tensor) -> Tensor:
-    """Single weights A[rows[n], keys[n]] of every head, (B, H, N): one dot product each."""
-    B, H, G = *m.q.shape[:2], m.k.shape[1]
-    # These products are few, and adding them up in another order than the kernel of lse costs digits.
-    dtype = m.dtype if m.device.type == "mps" else torch.float64  # which MPS does not have
-    q, k = m.q[:, :, rows].to(dtype), m.k[:, :, keys].to(dtype)
-    q = q.view(B, G, H // max(G, 1), *q.shape[2:])  # (B, G, group, N, D)
-    s: Tensor = (q * k.unsqueeze(2)).sum(-1).view(B, H, len(rows)) * m.scale
-    if m.softcap is not None:
-        s = m.softcap * torch.tanh(s / m.softcap)
-    allowed, bias = _mask_entries(m, rows, keys)
-    if bias is not None:
-        s = s + bias
-    return (s - finite_lse(m.lse[:, :, rows])).to(m.result_dtype).exp_().masked_fill_(~allowed, 0.0)
+def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor:
+    """The weights of each of some rows on the key of the same number, (B, H, rows): one dot product each."""
+    allowed, bias = _mask_diagonal(m, rows, keys)
+    weights = kernels.diagonal(m, rows, keys)
+    if weights is None:
+        B, H, G = *m.q.shape[:2], m.k.shape[1]
+        # These products are few, and adding them up in another order than the kernel of lse costs digits.
+        dtype = m.dtype if m.device.type == "mps" else torch.float64  # which MPS does not have
+        q, k = m.q[:, :, rows].to(dtype), m.k[:, :, keys].to(dtype)
+        q = q.reshape(B, G, H // max(G, 1), *q.shape[2:])  # (B, G, group, N, D)
+        s: Tensor = torch.linalg.vecdot(q, k.unsqueeze(2)).view(B, H, -1) * m.scale
+        if m.softcap is not None:
+            s = m.softcap * torch.tanh(s / m.softcap)
+        if bias is not None:
+            s = s + bias
+        weights = (s - finite_lse(m.lse[:, :, rows])).to(m.result_dtype).exp_()
+    if isinstance(allowed, Tensor):
+        return weights.masked_fill_(~allowed, 0.0)
+    return weights if allowed else weights.zero_()
 
 
-def _mask_entries(m: MapData, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The mask and its bias at single entries, (B or 1, H or 1, N): in runs, as a mask answers for tiles."""
+def _mask_diagonal(m: MapData, rows: slice, keys: slice) -> tuple[Tensor | bool, Tensor | None]:
+    """The mask and its bias along a diagonal, (B or 1, H or 1, N), or one answer if it is a band."""
+    _, _, T, S = m.matrix
+    band = None if m.mask.biased else m.mask.band(T, S)
+    if band is not None:
+        return band.holds(keys.start - rows.start - (S - T)), None
     allowed, biases = [], []
-    for i in range(0, len(rows), PAIRS):
-        r, c = rows[i : i + PAIRS], keys[i : i + PAIRS]
+    # In runs, as a mask answers for tiles.
+    run = PAIRS if m.mask.biased or m.device.type != "cuda" else PAIRS_ON_GPU
+    for i in range(0, rows.stop - rows.start, run):
+        r, c = (slice(span.start + i, min(span.start + i + run, span.stop)) for span in (rows, keys))
         tile = m.mask.tile(r, c, m.matrix, device=m.device)
         bias = m.mask.bias(r, c, m.matrix, device=m.device)
         allowed.append(tile.diagonal(dim1=-2, dim2=-1))
         if bias is not None:
             biases.append(bias.detach().diagonal(dim1=-2, dim2=-1))
     if not allowed:
-        return torch.ones(0, dtype=torch.bool, device=m.device), None
+        return True, None
     return torch.cat(allowed, -1), torch.cat(biases, -1) if biases else None

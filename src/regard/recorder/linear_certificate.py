@@ -8,6 +8,8 @@ directions. Everything is computed in float64. This file knows maps and tensors;
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,11 +23,13 @@ from regard.recorder.certificate import (
     SIMILAR_VALUES,
     Evidence,
     sampled_rows,
+    smallest_error,
 )
 
 CHUNK = 64  # tokens whose decays kernels add up
 LARGEST_DECAY_ERROR = 2.0**-9  # beyond this a layer that forgets so fast is not certified by its rounding
 ENTRY_UNITS = 8  # units in the last place by which an entry may be off, relative to its two vectors
+CLOSED_GATE = "its gate is 0 throughout a head, so that its output does not determine its weights"
 PROBES = 4  # random directions along which a state is compared
 HEAD_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 30}  # of a tensor (heads, T, width) that are compared at a time
 
@@ -66,10 +70,12 @@ def examine_linear(
             rows,
             *(None if x is None else x[:, heads] for x in (initial_state, final_state, gate)),
         )
-        at = int(ratio.nan_to_num(torch.inf).argmax())
-        if not ratio[at] <= worst:
+        at = int(ratio.nan_to_num(torch.inf, torch.inf).argmax())
+        if not math.isnan(worst) and not ratio[at] <= worst:
             worst, tolerance = float(ratio[at]), float(allowed[at])
         similar |= T > 1 and _are_similar(v[:, heads], _rounding(m, output))
+    if gate is not None and T > 1 and problem is None and _is_closed(gate[:, :, rows.to(gate.device)]):
+        problem = CLOSED_GATE
     kind = m.kind if convolution is None else f"{m.kind}, after a convolution over {convolution} tokens"
     return Evidence(
         difference=worst * tolerance,
@@ -85,10 +91,24 @@ def examine_linear(
     )
 
 
+def _precision(m: LinearAttentionMap) -> torch.dtype:
+    """The dtype in which a recurrence was computed: most kernels take float32 also for inputs in float64."""
+    return torch.float64 if m.q.dtype == m.decay.dtype == torch.float64 else torch.float32
+
+
 def _rounding(m: LinearAttentionMap, x: Tensor) -> float:
     """The error relative to its parts that rounding may add to a sum that was stored as x is."""
     stored = max(torch.finfo(x.dtype).eps, torch.finfo(m.q.dtype).eps)
-    return 2.0 * stored + ROUNDING_UNITS[m.dtype] * torch.finfo(m.dtype).eps
+    return 2.0 * stored + ROUNDING_UNITS[_precision(m)] * torch.finfo(_precision(m)).eps
+
+
+def _entry_rounding(m: LinearAttentionMap) -> float:
+    """The error of an entry relative to the lengths of its vectors.
+
+    For a single token some implementations multiply key, β and value in half precision.
+    """
+    eps = ENTRY_UNITS * torch.finfo(_precision(m)).eps
+    return max(eps, 2.0 * torch.finfo(m.q.dtype).eps) if m.matrix[2] == 1 else eps
 
 
 def _decay_rounding(m: LinearAttentionMap) -> Tensor:
@@ -99,7 +119,7 @@ def _decay_rounding(m: LinearAttentionMap) -> Tensor:
     decay = m.decay.abs() if m.decay.ndim == 3 else m.decay.abs().amax(-1)  # (B, H, S)
     padded = torch.nn.functional.pad(decay.double(), (0, -decay.shape[-1] % CHUNK))
     steepest = padded.reshape(*padded.shape[:-1], -1, CHUNK).sum(-1).amax(-1)  # (B, H)
-    error = 2.0 * torch.finfo(m.dtype).eps * steepest
+    error = 2.0 * torch.finfo(_precision(m)).eps * steepest
     return error.clamp(max=LARGEST_DECAY_ERROR)[..., None, None]
 
 
@@ -131,17 +151,22 @@ def _compare(
 ) -> tuple[Tensor, Tensor]:
     """The error of each compared number in units of its tolerance, and that tolerance, (numbers,) each."""
     recurrence, squares = (ChunkedRecurrence(x.inputs(torch.float64), m.matrix[2]) for x in (m, _squared(m)))
-    factor = None if gate is None else gate[:, :, rows.to(m.device)].double()
-    compared = [(recurrence.back(rows), squares.back(rows), output[:, :, rows.to(m.device)], factor)]
+    at = rows.to(m.device)
+    factor = None if gate is None else gate[:, :, at].double()
+    own = m.diagonal()[:, :, at, None].double().abs() * v[:, :, at].double().abs()  # nothing decays there
+    lengths = m.inputs(torch.float64).queries(at).square().sum(-1, keepdim=True)
+    compared = [(recurrence.back(rows), squares.back(rows), lengths, output[:, :, at], factor, own)]
     if final_state is not None:
         generator = torch.Generator().manual_seed(0)
         probes = torch.randn(PROBES, m.k.shape[-1], generator=generator, dtype=torch.float64).to(m.device)
         u = probes.expand(*m.matrix[:2], -1, -1)
         read = (probes @ final_state.double()).to(final_state.dtype)  # (B, H, PROBES, E)
         lengths = u.square().sum(-1, keepdim=True)
-        compared.append((recurrence.back_from_end(u), squares.back_from_end(lengths), read, None))
+        none = torch.zeros_like(read, dtype=torch.float64)
+        square_blocks = squares.back_from_end(lengths)
+        compared.append((recurrence.back_from_end(u), square_blocks, lengths, read, None, none))
     ratios, tolerances = [], []
-    for blocks, square_blocks, expected, factor in compared:
+    for blocks, square_blocks, lengths, expected, factor, own in compared:
         total, size, variance = torch.zeros(3, *expected.shape, dtype=torch.float64, device=m.device)
         for block in blocks:
             values = v[:, :, block.keys].double()
@@ -153,14 +178,20 @@ def _compare(
             state = initial_state.double()
             total += recurrence.left @ state
             size += recurrence.left.abs() @ state.abs()
-        eps = torch.finfo(m.dtype).eps
-        tolerance = size * (_rounding(m, expected) + _decay_rounding(m)) + ENTRY_UNITS * eps * variance.sqrt()
+        tolerance = size * _rounding(m, expected) + _entry_rounding(m) * variance.sqrt()
+        tolerance += (size - own).clamp(min=0.0) * _decay_rounding(m)
+        tolerance += 4.0 * smallest_error(m.q.dtype) * lengths.sqrt()
         if factor is not None:
             total, tolerance = total * factor, tolerance * factor.abs()
-        tolerance = tolerance + torch.finfo(expected.dtype).tiny
+        tolerance = tolerance + smallest_error(expected.dtype)
         ratios.append(((total - expected.double()).abs() / tolerance).flatten())
         tolerances.append(tolerance.flatten())
     return torch.cat(ratios), torch.cat(tolerances)
+
+
+def _is_closed(gate: Tensor) -> bool:
+    """Whether a gate (B, H, rows, E) is 0 throughout some head, so that any weights give its output."""
+    return bool((gate == 0).flatten(2).all(-1).any())
 
 
 def _are_similar(v: Tensor, rounding: float) -> bool:

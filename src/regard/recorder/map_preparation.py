@@ -40,6 +40,7 @@ def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
         lse=m.lse[:, heads],
         mask=m.mask.select(slice(None), heads),
         sinks=sinks,
+        kept=None if m.kept is None else m.kept.select(slice(None), list(heads)),
     )
     return SelectedHeads(selected, tuple(heads), kv_heads)
 
@@ -82,7 +83,7 @@ def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
 
 def compact_map(m: AttentionMap) -> AttentionMap:
     """Return the map with q, k and lse in memory of their own, no larger than they are."""
-    return m._with(q=own_memory(m.q), k=own_memory(m.k), lse=own_memory(m.lse))
+    return m._with(q=own_memory(m.q), k=own_memory(m.k), lse=own_memory(m.lse), kept=m.kept)
 
 
 def own_memory(x: Tensor) -> Tensor:

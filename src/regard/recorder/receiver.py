@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ class PassTokens(NamedTuple):
     pixels: PixelInputs | None = None  # of the pictures
 
 
+Part = Literal["beside", "rows"]
+"""How a call belongs to its module's earlier ones: tokens that do not see theirs, or the next rows."""
 Slot = tuple[str, int]
 """The name of a module, and how often it ran before in this forward pass."""
 
@@ -42,6 +44,8 @@ class CallReceiver:
 
     is_editor = False
     """Whether it may change the output with which the model goes on."""
+    overviews = False
+    """Whether the attention of the layers that it selects should hand out overviews."""
 
     def __init__(self) -> None:
         self.forwards = 0  # forward passes of the model so far
@@ -74,14 +78,14 @@ class CallReceiver:
         call: AttentionCall | UnreadableCall,
         *,
         against: str = OWN_OUTPUT,
-        beside: bool = False,
+        part: Part | None = None,
         again: bool = False,
     ) -> AttentionCall | UnreadableCall:
         """Receive an attention call that a module has made; return the call with which the model goes on.
 
-        `against` names the output in the call. `beside` says that the module splits its tokens into parts
-        that do not see each other and makes one call for each, and that this is not the first of them;
-        `again` that it applies the weights of an earlier call to other values.
+        `against` names the output in the call. `part` says that the module makes several calls for its
+        tokens, that this is not the first of them, and how they belong together; `again` that it applies the
+        weights of an earlier call to other values.
         """
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
+from regard.recorder.certificate import KERNEL_OUTPUT, OWN_OUTPUT, ROWS, Evidence, examine
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.generation.linear_strip import LinearAddition, LinearStrip
 from regard.recorder.generation.mask_join import join_masks
@@ -38,7 +38,7 @@ from regard.recorder.map_preparation import (
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.rank_group import RankGroup
-from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
+from regard.recorder.receiver import CallReceiver, Part, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import MemoryStore, Store
@@ -78,6 +78,7 @@ class Recording(CallReceiver):
     - `dtype`: the dtype in which q and k are stored; None leaves them as they are.
     - `values`: whether to store v too.
     - `verify`: whether to compare every row with the model's output, and not a sample of 64.
+    - `overviews`: whether to keep an overview with each map, computed with the attention where possible.
     - `store`: where the layers are kept; None keeps them in memory.
     - `join_calls`: whether a later call may continue the map of an earlier one, as in generation.
     - `model`: the model's name.
@@ -95,6 +96,7 @@ class Recording(CallReceiver):
         dtype: torch.dtype | None = None,
         values: bool = False,
         verify: bool = False,
+        overviews: bool = False,
         store: Store | None = None,
         join_calls: bool = True,
         model: str = "",
@@ -116,6 +118,7 @@ class Recording(CallReceiver):
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
         self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
+        self.overviews = overviews
         self.store: Store = MemoryStore() if store is None else store
         self.decode, self.stream, self.picture_reader = decode, stream, picture_reader
         self.seen = Capture(
@@ -151,7 +154,7 @@ class Recording(CallReceiver):
         call: AttentionCall | UnreadableCall,
         *,
         against: str = OWN_OUTPUT,
-        beside: bool = False,
+        part: Part | None = None,
         again: bool = False,
     ) -> AttentionCall | UnreadableCall:
         """Record an attention call that a module has made, and return it."""
@@ -163,9 +166,9 @@ class Recording(CallReceiver):
             if isinstance(call, UnreadableCall):
                 self.unreadable[layer_id.name] = call.reason
             elif self._other_text and call.problem is None:
-                self._add_call(layer_id, call._replace(problem=OTHER_TEXT), against, beside)
+                self._add_call(layer_id, call._replace(problem=OTHER_TEXT), against, part)
             else:
-                self._add_call(layer_id, call, against, beside)
+                self._add_call(layer_id, call, against, part)
         return call
 
     def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
@@ -191,9 +194,9 @@ class Recording(CallReceiver):
         """Note the edits of the interventions that are open."""
         self._edits = tuple(text for editor in editors_of(self) for text in editor.descriptions())
 
-    def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, beside: bool) -> None:
+    def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, part: Part | None) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
-        slot, layer_id = self._locate(layer_id, beside)
+        slot, layer_id = self._locate(layer_id, part is not None)
         if not self.forwards:  # a module that is called without its model
             self._note_edits()
         if self.stream is not None:
@@ -219,14 +222,14 @@ class Recording(CallReceiver):
             strip = self._strips.get(slot)
             step = None
             if isinstance(strip, Strip) and self.join_calls and call.whole_mask is None:
-                step = StripStep("beside") if beside else strip.step(selected)
+                step = StripStep("beside") if part == "beside" else strip.step(selected)
             if not isinstance(strip, Strip) or step is None:
                 if strip is not None:
                     self._finish_pass()
                 self._start_strip(first)
                 return
             addition = strip.addition(step, selected, values, evidence)
-            if beside:
+            if part is not None:
                 strip.extend(addition, None, self._joined_mask(strip, addition, None))
             else:
                 self._additions.append((strip, addition))
@@ -293,9 +296,10 @@ class Recording(CallReceiver):
             own_lse=call.own_lse,
             softly_masked_rows=call.softly_masked_rows,
             problem=call.problem,
-            against=against,
+            against=against if call.kept is None else KERNEL_OUTPUT,
             max_rows=None if self.verify else ROWS,
         )
+        m = m.with_overview() if self.overviews and call.whole_mask is None else m
         if call.whole_mask is not None:
             mask = call.whole_mask
             evidence = dataclasses.replace(evidence, mask=str(mask), window=mask.window_size())

@@ -10,7 +10,17 @@ import regard
 from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask, window
 from regard.attention.backends import runs
 from regard.attention.backends.problem import prepare
-from regard.attention.backends.triton import column_sums, configs, launch, pool, statistics
+from regard.attention.backends.triton import (
+    cells,
+    column_sums,
+    configs,
+    diagonal,
+    launch,
+    pool,
+    row_sums,
+    statistics,
+    topk,
+)
 from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces
 from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.views import Keys, Rows
@@ -19,7 +29,9 @@ from tests.attention.backends import interpreter  # noqa: F401 (first: it settle
 from tests.sampling import share
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning"
+    "ignore:invalid value:RuntimeWarning",
+    "ignore:overflow:RuntimeWarning",
+    "ignore:divide by zero:RuntimeWarning",
 )
 
 IDS = torch.tensor([[0] * 20 + [1] * 7 + [2] * 33, [5] * 48 + [6] * 12])  # (2, 60)
@@ -50,7 +62,13 @@ TEXTS = dict.fromkeys(CASES, 1) | dict.fromkeys(("documents", "padding", "heads 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     shapes = {"forward": (32, 16), "lists": (16, 32), "queries": (32, 16), "keys": (16, 32), "pool": (32, 16)}
-    shapes |= {"statistics": (32, 16), "column sums": (16, 32)}
+    shapes |= {
+        "statistics": (32, 16),
+        "row statistics": (32, 16),
+        "column sums": (16, 32),
+        "row sums": (32, 16),
+        "topk": (32, 16),
+    }
     monkeypatch.setattr(
         configs,
         "choose",
@@ -255,9 +273,7 @@ def largest(x):
 def test_column_sums(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    softcap, sinks = (
-        (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
-    )
+    softcap, sinks = softcap_and_sinks(case)
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
     lse = true_lse(steps.masked, sinks).float()
     problem = prepare(q, k, k, mask=mask)
@@ -282,6 +298,81 @@ def test_column_sums_beside_rows_and_keys_that_hold_nan():
     assert torch.isfinite(column_sums.column_sums(q, k, lse, mask, 0.25, None, w)).all()
 
 
+def softcap_and_sinks(case):
+    return (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_row_sums_under_a_narrower_mask_and_times_gains(case):
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
+    softcap, sinks = softcap_and_sinks(case)
+    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
+    lse, problem = true_lse(steps.masked, sinks).float(), prepare(q, k, k, mask=mask)
+    for narrow in (window(5), prefix(7)):
+        joint = problem.mask & narrow
+        under = steps.weights * joint.tile(slice(0, T), slice(0, S), (len(q), 2, T, S))
+        found = row_sums.row_sums(q, k, lse, joint, problem.scale, softcap)
+        assert_near(found, under.sum(-1), 2e-6)
+    u = torch.randn(len(q), 2, S)
+    found = row_sums.row_sums(q, k, lse, problem.mask, problem.scale, softcap, u)
+    assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_topk(case):
+    mask, T, S = CASES[case]
+    q, k, _ = draw(T, S, B=TEXTS[case], D=8)
+    softcap, sinks = softcap_and_sinks(case)
+    steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
+    lse, problem = true_lse(steps.masked, sinks).float(), prepare(q, k, k, mask=mask)
+    for count in (1, 11):
+        weights, keys = topk.topk(q, k, lse, problem.mask, problem.scale, softcap, count)
+        assert_near(weights, steps.weights.topk(count).values, 2e-6)
+        assert torch.equal(keys == -1, weights == 0)
+        # Each key is named once, and has the weight that stands beside it.
+        chosen = torch.zeros_like(steps.weights).scatter_add_(-1, keys.clamp(min=0), weights.double())
+        times = torch.zeros_like(steps.weights).scatter_add_(-1, keys.clamp(min=0), (keys >= 0).double())
+        assert times.max() <= 1
+        assert_near(chosen, steps.weights * times, 2e-6)
+
+
+def test_topk_of_equal_weights():
+    q, k = torch.zeros(1, 2, 40, 8), torch.zeros(1, 1, 40, 8)
+    lse = torch.arange(1.0, 41.0).log().expand(1, 2, 40).contiguous()
+    weights, keys = topk.topk(q, k, lse, causal, 1.0, None, 5)
+    assert_near(weights[0, 0, :, 0], 1.0 / torch.arange(1.0, 41.0).double(), 1e-6)
+    for row, of_row in enumerate(keys[0, 0].tolist()):
+        seen = [i for i in of_row if i >= 0]
+        assert len(seen) == min(5, row + 1)
+        assert seen == sorted(set(seen))
+        assert seen[-1] <= row
+
+
+def test_row_sums_and_topk_beside_keys_that_hold_nan():
+    q, k, _ = draw(20, 60)
+    k[0], k[1, :, 21:] = torch.nan, torch.nan
+    mask = padding([0, 21])
+    lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
+    assert torch.isfinite(row_sums.row_sums(q, k, lse, mask, 0.25, None)).all()
+    weights, keys = topk.topk(q, k, lse, mask, 0.25, None, 4)
+    assert torch.isfinite(weights).all()
+    assert (keys[0] == -1).all()
+    assert (keys[1] >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_diagonal(dtype, softcap):
+    q, k, _ = draw(70, 70, D=20, dtype=dtype)
+    steps = trace(q.double(), k.double(), k.double(), causal, softcap=softcap)
+    lse = true_lse(steps.masked)
+    found = diagonal.diagonal(q[:, :, 1:], k[:, :, :-1], lse[:, :, 1:], 20**-0.5, softcap)
+    assert_near(found, steps.weights.diagonal(-1, -2, -1), 2e-7)
+    empty = torch.full_like(lse, -torch.inf)
+    assert (diagonal.diagonal(q, k, empty, 20**-0.5, softcap) == 0).all()
+
+
 def true_statistics(weights, first_position):
     T, S = weights.shape[-2:]
     back = torch.arange(T)[:, None] + first_position - torch.arange(S)
@@ -292,16 +383,18 @@ def true_statistics(weights, first_position):
 def test_statistics(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
-    softcap, sinks = (
-        (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
-    )
+    softcap, sinks = softcap_and_sinks(case)
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
     lse = true_lse(steps.masked, sinks).float()
     problem = prepare(q, k, k, mask=mask)
     assert launch.unsupported_map_reason(q, k, problem.mask) is None
-    found = statistics.statistics(q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    arguments = (q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    found = statistics.statistics(*arguments)
     for result, truth in zip(found, true_statistics(steps.weights, S - T), strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+    if case in ("causal", "prefix"):
+        for alone, result in zip(statistics.row_statistics(*arguments), found[:2], strict=True):
+            assert torch.equal(alone, result)
 
 
 @pytest.mark.parametrize("mask", [causal, causal & window(9), causal | prefix(5)], ids=str)
@@ -389,3 +482,38 @@ def test_pieces_of_a_ring(case):
     true_dq, true_dk, true_dv = torch.autograd.grad(right.output, exact, upstream)
     for found, true in ((dq, true_dq[:, :, rows]), (dk, true_dk), (dv, true_dv)):
         assert_near(found, true, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "size"), [("full", 64), ("causal, fewer queries", 32), ("window", 32), ("both sides", 64)]
+)
+def test_forward_with_cells(case, size, monkeypatch):
+    """Output, lse and the weights pooled into cells, from one pass; the heads use the scratch in turn."""
+    mask, T, S = CASES[case]
+    q, k, v = draw(T, S, B=1)
+    monkeypatch.setattr(cells, "MAX_SCRATCH", 1)
+    output, lse, pooled = launch.run_with_cells(prepare(q, k, v, mask=mask), size)
+    steps = trace(q.double(), k.double(), v.double(), mask)
+    assert_near(output, steps.output, 2e-6)
+    assert_near(lse, true_lse(steps.masked), 2e-6)
+    for found, truth in zip(pooled[1:], cells_of(steps.weights, size), strict=True):
+        assert_near(found, truth, 2e-6)
+
+
+def test_forward_with_cells_and_options():
+    """A negative scale, a soft cap, sink logits, odd widths, and queries that see no key."""
+    mask, T, S = CASES["causal, more queries"]
+    q, k, v = draw(T, S, B=1, D=20, E=5)
+    options, sinks = {"scale": -0.4, "softcap": 1.5}, torch.randn(2)
+    _, _, pooled = launch.run_with_cells(prepare(q, k, v, mask=mask, sinks=sinks, **options), 32)
+    weights = trace(q.double(), k.double(), v.double(), mask, sinks=sinks.double(), **options).weights
+    for found, truth in zip(pooled[1:], cells_of(weights, 32), strict=True):
+        assert_near(found, truth, 2e-6)
+
+
+def cells_of(weights, size):
+    """The mean row mass and the largest weight of cells of size × size, the last of which may be smaller."""
+    cells = [row.split(size, -1) for row in weights.split(size, -2)]
+    mass = [torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in cells]
+    most = [torch.stack([x.amax((-1, -2)) for x in row], -1) for row in cells]
+    return torch.stack(mass, -2), torch.stack(most, -2)

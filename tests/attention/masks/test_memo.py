@@ -69,7 +69,7 @@ def test_tensors_are_not_kept_alive_and_few_results_are():
     assert memoize_on_mask(regard.window(3 * memo.MAXSIZE), "a", make) == make.made  # the latest are there
     mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
     memoize_on_mask(mask, "a", make)
-    (ref,), _ = list(memo._cache._values.values())[-1]
+    ((ref,), _), _ = list(memo._cache._values.values())[-1]
     del mask
     gc.collect()
     assert ref() is None

@@ -114,6 +114,23 @@ def temperature_and_cap(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Ten
     return weights @ v, weights
 
 
+def heads_before_the_batch(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = causal_weights(*(x.transpose(0, 1) for x in (q, k)))  # (H, B, T, T)
+    return (weights @ v.transpose(0, 1)).transpose(0, 1), weights.transpose(0, 1)
+
+
+def chunks_of_queries(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = []
+    for first in range(0, T, 3):
+        q_chunk, keys = q[:, :, first : first + 3], k[:, :, : first + 3]
+        scores = q_chunk @ keys.mT / math.sqrt(D)
+        rows = hidden()[first : first + 3, : first + 3]
+        weights.append(scores.masked_fill(rows, -torch.inf).softmax(-1))
+    outputs = [x @ v[:, :, : x.shape[-1]] for x in weights]
+    dense = [functional.pad(x, (0, T - x.shape[-1])) for x in weights]
+    return torch.cat(outputs, 2), torch.cat(dense, 2)
+
+
 CAUSAL: dict[str, Attend] = {
     "plain": plain,
     "in place": in_place,
@@ -121,6 +138,8 @@ CAUSAL: dict[str, Attend] = {
     "low number": low_number,
     "einsum": einsum,
     "keys before the batch": keys_before_the_batch,
+    "heads before the batch": heads_before_the_batch,
+    "chunks of queries": chunks_of_queries,
     "flat batches": flat_batches,
     "values on the left": values_on_the_left,
     "one key head": one_key_head,
@@ -156,6 +175,14 @@ def test_queries_and_keys_are_heard_however_the_products_are_written(attend: Att
 def heads_mixed_before_the_softmax(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     scores = torch.einsum("bhts,hg->bgts", q @ k.mT, self.mix).masked_fill(hidden(), -torch.inf)
     return scores.softmax(-1) @ v, scores.softmax(-1)
+
+
+def test_chunks_of_queries_on_the_same_keys_are_one_map() -> None:
+    def chunked(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = [functional.scaled_dot_product_attention(x, k, v) for x in q.split(3, 2)]
+        return torch.cat(outputs, 2), (q @ k.mT / math.sqrt(D)).softmax(-1)
+
+    assert_is_what_the_model_used(*stack(chunked))
 
 
 def test_where_the_scores_are_not_understood_the_weights_are_kept() -> None:
@@ -247,8 +274,21 @@ def keys_in_two_parts(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tenso
     return weights[..., :3] @ v[:, :, :3] + weights[..., 3:] @ v[:, :, 3:], weights
 
 
+def heads_stacked_on_the_batch(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = (torch.cat(x.unbind(1), dim=0) for x in (q, k, v))  # (H · B, T, D)
+    weights = (q @ k.mT).softmax(-1)
+    return torch.stack((weights @ v).chunk(H), 1), torch.stack(weights.chunk(H), 1)
+
+
 @pytest.mark.parametrize(
-    "attend", [transposed, softmax_over_queries, heads_mixed_after_the_softmax, keys_in_two_parts]
+    "attend",
+    [
+        heads_stacked_on_the_batch,
+        transposed,
+        softmax_over_queries,
+        heads_mixed_after_the_softmax,
+        keys_in_two_parts,
+    ],
 )
 def test_other_products_are_refused_by_name(attend: Attend) -> None:
     model, x = stack(attend)
@@ -357,7 +397,15 @@ def test_a_compiled_model_is_captured_through_its_original() -> None:
 
 
 @pytest.mark.parametrize(
-    "attend", [plain, flat_batches, keys_before_the_batch, heads_mixed_before_the_softmax]
+    "attend",
+    [
+        plain,
+        flat_batches,
+        keys_before_the_batch,
+        heads_before_the_batch,
+        chunks_of_queries,
+        heads_mixed_before_the_softmax,
+    ],
 )
 def test_a_head_can_be_cut_and_gradients_flow(attend: Attend) -> None:
     model, x = stack(attend)

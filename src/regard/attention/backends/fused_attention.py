@@ -6,38 +6,45 @@ only the calls that none of the kernels computes with the semantics of `attend`.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
+from regard.attention.backends.row_blocks import RowBlock, find_row_blocks
+from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import full
 from regard.attention.masks.memo import memoize_on_mask
 from regard.attention.masks.named_masks import causal
 
 aten = torch.ops.aten
+_cpu_kernel = torch._scaled_dot_product_flash_attention_for_cpu
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
 def unsupported_reason(problem: AttentionProblem) -> str | None:
     """Why none of PyTorch's fused kernels can run a problem, in a phrase, or None if one can."""
-    q, k, v = problem.q, problem.k, problem.v
+    q, v = problem.q, problem.v
     if problem.softcap is not None:
         return "its kernels have no softcap"
     if problem.sinks is not None:
         return "its kernels have no sinks"
     if not problem.scale > 0:  # they multiply −inf by the scale, or take the greatest score before it
         return f"its kernels want a scale above 0, and this is {problem.scale:g}"
-    if problem.mask is not full and problem.mask is not causal and not _padded_only(problem):
-        return f"its kernels know no mask but causal, and this is {problem.mask}"
-    if problem.mask is causal and q.shape[2] != k.shape[2]:
-        return "its causal mask starts from the first key, and with a cache it should end at the last"
     if problem.dropout and q.device.type == "cpu":
         return "its CPU kernel has no dropout"
+    if not _known_mask(problem) and not _padded_only(problem) and not _row_blocks(problem):
+        if problem.mask is causal:
+            return "its causal mask starts from the first key, and with a cache it should end at the last"
+        return f"its kernels know no mask but causal, and this is {problem.mask}"
     if not _is_compiling() and kernel(problem) is None:
         if v.shape[-1] != q.shape[-1]:
             return f"its kernels want values as wide as keys, and these are {v.shape[-1]} and {q.shape[-1]}"
@@ -67,6 +74,22 @@ def kernel(problem: AttentionProblem) -> SDPBackend | None:
 def _is_compiling() -> bool:
     """Whether `torch.compile` is tracing: it cannot ask for the kernel, which PyTorch then chooses later."""
     return torch.compiler.is_compiling()
+
+
+def _known_mask(p: AttentionProblem) -> bool:
+    """Whether the kernels know the mask themselves: all keys, or as many as queries and causal."""
+    return p.mask is full or (p.mask is causal and p.q.shape[2] == p.k.shape[2])
+
+
+def _row_blocks(p: AttentionProblem) -> tuple[RowBlock, ...]:
+    """The mask as blocks of queries with small dense masks, or none of them if the call cannot use them.
+
+    The backward pass of PyTorch's CPU kernel loses digits of large scores, and its forward pass knows no
+    forward-mode differentiation: the tiles serve such calls.
+    """
+    if _is_compiling() or p.q.device.type != "cpu" or p.needs_grad or forward_ad._current_level >= 0:
+        return ()
+    return find_row_blocks(p.mask, p.q.shape[2], p.k.shape[2], p.q.dtype)
 
 
 def _padded_only(p: AttentionProblem) -> bool:
@@ -102,14 +125,69 @@ def _flash_can(p: AttentionProblem) -> bool:
 
 def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
     """PyTorch's CPU kernel. In half precision its lse is off by 5e-5, so it is computed again in float32."""
-    padding = _padding_bias(p) if p.mask.is_padding else None
-    output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-        p.q, p.k, p.v, p.dropout, p.mask is causal, attn_mask=padding, scale=p.scale
-    )
+    if p.mask.is_padding:
+        output, lse = _cpu_kernel(p.q, p.k, p.v, p.dropout, False, attn_mask=_padding_bias(p), scale=p.scale)
+    elif _known_mask(p):
+        output, lse = _cpu_kernel(p.q, p.k, p.v, p.dropout, p.mask is causal, scale=p.scale)
+    else:
+        output, lse = _by_row_blocks(p.q, p.k, p.v, p.scale, _row_blocks(p))
     if return_lse and p.q.dtype in (torch.float16, torch.bfloat16):
         q, k = p.q.detach().float(), p.k.detach().float()
         lse = _on_cpu(p._replace(q=q, k=k, v=k, dropout=0.0), return_lse)[1]
     return output, lse
+
+
+def _by_row_blocks(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, blocks: tuple[RowBlock, ...]
+) -> tuple[Tensor, Tensor]:
+    """The output and lse of each row block by PyTorch's CPU kernel, joined."""
+    results = []
+    for rows, keys, bias in blocks:
+        whole = keys.stop - keys.start == k.shape[2]
+        rows_k, rows_v = (k, v) if whole else (k[:, :, keys], v[:, :, keys])
+        rows_q = q if len(blocks) == 1 else q[:, :, rows]
+        results.append(_cpu_kernel(rows_q, rows_k, rows_v, 0.0, False, attn_mask=bias, scale=scale))
+    if len(blocks) == 1:
+        return results[0]
+    output, lse = (torch.cat(parts, 2) for parts in zip(*results, strict=True))
+    return output, lse
+
+
+def _is_finite(output: Tensor) -> bool:
+    """Whether no hidden key has reached the output: 0 · NaN is NaN in PyTorch's CPU kernel."""
+    return math.isfinite(output.detach().sum(dtype=working_dtype(output.dtype)))
+
+
+def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """The function of q, k and v that computes problems like this one, if PyTorch's kernel needs no more."""
+    p = problem
+    is_causal, default_scale = p.mask is causal, p.scale == 1 / math.sqrt(p.q.shape[-1])
+    if not _known_mask(p):
+        return _bind_row_blocks(p) if p.mask.positional else None
+    if p.q.is_cpu or kernel(p) != SDPBackend.FLASH_ATTENTION:
+        options: dict[str, Any] = {  # PyTorch takes half a microsecond to read each
+            **({"dropout_p": p.dropout} if p.dropout else {}),
+            **({"is_causal": True} if is_causal else {}),
+            **({} if default_scale else {"scale": p.scale}),
+            **({"enable_gqa": True} if p.group > 1 else {}),
+        }
+        return functools.partial(scaled_dot_product_attention, **options)
+    if p.q.shape[-1] % 8 or p.v.shape[-1] % 8:
+        return None  # they have to be padded
+    dropout, scale, flash = p.dropout, p.scale, torch._scaled_dot_product_flash_attention
+    return lambda q, k, v: flash(q, k, v, dropout, is_causal, False, scale=scale)[0]
+
+
+def _bind_row_blocks(p: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    mask, scale, T, S, dtype = p.mask, p.scale, p.q.shape[2], p.k.shape[2], p.q.dtype
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output, _ = _by_row_blocks(q, k, v, scale, find_row_blocks(mask, T, S, dtype))
+        if _is_finite(output):
+            return output
+        return tiled_attention.run(AttentionProblem(q, k, v, mask, scale, None, None, 0.0))[0]
+
+    return call
 
 
 def run(
@@ -118,12 +196,10 @@ def run(
     """Output (B, H, T, E), and lse (B, H, T) if `return_lse`, by the kernel `chosen` or PyTorch's choice."""
     p = problem
     q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
-    if p.mask.is_padding:
+    if not _known_mask(p):
         output, lse = _on_cpu(p, return_lse)
-        # NaN in padding reaches the output of this kernel, since 0 · NaN is NaN; the tiled backend leaves it
-        # out.
-        if not math.isfinite(output.detach().sum(dtype=torch.float64)):
-            output, lse = tiled_attention.run(p)
+        if not _is_finite(output):
+            output, lse = tiled_attention.run(p)  # which leaves hidden keys out
         return output, lse.detach() if return_lse else None
     on_cpu = q.device.type == "cpu"  # which has one kernel
     if chosen is None and not on_cpu and (return_lse or not _is_compiling()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -69,12 +70,19 @@ def prepare(
     shape, mask, scale = check_inputs(
         q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
     )
-    if q.ndim != 4:
-        heads = (shape.H, shape.G, shape.G)
-        q, k, v = (x.reshape(shape.B, n, *x.shape[-2:]) for x, n in zip((q, k, v), heads, strict=True))
+    q, k, v = with_four_dimensions(q, k, v)
     # The two masks that need no table of blocks come first: this runs on every call.
     if mask is full or (mask is causal and shape.T == 1):
         mask = full
     elif mask is not causal or shape.T != shape.S:
         mask = mask.simplified(shape.matrix)
     return AttentionProblem(q, k, v, mask, scale, softcap, sinks, dropout)
+
+
+def with_four_dimensions(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Checked tensors of any rank as (B, heads, length, width)."""
+    if q.ndim == 4:
+        return q, k, v
+    B, heads = math.prod(q.shape[:-3]), [x.shape[-3] if q.ndim > 2 else 1 for x in (q, k, v)]
+    q, k, v = (x.reshape(B, n, *x.shape[-2:]) for x, n in zip((q, k, v), heads, strict=True))
+    return q, k, v

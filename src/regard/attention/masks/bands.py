@@ -25,6 +25,12 @@ class Band(NamedTuple):
         behind = None if self.behind is None else self.behind - steps
         return Band(behind, None if self.ahead is None else self.ahead + steps)
 
+    def holds(self, step: int) -> bool:
+        """Whether a query sees the key `step` positions after its own."""
+        return not (self.behind is not None and step < -self.behind) and not (
+            self.ahead is not None and step > self.ahead
+        )
+
 
 def _least(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)

@@ -53,6 +53,9 @@ class Mask:
     """Whether the mask hides padding and nothing else."""
     translation_invariant: bool = False
     """Whether visibility and bias depend on the distance between query and key alone."""
+    positional: bool = False
+    """Whether the class and numbers of the mask say all: it holds no tensor and no function, and shows
+    the same keys to every sequence and head."""
     precedence: int = 3
     """How tightly its printed form binds: 3 for a name and `~`, 2 for `&`, 1 for `|`."""
     head_axes: ClassVar[dict[str, int]] = {}
@@ -372,6 +375,10 @@ class BinaryMask(Mask):
     def translation_invariant(self) -> bool:  # type: ignore[override]
         return self.left.translation_invariant and self.right.translation_invariant
 
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        return self.left.positional and self.right.positional
+
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.left.shape_error(B, H, T, S) or self.right.shape_error(B, H, T, S)
 
@@ -476,6 +483,10 @@ class Not(Mask, stored=True):
     def translation_invariant(self) -> bool:  # type: ignore[override]
         return self.inner.translation_invariant
 
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        return self.inner.positional
+
     def allowed(self, at: Grid) -> Tensor:
         return ~self.inner.allowed(at)
 
@@ -507,6 +518,7 @@ class Full(Mask, stored=True):
     """Every key is visible to every query."""
 
     hides = False
+    positional = True
     translation_invariant = True
 
     def allowed(self, at: Grid) -> Tensor:

@@ -45,6 +45,7 @@ class Causal(Mask, stored=True):
 
     from_start: bool = False
     is_causal = True
+    positional = True
 
     @property
     def top_left(self) -> Causal:
@@ -88,6 +89,7 @@ class Window(Mask, stored=True):
 
     size: int
     ahead: int | None = None
+    positional = True
     translation_invariant = True
 
     def picture_shape(self) -> tuple[int, int]:
@@ -125,6 +127,7 @@ class Prefix(Mask, stored=True):
     """Every query sees the first `size` keys."""
 
     size: int
+    positional = True
 
     def picture_shape(self) -> tuple[int, int]:
         return _enough_for(self.size)
@@ -148,6 +151,7 @@ class Chunks(Mask, stored=True):
     """A query sees the keys of its own chunk; positions are cut into chunks of `size`."""
 
     size: int
+    positional = True
 
     def __post_init__(self) -> None:
         check_whole_number("chunks(n)", self.size)

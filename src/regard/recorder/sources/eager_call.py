@@ -38,6 +38,11 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     lead = output.shape[:-2]
     if len([n for n in lead if n > 1]) > 2 and T != S:
         raise ValueError(f"it attends in blocks of {T} queries and {S} keys, which are no map of the text")
+    if attention.stacked in _head_counts(module) and len(lead) == 1 and lead[0] > attention.stacked > 1:
+        raise ValueError(
+            "its heads are concatenated along the batch, where they cannot be told from texts: reshape them "
+            "to (B, H, T, D), or capture one text at a time"
+        )
     if not _sums_to_one(whole):
         raise ValueError("its weights do not sum to 1 over the keys that they are multiplied with")
     problem = attention.weights.problem
@@ -103,13 +108,21 @@ def _batch_and_heads(scores: Scores | None, lead: torch.Size, module: nn.Module)
     if shape is not None:
         return math.prod(shape[:-1]), shape[-1]
     count = math.prod(lead)
-    config = getattr(module, "config", None)
-    for holder in (module, config):
-        for name in HEADS:
-            heads = getattr(holder, name, None)
-            if isinstance(heads, int) and heads > 0 and count % heads == 0:
-                return count // heads, heads
-    return count, 1
+    heads = next((heads for heads in _head_counts(module) if count % heads == 0), 1)
+    return count // heads, heads
+
+
+def _head_counts(module: nn.Module) -> list[int]:
+    """Return the numbers of heads that a module or its configuration names."""
+    holders = (module, getattr(module, "config", None))
+    counts = (getattr(holder, name, None) for holder in holders for name in HEADS)
+    return [n for n in counts if isinstance(n, int) and n > 0]
+
+
+def has_heads_first(attention: EagerAttention, module: nn.Module) -> bool:
+    """Whether the axes before the queries are (H, B), by the number of heads that the module names."""
+    lead, heads = attention.output.shape[:-2], _head_counts(module)
+    return len(lead) == 2 and lead[0] in heads and lead[1] not in heads
 
 
 def _lead_of(scores: Scores) -> tuple[int, ...]:

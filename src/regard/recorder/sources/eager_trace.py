@@ -57,6 +57,7 @@ SAME = {
     "data",
 }
 SAME |= {"nan_to_num", "clamp", "clamp_min", "clamp_max", "maximum", "max", "dropout", "cuda", "cpu"}
+CONCATENATING = {"cat", "concat", "concatenate"}
 SECOND_SOFTMAX = "it takes a softmax of a softmax"
 CHANGED = "its weights are changed between the softmax and the product with the values"
 
@@ -91,6 +92,12 @@ class Scores:
         return dataclasses.replace(
             self, left=self.right, right=self.left, axes=(*lead, y, x), constant=self.constant[::-1]
         )
+
+    def exchanged(self) -> Scores:
+        """Return the same scores with the first two axes of their queries and keys exchanged."""
+        first, second, *rest = self.axes
+        left, right = (x.transpose(0, 1) for x in (self.left, self.right))
+        return dataclasses.replace(self, left=left, right=right, axes=(second, first, *rest))
 
     @property
     def is_ordered(self) -> bool:
@@ -129,12 +136,29 @@ class EagerAttention:
     """The modules whose code computed both the softmax and the product, the outermost first."""
     is_composed: bool
     """Whether the values are themselves a product with attention weights."""
+    stacked: int
+    """From how many tensors the values were concatenated along their first axis; 0 if they were not."""
     restore: Callable[[Tensor], Tensor] = field(repr=False)
     """Turns an output (…, T, E) into what the product returned."""
 
+    def exchanged(self) -> EagerAttention:
+        """Return the same attention with the first two of its axes exchanged: (B, H, …) for (H, B, …)."""
+        weights, scores = self.weights, self.weights.scores
+        if scores.is_known and len(scores.axes) == 4:
+            weights = dataclasses.replace(weights, scores=scores.exchanged())
+        return dataclasses.replace(
+            self,
+            weights=weights,
+            used=self.used.transpose(0, 1),
+            unchanged=None if self.unchanged is None else self.unchanged.transpose(0, 1),
+            v=self.v.transpose(0, 1),
+            output=self.output.transpose(0, 1),
+            restore=lambda x: self.restore(x.transpose(0, 1)),
+        )
+
 
 Hear = Callable[[EagerAttention], Tensor | None]
-"""Receives an attention; returns the output (…, T, E) with which the model goes on, or None for its own."""
+"""Receives an attention; returns what the product returns instead, or None for its own result."""
 _paused: ContextVar[bool] = ContextVar("eager_trace_paused", default=False)
 
 
@@ -165,6 +189,8 @@ class EagerTrace(TorchFunctionMode):
         self.scores: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Tensors that were concatenated along their first axis, from how many."""
         self.mixed: WeakIdKeyDictionary = WeakIdKeyDictionary()
         """Products with weights, and what is made of them without a parameter."""
 
@@ -177,6 +203,8 @@ class EagerTrace(TorchFunctionMode):
             self._copy_weights(args[0])
         output = func(*args, **kwargs)
         tensors = _tensors_among(args, kwargs)
+        if name in CONCATENATING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0:
+            self.stacked[output] = len(tensors)
         if name in products.NAMES and isinstance(output, Tensor):
             product = products.read_product(name, args, kwargs)
             if product is not None and product.is_plain:
@@ -267,10 +295,11 @@ class EagerTrace(TorchFunctionMode):
             output=arrange(output, product.labels, order).flatten(-len(width)),
             modules=_common(weights.modules, _modules()),
             is_composed=product.right in self.mixed,
+            stacked=int(self.stacked.get(product.right, 0)),  # type: ignore[no-untyped-call]
             restore=restore,
         )
         edited = self.hear(attention)
-        return output if edited is None else restore(edited).to(output.dtype)
+        return output if edited is None else edited.to(output.dtype)
 
     # Softmax.
 

@@ -9,7 +9,7 @@ means is read in `sdpa`, `transformers_interface` and `eager_call`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -21,10 +21,10 @@ from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import write_count
-from regard.recorder.receiver import CallReceiver
+from regard.recorder.receiver import CallReceiver, Part
 from regard.recorder.sources import eager_trace, ring_attention, sdpa, torch_mha
 from regard.recorder.sources.call_stack import calling_module
-from regard.recorder.sources.eager_call import attention_call
+from regard.recorder.sources.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
@@ -79,6 +79,8 @@ class EarlierCall(NamedTuple):
     scale: float
     write_counts: tuple[int | None, int | None]
     """How often q and k had been written to in place."""
+    is_part: bool = False
+    """Whether it belongs to the calls before it."""
 
     @classmethod
     def of(cls, call: AttentionCall) -> EarlierCall:
@@ -107,16 +109,45 @@ class EarlierCall(NamedTuple):
         """Whether two calls are about other tokens of one sequence: queries and keys cut from one tensor."""
         return _other_tokens(self.q, earlier.q) and _other_tokens(self.k, earlier.k)
 
+    def part_of(self, calls: Sequence[EarlierCall]) -> Part | None:
+        """Return how a call belongs to the module's earlier ones, or None if it does not.
+
+        Some vision towers cut their tokens into images or windows, and some code its queries into chunks.
+        """
+        if self.is_beside(calls[0]):
+            return "beside"
+        return "rows" if self.has_next_rows(calls) else None
+
+    def has_next_rows(self, calls: Sequence[EarlierCall]) -> bool:
+        """Whether a call has the next queries of the same tensor, for the same keys or new ones too."""
+        first, rows = calls[0], sum(call.q.shape[2] for call in calls)
+        T, S = self.q.shape[2], self.k.shape[2]
+        apart = int(self.q.storage_offset()) - int(first.q.storage_offset())
+        return (
+            _other_tokens(self.q, first.q)
+            and apart == rows * _strides(self.q, first.q)[2]
+            and self.k.data_ptr() == first.k.data_ptr()
+            and _strides(self.k, first.k) == _strides(first.k, self.k)
+            and (S == rows + T == calls[-1].k.shape[2] + T or T < S == first.k.shape[2])
+        )
+
 
 def _other_tokens(q: Tensor, other: Tensor) -> bool:
     """Whether two tensors (B, H, T, D) are different tokens, and not different heads, of one tensor."""
-    if q.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or q.stride() != other.stride():
+    strides = _strides(q, other)
+    if q.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or strides != _strides(other, q):
         return False
-    step = q.stride(2)
+    step = strides[2]
     apart, rest = divmod(abs(int(q.storage_offset()) - int(other.storage_offset())), max(step, 1))
     # A stride larger than a token's is that of a head or a text, and spans all the tokens.
-    tokens = min((x // step for x in q.stride()[:2] if x > step), default=apart + 1) if step else 0
+    tokens = min((x // step for x in strides[:2] if x > step), default=apart + 1) if step else 0
     return not rest and q.shape[2] <= apart < tokens
+
+
+def _strides(x: Tensor, other: Tensor) -> tuple[int, ...]:
+    """The strides of x; an axis of length 1 may have any, and has that of another tensor."""
+    lengths = zip(x.shape, x.stride(), other.stride(), strict=True)
+    return tuple(own if n > 1 else others for n, own, others in lengths)
 
 
 class Listener:
@@ -141,7 +172,7 @@ class Listener:
 
     def take(self, module: nn.Module, call: AttentionCall | UnreadableCall) -> AttentionCall | UnreadableCall:
         """Pass on an attention call of one of the model's modules, which may make several."""
-        layer_id, beside = self.layer_id(module), False
+        layer_id, part = self.layer_id(module), None
         if isinstance(call, AttentionCall):
             call = place_heads(module, self.parents.get(module), call)
         # Only modules in `layer_ids` are hooked, so only their earlier calls are known to be of one run.
@@ -151,12 +182,18 @@ class Listener:
             same = next((i for i, other in enumerate(earlier) if this.same_weights(other)), None)
             if call.problem is None and same is not None:  # the same weights applied to other values
                 return self.receiver.record(_numbered(layer_id, earlier[: same + 1]), call, again=True)
-            # Some vision towers cut their tokens into images or windows and make a call for each.
-            beside = bool(earlier) and this.is_beside(earlier[0])
-            earlier.append(this)
-            if not beside:
+            part = this.part_of(earlier) if earlier else None
+            earlier.append(this._replace(is_part=part is not None))
+            if part is None:
                 layer_id = _numbered(layer_id, earlier)
-        return self.receiver.record(layer_id, call, beside=beside)
+        return self.receiver.record(layer_id, call, part=part)
+
+    def wants_overview(self, module: nn.Module | None) -> bool:
+        """Whether the attention of a module, or of the one that is running, should hand out an overview."""
+        if not self.receiver.overviews:
+            return False
+        module = calling_module() if module is None else module
+        return module in self.names and self.receiver.selects(self.layer_id(module))
 
     def layer_id(self, module: nn.Module) -> LayerId:
         """Return the layer id of a module."""
@@ -196,6 +233,8 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
     if not takers or torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     takers.sort(key=lambda taker: not taker.is_editor)
+    if has_heads_first(attention, attention.modules[-1]):
+        attention = attention.exchanged()
     device = attention.v.device.type
     with sdpa.reading_mode(takers), sdpa.listening(), eager_trace.paused():
         call = _eager_call(attention)
@@ -203,12 +242,12 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
             call = sdpa.notify(takers, call)
     if isinstance(call, UnreadableCall) or call.used is None:
         return None
-    return call.used.reshape(attention.output.shape)
+    return attention.restore(call.used.reshape(attention.output.shape))
 
 
 def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
     """Return the layer id of the last of a module's calls: differential attention makes several."""
-    number = 1 + sum(not call.is_beside(calls[0]) for call in calls[1:])
+    number = sum(not call.is_part for call in calls)
     if number == 1:
         return layer_id
     stack = ".".join(filter(None, (layer_id.stack, f"attention{number}")))
@@ -237,7 +276,8 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
             undo.enter_context(transformers_interface.intercepted(listener))
         if any(module_uses_name(module, MULTI_HEAD) for module in listener.layer_ids):
             undo.enter_context(torch_mha.intercepted_functions())
-        heard = sdpa.CallListener(listener.hear, receiver.is_editor)
+        wants_overview = functools.partial(listener.wants_overview, None)
+        heard = sdpa.CallListener(listener.hear, receiver.is_editor, wants_overview)
         undo.enter_context(sdpa.open_listeners.added(heard))
         undo.enter_context(_eager_listeners.added(listener))
         yield

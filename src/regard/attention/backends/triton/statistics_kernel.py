@@ -15,6 +15,7 @@ import triton.language as tl
 from regard.attention.backends.triton.tile import (
     LN2,
     LOG2E,
+    block_at,
     in_band,
     key_blocks,
     list_of,
@@ -34,7 +35,10 @@ def statistics_kernel(
     q_step, k_step, heads, group, T, S, factor, cap, first_position,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of a block of queries. Query i is at i + first_position; the mask counts i + S − T."""
+    """Statistics of a block of queries; `received` may be None.
+
+    Query i is at i + first_position; the mask counts i + S − T.
+    """
     blocks = tl.cdiv(T, ROWS)
     block = blocks - 1 - tl.program_id(0) % blocks
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -42,7 +46,8 @@ def statistics_kernel(
     g = h // group
     k += b * k_step[0] + g * k_step[1]
     q += b * q_step[0] + h * q_step[1]
-    received += head * S
+    if received is not None:
+        received += head * S
 
     first_row = block * ROWS
     row = first_row + tl.arange(0, ROWS)
@@ -90,10 +95,9 @@ def _past_keys(
 ):  # fmt: skip
     position = row + S - T
     stands = (row + first_position).to(tl.float32)
+    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        block = i
-        if lists is not None:
-            block = tl.load(lists.block + i)
+        following = block_at(lists, i + 1, start, stop)
         key_first = block * COLS
         key = key_first + tl.arange(0, COLS)
         if PARTIAL:
@@ -107,13 +111,13 @@ def _past_keys(
             if lists is None:
                 allowed = in_band(position[:, None], key[None, :], S, band)
             else:
-                allowed = tile_bits(
-                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
-                )
+                allowed = tile_bits(lists, i, ROWS, COLS, False)
             log = tl.where(allowed, log, -EMPTY_ROW_LSE)  # first of all, since a hidden entry may be NaN
         weight = tl.exp2(log)
         surprise += tl.sum(weight * log, 1)
         back += tl.sum(weight * (stands[:, None] - key.to(tl.float32)[None, :]), 1)
-        got = (tl.sum(weight, 0) * UNITS).to(tl.int64)
-        tl.atomic_add(received + key, got, mask=key < S, sem="relaxed")
+        if received is not None:
+            got = (tl.sum(weight, 0) * UNITS).to(tl.int64)
+            tl.atomic_add(received + key, got, mask=key < S, sem="relaxed")
+        block = following
     return surprise, back

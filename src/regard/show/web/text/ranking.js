@@ -89,13 +89,13 @@ export function rankingNotes(tokens, { weights, from, without }, ranking, lookin
   const rest = total - best.reduce((sum, { w }) => sum + w, 0);
   const isWeight = areWeights(quantity);
   if (seen > best.length) {
-    const sum = spell(quantity, isWeight ? Math.max(0, rest) : rest);
+    const sum = say(quantity, isWeight ? Math.max(0, rest) : rest);
     notes.push(`The other ${some(seen - best.length, unit)}: ${sum} in total.`);
   }
   if (without >= 0) {
     notes.push(
       `Left out of the shading: the key that receives the most, ${quotedToken(tokens, without)}, ${unit} ${without}, ` +
-        `with ${spell(quantity, weights[without - from] ?? 0)}.`,
+        `with ${say(quantity, weights[without - from] ?? 0)}.`,
     );
   }
   if (!isWeight) notes.push(`Sum over the shaded ${quantity.units}: ${spell(quantity, total)}.`);

@@ -1,0 +1,81 @@
+"""Row blocks: some queries, the span of keys that they see, and a small dense mask of those.
+
+PyTorch's CPU kernel takes a dense mask, but computes what it hides as well. Cut into blocks of queries, a
+window costs little more than what it shows. This file knows masks; the kernel runs in `fused_attention`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.backends import tiles
+from regard.attention.masks.base import Mask
+from regard.lru import LRUCache
+
+ROWS = 128  # queries of a block
+MAX_BIAS_NUMBERS = 1 << 20  # 4 MiB in float32, for all blocks of a mask
+TILE_COST = 2  # what an entry of a tile costs on the "tiled" backend, in entries of PyTorch's kernel
+MAXSIZE = 16  # masks whose blocks are cached
+
+
+class RowBlock(NamedTuple):
+    """Some queries, and the keys from the first to the last that one of them sees."""
+
+    rows: slice
+    keys: slice
+    bias: Tensor | None  # (rows, keys): 0 for visible, −inf for hidden; None if every key is visible
+
+
+_cache: LRUCache[tuple[RowBlock, ...]] = LRUCache(MAXSIZE)
+
+
+def find_row_blocks(mask: Mask, T: int, S: int, dtype: torch.dtype) -> tuple[RowBlock, ...]:
+    """The row blocks of a mask for T queries and S keys, or none of them where tiles are the better way.
+
+    They are not for masks that hold tensors or functions, for queries that see no key, nor for masks whose
+    visible keys lie far apart.
+    """
+    if not mask.positional or mask.biased:
+        return ()
+    return _cache.get((mask, T, S, dtype), lambda: _cut(mask, T, S, dtype))
+
+
+def _cut(mask: Mask, T: int, S: int, dtype: torch.dtype) -> tuple[RowBlock, ...]:
+    max_area = TILE_COST * sum(
+        (rows.stop - rows.start) * (column.keys.stop - column.keys.start)
+        for rows, columns in tiles.visits_between(
+            mask, [*range(0, T, tiles.ROWS), T], [*range(0, S, tiles.COLS), S]
+        )
+        for column in columns
+    )
+    blocks: list[RowBlock] = []
+    area = bias_numbers = 0
+    last = torch.ones(0, 0, dtype=torch.bool)
+    for rows, columns in tiles.visits_between(mask, [*range(0, T, ROWS), T], [*range(0, S, ROWS), S]):
+        if not columns:
+            return ()
+        # The mask tells of blocks of keys; at both ends, keys that no query sees are cut off after that.
+        first, stop = columns[0].keys.start, columns[-1].keys.stop
+        if area + (rows.stop - rows.start) * (stop - first - 2 * ROWS) > max_area:
+            return ()
+        allowed = mask.tile(rows, slice(first, stop), (T, S))  # (R, C)
+        seen = allowed.any(0).nonzero()
+        if not bool(allowed.any(1).all()):
+            return ()
+        keys = slice(first + int(seen[0]), first + int(seen[-1]) + 1)
+        allowed = allowed[:, keys.start - first : keys.stop - first]
+        area += allowed.numel()
+        bias = None
+        if blocks and torch.equal(allowed, last):
+            bias = blocks[-1].bias
+        elif not bool(allowed.all()):
+            bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -torch.inf)
+            bias_numbers += bias.numel()
+        if area > max_area or bias_numbers > MAX_BIAS_NUMBERS:
+            return ()
+        blocks.append(RowBlock(rows, keys, bias))
+        last = allowed
+    return tuple(blocks)

@@ -1,0 +1,106 @@
+"""Sums the rows of the attention matrix in Triton, under any mask, each key times a gain if there is one: Au.
+
+One program takes one block of queries past the key blocks it sees, as pooling does, and keeps one sum a row.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# No `from __future__ import annotations` here: Triton reads the annotations themselves.
+
+import triton
+import triton.language as tl
+
+from regard.attention.backends.triton.tile import (
+    LOG2E,
+    block_at,
+    in_band,
+    key_blocks,
+    list_of,
+    load_block,
+    load_rows,
+    scored,
+    tile_bits,
+)
+
+
+@triton.jit
+def row_sums_kernel(
+    q, k, k_tma, lse, gain, sums, slopes, lists, band,
+    q_step, k_step, heads, group, T, S, factor, cap,
+    D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sums of a block of rows. gain, if given, multiplies the weights of each key of each head."""
+    blocks = tl.cdiv(T, ROWS)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    b, h = head // heads, head % heads
+    g = h // group
+    k += b * k_step[0] + g * k_step[1]
+    if gain is not None:
+        gain += head * S
+
+    first_row = block * ROWS
+    row = first_row + tl.arange(0, ROWS)
+    inside = row < T
+    query = load_rows(q + b * q_step[0] + h * q_step[1], q_step, first_row, inside, D, ROWS, D_PAD)
+    level = tl.load(lse + head * T + row, mask=inside, other=float("-inf"))
+    # A query that sees no key has no weights; nor has a place without a query.
+    level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
+    slope = None
+    if slopes is not None:
+        slope = tl.load(slopes + h) * LOG2E
+
+    if lists is None:
+        last_row = tl.minimum(first_row + ROWS, T) - 1
+        first, full_first, full_last, last = key_blocks(first_row + S - T, last_row + S - T, S, band, COLS)
+    else:
+        full_first, full_last, last = list_of(lists, b, h, block)
+        first = full_first
+
+    total = tl.zeros([ROWS], tl.float32)
+    for part in tl.static_range(3):
+        if part == 0:
+            start, stop = first, full_first
+        elif part == 1:
+            start, stop = full_first, full_last
+        else:
+            start, stop = full_last, last
+        if part != 0 or (lists is None and band.behind is not None):
+            total = _past_keys(
+                total, query, level, row + S - T, gain, k, k_tma, lists, band, k_step,
+                b.to(tl.int32), g.to(tl.int32), S, factor, cap, slope, start, stop, part != 1,
+                D, D_PAD, ROWS, COLS, PRECISION,
+            )  # fmt: skip
+    tl.store(sums + head * T + row, total, mask=inside)
+
+
+@triton.jit
+def _past_keys(
+    total, query, level, position, gain, k, k_tma, lists, band, k_step,
+    b, g, S, factor, cap, slope, start, stop,
+    PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    block = block_at(lists, start, start, stop)
+    for i in tl.range(start, stop):
+        following = block_at(lists, i + 1, start, stop)
+        key_first = block * COLS
+        key = key_first + tl.arange(0, COLS)
+        if PARTIAL:
+            keys = load_block(k, k_step, k_tma, b, g, key_first, key < S, D, COLS, D_PAD)
+        else:
+            keys = load_block(k, k_step, k_tma, b, g, key_first, None, D, COLS, D_PAD)
+
+        product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
+        score = scored(product, factor, cap, slope, position[:, None], key[None, :])
+        weight = tl.exp2(score - level[:, None])
+        if gain is not None:
+            weight *= tl.load(gain + key, mask=key < S, other=0.0)[None, :]
+        if PARTIAL:
+            if lists is None:
+                allowed = in_band(position[:, None], key[None, :], S, band)
+            else:
+                allowed = tile_bits(lists, i, ROWS, COLS, False)
+            weight = tl.where(allowed, weight, 0.0)
+        total += tl.sum(weight, 1)
+        block = following
+    return total

@@ -1,0 +1,184 @@
+"""Plans: the second call of `attend` is the first one over again, and whatever may change it is noticed."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+from regard.attention.backends.plan import find_plan
+
+
+def tensors(T: int = 8, **options: Any) -> list[torch.Tensor]:
+    return [torch.randn(1, 2, T, 4, **options) for _ in range(3)]
+
+
+def plan(q: Any, k: Any, v: Any, mask: Any = None, scale: Any = None) -> Any:
+    return find_plan(q, k, v, mask, scale, None, None, 0.0, "auto")[0]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"scale": True}, "scale: expected a finite number"),
+    ({"dropout": False}, "dropout: expected a probability"),
+    ({"backend": ["auto"]}, "backend: expected one of"),
+    ({"mask": "causal"}, "mask: expected"),
+    ({"v": torch.randn(1, 2, 7, 4)}, "v: expected 8 keys"),
+    ({"v": torch.randn(1, 2, 8, 4).double()}, "v: expected torch.float32"),
+    ({"k": torch.randn(1, 2, 8, 4).to_sparse()}, "k: expected an ordinary dense tensor"),
+    ({"q": torch.randn(1, 2, 8, 4, device="meta")}, "k: expected it on meta"),
+    ({"k": [1.0]}, "k: expected a torch.Tensor"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_wrong_call_beside_a_planned_one_is_answered_every_time(wrong: Any, message: str) -> None:
+    q, k, v = tensors()
+    right = {"q": q, "k": k, "v": v, "mask": regard.causal, "scale": 1.0, "dropout": 0.0}
+    for _ in range(2):
+        regard.attend(**right)
+        with pytest.raises(ValueError, match=message):
+            regard.attend(**right | wrong)
+
+
+def test_a_failed_check_leaves_no_plan() -> None:
+    q, k, v = tensors(T=11)
+    with pytest.raises(ValueError, match="scale"):
+        regard.attend(q, k, v, scale=float("inf"))
+    assert plan(q, k, v, scale=float("inf")) is None
+    regard.attend(q, k, v, scale=2.0)
+    assert plan(q, k, v, scale=2.0) is not None
+
+
+@pytest.mark.parametrize("mask", [None, regard.causal, regard.causal & regard.window(3)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 4), (2, 8, 4), (3, 2, 8, 4), (2, 1, 2, 8, 4)], ids=str)
+def test_the_second_call_gives_what_the_first_gave(mask: Any, shape: tuple[int, ...]) -> None:
+    q, k, v = (torch.randn(shape) for _ in range(3))
+    first, second = (regard.attend(q, k, v, mask=mask, return_lse=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.equal(regard.attend(q, k, v, mask=mask), first[0])
+    other = [torch.randn(shape) for _ in range(3)]  # the plan holds no tensor of the first call
+    steps = regard.attend(*other, mask=mask, backend="steps")
+    assert torch.allclose(regard.attend(*other, mask=mask), steps, atol=1e-6)
+
+
+def test_gradients_flow_whether_or_not_a_call_without_them_came_first() -> None:
+    q, k, v = tensors()
+    for mask in (regard.causal, regard.causal & regard.window(3)):
+        with torch.no_grad():
+            regard.attend(q, k, v, mask=mask)
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        with torch.no_grad():
+            assert not regard.attend(*given, mask=mask).requires_grad
+        found = torch.autograd.grad(regard.attend(*given, mask=mask).sum(), given)
+        right = torch.autograd.grad(regard.attend(*given, mask=mask, backend="steps").sum(), given)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, right, strict=True))
+        with torch.inference_mode():
+            inside = v.clone()
+        with pytest.raises(ValueError, match=r"v: expected a tensor from outside of torch.inference_mode"):
+            regard.attend(given[0], k, inside, mask=mask)
+
+
+def test_a_forced_backend_and_pytorchs_settings_are_noticed() -> None:
+    q, k, v = tensors()
+    regard.attend(q, k, v)
+    with regard.backend("triton"), pytest.raises(ValueError, match="'triton' cannot serve this"):
+        regard.attend(q, k, v)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert regard.which_backend(q, k, v).backend == "tiled"
+        assert torch.allclose(regard.attend(q, k, v), regard.attend(q, k, v, backend="steps"), atol=1e-6)
+        assert plan(q, k, v) is None
+    with pytest.raises(ValueError, match="no fused kernel"), sdpa_kernel(SDPBackend.MATH):
+        regard.attend(q, k, v, backend="torch")
+
+
+def test_a_modified_mask_is_read_again() -> None:
+    q, k, v = tensors()
+    table = torch.ones(8, 8, dtype=torch.bool)
+    lengths = torch.tensor([8])
+    masks = [table, regard.tensor_mask(table), regard.padding(lengths)]
+    for _ in range(2):
+        for mask in masks:
+            regard.attend(q, k, v, mask=mask)
+    table.numpy()[:, 4:] = False  # which PyTorch does not count as a modification
+    lengths.numpy()[0] = 4
+    right = regard.attend(q, k[:, :, :4], v[:, :, :4], backend="steps")
+    for mask in masks:
+        assert torch.allclose(regard.attend(q, k, v, mask=mask), right, atol=1e-6)
+
+
+def test_a_rule_is_asked_every_time() -> None:
+    q, k, v = tensors()
+    least = 0
+    mask = regard.rule(lambda b, h, q, k: k >= least)
+    regard.attend(q, k, v, mask=mask)
+    least = 5
+    right = regard.attend(q, k[:, :, 5:], v[:, :, 5:], backend="steps")
+    assert torch.allclose(regard.attend(q, k, v, mask=mask), right, atol=1e-6)
+
+
+def test_transformations_and_modes_see_the_operations() -> None:
+    q, k, v = tensors()
+    mask = regard.causal & regard.window(3)
+    regard.attend(q, k, v, mask=mask)
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return regard.attend(q, k, v, mask=mask).sum()
+
+    given = q.clone().requires_grad_()
+    (right,) = torch.autograd.grad(loss(given), given)
+    assert torch.allclose(torch.func.grad(loss)(q), right, atol=1e-5)
+    batch = torch.stack([q, 2 * q])
+    each = torch.func.vmap(lambda q: regard.attend(q, k, v, mask=mask))(batch)
+    assert torch.allclose(each[1], regard.attend(2 * q, k, v, mask=mask), atol=1e-6)
+
+    class Counter(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen += 1
+            return function(*args, **kwargs or {})
+
+    with Counter() as counter:
+        regard.attend(q, k, v, mask=mask)
+    assert counter.seen > 0
+
+
+def test_autocast_lowers_what_it_lowered_before_a_plan() -> None:
+    q, k, v = tensors()
+    with torch.autocast("cpu", torch.bfloat16):
+        first = [regard.attend(q, k, v, mask=mask).dtype for mask in (None, regard.causal & regard.window(3))]
+        again = [regard.attend(q, k, v, mask=mask).dtype for mask in (None, regard.causal & regard.window(3))]
+    assert first == again == [torch.bfloat16, torch.float32]
+
+
+def test_a_compiled_call_is_one_graph_beside_a_planned_one() -> None:
+    q, k, v = tensors()
+    planned = [regard.attend(q, k, v, mask=regard.causal) for _ in range(2)][1]
+    compiled = torch.compile(
+        lambda q: regard.attend(q, k, v, mask=regard.causal), backend="eager", fullgraph=True
+    )
+    assert torch.allclose(compiled(q), planned, atol=1e-6)
+
+
+def test_threads_plan_at_once() -> None:
+    found: dict[int, bool] = {}
+
+    def work(seed: int) -> None:
+        made = torch.Generator().manual_seed(seed)
+        right = True
+        for T in range(1, 12):
+            q = torch.randn(1, 2, T, 4, generator=made)
+            for mask in (regard.causal, regard.window(2)):
+                output = regard.attend(q, q, q, mask=mask)
+                right &= torch.allclose(output, regard.attend(q, q, q, mask=mask, backend="steps"), atol=1e-6)
+        found[seed] = right
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(4), True)

@@ -1,0 +1,123 @@
+"""Row blocks: masks by position on PyTorch's CPU kernel, against the truth and against the tiles."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import regard
+from regard.attention.backends import row_blocks
+from regard.lru import LRUCache
+from tests import strategies, truth
+
+MASKS = [
+    regard.causal & regard.window(5),
+    regard.window(3, ahead=2),
+    regard.chunks(7),
+    regard.causal | regard.prefix(4),
+    ~regard.window(2) | regard.window(2, ahead=0),
+]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 queries, so that small matrices have many."""
+    monkeypatch.setattr(row_blocks, "ROWS", 4)
+    monkeypatch.setattr(row_blocks, "_cache", LRUCache(row_blocks.MAXSIZE))
+
+
+@st.composite
+def problems(draw: Any) -> tuple[strategies.Sizes, strategies.DrawnMask, int]:
+    n = draw(strategies.sizes(14))
+    drawn = draw(strategies.masks(n))
+    return n._replace(E=n.D), drawn, draw(st.integers(0, 2**20))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@given(problem=problems(), calls=st.integers(1, 2))
+def test_output_and_lse_without_gradients_are_the_truth(problem: Any, calls: int) -> None:
+    n, drawn, seed = problem
+    x = strategies.tensors(n, seed, torch.float64)
+    right = truth.attention(x.q, x.k, x.v, drawn.allowed(), bias=drawn.score_bias())
+    for _ in range(calls):  # the second has a plan
+        alone = regard.attend(x.q, x.k, x.v, mask=drawn.mask)
+        output, lse = regard.attend(x.q, x.k, x.v, mask=drawn.mask, return_lse=True)
+    assert truth.error(alone, right.output) < 1e-12
+    assert truth.error(output, right.output) < 1e-12
+    assert torch.allclose(lse, right.lse, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize(("T", "S"), [(1, 300), (129, 129), (300, 300), (200, 333)])
+def test_full_size_blocks_agree_with_the_steps(mask: Any, T: int, S: int) -> None:
+    x = strategies.tensors(strategies.Sizes(2, 4, 2, T, S, 8, 8), 7, torch.float64)
+    assert regard.which_backend(*x[:3], mask=mask).backend == "torch"
+    ours = regard.attend(*x[:3], mask=mask, return_lse=True)
+    steps = regard.attend(*x[:3], mask=mask, return_lse=True, backend="steps")
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, steps, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_blocks_err_no_more_than_pytorch(mask: Any, dtype: torch.dtype) -> None:
+    x = strategies.tensors(strategies.Sizes(1, 2, 2, 150, 150, 16, 16), 3, dtype)
+    allowed = mask.to_dense(150)
+    right = regard.attend(*(y.double() for y in x[:3]), mask=mask, return_lse=True, backend="steps")
+    output, lse = regard.attend(*x[:3], mask=mask, return_lse=True)
+    theirs = sdpa(*x[:3], attn_mask=allowed)
+    assert truth.ratio_to_torch(output, theirs, right[0]) <= 2.0
+    assert torch.allclose(lse.double(), right[1], atol=2e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_hidden_keys_never_matter(bad: float) -> None:
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 9, 4)
+    mask = regard.causal & regard.window(4)  # the first three keys are seen by no query
+    clean = regard.attend(q, k, k, mask=mask)
+    k[:, :, :3] = bad
+    for _ in range(2):
+        assert torch.allclose(regard.attend(q, k, k, mask=mask), clean, atol=1e-6)
+    k[:, :, 8] = bad  # seen by the last query alone
+    assert torch.equal(
+        regard.attend(q, k, k, mask=mask).isnan(),
+        regard.attend(q, k, k, mask=mask, backend="tiled").isnan(),
+    )
+
+
+def test_who_is_served_by_blocks() -> None:
+    q = torch.randn(1, 2, 8, 4)
+    mask = regard.causal & regard.window(3)
+
+    def backend(q: torch.Tensor, mask: Any) -> str:
+        return regard.which_backend(q, q, q, mask=mask).backend
+
+    assert backend(q, mask) == "torch"
+    assert (
+        backend(q.clone().requires_grad_(), mask) == "tiled"
+    )  # whose gradients keep the digits of large scores
+    assert backend(q, regard.rule(lambda b, h, q, k: k <= q)) == "tiled"
+    assert backend(q, ~regard.causal) == "tiled"  # the last query sees no key
+    assert backend(q, mask & regard.alibi(2)) == "tiled"
+
+
+def test_forward_mode_differentiation_goes_by_tiles() -> None:
+    x = strategies.tensors(strategies.Sizes(1, 2, 2, 6, 6, 4, 4), 1, torch.float64)
+    mask, tangent = regard.causal & regard.window(3), torch.randn(1, 2, 6, 4, dtype=torch.float64)
+    regard.attend(*x[:3], mask=mask)  # leaves a plan
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.q, tangent)
+        found = torch.autograd.forward_ad.unpack_dual(regard.attend(dual, *x[1:3], mask=mask)).tangent
+    step = 1e-6
+    moved = [regard.attend(x.q + s * tangent, *x[1:3], mask=mask) for s in (step, -step)]
+    assert torch.allclose(found, (moved[0] - moved[1]) / (2 * step), atol=1e-8)
+
+
+def test_masks_with_far_apart_keys_are_left_to_the_tiles() -> None:
+    mask = regard.causal & (regard.window(8) | regard.prefix(2))
+    assert row_blocks.find_row_blocks(mask, 4096, 4096, torch.float32) == ()
+    band = row_blocks.find_row_blocks(regard.causal & regard.window(8), 4096, 4096, torch.float32)
+    assert len(band) == 32
+    assert len({id(block.bias) for block in band}) == 2  # the first block, and one mask for all others
