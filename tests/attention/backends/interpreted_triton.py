@@ -302,7 +302,7 @@ def softcap_and_sinks(case):
     return (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3))
 def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -319,7 +319,7 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=1))
 def test_topk(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
