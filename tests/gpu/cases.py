@@ -19,6 +19,7 @@ from regard.attention.backends.triton import pool as triton_pool
 from regard.attention.masks.base import Mask, full
 from regard.attention.steps import trace
 from regard.maps import Spans
+from regard.maps.kept_overview import cell_size
 from regard.maps.lazy_matrix import LazyMatrix
 from tests.gpu.checker_cases import checker_cases
 from tests.gpu.intervention_cases import intervention_cases
@@ -70,6 +71,20 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for rows, cols in ((1, 2), (8, 8), (64, 16), (512, 1024), (1000, 3)):
         for mask in ("causal", "window"):
             yield f"pool 1024, {rows} × {cols}, {mask}", partial(pool, masks()[mask], rows, cols, 1024)
+    for name in ("full", "causal", "top left", "window", "narrow", "both sides", "alibi"):
+        yield f"forward with cells, {name}", partial(forward_with_cells, masks()[name], BF16)
+    for D, E, dtype in ((128, 128, BF16), (128, 64, F16), (80, 40, BF16), (64, 64, F32), (256, 256, BF16)):
+        yield (
+            f"forward with cells, {D} and {E}, {dtype}",
+            partial(forward_with_cells, regard.causal, dtype, D, E),
+        )
+    yield (
+        "forward with cells, softcap and sinks",
+        partial(forward_with_cells, regard.causal, BF16, options=True),
+    )
+    for length in (16_384, 20_001, 33_000):
+        yield f"forward with cells, {length} tokens", partial(long_cells, length)
+    yield "a capture keeps overviews from the forward pass", captured_overviews
     yield "pool, float32", partial(pool, regard.causal, 8, 8, 1024, F32)
     yield "pool, rows of a long overview sum to 1", long_pool
     for name in masks():
@@ -267,6 +282,62 @@ def long_pool() -> None:
     assert (mass.triu(1) == 0).all()
 
 
+def forward_with_cells(
+    mask: Mask, dtype: torch.dtype, D: int = 64, E: int = 64, options: bool = False
+) -> None:
+    """Output, lse and cells of one pass, against the dense matrix in float64 and the kernel without cells."""
+    q, k, v = draw(dtype, D, E)
+    softcap, sinks = (2.0, torch.randn(4, device="cuda")) if options else (None, None)
+    problem = prepare(q, k, v, mask=mask, softcap=softcap, sinks=sinks)
+    output, lse, found = launch.run_with_cells(problem, 128)
+    for a, b in zip((output, lse), launch.run(problem), strict=True):
+        assert torch.equal(a, b), "other bits than without cells"
+    true_sinks = None if sinks is None else sinks.double()
+    weights = trace(q.double(), k.double(), k.double(), mask, softcap=softcap, sinks=true_sinks).weights
+    cells = [row.split(128, -1) for row in weights.split(128, -2)]
+    mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in cells], -2)
+    most = torch.stack([torch.stack([x.amax((-1, -2)) for x in row], -1) for row in cells], -2)
+    assert distance(found.mass, mass) < 1e-5, f"mass: error {distance(found.mass, mass):.1e}"
+    assert distance(found.max, most) < 1e-5, f"max: error {distance(found.max, most):.1e}"
+
+
+def long_cells(length: int) -> None:
+    """Against the kernel that pools a finished map, at lengths that fill their blocks and that do not."""
+    q, k, v = (torch.randn(1, h, length, 128, device="cuda", dtype=BF16) for h in (6, 2, 2))
+    problem, size = prepare(q, k, v, mask=regard.causal), cell_size(length, length)
+    output, lse, found = launch.run_with_cells(problem, size)
+    again = launch.run_with_cells(problem, size)
+    for a, b in zip((output, lse, *found[1:]), (*again[:2], *again[2][1:]), strict=True):
+        assert torch.equal(a, b), "other bits"
+    edges = [*range(0, length, size), length]
+    expected = regard.attention_map(q, k, mask=regard.causal, lse=lse).pool(edges, edges, "both")
+    assert (found.mass - expected.mass).abs().max() < 1e-5
+    assert (found.max - expected.max).abs().max() < 1e-5
+    assert (found.mass.sum(-1) - 1).abs().max() < 1e-5
+
+
+class SelfAttention(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (-1, 64)).transpose(1, 2) for y in x.split([256, 128, 128], -1))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def captured_overviews() -> None:
+    model, x = SelfAttention(), torch.randn(1, 4173, 512, device="cuda", dtype=BF16)
+    with torch.no_grad():
+        plain = model(x)
+        with regard.capture(model, overviews=True) as seen:
+            output = model(x)
+    (m,) = seen
+    assert seen.certificate.certified
+    assert "Regard's kernel" in str(seen.certificate[0])
+    assert distance(output, plain.double()) < 1e-2
+    expected = m._with(precise=m.precise).pool([*range(0, 4173, 128), 4173], 1, "both")
+    for a, b in zip(m.pool([*range(0, 4173, 128), 4173], 1, "both"), expected, strict=True):
+        assert (a - b).abs().max() < 1e-5
+    assert m.kept is not None
+
+
 def span_pool(mask: Mask, gain: str, dtype: torch.dtype = BF16) -> None:
     """Through a map, for spans of 1 to 200 with gaps and without, against the dense matrix in float64."""
     q = torch.randn(2, 4, T, 64, device="cuda").to(dtype)
@@ -428,6 +499,8 @@ def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, opti
     for name, found, truth in zip(m.statistics()._fields, m.statistics(), truths, strict=True):
         # lse comes from the forward kernel: its own error in float32 is a share of every weight.
         assert distance(found, truth) < 2e-5, f"{name}: error {distance(found, truth):.1e}"
+        alone = getattr(m, name)()
+        assert distance(alone, truth) < 2e-5, f"{name} alone: error {distance(alone, truth):.1e}"
 
 
 def statistics_beside_nan() -> None:

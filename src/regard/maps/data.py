@@ -16,6 +16,7 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.views import Keys, Rows
 from regard.maps.index import Axes, select_kv_heads
+from regard.maps.kept_overview import KeptOverview
 from regard.maps.large_heads import PreciseHeads, find_large_heads, no_large_heads, score_size
 
 
@@ -24,7 +25,7 @@ class MapData:
 
     `q` is (B, H, T, D), `k` (B, G, S, D) and `lse` (B, H, T); `sinks` (H,) are sink logits, which lse already
     counts. `axes` says which of the batch and head axes are left to index. `precise`, unless given, is found
-    when a weight is first computed.
+    when a weight is first computed. `kept` is an overview of the map, if one was computed with its attention.
     """
 
     is_dense = False
@@ -42,6 +43,7 @@ class MapData:
         sinks: Tensor | None = None,
         axes: Axes = Axes(),  # noqa: B008 (immutable)
         precise: PreciseHeads | None = None,
+        kept: KeptOverview | None = None,
     ) -> None:
         self.q = q  # (B, H, T, D)
         self.k = k  # (B, G, S, D)
@@ -52,9 +54,10 @@ class MapData:
         self.sinks = sinks  # (H,)
         self.axes = axes
         self._precise = precise
+        self.kept = kept
 
     def _with(self, **fields: Any) -> Self:
-        """A copy with some fields changed. `precise` is found again unless it is one of them."""
+        """A copy with some fields changed. `precise` is found again, and `kept` gone, unless given here."""
         names = ("q", "k", "lse", "mask", "scale", "softcap", "sinks", "axes")
         return type(self)(**{name: getattr(self, name) for name in names} | fields)
 
@@ -109,9 +112,10 @@ class MapData:
         lse = self.lse.to(device=q.device, dtype=working_dtype(q.dtype))
         sinks = None if self.sinks is None else self.sinks.to(q.device)
         exact = torch.promote_types(q.dtype, self.q.dtype) == q.dtype  # no number of q and k has changed
-        return self._with(
-            q=q, k=k, lse=lse, sinks=sinks, precise=self.precise.to(q.device) if exact else None
-        )
+        precise = self.precise.to(q.device) if exact else None
+        kept = self.kept if exact and lse.dtype == self.lse.dtype else None
+        kept = None if kept is None else kept.to(q.device)
+        return self._with(q=q, k=k, lse=lse, sinks=sinks, precise=precise, kept=kept)
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
         """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
@@ -123,6 +127,7 @@ class MapData:
             sinks=None if self.sinks is None else self.sinks[heads],
             axes=self.axes if axes is None else axes,
             precise=self.precise.select(batch, heads),
+            kept=None if self.kept is None else self.kept.select(batch, heads),
         )
 
     def select_rows(self, rows: slice) -> Self:

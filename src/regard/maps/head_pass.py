@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.backends.tiles import find_visibility
+from regard.attention.backends.tiles import exponentials, find_visibility, least_log
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
 from regard.maps.bins import Bins, TileSide, block_table
@@ -76,6 +76,7 @@ class HeadPass:
         self.q = torch.cat([q, -lse[places, None]], -1)  # (places, D + 1)
         k = m.k[b, h // (m.q.shape[1] // m.k.shape[1]), k_bins.places].to(m.dtype)
         self.k = torch.cat([k, k.new_ones(len(k), 1)], -1)  # (places, D + 1)
+        self.is_normal = self._are_normal()
         self.gain = None if gain is None else gain[k_bins.places].to(self.dtype)  # (places,)
 
     def tiles(self) -> list[ScoreTile]:
@@ -152,12 +153,32 @@ class HeadPass:
             C, M = len(k), q.shape[1]
             logs, weights = (scratch[i, : C * M].view(C, M) for i in (0, -1))
             products = logs if wide is None else wide[: C * M].view(C, M)
-            self._log_weights(tile, q, k, products, out=logs)
-            torch.exp(logs, out=weights)
+            hidden = self._log_weights(tile, q, k, products, out=logs)
+            if self.is_normal:
+                torch.exp(logs, out=weights)
+                if hidden is not None:
+                    weights.masked_fill_(hidden, 0.0)
+            else:
+                exponentials(logs if hidden is None else logs.masked_fill_(hidden, LOG_ZERO), out=weights)
             yield tile, logs, weights
 
-    def _log_weights(self, tile: ScoreTile, q: Tensor, k: Tensor, products: Tensor, out: Tensor) -> None:
-        """Write score − lse of a tile of keys by queries to `out`.
+    def _are_normal(self) -> bool:
+        """Whether every exp(score − lse), of hidden keys too, is certain to be a normal number.
+
+        |q · k| is at most |q| |k|.
+        """
+        if self.mask.biased:
+            return False
+        lse = -self.q[:, -1]
+        longest = self.q[:, :-1].norm(dim=1).max() * self.k[:, :-1].norm(dim=1).max()
+        if self.softcap is not None:
+            longest = longest.new_tensor(self.softcap)
+        return bool(longest + lse.abs().max() < -least_log(self.dtype))
+
+    def _log_weights(
+        self, tile: ScoreTile, q: Tensor, k: Tensor, products: Tensor, out: Tensor
+    ) -> Tensor | None:
+        """Write score − lse of a tile of keys by queries to `out`; returns what the mask hides of it.
 
         q is (D + 1, M), k (C, D + 1). The difference is computed in `products`, in float64 where scores are
         large; it is small itself where a weight is not 0. `out` may be the same tensor.
@@ -174,8 +195,7 @@ class HeadPass:
             products.add_(bias)
         if products is not out:
             out.copy_(products)
-        if hidden is not None:
-            out.masked_fill_(hidden, LOG_ZERO)
+        return hidden
 
     def _add(self, statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, weights: Tensor) -> None:
         """Add a tile of keys by queries to the statistics of its rows and columns."""

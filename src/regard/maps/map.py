@@ -20,7 +20,7 @@ from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks
 from regard.attention.tensors import check_floats, check_tensor
-from regard.maps import overview, precision, reductions, storage, sweep
+from regard.maps import kept_overview, overview, precision, reductions, storage, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import NORMALISED
 from regard.maps.index import Axes
@@ -28,7 +28,7 @@ from regard.maps.kernel_lse import read_lse
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
 from regard.maps.product import expand_values, multiply
 from regard.maps.signed_map import DifferenceMap, TopK
-from regard.maps.spans import equal_bounds
+from regard.maps.spans import as_bounds, equal_bounds
 from regard.maps.weighted_map import WeightedMap
 
 MIN_NORMALISED_ROWS = 64  # first rows of a matrix: under a causal mask they have few keys with large weights
@@ -90,7 +90,8 @@ class AttentionMap(MapData, LazyMatrix):
 
     Its fields are `q` (B, H, T, D), `k` (B, G, S, D) and the row log-sum-exp `lse` (B, H, T); `mask`,
     `scale`, `softcap` and the sink logits `sinks` (H,); `axes`, which says whether the batch and head axes
-    are left to index; and `precise`, the heads that are computed in float64, found on first use.
+    are left to index; `precise`, the heads that are computed in float64, found on first use; and `kept`, the
+    overview that a capture with `overviews=True` has computed with the attention, from which `pool` answers.
     """
 
     @classmethod
@@ -100,8 +101,8 @@ class AttentionMap(MapData, LazyMatrix):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of q, k and lse."""
-        return sum(x.nbytes for x in (self.q, self.k, self.lse))
+        """Bytes of q, k and lse, and of the overview that is kept with them."""
+        return sum(x.nbytes for x in (self.q, self.k, self.lse, self.kept) if x is not None)
 
     def __repr__(self) -> str:
         size = "×".join(str(n) for n in self.shape)
@@ -148,6 +149,20 @@ class AttentionMap(MapData, LazyMatrix):
     def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> overview.Overview:
         return overview.Overview(*map(self._shaped, reductions.pool(self, rows, cols)))
 
+    def with_overview(self) -> Self:
+        """The map with an overview that is kept, from which coarser ones follow without computing.
+
+        Its cells are squares of a power of two of tokens, 128 at least, at most 256 × 256 of them. A map of
+        fewer than 4,096 queries is returned as it is: its overviews take no time.
+        """
+        _, _, T, S = self.matrix
+        if self.kept is not None or T < kept_overview.MIN_QUERIES:
+            return self
+        size = kept_overview.cell_size(T, S)
+        rows, cols = (as_bounds("cells", [*range(0, n, size), n], 0, n) for n in (T, S))
+        kept = kept_overview.KeptOverview(size, *reductions.pool(self, rows, cols))
+        return self._with(axes=self.axes, precise=self.precise, kept=kept)
+
     def summary(self, rows: int, cols: int) -> overview.MapSummary:
         """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`.
 
@@ -169,11 +184,15 @@ class AttentionMap(MapData, LazyMatrix):
 
     def entropy(self) -> Tensor:
         """−Σ A ln A of every row, in nats, (B, H, T): 0 for one key, ln n for uniform attention to n keys."""
-        return self.statistics().entropy
+        return self._row_statistics()[0]
 
     def distance(self) -> Tensor:
         """The mean distance of every row, Σ A · (position of the query − key), (B, H, T)."""
-        return self.statistics().distance
+        return self._row_statistics()[1]
+
+    def _row_statistics(self) -> list[Tensor]:
+        results = precision.compute(self, lambda group: overview.row_statistics(group.data))
+        return list(map(self._shaped, results))
 
     def received(self, weights: Tensor | None = None) -> Tensor:
         """The attention that each key receives, summed over the queries, (B, H, S).

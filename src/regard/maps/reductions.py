@@ -6,6 +6,8 @@ heads of one precision.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from regard.attention.masks.grid import grid
@@ -33,18 +35,20 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> 
     if not rows.numel() or not cols.numel():
         shape = (2, *m.matrix[:2], rows.shape[1], cols.shape[1])
         return overview.Overview(*m.lse.new_zeros(shape, dtype=m.dtype))
+    kept = None if gain is not None or m.kept is None else m.kept.pool(rows, cols, *m.matrix[2:])
     # The positions outside of all spans cost nothing.
     queries, keys = (slice(int(bounds[0, 0]), int(bounds[1, -1])) for bounds in (rows, cols))
     rows, cols = rows - queries.start, cols - keys.start
     part = precision.select_region(m, queries, keys)
     gain = None if gain is None else gain[:, :, keys]
-    cells = precision.compute(
-        part,
-        lambda group: overview.pool(
-            group.data, rows, cols, None if gain is None else gain[group.batch, group.heads]
-        ),
-    )
-    return overview.Overview(*cells)
+
+    def pool_heads(group: precision.HeadGroup) -> Sequence[Tensor]:
+        heads = group.batch, group.heads
+        if kept is not None and group.data.dtype == m.dtype:  # large scores are computed in a wider one
+            return [x[heads] for x in kept]
+        return overview.pool(group.data, rows, cols, None if gain is None else gain[heads])
+
+    return overview.Overview(*precision.compute(part, pool_heads))
 
 
 def row_sums(m: MapData, gain: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.attention.inputs import check_inputs, working_dtype
@@ -27,9 +28,11 @@ from regard.files import (
 )
 from regard.maps.data import MapData
 from regard.maps.index import Axes
+from regard.maps.kept_overview import KeptOverview
 from regard.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.AttentionMap 1"
+KEPT = ("kept.mass", "kept.max")
 
 
 def save(
@@ -42,11 +45,14 @@ def save(
     tensors = {"q": m.q, "k": m.k, "lse": m.lse}
     if m.sinks is not None:
         tensors["sinks"] = m.sinks
+    if m.kept is not None:
+        tensors |= dict(zip(KEPT, (m.kept.mass, m.kept.max), strict=True))
     options = {
         "mask": describe_mask(m.mask, tensors),
         "scale": m.scale,
         "softcap": m.softcap,
         "axes": list(m.axes),
+        "kept": None if m.kept is None else m.kept.size,
     }
     metadata = {"format": FORMAT, "map": json.dumps(options), **(labels or {})}
     write_safetensors(path, {**tensors, **(extra or {})}, metadata)
@@ -99,4 +105,25 @@ def _decode(options: dict[str, Any], tensors: dict[str, Tensor], is_whole: bool)
     axes = Axes(*(check_type("axes", axis, bool) for axis in shown))
     if any(size != 1 for size, shown in zip(q.shape[:2], axes, strict=True) if not shown):
         raise ValueError(f"axes: {tuple(axes)} do not fit q {tuple(q.shape)}")
-    return MapData(q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks, axes=axes)
+    kept = _decode_kept(options, tensors, (*q.shape[:3], k.shape[2]), lse.dtype)
+    return MapData(
+        q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks, axes=axes, kept=kept
+    )
+
+
+def _decode_kept(
+    options: dict[str, Any], tensors: dict[str, Tensor], matrix: tuple[int, ...], dtype: torch.dtype
+) -> KeptOverview | None:
+    """The overview in a file of a map (B, H, T, S), or None if it has none."""
+    if options.get("kept") is None:
+        return None
+    size = get_field(options, "kept", int)
+    B, H, T, S = matrix
+    if size < 1 or any(name not in tensors for name in KEPT):
+        raise ValueError(f"kept: expected a size above 0 and {' and '.join(KEPT)}, got {shorten(size)}")
+    mass, peak = (tensors[name] for name in KEPT)
+    expected = (B, H, -(-T // size), -(-S // size))
+    if any(x.shape != expected or x.dtype != dtype for x in (mass, peak)):
+        found = " and ".join(f"{x.dtype} {tuple(x.shape)}" for x in (mass, peak))
+        raise ValueError(f"kept: expected {dtype} {expected}, got {found}")
+    return KeptOverview(size, mass, peak)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.problem import AttentionProblem
-from regard.attention.backends.tiles import fold, parts, score, visits
+from regard.attention.backends.tiles import exponentials, fold, parts, score, visits
 from regard.attention.masks.base import Mask
 from regard.maps import kernels
 from regard.maps.data import MapData
@@ -80,7 +80,7 @@ def statistics(m: MapData) -> RowStatistics:
     received = m.lse.new_zeros(B, H, S)
     for batch, heads, rows, keys, logs in log_tiles(m):
         logs.clamp_(min=LOG_ZERO)
-        weights = logs.exp()
+        weights = exponentials(logs, out=torch.empty_like(logs))
         entropy[batch, heads, rows] -= torch.linalg.vecdot(weights, logs)
         positions = torch.arange(rows.start, rows.stop, device=logs.device) + m.first_position
         back = positions[:, None] - torch.arange(keys.start, keys.stop, device=logs.device)
@@ -129,7 +129,7 @@ def mass(m: MapData, mask: Mask) -> Tensor:
     B, H, T, _ = m.matrix
     total = m.lse.new_zeros(B, H, T)
     for batch, heads, rows, _, logs in log_tiles(m, mask):
-        total[batch, heads, rows] += logs.exp_().sum(-1)
+        total[batch, heads, rows] += exponentials(logs, out=logs).sum(-1)
     return total
 
 

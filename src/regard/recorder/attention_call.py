@@ -12,6 +12,7 @@ from regard.attention.attend import attend
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
+from regard.maps.kept_overview import KeptOverview
 from regard.recorder.placement import Placement
 
 
@@ -38,6 +39,8 @@ class AttentionCall(NamedTuple):
     whole_mask: Mask | None = (
         None  # of all rows of the layer, where this rank has some of them; k has all keys
     )
+
+    kept: KeptOverview | None = None  # the overview that was computed with the output, by Regard's kernel
 
     @property
     def total_heads(self) -> int:
@@ -75,6 +78,7 @@ class AttentionCall(NamedTuple):
             scale=call.scale,
             softcap=call.softcap,
             sinks=None if call.sinks is None else call.sinks.detach(),
+            kept=call.kept,
         )
 
     def with_lse(self) -> AttentionCall:

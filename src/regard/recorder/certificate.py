@@ -18,10 +18,12 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.cell_output import bundle, table_html, text_output
+from regard.lru import LRUCache
 from regard.recorder.placement import Runs
 
 ROWS = 64  # the number of rows that are compared if a map has more
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
+GPU_TILE_BYTES = 1 << 29  # the same on a GPU, which waits for Python between small tiles
 ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
 """By how many units in the last place a kernel's output, or the sum of a row, may be off. Large scores are
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
@@ -31,6 +33,7 @@ CERTIFIED = (
     "A layer is certified if its weights times the values give the output of the model's own attention."
 )
 OWN_OUTPUT = "this layer's own attention output"
+KERNEL_OUTPUT = "the output of Regard's kernel, with which the model went on"
 SIMILAR_VALUES = "its values are so similar that its output does not determine its weights"
 
 
@@ -257,12 +260,35 @@ def examine(
     - `against`: a name for `output`.
     - `max_rows`: the number of rows to compare, or None for all of them.
     """
+    options = (weights, own_lse, softly_masked_rows, problem, against, max_rows)
+    evidence = _examine(m, v, output, *options, finite=True) or _examine(m, v, output, *options, finite=False)
+    assert evidence is not None
+    return evidence
+
+
+def _examine(
+    m: WeightMatrix,
+    v: Tensor,
+    output: Tensor,
+    weights: Tensor | None,
+    own_lse: bool,
+    softly_masked_rows: bool,
+    problem: str | None,
+    against: str,
+    max_rows: int | None,
+    *,
+    finite: bool,
+) -> Evidence | None:
+    """The evidence of `examine`; None if `finite` says that all products are finite and they are not.
+
+    A GPU waits for every question about its numbers, so all of them are asked at the end.
+    """
     B, H, T, S = m.matrix
     rows = sampled_rows(T, T if max_rows is None else max_rows).to(m.device)
     zero = rows.new_zeros((), dtype=m.dtype)
     # Each list holds one number for each group of heads, after a zero for maps without any entry.
-    ratios, tolerances, sum_errors, weight_errors, empty_rows, undetermined, sizes = (
-        [zero] for _ in range(7)
+    ratios, tolerances, sum_errors, weight_errors, empty_rows, undetermined, sizes, infinite = (
+        [zero] for _ in range(8)
     )
 
     # What rounding alone may change: kernels in half precision round the weights and the output, and
@@ -272,22 +298,29 @@ def examine(
     units = ROUNDING_UNITS[m.dtype] * working_eps
     rounding = 2.0 * stored_eps + units
 
-    # The weights are computed for whole groups of query heads at a time, as many as fit into TILE_BYTES.
+    # The weights are computed for whole groups of query heads at a time, as many as fit into a tile.
+    tile_bytes = GPU_TILE_BYTES if m.device.type == "cuda" else TILE_BYTES
     group = H // max(v.shape[1], 1)
-    heads_at_once = max(1, TILE_BYTES // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
+    if 0 not in (B, T, S):
+        spread = v.amax(2, keepdim=True).to(m.dtype) - v.amin(2, keepdim=True).to(m.dtype)  # (B, G, 1, E)
+    heads_at_once = max(1, tile_bytes // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
         heads = slice(first, min(first + heads_at_once, H))
         part = m.select(slice(0, B), heads)
-        values = v[:, first // group : (first + heads_at_once) // group].to(m.dtype)  # (B, g, S, E)
+        kv_heads = slice(first // group, (first + heads_at_once) // group)
+        values = v[:, kv_heads].to(m.dtype)  # (B, g, S, E)
         part_weights = part.tile(rows)  # (B, h, rows, S)
         lse = part.lse[:, :, rows]  # (B, h, rows)
         visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
 
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads][:, :, rows].to(m.dtype)  # (B, h, rows, E)
-        product = _finite_product(part_weights.view(B, values.shape[1], -1, S), values)
-        used = part_weights.view(B, values.shape[1], -1, S).amax(2)[..., None] != 0  # NaN counts
-        size = _largest_finite(values.where(used, 0.0))  # (B, g, 1, E), of keys that are seen
+        grouped = part_weights.view(B, values.shape[1], -1, S)
+        product = grouped @ values if finite else _finite_product(grouped, values)
+        infinite.append((~product.isfinite()).any().to(m.dtype))
+        used = grouped.amax(2)[..., None] != 0  # NaN counts
+        seen = v[:, kv_heads].masked_fill(~used, 0.0)  # in the dtype of the values, which is exact
+        size = _largest(seen, finite).to(m.dtype)  # (B, g, 1, E)
         tolerance = (size * rounding + smallest_error(output.dtype)).repeat_interleave(group, 1)
         ratio = (product.view(model_output.shape) - model_output).abs() / tolerance
         empty_ratio = torch.zeros_like(ratio)
@@ -295,8 +328,8 @@ def examine(
             empty_ratio = _empty_row_error(model_output, values, group) / tolerance
         ratio = ratio.where(visible[..., None], empty_ratio)
         worst = ratio.nan_to_num(torch.inf).argmax()
-        ratios.append(ratio.flatten()[worst] if ratio.numel() else zero)
-        tolerances.append(tolerance.expand_as(ratio).flatten()[worst] if ratio.numel() else zero)
+        ratios.append(ratio.take(worst) if ratio.numel() else zero)
+        tolerances.append(tolerance.expand_as(ratio).take(worst) if ratio.numel() else zero)
 
         # The sums of the rows, with the weight of the sink logit.
         row_sum = part_weights.sum(-1)
@@ -306,7 +339,7 @@ def examine(
 
         empty_rows.append((~visible).all(1).any(0).sum().to(m.dtype))  # in every head, in some text
         sizes.append(lse.abs().masked_fill(~visible, 0.0).amax())
-        undetermined.append(_undetermined(values, size * rounding) if S > 1 else zero)
+        undetermined.append(_undetermined(spread[:, kv_heads], size * rounding) if S > 1 else zero)
         if weights is not None:
             own_weights = weights[:, heads][:, :, rows].to(m.dtype)
             error = _weight_error(part_weights, own_weights, visible)
@@ -317,10 +350,11 @@ def examine(
             weight_errors.append(error)
 
     # One transfer from the GPU for all numbers.
-    stacked = torch.stack(
-        [torch.stack(x) for x in (ratios, tolerances, sum_errors, empty_rows, undetermined, sizes)]
-    )
-    ratio_list, tolerance_list, sums, empty, unclear, largest_scores = stacked.tolist()
+    columns = (ratios, tolerances, sum_errors, empty_rows, undetermined, sizes, infinite)
+    stacked = torch.stack([torch.stack(column) for column in columns])
+    ratio_list, tolerance_list, sums, empty, unclear, largest_scores, not_finite = stacked.tolist()
+    if finite and any(not_finite):
+        return None
     at = max(range(len(ratio_list)), key=lambda i: math.inf if math.isnan(ratio_list[i]) else ratio_list[i])
     tolerance_there = tolerance_list[at] or rounding
     if problem is None and any(unclear) and weights is None and not own_lse:
@@ -368,11 +402,13 @@ def _weight_error(weights: Tensor, own_weights: Tensor, visible: Tensor) -> Tens
     return (weights - own_weights).abs().masked_fill(~visible[..., None], 0.0).amax()
 
 
-def _undetermined(values: Tensor, rounding: Tensor) -> Tensor:
-    """1 if the values (B, g, S, E) of some head are too similar for the output to determine the weights."""
-    spread = values.amax(2, keepdim=True) - values.amin(2, keepdim=True)
+def _undetermined(spread: Tensor, rounding: Tensor) -> Tensor:
+    """1 if the values of some head are too similar for the output to determine the weights.
+
+    `spread` (B, g, 1, E) is by how much they differ in each channel.
+    """
     distinct = (spread > DISTINCT * rounding) | ~spread.isfinite()
-    return (~distinct.any(-1)).any().to(values.dtype)
+    return (~distinct.any(-1)).any().to(spread.dtype)
 
 
 def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
@@ -437,10 +473,18 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
 
 def sampled_rows(T: int, max_rows: int = ROWS) -> Tensor:
     """Return all row numbers, or `max_rows` of them: the first, the last and a fixed random sample."""
-    if max_rows >= T:
-        return torch.arange(T)
-    between = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: max_rows - 2] + 1
-    return torch.cat([torch.tensor([0, T - 1]), between]).sort().values
+    return _samples.get((T, max_rows), lambda: _sample_rows(T, max_rows))  # every layer asks for the same
+
+
+_samples: LRUCache[Tensor] = LRUCache(64)
+
+
+def _sample_rows(T: int, max_rows: int) -> Tensor:
+    with torch.inference_mode(False):  # they are used later, perhaps outside of that mode
+        if max_rows >= T:
+            return torch.arange(T)
+        between = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: max_rows - 2] + 1
+        return torch.cat([torch.tensor([0, T - 1]), between]).sort().values
 
 
 def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
@@ -452,9 +496,12 @@ def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
     return weights @ values.masked_fill(~used, 0.0)
 
 
-def _largest_finite(values: Tensor) -> Tensor:
-    """The largest finite |value| of each channel: (B, g, 1, E) for values (B, g, S, E)."""
-    largest = values.abs().amax(2, keepdim=True)
-    if bool(largest.isfinite().all()):
+def _largest(values: Tensor, finite: bool) -> Tensor:
+    """The largest |value| of each channel: (B, g, 1, E) for values (B, g, S, E).
+
+    Unless `finite`, those that are NaN or inf do not count.
+    """
+    largest: Tensor = torch.linalg.vector_norm(values, torch.inf, dim=2, keepdim=True)
+    if finite or bool(largest.isfinite().all()):
         return largest
-    return values.nan_to_num(0.0, 0.0, 0.0).abs().amax(2, keepdim=True)
+    return _largest(values.nan_to_num(0.0, 0.0, 0.0), finite=True)

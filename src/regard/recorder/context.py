@@ -156,6 +156,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    overviews: bool = False,
     predictions: bool = False,
     patches: Patches | None = None,
     group: Any = None,
@@ -179,6 +180,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    overviews: bool = False,
     predictions: bool = False,
     patches: Patches | None = None,
     group: Any = None,
@@ -201,6 +203,7 @@ def capture(
     budget: int | str | None = None,
     adapters: Mapping[str, Callable[..., Any]] | None = None,
     verify: bool = False,
+    overviews: bool = False,
     predictions: bool = False,
     patches: Patches | None = None,
     group: Any = None,
@@ -237,6 +240,11 @@ def capture(
     - `budget`: the memory to use, such as "4GiB"; further layers go to a temporary folder.
     - `adapters`: `{module name: adapter}` for attention that is not recognised; see `docs/capture.md`.
     - `verify`: whether to compare every row with the model's output, and not a sample of 64.
+    - `overviews`: whether to keep with each map an overview of at most 256 × 256 cells, from which `pool` and
+      the page then answer at once. On a GPU the attention of long texts is then computed by Regard's kernel,
+      which hands out the overview with the output; the model goes on with that output, which differs from its
+      own kernel's by rounding, and the certificate says so. Any other attention runs as it does, and its
+      overview is computed after it. Maps of fewer than 4,096 queries keep none.
     - `predictions`: whether to keep the ten likeliest next tokens at each position, and the loss and rank of
       the token that follows, in `seen.predictions`: of a causal language model that is run by `text` or
       `inputs`.
@@ -274,6 +282,7 @@ def capture(
         dtype=dtype,
         values=values or contributions,
         verify=verify,
+        overviews=overviews,
         store=store_for(folder, budget, store, shard),
         join_calls=store == "maps",
         model=model_name(model),

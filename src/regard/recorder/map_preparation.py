@@ -40,6 +40,7 @@ def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
         lse=m.lse[:, heads],
         mask=m.mask.select(slice(None), heads),
         sinks=sinks,
+        kept=None if m.kept is None else m.kept.select(slice(None), list(heads)),
     )
     return SelectedHeads(selected, tuple(heads), kv_heads)
 
@@ -86,7 +87,8 @@ def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
 def compact_map(m: AttentionMap) -> AttentionMap:
     """Return the map with q, k and lse in memory of their own, no larger than they are."""
     owned = {name: own_memory(getattr(m, name)) for name in ("q", "k", "lse")}
-    return m._with(**owned, sinks=None if m.sinks is None else m.sinks.clone())  # a parameter, as `skip` is
+    sinks = None if m.sinks is None else m.sinks.clone()  # a parameter, as `skip` is
+    return m._with(**owned, sinks=sinks, kept=m.kept)
 
 
 def own_memory(x: Tensor) -> Tensor:

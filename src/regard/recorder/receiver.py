@@ -44,6 +44,8 @@ class CallReceiver:
 
     is_editor = False
     """Whether it may change the output with which the model goes on."""
+    overviews = False
+    """Whether the attention of the layers that it selects should hand out overviews."""
 
     def __init__(self) -> None:
         self.forwards = 0  # forward passes of the model so far

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, examine
+from regard.recorder.certificate import KERNEL_OUTPUT, OWN_OUTPUT, ROWS, Evidence, examine
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.generation.linear_strip import LinearAddition, LinearStrip
 from regard.recorder.generation.mask_join import join_masks
@@ -78,6 +78,7 @@ class Recording(CallReceiver):
     - `dtype`: the dtype in which q and k are stored; None leaves them as they are.
     - `values`: whether to store v too.
     - `verify`: whether to compare every row with the model's output, and not a sample of 64.
+    - `overviews`: whether to keep an overview with each map, computed with the attention where possible.
     - `store`: where the layers are kept; None keeps them in memory.
     - `join_calls`: whether a later call may continue the map of an earlier one, as in generation.
     - `model`: the model's name.
@@ -95,6 +96,7 @@ class Recording(CallReceiver):
         dtype: torch.dtype | None = None,
         values: bool = False,
         verify: bool = False,
+        overviews: bool = False,
         store: Store | None = None,
         join_calls: bool = True,
         model: str = "",
@@ -116,6 +118,7 @@ class Recording(CallReceiver):
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
         self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
+        self.overviews = overviews
         self.store: Store = MemoryStore() if store is None else store
         self.decode, self.stream, self.picture_reader = decode, stream, picture_reader
         self.seen = Capture(
@@ -293,9 +296,10 @@ class Recording(CallReceiver):
             own_lse=call.own_lse,
             softly_masked_rows=call.softly_masked_rows,
             problem=call.problem,
-            against=against,
+            against=against if call.kept is None else KERNEL_OUTPUT,
             max_rows=None if self.verify else ROWS,
         )
+        m = m.with_overview() if self.overviews and call.whole_mask is None else m
         if call.whole_mask is not None:
             mask = call.whole_mask
             evidence = dataclasses.replace(evidence, mask=str(mask), window=mask.window_size())

@@ -11,6 +11,7 @@ from regard import causal, chunks, documents, padding, prefix, rule, tensor_mask
 from regard.attention.backends import runs
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import (
+    cells,
     column_sums,
     configs,
     diagonal,
@@ -25,9 +26,12 @@ from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
+from tests.sampling import share
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning"
+    "ignore:invalid value:RuntimeWarning",
+    "ignore:overflow:RuntimeWarning",
+    "ignore:divide by zero:RuntimeWarning",
 )
 
 IDS = torch.tensor([[0] * 20 + [1] * 7 + [2] * 33, [5] * 48 + [6] * 12])  # (2, 60)
@@ -58,7 +62,13 @@ TEXTS = dict.fromkeys(CASES, 1) | dict.fromkeys(("documents", "padding", "heads 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     shapes = {"forward": (32, 16), "lists": (16, 32), "queries": (32, 16), "keys": (16, 32), "pool": (32, 16)}
-    shapes |= {"statistics": (32, 16), "column sums": (16, 32), "row sums": (32, 16), "topk": (32, 16)}
+    shapes |= {
+        "statistics": (32, 16),
+        "row statistics": (32, 16),
+        "column sums": (16, 32),
+        "row sums": (32, 16),
+        "topk": (32, 16),
+    }
     monkeypatch.setattr(
         configs,
         "choose",
@@ -83,7 +93,7 @@ def assert_near(result, truth, most):
     assert gap <= most, f"off by {gap:.1e}, more than {most:.1e}"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3))
 def test_forward(case):
     mask, T, S = CASES[case]
     q, k, v = draw(T, S, B=TEXTS[case])
@@ -149,7 +159,7 @@ def test_forward_and_gradients_of_keys_nobody_sees(mask):
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case not in ("causal", "top left", "chunks", "not")]
+    "case", share([case for case in CASES if case not in ("causal", "top left", "chunks", "not")], 3)
 )
 def test_gradients(case):
     mask, T, S = CASES[case]
@@ -259,7 +269,7 @@ def largest(x):
     return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=1))
 def test_column_sums(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -369,7 +379,7 @@ def true_statistics(weights, first_position):
     return torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=2))
 def test_statistics(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -378,9 +388,13 @@ def test_statistics(case):
     lse = true_lse(steps.masked, sinks).float()
     problem = prepare(q, k, k, mask=mask)
     assert launch.unsupported_map_reason(q, k, problem.mask) is None
-    found = statistics.statistics(q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    arguments = (q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    found = statistics.statistics(*arguments)
     for result, truth in zip(found, true_statistics(steps.weights, S - T), strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+    if case in ("causal", "prefix"):
+        for alone, result in zip(statistics.row_statistics(*arguments), found[:2], strict=True):
+            assert torch.equal(alone, result)
 
 
 @pytest.mark.parametrize("mask", [causal, causal & window(9), causal | prefix(5)], ids=str)
@@ -468,3 +482,38 @@ def test_pieces_of_a_ring(case):
     true_dq, true_dk, true_dv = torch.autograd.grad(right.output, exact, upstream)
     for found, true in ((dq, true_dq[:, :, rows]), (dk, true_dk), (dv, true_dv)):
         assert_near(found, true, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "size"), [("full", 64), ("causal, fewer queries", 32), ("window", 32), ("both sides", 64)]
+)
+def test_forward_with_cells(case, size, monkeypatch):
+    """Output, lse and the weights pooled into cells, from one pass; the heads use the scratch in turn."""
+    mask, T, S = CASES[case]
+    q, k, v = draw(T, S, B=1)
+    monkeypatch.setattr(cells, "MAX_SCRATCH", 1)
+    output, lse, pooled = launch.run_with_cells(prepare(q, k, v, mask=mask), size)
+    steps = trace(q.double(), k.double(), v.double(), mask)
+    assert_near(output, steps.output, 2e-6)
+    assert_near(lse, true_lse(steps.masked), 2e-6)
+    for found, truth in zip(pooled[1:], cells_of(steps.weights, size), strict=True):
+        assert_near(found, truth, 2e-6)
+
+
+def test_forward_with_cells_and_options():
+    """A negative scale, a soft cap, sink logits, odd widths, and queries that see no key."""
+    mask, T, S = CASES["causal, more queries"]
+    q, k, v = draw(T, S, B=1, D=20, E=5)
+    options, sinks = {"scale": -0.4, "softcap": 1.5}, torch.randn(2)
+    _, _, pooled = launch.run_with_cells(prepare(q, k, v, mask=mask, sinks=sinks, **options), 32)
+    weights = trace(q.double(), k.double(), v.double(), mask, sinks=sinks.double(), **options).weights
+    for found, truth in zip(pooled[1:], cells_of(weights, 32), strict=True):
+        assert_near(found, truth, 2e-6)
+
+
+def cells_of(weights, size):
+    """The mean row mass and the largest weight of cells of size × size, the last of which may be smaller."""
+    cells = [row.split(size, -1) for row in weights.split(size, -2)]
+    mass = [torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in cells]
+    most = [torch.stack([x.amax((-1, -2)) for x in row], -1) for row in cells]
+    return torch.stack(mass, -2), torch.stack(most, -2)

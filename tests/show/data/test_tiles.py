@@ -8,6 +8,7 @@ import torch
 
 import regard
 from regard.lru import LRUCache
+from regard.maps import kept_overview
 from regard.recorder import Capture
 from regard.show.data import tiles
 from regard.show.data.contents import Contents
@@ -106,3 +107,15 @@ def test_a_tile_whose_parts_are_known_is_assembled_and_is_the_same(monkeypatch: 
     monkeypatch.delattr(tiles, "pool_cells")  # nothing is computed
     for a, b in zip(pyramid.tile(1, 0, 0), direct, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_coarse_tiles_come_from_the_overview_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_overview, "MIN_QUERIES", 1100)
+    monkeypatch.setattr(kept_overview, "MIN_SIZE", 8)
+    monkeypatch.setattr(tiles, "FINE", 1)
+    m = regard.attention_map(torch.randn(1, 1, 1100, 8), torch.randn(1, 1, 1203, 8), mask=regard.causal)
+    plain, kept = (tiles.TilePyramid(x, LRUCache(100)) for x in (m, m.with_overview()))
+    for found, expected in zip(kept.tile(3, 0, 0), plain.tile(3, 0, 0), strict=True):
+        assert (found - expected).abs().max() < 1e-6
+    assert len(kept.cache) == 1  # no finer tile was needed
+    assert len(plain.cache) > 1

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.problem import AttentionProblem
-from regard.attention.backends.tiles import fold, parts, scale_queries, score, visits
+from regard.attention.backends.tiles import exponentials, fold, parts, scale_queries, score, visits
 from regard.attention.inputs import working_dtype
 
 
@@ -77,7 +77,7 @@ def online_softmax(
                 new_top = torch.maximum(top, weights.amax(-1, keepdim=True))
                 # A query that has seen no key yet has top −inf; its weights must be 0, not NaN.
                 anchor = new_top.clamp(min=torch.finfo(new_top.dtype).min)
-                weights.sub_(anchor).exp_()
+                exponentials(weights.sub_(anchor), out=weights)
                 shrink = (top - anchor).exp_()
                 total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
                 if problem.dropout:
@@ -142,7 +142,7 @@ def backward(
             part_dq = torch.zeros_like(q)
             for column in columns:
                 weights, tanh, seen_q, k, v = score(part, q, rows, column, keep_tanh=True)
-                weights.sub_(row_top).exp_().mul_(row_inverse)  # (N, M, C)
+                exponentials(weights.sub_(row_top), out=weights).mul_(row_inverse)  # (N, M, C)
                 ds = torch.bmm(do, v.mT)
                 dropped = weights
                 if problem.dropout:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
+from regard.attention.backends.problem import prepare
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import as_mask
 from regard.gpt import GPT
@@ -24,7 +25,7 @@ from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver, PassTokens
-from regard.recorder.sources.sdpa import Call, CallListener, notify
+from regard.recorder.sources.sdpa import Call, CallListener, attend_with_overview, notify, wants_overview
 
 _ATTEND = Attention.attend
 
@@ -109,24 +110,38 @@ class LayerWatch:
         settings: dict[str, Any] = {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
         # A subclass may compute attention in its own way.
         is_plain = getattr(own_attend, "func", None) is _ATTEND
-        if is_plain:
+        watches = [watches[layer] for watches in _watches.get() if layer in watches]
+        listeners = sorted((watch.listener for watch in watches), key=lambda x: not x.is_editor)
+        with_overview = None
+        if is_plain and not dropout and wants_overview(listeners):
+            with_overview = attend_with_overview(prepare(q, k, v, mask=mask, **settings))
+        kept = None
+        if with_overview is not None:
+            output, lse, kept = with_overview
+        elif is_plain:
             output, lse = attend(q, k, v, mask=mask, **settings, dropout=dropout, return_lse=True)
         else:
             output = own_attend(q, k, v, mask)
             with torch.no_grad():
                 lse = attend(q, k, k, mask=mask, **settings, return_lse=True)[1]
         settings["scale"] = q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
-        k, v, mask = self._with_evicted_keys(q, k, v, mask)
+        all_k, v, mask = self._with_evicted_keys(q, k, v, mask)
+        k, kept = all_k, kept if all_k is k else None
         problem = dropout_problem(dropout)
-        call: Call = AttentionCall(q, k, v, output, lse, mask, **settings, own_lse=is_plain, problem=problem)
-        watches = [watches[layer] for watches in _watches.get() if layer in watches]
-        call = notify(sorted((watch.listener for watch in watches), key=lambda x: not x.is_editor), call)
+        call: Call = AttentionCall(
+            q, k, v, output, lse, mask, **settings, own_lse=is_plain, problem=problem, kept=kept
+        )
+        call = notify(listeners, call)
         return output if isinstance(call, UnreadableCall) or call.used is None else call.used
 
     @property
     def listener(self) -> CallListener:
         """The listener that passes a call of the layer to the receiver."""
-        return CallListener(functools.partial(self.receiver.record, self.layer_id), self.receiver.is_editor)
+        receiver, layer_id = self.receiver, self.layer_id
+        record = functools.partial(receiver.record, layer_id)
+        return CallListener(
+            record, receiver.is_editor, lambda: receiver.overviews and receiver.selects(layer_id)
+        )
 
     def _with_evicted_keys(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
         """Return keys, values and mask with the keys that the cache has evicted, if all were seen here."""

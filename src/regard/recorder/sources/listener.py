@@ -188,6 +188,13 @@ class Listener:
                 layer_id = _numbered(layer_id, earlier)
         return self.receiver.record(layer_id, call, part=part)
 
+    def wants_overview(self, module: nn.Module | None) -> bool:
+        """Whether the attention of a module, or of the one that is running, should hand out an overview."""
+        if not self.receiver.overviews:
+            return False
+        module = calling_module() if module is None else module
+        return module in self.names and self.receiver.selects(self.layer_id(module))
+
     def layer_id(self, module: nn.Module) -> LayerId:
         """Return the layer id of a module."""
         if module not in self.layer_ids:  # its code did not show that it would be heard
@@ -269,7 +276,8 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
             undo.enter_context(transformers_interface.intercepted(listener))
         if any(module_uses_name(module, MULTI_HEAD) for module in listener.layer_ids):
             undo.enter_context(torch_mha.intercepted_functions())
-        heard = sdpa.CallListener(listener.hear, receiver.is_editor)
+        wants_overview = functools.partial(listener.wants_overview, None)
+        heard = sdpa.CallListener(listener.hear, receiver.is_editor, wants_overview)
         undo.enter_context(sdpa.open_listeners.added(heard))
         undo.enter_context(_eager_listeners.added(listener))
         yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType, ModuleType
@@ -24,9 +24,12 @@ from torch.overrides import TorchFunctionMode
 from torch.overrides import _get_current_function_mode_stack as _modes
 
 from regard.attention.backends import fused_attention
-from regard.attention.backends.problem import prepare
+from regard.attention.backends.problem import AttentionProblem, prepare
+from regard.attention.backends.triton import launch
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
+from regard.maps import kept_overview
+from regard.maps.kept_overview import KeptOverview
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.sources.mask_recognition import masked_entries, read_mask
@@ -44,6 +47,8 @@ class CallListener(NamedTuple):
     hear: Callable[[Call], Call]
     is_editor: bool = False
     """Whether it may change the output; the others then receive the edited call."""
+    wants_overview: Callable[[], bool] = bool
+    """Whether the attention that is called now should hand out an overview; by default it should not."""
 
 
 open_listeners: ContextEntries[CallListener] = ContextEntries("attention_listeners")
@@ -73,6 +78,11 @@ def notify(listeners: Iterable[CallListener], call: Call) -> Call:
     for listener in listeners:
         call = listener.hear(call)
     return call
+
+
+def wants_overview(listeners: Sequence[CallListener]) -> bool:
+    """Return whether a call should hand out an overview. Edited weights would have another one."""
+    return any(x.wants_overview() for x in listeners) and not any(x.is_editor for x in listeners)
 
 
 def reading_mode(listeners: Iterable[CallListener]) -> AbstractContextManager[Any]:
@@ -180,8 +190,11 @@ def _observed(
         notify(listeners, UnreadableCall(reason))
         return run(query, key, value)
     query, key, value = autocast(query, key, value)
+    kept: KeptOverview | None = None
     try:
-        output, lse = _run_with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        output, lse, kept = _run_with_lse(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, wants_overview(listeners)
+        )
     except (RuntimeError, NotImplementedError, TypeError):  # tensors that only the function itself takes
         output, lse = None, None
     if output is None:
@@ -189,7 +202,7 @@ def _observed(
     with reading_mode(listeners), listening():
         call = read_or_explain(attention_call, query, key, value, output, attn_mask, is_causal, scale, lse)
         if isinstance(call, AttentionCall):
-            call = call._replace(problem=dropout_problem(dropout_p))
+            call = call._replace(problem=dropout_problem(dropout_p), kept=kept)
         call = notify(listeners, call)
     if isinstance(call, AttentionCall) and call.used is not None:
         return call.used.reshape(output.shape)
@@ -223,10 +236,19 @@ def _run_with_lse(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return output and lse from the operator that PyTorch would choose; (None, None) if it has no lse."""
+    overview: bool,
+) -> tuple[Tensor | None, Tensor | None, KeptOverview | None]:
+    """Return output and lse from the operator that PyTorch would choose; None for both if it has no lse.
+
+    With `overview` Regard's kernel computes them and an overview instead, if it can.
+    """
     if q.ndim != 4 or k.ndim != 4 or dropout or len(q) != len(k) or 0 in (*q.shape, *k.shape):
-        return None, None
+        return None, None, None
+    problem = None
+    if mask is None and (not is_causal or q.shape[2] == k.shape[2]):
+        problem = prepare(q, k, v, mask=causal if is_causal else None, scale=_scale(q, scale))
+        if overview and (results := attend_with_overview(problem)) is not None:
+            return results
     choice = SDPBackend(
         torch._fused_sdp_choice(
             q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
@@ -234,17 +256,28 @@ def _run_with_lse(
     )
     if q.device.type == "cpu":
         if choice != SDPBackend.FLASH_ATTENTION:  # not `is`: PyTorch makes a new object each time
-            return None, None
+            return None, None, None
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
         output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
         )
-        return output, lse.detach()
-    if mask is not None or choice not in fused_attention.FUSED or (is_causal and q.shape[2] != k.shape[2]):
-        return None, None
-    problem = prepare(q, k, v, mask=causal if is_causal else None, scale=_scale(q, scale))
-    return fused_attention.run(problem, chosen=choice)
+        return output, lse.detach(), None
+    if problem is None or choice not in fused_attention.FUSED:
+        return None, None, None
+    return *fused_attention.run(problem, chosen=choice), None
+
+
+def attend_with_overview(problem: AttentionProblem) -> tuple[Tensor, Tensor, KeptOverview] | None:
+    """Return output, lse and an overview of an attention from one kernel; None if it is not suited.
+
+    A short text is not: its overviews take no time.
+    """
+    _, _, T, S = problem.matrix
+    if T < kept_overview.MIN_QUERIES or not launch.pools_in_forward(problem):
+        return None
+    output, lse, cells = launch.run_with_cells(problem, kept_overview.cell_size(T, S))
+    return output, lse, KeptOverview(*cells)
 
 
 def _scale(q: Tensor, scale: float | None) -> float:

@@ -85,7 +85,7 @@ def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
 def with_storable_mask(m: AttentionMap) -> AttentionMap:
     """Return the map, with a tensor in place of its mask if a part of the mask is a function."""
     mask = storable_mask(m.mask, m.matrix, m.device)
-    return m if mask is m.mask else m._with(mask=mask)
+    return m if mask is m.mask else m._with(mask=mask, kept=m.kept)
 
 
 def storable_mask(mask: Mask, matrix: tuple[int, int, int, int], device: torch.device) -> Mask:

@@ -33,4 +33,4 @@ def _in_float32(m: MapData) -> MapData:
         return m
     size = m.lse.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1)  # (B, H); −inf is a row without keys
     large = m.precise.large & (size.cpu() > LARGEST_LSE)
-    return m._with(precise=PreciseHeads(large, m.precise.lse if bool(large.any()) else None))
+    return m._with(precise=PreciseHeads(large, m.precise.lse if bool(large.any()) else None), kept=m.kept)

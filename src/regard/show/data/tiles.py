@@ -118,7 +118,8 @@ class TilePyramid:
 
     def _computed(self, z: int, i: int, j: int) -> TileCells:
         below = self._places_below(z, i, j)
-        if z > FINE or (z and all((*self.name, *place) in self.cache for line in below for place in line)):
+        is_known = bool(z) and all((*self.name, *place) in self.cache for line in below for place in line)
+        if is_known or (z > FINE and not self._is_kept(z)):
             return self._assembled(z, i, below)
         T, S = self.T, self.S
         span = SIDE << z
@@ -128,6 +129,11 @@ class TilePyramid:
                 self.pooled, _cell_edges(self.rows, rows, 1 << z), _cell_edges(self.cols, keys, 1 << z)
             )
         return pool_cells(self.pooled if z else self.m, rows, keys, 1 << z)
+
+    def _is_kept(self, z: int) -> bool:
+        """Whether the cells of a level follow from the overview that is kept with the map."""
+        kept = self.m.kept if isinstance(self.m, AttentionMap) and not self.in_units else None
+        return kept is not None and kept.size <= 1 << z
 
     def _places_below(self, z: int, i: int, j: int) -> list[list[tuple[int, int, int]]]:
         """Return the places of the tiles of the level below that a tile covers, up to two by two."""
@@ -244,33 +250,49 @@ def _even_spans(span: range, size: int) -> list[slice]:
 
 def visible_cells(m: MapData | LinearAttentionMap, rows: range, keys: range, size: int) -> Tensor:
     """Return a mask of the cells that hold a key visible to one of their queries, (rows, cols)."""
-    shape = (-(-len(rows) // size), -(-len(keys) // size))
-    visible = torch.zeros(shape, dtype=torch.bool)
     step = max(size, STEP // size * size)
-    for top in range(rows.start, rows.stop, step):
-        row_span = slice(top, min(top + step, rows.stop))
-        for left in range(keys.start, keys.stop, step):
-            key_span = slice(left, min(left + step, keys.stop))
-            y, x = (top - rows.start) // size, (left - keys.start) // size
-            here = (slice(y, y + step // size), slice(x, x + step // size))
-            # The mask is evaluated only where its bounds do not decide the whole block.
-            any_visible, all_visible = _visible(m, row_span, key_span)
-            if all_visible or not any_visible:
-                visible[here] = all_visible
-                continue
-            allowed = m.mask.tile(row_span, key_span, m.matrix, device=m.device)
-            allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
-            visible[here] = _block_maxima(allowed, size, 0.0) > 0
+    cells = step // size  # along the side of a block
+    row_spans, key_spans = (
+        [slice(start, min(start + step, x.stop)) for start in range(x.start, x.stop, step)]
+        for x in (rows, keys)
+    )
+    some, every = _visible_blocks(m, row_spans, key_spans)
+    visible = every.repeat_interleave(cells, 0).repeat_interleave(cells, 1)
+    visible = visible[: -(-len(rows) // size), : -(-len(keys) // size)]
+    # The mask is evaluated only where its bounds do not decide the whole block.
+    for y, x in (some & ~every).nonzero().tolist():
+        allowed = m.mask.tile(row_spans[y], key_spans[x], m.matrix, device=m.device)
+        allowed = allowed.reshape(-1, *allowed.shape[-2:])[0].float().cpu()
+        here = (slice(y * cells, (y + 1) * cells), slice(x * cells, (x + 1) * cells))
+        visible[here] = _block_maxima(allowed, size, 0.0) > 0
     return visible
 
 
 def _visible(m: MapData | LinearAttentionMap, rows: slice, keys: slice) -> tuple[bool, bool]:
     """Return whether any key in a block may be visible, and whether all of them are."""
+    some, every = _visible_blocks(m, [rows], [keys])
+    return bool(some), bool(every)
+
+
+def _visible_blocks(
+    m: MapData | LinearAttentionMap, rows: Sequence[slice], keys: Sequence[slice]
+) -> tuple[Tensor, Tensor]:
+    """Return in which blocks a key may be visible, and in which all are, (rows, keys) on the CPU each."""
     _, _, T, S = m.matrix
-    edges = (rows.start + S - T, rows.stop - 1 + S - T, keys.start, keys.stop - 1)
-    first_q, last_q, first_k, last_k = (torch.tensor([[edge]], device=m.device) for edge in edges)
-    any_visible, all_visible = m.mask.block_bounds(Blocks(first_q, last_q, first_k, last_k, T, S))
-    return bool(any_visible.any()), bool(all_visible.all())
+    q_first, q_last = (
+        torch.tensor(x, device=m.device)[:, None] + S - T
+        for x in ([span.start for span in rows], [span.stop - 1 for span in rows])
+    )
+    k_first, k_last = (
+        torch.tensor(x, device=m.device)[None]
+        for x in ([span.start for span in keys], [span.stop - 1 for span in keys])
+    )
+    table = (len(rows), len(keys))
+    some, every = (
+        x.expand(*x.shape[:-2], *table).reshape(-1, *table)  # some masks differ between texts and heads
+        for x in m.mask.block_bounds(Blocks(q_first, q_last, k_first, k_last, T, S))
+    )
+    return some.any(0).cpu(), every.all(0).cpu()
 
 
 def _block_sums(x: Tensor, size: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.triton import configs
+from regard.attention.backends.triton.cells import CellBuffers, SquareCells, heads_at_once
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import VisibleBlocks, cut_into_blocks, find_visible_blocks
@@ -67,6 +68,30 @@ def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
         return output, lse
 
 
+def pools_in_forward(problem: AttentionProblem) -> bool:
+    """Whether `run_with_cells` serves a problem, and costs less than another kernel and a pass after it."""
+    return (
+        problem.q.is_cuda
+        and 0 not in problem.matrix
+        and not problem.needs_grad
+        and problem.q.dtype in (torch.bfloat16, torch.float16)
+        and max(padded(problem.q.shape[-1], problem.v.shape[-1])) <= 128
+        and unsupported_reason(problem) is None
+        and problem.mask.split_alibi()[0].band(*problem.matrix[2:]) is not None
+    )
+
+
+def run_with_cells(problem: AttentionProblem, size: int) -> tuple[Tensor, Tensor, SquareCells]:
+    """What `run` returns, and the weights pooled into cells of `size` queries and keys, in the same pass.
+
+    The mask has to be a band, and no gradients flow.
+    """
+    with torch.cuda.device_of(problem.q):  # type: ignore[no-untyped-call]
+        output, lse, _, _, cells = forward(problem, cell_size=size)
+    assert cells is not None
+    return output, lse, cells
+
+
 class KernelScores(NamedTuple):
     """A kernel's arguments for turning products of q and k into masked scores."""
 
@@ -104,22 +129,28 @@ def visible_blocks(
 
 
 class Forward(NamedTuple):
-    """The results of the forward pass; the last two, in base 2, only if a backward pass follows."""
+    """The results of the forward pass; `top` and `log_total`, in base 2, only if a backward pass follows."""
 
     output: Tensor  # (B, H, T, E)
     lse: Tensor  # (B, H, T)
     top: Tensor | None  # (B, H, T) the greatest score of each row
     log_total: Tensor | None  # (B, H, T) log of the sum of exp(score − top) of each row
+    cells: SquareCells | None = None
 
 
-def forward(problem: AttentionProblem, for_backward: bool = False) -> Forward:
-    """Run the forward kernel; `for_backward` also keeps what the backward kernels need."""
+def forward(problem: AttentionProblem, for_backward: bool = False, cell_size: int | None = None) -> Forward:
+    """Run the forward kernel; `for_backward` also keeps what the backward kernels need.
+
+    With `cell_size` it also pools the weights into cells of so many queries and keys.
+    """
     from regard.attention.backends.triton.forward import forward_kernel
 
     q, k, v = problem.q, problem.k, problem.v
     B, H, T, S = problem.matrix
     D, E = q.shape[-1], v.shape[-1]
-    output = torch.empty(B, H, T, E, dtype=v.dtype, device=q.device)
+    output = q.new_empty(B, H, T, E, dtype=v.dtype)
+    if cell_size is not None and D == E and q.dtype == v.dtype:
+        output = torch.empty_like(q)  # in the layout of q, as PyTorch's kernels return it
     lse = torch.empty(B, H, T, dtype=torch.float32, device=q.device)
     top, log_total = (torch.empty_like(lse) if for_backward else None for _ in range(2))
     if B * H * T == 0:
@@ -132,24 +163,28 @@ def forward(problem: AttentionProblem, for_backward: bool = False) -> Forward:
         lists = visible_blocks(scores.mask, problem.matrix, config.rows, config.cols, q.device).by_row()
     q = -q if scores.negative else q
     sinks = None if problem.sinks is None else problem.sinks.contiguous()
-    forward_kernel[(-(-T // config.rows) * B * H,)](
-        q, k, v,
-        descriptor(k, config.tma, config.cols, widths[0]),
-        descriptor(v, config.tma, config.cols, widths[1]),
-        output, lse, top, log_total, sinks, scores.slopes, lists, scores.band or Band(),
-        q.stride(), k.stride(), v.stride(), output.stride(),
-        H, problem.group, T, S, scores.factor, scores.cap,
-        D, E, *widths, config.rows, config.cols, configs.PRECISION,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
-    return Forward(output, lse, top, log_total)
+    tmas = [descriptor(x, config.tma, config.cols, width) for x, width in zip((k, v), widths, strict=True)]
+    cells, at_once = None, B * H
+    if cell_size is not None:
+        cells = CellBuffers.empty(problem.matrix, cell_size, config, q.device)
+        at_once = heads_at_once(problem.matrix, cell_size, config)
+    for first in range(0, B * H, at_once):
+        forward_kernel[(-(-T // config.rows) * min(at_once, B * H - first),)](
+            q, k, v, *tmas, output, lse, top, log_total, sinks, scores.slopes, lists, scores.band or Band(),
+            cells, q.stride(), k.stride(), v.stride(), output.stride(),
+            H, problem.group, T, S, scores.factor, scores.cap, first,
+            D, E, *widths, config.rows, config.cols, cell_size or 0, configs.PRECISION,
+            num_warps=config.warps, num_stages=config.stages,
+        )  # fmt: skip
+    joined = None if cells is None or cell_size is None else cells.join(T, cell_size, config.rows)
+    return Forward(output, lse, top, log_total, joined)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         problem = AttentionProblem(*arguments)
-        output, lse, top, log_total = forward(problem, for_backward=True)
+        output, lse, top, log_total, _ = forward(problem, for_backward=True)
         ctx.save_for_backward(problem.q, problem.k, problem.v, problem.sinks, output, top, log_total)
         ctx.others = problem.mask, problem.scale, problem.softcap
         ctx.mark_non_differentiable(lse)
