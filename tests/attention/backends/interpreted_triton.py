@@ -26,6 +26,7 @@ from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
+from tests.sampling import share
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning",
@@ -92,7 +93,7 @@ def assert_near(result, truth, most):
     assert gap <= most, f"off by {gap:.1e}, more than {most:.1e}"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3))
 def test_forward(case):
     mask, T, S = CASES[case]
     q, k, v = draw(T, S, B=TEXTS[case])
@@ -158,7 +159,7 @@ def test_forward_and_gradients_of_keys_nobody_sees(mask):
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case not in ("causal", "top left", "chunks", "not")]
+    "case", share([case for case in CASES if case not in ("causal", "top left", "chunks", "not")], 3)
 )
 def test_gradients(case):
     mask, T, S = CASES[case]
@@ -268,7 +269,7 @@ def largest(x):
     return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=1))
 def test_column_sums(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -301,7 +302,7 @@ def softcap_and_sinks(case):
     return (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3))
 def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -318,7 +319,7 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=1))
 def test_topk(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -378,7 +379,7 @@ def true_statistics(weights, first_position):
     return torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=2))
 def test_statistics(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)

@@ -25,8 +25,7 @@ QUIETLY = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
 
 
 PARTS = {
-    "forward": "test_forward",
-    "gradients": "test_gradients",
+    "forward and gradients": "test_forward or test_gradients",
     "the rest": "not test_forward and not test_gradients",
 }
 
