@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ import torch
 
 import regard
 from benchmarks.calls import call_cases
-from benchmarks.contenders import MASKS, contenders
-from benchmarks.measure import machine, peak_mib, together
+from benchmarks.contenders import DOCUMENT, contenders, mask_by_name
+from benchmarks.measure import in_rounds, machine, peak_mib, spread
 from regard.maps import Spans
 
 ROOT = Path(__file__).parent
@@ -48,15 +49,24 @@ def attention_case(
             rows.append({"who": name, "failed": str(error).splitlines()[0][:200]})
             continue
         calls[name] = call
-    rounds = 5 if T <= 4096 else 2
-    times = together(calls, device, rounds)
-    fused = min((t for name, t in times.items() if name.startswith("sdpa")), default=times["attend"])
-    for name, ms in times.items():
-        rows.append(
-            {"who": name, "ms": ms, "to_fused": ms / fused, "peak_mib": peak_mib(calls[name], device)}
-        )
+    times = in_rounds(calls, device, 5 if device == "cuda" or T <= 4096 else 2)
+    medians = {name: statistics.median(rounds) for name, rounds in times.items()}
+    fused = min((t for name, t in medians.items() if name.startswith("sdpa")), default=medians["attend"])
+    rows += [_row(name, rounds, fused, calls[name], device) for name, rounds in times.items()]
     case = {"mask": mask, "T": T, "D": D, "heads": heads, "dtype": str(dtype).removeprefix("torch.")}
     return [case | {"pass": "forward+backward" if backward else "forward"} | row for row in rows]
+
+
+def _row(who: str, rounds: list[float], fused: float, call: Callable[[], Any], device: str) -> dict[str, Any]:
+    ms = statistics.median(rounds)
+    return {
+        "who": who,
+        "ms": ms,
+        "spread": spread(rounds),
+        "rounds": len(rounds),
+        "to_fused": ms / fused,
+        "peak_mib": peak_mib(call, device),
+    }
 
 
 def _forward(run: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any]:
@@ -85,7 +95,8 @@ def map_case(
 ) -> list[dict[str, Any]]:
     """The cost of a map's overview and statistics, beside the forward pass that made it."""
     q, k, v = tensors(T, D, heads, dtype, device)
-    rule = MASKS[mask]
+    rule = mask_by_name(mask, T)
+    documents = regard.documents(torch.arange(T)[None] // DOCUMENT)
     _, lse = regard.attend(q, k, v, mask=rule, return_lse=True)
     m = regard.attention_map(q, k, mask=rule, lse=lse)
     row_weights, one_row = torch.randn(T, device=device), torch.zeros(T, device=device)
@@ -107,12 +118,15 @@ def map_case(
         "received": m.received,
         "diagonal(-1)": lambda: m.diagonal(-1),
         "mass(window(64))": lambda: m.mass(regard.window(64)),
+        "mass(documents)": lambda: m.mass(documents),
+        "mass(~window(64))": lambda: m.mass(~regard.window(64)),
+        "mass(rule(function))": lambda: m.mass(regard.rule(lambda b, h, q, k: (q + k) % 3 == 0)),
         "topk(8)": lambda: m.topk(8),
     }
-    if device == "cuda" and T > 16384:  # the others run on tiles in PyTorch, which takes minutes
-        methods = dict(list(methods.items())[:10])
+    if T > 16384:  # a function is asked about each entry, in PyTorch
+        del methods["mass(rule(function))"]
     calls = {name: _no_grad(method) for name, method in methods.items()}
-    times = together(calls, device, 3)
+    times = in_rounds(calls, device, 5 if device == "cuda" or T <= 4096 else 3)
     case = {
         "mask": mask,
         "T": T,
@@ -121,11 +135,8 @@ def map_case(
         "dtype": str(dtype).removeprefix("torch."),
         "pass": "look",
     }
-    fused = times["fused forward"]
-    return [
-        case | {"who": who, "ms": ms, "to_fused": ms / fused, "peak_mib": peak_mib(calls[who], device)}
-        for who, ms in times.items()
-    ]
+    fused = statistics.median(times["fused forward"])
+    return [case | _row(who, rounds, fused, calls[who], device) for who, rounds in times.items()]
 
 
 def unequal_spans(T: int, count: int) -> Spans:
@@ -144,19 +155,21 @@ def _no_grad(function: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-def plan(device: str, quick: bool, only: str | None) -> list[Callable[[], list[dict[str, Any]]]]:
-    """The cases, smallest first."""
+def plan(
+    device: str, quick: bool, only: str | None, length: int | None
+) -> list[Callable[[], list[dict[str, Any]]]]:
+    """The cases, smallest first; those of one `length` if it is given."""
     cases: list[Callable[[], list[dict[str, Any]]]] = []
 
     def attention(*args: Any) -> None:
-        if only in (None, "attend"):
+        if only in (None, "attend") and length in (None, args[1]):
             cases.append(lambda: attention_case(*args))
 
     def map_methods(*args: Any) -> None:
-        if only in (None, "look"):
+        if only in (None, "look") and length in (None, args[1]):
             cases.append(lambda: map_case(*args))
 
-    if only in (None, "calls"):
+    if only in (None, "calls") and length is None:
         cases += call_cases(device)
 
     if device == "cpu":
@@ -177,6 +190,9 @@ def plan(device: str, quick: bool, only: str | None) -> list[Callable[[], list[d
     for T in (1024, 4096, 16384, 65536, 131072) if not quick else (4096,):
         for mask in ("causal", "window", "full") if T <= 16384 else ("causal",):
             attention(mask, T, 128, 32, bf16, device, False, T <= 16384 and mask != "full")
+        if T == 16384:
+            attention("documents", T, 128, 32, bf16, device, False, True)
+            attention("prefix", T, 128, 32, bf16, device, False, True)
         if T <= 16384:
             attention("causal", T, 64, 32, bf16, device, False, False)
             attention("causal", T, 128, 32, bf16, device, True, T == 16384)
@@ -197,6 +213,7 @@ def main() -> None:
         choices=["attend", "look", "calls"],
         help="measure only these rows, and keep the others of today's file",
     )
+    parser.add_argument("--length", type=int, help="measure this length alone, into a file of its own")
     parser.add_argument("--out", type=Path, help="folder of the JSON file (default: benchmarks/results/)")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -205,12 +222,13 @@ def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     folder = args.out or ROOT / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{args.device}-{today}.json"
+    prefix = "" if args.length is None else f"length-{args.length}-"
+    path = folder / f"{prefix}{args.device}-{today}.json"
     rows: list[dict[str, Any]] = []
     if args.only and path.exists():
         kept = json.loads(path.read_text())["rows"]
         rows = [row for row in kept if GROUPS.get(row["pass"], "attend") != args.only]
-    for case in plan(args.device, args.quick, args.only):
+    for case in plan(args.device, args.quick, args.only, args.length):
         case_rows = case()
         rows += case_rows
         first = case_rows[0]
@@ -220,9 +238,8 @@ def main() -> None:
             if "failed" in row:
                 print(f"  {row['who']:<42} failed: {row['failed'][:60]}")
             else:
-                spread = "–".join(f"{ratio:.2f}" for ratio in row.get("spread", ()))
-                print(f"  {row['who']:<42} {row['ms']:>10.3f} ms {row['to_fused']:>7.2f}× fused "
-                      f"{row['peak_mib']:>9.1f} MiB  {spread}", flush=True)  # fmt: skip
+                print(f"  {row['who']:<42} {row['ms']:>10.3f} ms {row['to_fused']:>7.3f}× fused "
+                      f"± {row['spread'] / 2:.0%} {row['peak_mib']:>9.1f} MiB", flush=True)  # fmt: skip
         path.write_text(
             json.dumps({"date": today, "machine": machine(args.device), "rows": rows}, indent=1) + "\n"
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
-from benchmarks.measure import peak_mib
+from benchmarks.measure import peak_mib, spread
 
 Call = Callable[[], Any]
 ROUNDS = 9
@@ -111,7 +111,8 @@ def _measure(calls: dict[str, Call], q: Tensor, k: Tensor, device: str, mask: st
                 "who": name,
                 "ms": statistics.median(times[i] for times in rounds) * 1e3,
                 "to_fused": statistics.median(ratios),
-                "spread": [min(ratios), max(ratios)],
+                "spread": spread(ratios),
+                "least and greatest ratio": [min(ratios), max(ratios)],
                 "peak_mib": peak_mib(call, device),
             }
         )

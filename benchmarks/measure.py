@@ -37,24 +37,47 @@ def machine(device: str) -> dict[str, Any]:
     return about | {"cpu": names[0] if names else platform.processor() or platform.machine()}
 
 
-def together(calls: dict[str, Callable[[], Any]], device: str, rounds: int = 3) -> dict[str, float]:
+def together(calls: dict[str, Callable[[], Any]], device: str, rounds: int = 5) -> dict[str, float]:
     """The milliseconds of each call: the median of several rounds in which all are measured in turn."""
-    for call in calls.values():
-        call()
-    if device == "cuda":
-        from triton.testing import do_bench
+    return {name: statistics.median(times) for name, times in in_rounds(calls, device, rounds).items()}
 
-        return {
-            name: float(do_bench(call, warmup=10, rep=60, return_mode="median"))
-            for name, call in calls.items()
-        }
+
+def in_rounds(calls: dict[str, Callable[[], Any]], device: str, rounds: int = 5) -> dict[str, list[float]]:
+    """The milliseconds of each call in each of several rounds in which all are measured in turn.
+
+    A short call is repeated for 20 ms in a round.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
+    counts: dict[str, int] = {}
+    for name, call in calls.items():
+        call()  # compile and allocate
+        counts[name] = max(1, int(20 / _milliseconds(call, 1, device)))
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            times[name].append(_milliseconds(call, counts[name], device))
+    return times
+
+
+def _milliseconds(call: Callable[[], Any], count: int, device: str) -> float:
+    """The milliseconds of a call that is made `count` times; on a GPU, from the first of them on."""
+    if device != "cuda":
+        start = time.perf_counter()
+        for _ in range(count):
             call()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(rounds_of) for name, rounds_of in times.items()}
+        return (time.perf_counter() - start) * 1e3 / count
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    first.record()
+    for _ in range(count):
+        call()
+    last.record()
+    torch.cuda.synchronize()
+    return float(first.elapsed_time(last)) / count
+
+
+def spread(times: list[float]) -> float:
+    """How far the slowest round is from the fastest, as a share of the median."""
+    return (max(times) - min(times)) / statistics.median(times)
 
 
 def peak_mib(call: Callable[[], Any], device: str) -> float:

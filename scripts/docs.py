@@ -17,11 +17,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from typer.testing import CliRunner
+
+from regard.cli import app
 from regard.learn import LESSONS, Lesson, make_notebook
 from regard.show.data.stage_example import build_example
 from scripts import digits_vit
@@ -203,10 +205,10 @@ def find_linked(target: str, path: Path) -> Path | None:
 def write_embedded_page(path: Path, *options: str) -> None:
     """Save the page of the included model, as the command does with these options."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "regard", "inspect", "--out", str(path), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    words = ["inspect", "--out", str(path), *options]
+    done = CliRunner().invoke(app, words)
+    if done.exit_code:
+        sys.exit(f"regard {' '.join(words)} failed:\n{done.output}{done.exception or ''}")
 
 
 def build(out: Path) -> None:

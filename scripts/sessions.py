@@ -26,11 +26,12 @@ from regard.atomic import atomic_write
 from regard.cli import app
 
 ROOT = Path(__file__).parent.parent
+VISIBILITY = ROOT / "docs" / "testing-kernels.md"
 DOCUMENTS = (
     ROOT / "README.md",
     ROOT / "docs" / "check.md",
     ROOT / "docs" / "heads.md",
-    ROOT / "docs" / "testing-kernels.md",
+    VISIBILITY,
 )
 _FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

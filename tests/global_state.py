@@ -48,8 +48,7 @@ def state() -> dict[str, Any]:
         "working directory": os.getcwd(),
         "os.environ": {key: value for key, value in os.environ.items() if key not in LEARNED},
         "sys.path": [path for path in sys.path if "setuptools" not in path],
-        # Transformers replaces its own entry when its models are first used.
-        "sys.modules": {name: module for name, module in sys.modules.items() if name != "transformers"},
+        "sys.modules": sys.modules.copy(),
         "signals": {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)},
         "threads": {f"{x.name} ({x.ident})": x for x in threading.enumerate() if x.name not in LASTING},
         "processes": children(),
@@ -66,6 +65,7 @@ def state() -> dict[str, Any]:
         "torch.nn.MultiheadAttention": dict(vars(nn.MultiheadAttention)),
         "hooks on every module": {name: len(getattr(modules, name)) for name in HOOKS},
     }
+    found["sys.modules"].pop("transformers", None)  # it replaces itself when its models are first used
     if (models := imported("transformers.modeling_utils")) is not None:
         found["AttentionInterface"] = dict(vars(models.AttentionInterface))
         found["Transformers' attentions"] = models.AttentionInterface._global_mapping.copy()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Case = TypeVar("Case")
+Way = TypeVar("Way")
 
 
 def choose_share() -> None:
@@ -19,11 +20,21 @@ def choose_share() -> None:
     os.environ.setdefault("REGARD_SHARE", str(datetime.date.today().toordinal()))
 
 
-def share(cases: Sequence[Case], parts: int) -> list[Case]:
-    """Return one part of many cases, spread over all of them."""
+def share(cases: Iterable[Case], parts: int, turn: int = 0) -> list[Case]:
+    """Return one part of many cases, spread over all of them; with another `turn`, another part."""
     if os.environ.get("REGARD_ALL"):
         return list(cases)
-    return list(cases[int(os.environ["REGARD_SHARE"]) % parts :: parts])
+    return list(cases)[(int(os.environ["REGARD_SHARE"]) + turn) % parts :: parts]
+
+
+def combine(cases: Iterable[Case], ways: Sequence[Way]) -> list[tuple[Case, Way]]:
+    """Return every case in one of several ways, which differs from case to case and from day to day."""
+    return [(case, way) for turn, case in enumerate(cases) for way in share(ways, len(ways), turn)]
+
+
+def examples(most: int) -> int:
+    """Return how many examples Hypothesis draws: a quarter of the most."""
+    return most if os.environ.get("REGARD_ALL") else -(-most // 4)
 
 
 def describe() -> str:

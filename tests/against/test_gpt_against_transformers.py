@@ -195,9 +195,9 @@ def test_smollm2_reads_a_paragraph_alike(smollm2: tuple[GPT, nn.Module]) -> None
     assert loss < 4.0
 
 
-def test_smollm2_writes_the_same_hundred_tokens(smollm2: tuple[GPT, nn.Module]) -> None:
+def test_smollm2_writes_the_same_tokens(smollm2: tuple[GPT, nn.Module]) -> None:
     model, other = smollm2
     ids = torch.tensor([model.tokenizer.encode("The lighthouse keeper wrote everything down:").ids])
-    continued = other.generate(ids, max_new_tokens=100, do_sample=False, pad_token_id=0)
-    assert torch.equal(model.generate(ids, max_new_tokens=100), continued)
+    continued = other.generate(ids, max_new_tokens=40, do_sample=False, pad_token_id=0)
+    assert torch.equal(model.generate(ids, max_new_tokens=40), continued)
     assert "Paris" in model.generate("The capital of France is", max_new_tokens=5)

@@ -10,6 +10,7 @@ import regard
 from regard import causal, padding, rule, scaled_dot_product_attention
 from regard.attention.steps import Steps, softmax, trace
 from tests import truth
+from tests.sampling import examples
 from tests.strategies import DrawnMask, Sizes, Tensors, dtypes, sized_masks, tensors
 
 # The largest error may be this much of PyTorch's own, which gets one unit in the last place on top. Both sum
@@ -103,7 +104,7 @@ def compare(drawn: DrawnMask, chosen: dict, dtype: torch.dtype, seed: int) -> di
     return ratios
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(sized_masks(), options, dtypes, seeds)
 def test_no_further_from_the_truth_than_pytorch(drawn, chosen, dtype, seed):
     ratios = compare(drawn, chosen, dtype, seed)
@@ -176,7 +177,7 @@ def test_a_query_that_may_look_at_nothing_gets_zeros_and_finite_gradients(sinks,
     assert made.q.grad[:, :, 2:].abs().max() > 0
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     drawn=sized_masks(),
     poison=st.sampled_from([torch.nan, torch.inf, -torch.inf]),

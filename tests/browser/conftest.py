@@ -19,6 +19,7 @@ from regard.show.saved.bundle import write
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from tests.captures import HOSTILE, captured
+from tests.sampling import share
 
 expect.set_options(timeout=20_000)  # a page may wait for a busy machine
 
@@ -117,9 +118,16 @@ def saved(tmp_path: Path, context: BrowserContext) -> Iterator[Callable[..., str
     ] == []
 
 
-@pytest.fixture(params=["served", "saved"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of `opened` runs with a server or with a file, the next day with the other."""
+    if "opened" in metafunc.fixturenames:
+        ways = share(["served", "saved"], 2, turn=len(metafunc.function.__name__))
+        metafunc.parametrize("opened", ways, indirect=True)
+
+
+@pytest.fixture
 def opened(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """The address of a page that shows captures, from a server and then from a file."""
+    """The address of a page that shows captures, from a server or from a file."""
     if request.param == "saved":
         save: Callable[..., str] = request.getfixturevalue("saved")
         return save

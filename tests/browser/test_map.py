@@ -17,6 +17,7 @@ from regard.recorder import Capture, Evidence, Layer
 from regard.show.saved import pack as packing
 from regard.show.server.background import BackgroundServer
 from tests.captures import captured
+from tests.sampling import share
 
 CANVAS = ".map-stage canvas"
 T = 600  # three levels of tiles
@@ -412,7 +413,7 @@ def test_a_small_window_shows_the_map_first(
     expect(page.get_by_role("radio", name="log")).to_be_visible()
 
 
-@pytest.mark.parametrize("size", [(390, 800), (1280, 800), (1920, 1080)], ids=str)
+@pytest.mark.parametrize("size", share([(390, 800), (1280, 800), (1920, 1080)], 3), ids=str)
 def test_nothing_runs_over_the_edge(page: Page, saved: Callable[..., str], size: tuple[int, int]) -> None:
     page.set_viewport_size({"width": size[0], "height": size[1]})
     page.goto(f"{saved(captured(60, heads=12, kv_heads=12, layers=3))}#row=20&col=3")

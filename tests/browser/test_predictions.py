@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from regard.show.server.background import BackgroundServer
 from tests.captures import HOSTILE, captured, predicted
+from tests.sampling import share
 
 PANEL = "#view-text .text-predictions"
 
@@ -83,13 +84,16 @@ def test_a_model_without_predictions_says_nothing(page: Page, opened: Callable[.
 
 @pytest.mark.parametrize(
     ("width", "height", "scheme"),
-    [
-        (390, 844, "light"),
-        (390, 844, "dark"),
-        (720, 450, "light"),
-        (1280, 800, "dark"),
-        (1920, 1080, "light"),
-    ],
+    share(
+        [
+            (390, 844, "light"),
+            (390, 844, "dark"),
+            (720, 450, "light"),
+            (1280, 800, "dark"),
+            (1920, 1080, "light"),
+        ],
+        3,
+    ),
 )
 def test_they_fit_every_window(
     width: int, height: int, scheme: Any, browser: Browser, serve: Callable[..., BackgroundServer]

@@ -16,6 +16,7 @@ from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 from regard.show.server.background import BackgroundServer
 from regard.show.server.jobs import ReportProgress
 from tests.captures import captured, predicted
+from tests.sampling import share
 
 BANNER = ".run-banner"
 
@@ -284,7 +285,8 @@ def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Calla
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme"), [(390, "light"), (390, "dark"), (720, "light"), (1100, "dark"), (1920, "light")]
+    ("width", "scheme"),
+    share([(390, "light"), (390, "dark"), (720, "light"), (1100, "dark"), (1920, "light")], 3),
 )
 def test_the_banner_fits_every_window(width: int, scheme: Any, browser: Browser, address: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)

@@ -18,6 +18,7 @@ from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.units import text_units
 from tests.captures import captured
+from tests.sampling import combine, share
 
 PIECES = ["<s>", "The", " light", "house", " is", " lit", ".", " It", " is", " warm", "!", " We", " see"]
 TOKENS = (PIECES * 4)[:40]
@@ -258,8 +259,7 @@ def test_a_file_says_that_it_holds_the_contributions_after_one_token(page: Page,
     expect(page.locator("#view-text .attribution")).to_contain_text("after this token only")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("col", [2, 12, 23])
+@pytest.mark.parametrize(("col", "width"), combine([2, 12, 23], [390, 1280]))
 def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, width: int, col: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
     page.goto(f"{serve(read()).address}#units=words&row=25&col={col}")
@@ -275,7 +275,8 @@ def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, wi
 
 
 @pytest.mark.parametrize(
-    ("width", "theme"), [(390, "light"), (390, "dark"), (768, "light"), (1280, "dark"), (1920, "light")]
+    ("width", "theme"),
+    share([(390, "light"), (390, "dark"), (768, "light"), (1280, "dark"), (1920, "light")], 3),
 )
 def test_nothing_sticks_out(page: Page, serve: Any, width: int, theme: Any) -> None:
     running = serve([read(), read((1, 1))])

@@ -51,7 +51,7 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), share(PLANTED, 6))
+@pytest.mark.parametrize(("name", "kind"), share(PLANTED, 10))
 def test_a_mistake_in_the_core_is_named_in_every_layout(name, kind):
     source = KERNEL_TEMPLATES[kind]
     for old, new in core_plants(CATALOGUE[name]):

@@ -9,6 +9,7 @@ import regard.checker
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import NAMES, TEMPLATES
 from tests.checker.planting import load
+from tests.sampling import share
 
 # Two that are in truth a third: swapping two roles twice shuffles all three, an inverted transposed mask has
 # lost its diagonal, and on two dimensions the second axis is the width; and two that leave nothing but NaN.
@@ -43,7 +44,7 @@ def drawn(kind, count):
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "second"), [*drawn("function", 6), *drawn("head", 5), *drawn("layer", 7)]
+    ("kind", "first", "second"), share([*drawn("function", 6), *drawn("head", 5), *drawn("layer", 7)], 3)
 )
 def test_a_pair_is_caught_and_one_is_named(kind, first, second):
     report = regard.checker.check(load(both(kind, first, second), NAMES[kind]))

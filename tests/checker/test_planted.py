@@ -1,4 +1,7 @@
-"""Every mistake, planted in a right function, a right head and a right multi-head layer, is named first."""
+"""Every mistake, planted in a right function, a right head or a right multi-head layer, is named first.
+
+A run plants a mistake in one of them, the next day in another.
+"""
 
 import pytest
 
@@ -6,13 +9,16 @@ import regard.checker
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.examples import NAMES, TEMPLATES, plant_mistake
 from tests.checker.planting import load
+from tests.sampling import share
 
 # A function cannot know whether a cache or a batch is meant: what it does there is a warning.
 ONLY_WARNINGS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function")}
 
 
-# Those on several processes are planted by `test_distributed`.
-PLANTED = [(m.name, kind) for m in CATALOGUE.values() for kind in m.plants if kind in TEMPLATES]
+def places(mistake):
+    """The programs into which a run plants a mistake. For several processes, `test_distributed` does."""
+    kinds = [kind for kind in mistake.plants if kind in TEMPLATES]
+    return share(kinds, len(kinds)) if kinds else []
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -23,7 +29,7 @@ def test_the_templates_are_right(kind):
     assert report.warnings == []
 
 
-@pytest.mark.parametrize(("name", "kind"), PLANTED)
+@pytest.mark.parametrize(("name", "kind"), [(m.name, kind) for m in CATALOGUE.values() for kind in places(m)])
 def test_a_planted_mistake_is_the_first_diagnosis(name, kind):
     report = regard.checker.check(load(plant_mistake(CATALOGUE[name], kind), NAMES[kind]))
     warning = CATALOGUE[name].warning or (name, kind) in ONLY_WARNINGS

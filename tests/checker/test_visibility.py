@@ -12,6 +12,7 @@ from regard.checker import measure_visibility
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.visibility import CLEAR, WIDTH
 from regard.cli import app
+from scripts import sessions
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,13 @@ def test_the_kinds_of_input_that_show_a_mistake(of_the_check, name, seen, unseen
     distances = of_the_check[name].distances
     assert all(distances[kind] > CLEAR for kind in seen)
     assert all(distances[kind] < 1e-3 for kind in unseen)
+
+
+def test_the_documents_show_what_the_command_prints(of_the_check, monkeypatch):
+    """`test_docs` holds the other documents; the numbers of this one are at hand here."""
+    monkeypatch.setattr(regard.checker.visibility, "measure_visibility", lambda: of_the_check)
+    text = sessions.VISIBILITY.read_text(encoding="utf-8")
+    assert sessions.run_sessions(text) == text
 
 
 def test_the_table_fits_a_terminal_and_names_every_mistake(of_the_check):

@@ -101,7 +101,7 @@ def test_no_corpus(tmp_path: Path) -> None:
 
 
 def test_shards_are_joined_to_the_same_bytes(folder: Path, corpus: Path, tmp_path: Path) -> None:
-    options = ["--model", folder, "--length", 8, "--device", "cpu"]
+    options = ["--model", folder, "--length", 8, "--windows", 7, "--device", "cpu"]
     run(corpus, *options, "--out", tmp_path / "whole.csv")
     out = tmp_path / "joined.csv"
     with pytest.raises(SurveyFileError, match="are missing"):

@@ -499,6 +499,8 @@ def statistics(mask: Mask, dtype: torch.dtype, D: int = 64, first: int = 0, opti
     for name, found, truth in zip(m.statistics()._fields, m.statistics(), truths, strict=True):
         # lse comes from the forward kernel: its own error in float32 is a share of every weight.
         assert distance(found, truth) < 2e-5, f"{name}: error {distance(found, truth):.1e}"
+        alone = getattr(m, name)()
+        assert distance(alone, truth) < 2e-5, f"{name} alone: error {distance(alone, truth):.1e}"
 
 
 def statistics_beside_nan() -> None:

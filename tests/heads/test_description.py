@@ -16,6 +16,7 @@ from regard.heads import describe, study
 from regard.heads.query_scores import TextScorer
 from regard.maps import AttentionMap
 from tests.heads.made_heads import inducing, looking_at, previous, repeats
+from tests.sampling import examples
 
 
 def small() -> GPT:
@@ -52,7 +53,7 @@ def by_definition(
     return {name: sum(found) / len(found) if found else math.nan for name, found in rows.items()}
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     T=st.integers(3, 60),
     tokens=st.sampled_from([1, 3, 10]),

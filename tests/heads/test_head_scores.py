@@ -13,6 +13,7 @@ from torch import Tensor
 from regard import alibi, attention_map, causal, window
 from regard.heads import HeadScores, scores, uniform
 from regard.maps import AttentionMap
+from tests.sampling import examples
 
 
 def by_definition(A: Tensor, ids: Tensor, near: int) -> HeadScores:
@@ -54,7 +55,7 @@ def by_definition(A: Tensor, ids: Tensor, near: int) -> HeadScores:
     return HeadScores(**out)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     T=st.integers(2, 40),
     heads=st.sampled_from([(1, 1), (2, 1), (4, 2)]),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from regard import attention_map, causal, chunks, documents, full, prefix, window
 from regard.heads import describe
 from tests.heads.made_heads import duplicating, inducing, looking_at, previous, repeats, sinking
+from tests.sampling import examples
 
 MASKS = {
     "causal": lambda T: causal,
@@ -22,7 +23,7 @@ MASKS = {
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     T=st.integers(1, 90),
     mask=st.sampled_from(sorted(MASKS)),
@@ -40,7 +41,7 @@ def test_looking_everywhere_alike_is_never_labelled(
     assert [row.labels for row in table] == [()] * 8
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     T=st.sampled_from([12, 20, 33, 64, 150]),
     noise=st.sampled_from([0.0, 1.0, 2.0]),

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from regard.cli import app
 from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe, read_survey
@@ -33,12 +35,22 @@ def letters(text: str) -> list[int]:
     return [ord(letter) % 64 for letter in text]
 
 
+def write_corpus(path: Path, words: int) -> Path:
+    draw = random.Random(0)
+    path.write_text(" ".join(draw.choice(TEXT.split(" ")) for _ in range(words)))
+    return path
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    draw = random.Random(0)
-    path = tmp_path / "corpus.txt"
-    path.write_text(" ".join(draw.choice(TEXT.split(" ")) for _ in range(400)))
-    return path
+    """Ten windows of 32 letters."""
+    return write_corpus(tmp_path / "corpus.txt", 75)
+
+
+@pytest.fixture
+def long_corpus(tmp_path: Path) -> Path:
+    """Enough for two processes, or for one that is killed now and then."""
+    return write_corpus(tmp_path / "corpus.txt", 400)
 
 
 @pytest.fixture
@@ -262,28 +274,37 @@ def command(folder: Path, corpus: Path, out: Path, processes: int = 1) -> list[s
     return [torchrun, "--standalone", "--nproc-per-node", str(processes), "--no-python", *words]
 
 
-def test_two_processes_and_one_write_the_same_survey(folder: Path, corpus: Path, tmp_path: Path) -> None:
-    outs = {n: tmp_path / f"{n}.csv" for n in (1, 2)}
-    for n, out in outs.items():
-        done = subprocess.run(
-            command(folder, corpus, out, n), capture_output=True, text=True, check=False, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        assert "8 heads over" in done.stderr
-    assert_same(outs[1], outs[2])
-    assert outs[1].read_text().startswith("stack,layer,head,kv_head,label,")
+def run_here(command: list[str]) -> str:
+    """Run a command in this process, and return what it prints."""
+    done = CliRunner().invoke(app, command[1:])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
-def test_killed_at_random_it_resumes_to_the_same_survey(folder: Path, corpus: Path, tmp_path: Path) -> None:
-    corpus.write_text(corpus.read_text() * 4)  # long enough to be killed in
+def test_two_processes_and_one_write_the_same_survey(folder: Path, long_corpus: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    assert "8 heads over" in run_here(command(folder, long_corpus, one))
+    done = subprocess.run(
+        command(folder, long_corpus, two, 2), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "8 heads over" in done.stderr
+    assert_same(one, two)
+    assert one.read_text().startswith("stack,layer,head,kv_head,label,")
+
+
+def test_killed_at_random_it_resumes_to_the_same_survey(
+    folder: Path, long_corpus: Path, tmp_path: Path
+) -> None:
+    long_corpus.write_text(long_corpus.read_text() * 2)  # long enough to be killed in
     whole, cut = tmp_path / "whole.csv", tmp_path / "cut.csv"
-    subprocess.run(command(folder, corpus, whole), check=True, capture_output=True, timeout=300)
+    run_here(command(folder, long_corpus, whole))
     draw, kills = random.Random(os.getpid()), 0
     partial = tmp_path / "cut.csv.partial"
     while kills < 2:
         cut.unlink(missing_ok=True)  # if it was faster than the axe: once more
         process = subprocess.Popen(
-            command(folder, corpus, cut), stderr=subprocess.PIPE, start_new_session=True
+            command(folder, long_corpus, cut), stderr=subprocess.PIPE, start_new_session=True
         )
         # Killed somewhere between two of the times when it keeps what it has, after a few of them.
         before, more = kept(partial), draw.randint(1, 3)
@@ -298,7 +319,7 @@ def test_killed_at_random_it_resumes_to_the_same_survey(folder: Path, corpus: Pa
         _, error = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), error
         kills += process.returncode != 0
-    subprocess.run(command(folder, corpus, cut), check=True, capture_output=True, timeout=300)
+    subprocess.run(command(folder, long_corpus, cut), check=True, capture_output=True, timeout=300)
     assert_same(cut, whole)
     assert not list(tmp_path.glob(".cut*"))
     assert not partial.exists()

@@ -16,6 +16,7 @@ from tests.interventions.references import (
     masked_edges,
     replaced_slice,
 )
+from tests.sampling import combine
 
 IMPLEMENTATIONS = ("sdpa", "eager", "regard")
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}  # eager float32 against fused float32, through three layers
@@ -26,11 +27,6 @@ def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         return model(**inputs).logits
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def model_with(family: str, implementation: str) -> nn.Module:
     model = build(family)
     if implementation == "sdpa" and family in ("gemma 2", "gpt-oss"):
@@ -39,7 +35,7 @@ def model_with(family: str, implementation: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "implementation"), combine(FAMILIES, IMPLEMENTATIONS))
 def test_ablating_any_head_is_a_slice_of_the_output_projection(family: str, implementation: str) -> None:
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
@@ -57,7 +53,7 @@ def test_ablating_any_head_is_a_slice_of_the_output_projection(family: str, impl
     assert torch.equal(logits(model, inputs), plain)  # the model is as it was
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "implementation"), combine(FAMILIES, IMPLEMENTATIONS))
 def test_blocked_edges_are_a_dense_mask_on_eager_attention(family: str, implementation: str) -> None:
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
@@ -84,7 +80,7 @@ def test_blocked_edges_are_a_dense_mask_on_eager_attention(family: str, implemen
         torch.testing.assert_close(edited, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "implementation"), combine(FAMILIES, IMPLEMENTATIONS))
 def test_gradients_flow_through_edits_as_through_eager_attention(family: str, implementation: str) -> None:
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
@@ -109,7 +105,7 @@ def test_gradients_flow_through_edits_as_through_eager_attention(family: str, im
             torch.testing.assert_close(parameter.grad, expected[name].grad, **close, msg=name)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "implementation"), combine(FAMILIES, IMPLEMENTATIONS))
 def test_patched_heads_have_the_output_and_the_pattern_of_the_other_run(
     family: str, implementation: str
 ) -> None:
@@ -139,7 +135,7 @@ def test_patched_heads_have_the_output_and_the_pattern_of_the_other_run(
         torch.testing.assert_close(edited, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize(("family", "implementation"), combine(["gpt2", "llama", "bert"], IMPLEMENTATIONS))
 def test_edits_of_a_padded_batch_are_those_of_each_text(family: str, implementation: str) -> None:
     model, inputs = model_with(family, implementation), inputs_of(family)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])

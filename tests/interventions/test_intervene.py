@@ -220,7 +220,7 @@ def test_heads_by_pairs_by_rows_and_by_label(gpt: GPT) -> None:
         trained(IDS)
     assert run.acted[0] >= 1
     with pytest.raises(ValueError, match="none is labelled 'retrieval'"):
-        regard.intervene(trained, regard.ablate(heads="retrieval"))
+        regard.intervene(gpt, regard.ablate(heads="retrieval"))
     assert regard.ablate(heads="previous-token") == regard.ablate(heads="previous token")
 
 

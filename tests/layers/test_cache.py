@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard import alibi, causal, chunks, documents, padding, prefix, rule, tensor_mask, window
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
+from tests.sampling import examples
 
 
 def numbered(start: int, stop: int, batch: int = 1) -> tuple[Tensor, Tensor]:
@@ -46,7 +47,7 @@ def run(layer: Attention, x: Tensor, stretches: list[tuple[int, int]], cache: KV
 
 class TestUpdate:
     @given(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), st.integers(1, 40))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     def test_plain_returns_every_key_in_order(self, sizes: list[int], total: int) -> None:
         cache = KVCache()
         for start, stop in cuts(total, sizes):
@@ -61,7 +62,7 @@ class TestUpdate:
         st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(any),
         st.integers(1, 60),
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     def test_forgetful_ones_return_what_the_new_tokens_may_look_at(
         self, first: int, size: int, sizes: list[int], total: int
     ) -> None:
@@ -210,7 +211,7 @@ class TestCachedEqualsUncached:
         extras=st.booleans(),
         rule_on_layer=st.booleans(),
     )
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=examples(120), deadline=None)
     def test_any_layout(self, kind, layout, size, first, sizes, total, extras, rule_on_layer) -> None:
         """A forgetful cache imposes its own rule, whether or not the layer's mask has it already."""
         torch.manual_seed(1)
@@ -235,7 +236,7 @@ class TestCachedEqualsUncached:
         sizes=st.lists(st.integers(1, 12), min_size=1, max_size=3),
         total=st.integers(1, 24),
     )
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     def test_rules_that_know_positions_still_hold_after_forgetting(self, make, name, sizes, total) -> None:
         torch.manual_seed(2)
         ids = torch.randint(0, 3, (2, total)).sort(-1).values

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.maps import overview
+from regard.maps import overview, reductions
 from tests import strategies, truth
 from tests.maps.drawn_maps import close, maps, small_tiles  # noqa: F401 (a fixture)
 
@@ -126,6 +126,18 @@ def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
     n = strategies.Sizes(*m.q.shape[:2], m.k.shape[1], *A.shape[-2:], m.q.shape[-1], x.v.shape[-1])
     rule = pick.draw(strategies.masks(n, biased=False))
     close(m.mass(rule.mask), (A * rule.allowed()).sum(-1))
+
+
+@pytest.mark.parametrize("ahead", [0, 3, 70])
+def test_mass_of_a_band_over_several_tiles(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "BAND_ROWS", 8)
+    q, k = torch.randn(2, 4, 30, 8), torch.randn(2, 2, 33, 8)
+    rule = regard.window(9, ahead=ahead)
+    for mask in (regard.causal, regard.full):
+        m = regard.attention_map(q, k, mask=mask)
+        under = m.to_dense() * rule.tile(range(30), range(33), (30, 33))
+        assert torch.allclose(m.mass(rule), under.sum(-1), atol=1e-6)
+        assert torch.allclose(m[:, 1:3, 4:29].mass(rule), under[:, 1:3, 4:29].sum(-1), atol=1e-6)
 
 
 @given(drawn=maps(), n=st.integers(1, 6))

@@ -15,6 +15,7 @@ import regard
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder import linear_certificate
 from regard.recorder.linear_certificate import examine_linear
+from regard.recorder.map_preparation import compact_linear_map, compact_map
 
 
 def chunk_gated_delta_rule(
@@ -271,3 +272,32 @@ def test_a_layer_that_computes_in_float32_is_certified_with_inputs_in_float64() 
     output = output.double().transpose(1, 2)
     assert examine_linear(right, v, output).certified
     assert not examine_linear(wrong, v, output).certified
+
+
+class Overwriting(DeltaNet):
+    """Writes to its decays after they were used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (y.unflatten(-1, (2, 8)).repeat_interleave(2, 2) for y in self.qk(x).chunk(2, -1))
+        a, b = self.gates(x).chunk(2, -1)
+        decay, v = -F.softplus(a), self.v(x).unflatten(-1, (4, 8))
+        output, _ = chunk_gated_delta_rule(q, k, v, decay, b.sigmoid())
+        decay.zero_()
+        return self.out(output.flatten(2))
+
+
+def test_a_layer_that_writes_to_its_decays_afterwards_is_not_certified() -> None:
+    seen = regard.capture(model(Overwriting), inputs=(IDS,))
+    assert "were written to after" in str(seen.certificate[0].problem)
+
+
+def test_parameters_in_a_map_are_copies() -> None:
+    q, skip, sinks = torch.randn(1, 2, 5, 4), torch.randn(2), torch.randn(2)
+    linear = compact_linear_map(regard.linear_attention_map(q, q, skip=skip))
+    softmax = compact_map(regard.attention_map(q, q, sinks=sinks))
+    before = linear.to_dense()
+    skip.zero_()  # as by training
+    sinks.zero_()
+    assert torch.equal(linear.to_dense(), before)
+    assert softmax.sinks is not None
+    assert bool(softmax.sinks.all())

@@ -57,10 +57,11 @@ class Block(nn.Module):
         return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
-def llama():
+def llama(attention="sdpa"):
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**sizes, attn_implementation=attention)
     return transformers.LlamaForCausalLM(config).eval()
 
 
@@ -72,6 +73,7 @@ MODELS = {
     "GPT": lambda: (gpt(), (ids(),)),
     "SDPA": lambda: (nn.Sequential(Block(), Block()).eval(), (torch.randn(1, T, 8),)),
     "Llama": lambda: (llama(), (ids(),)),
+    "Llama with Regard's attention": lambda: (llama("regard"), (ids(),)),
 }
 
 

@@ -19,6 +19,7 @@ from regard.recorder import sizes
 from regard.recorder.storage import stores
 from regard.recorder.storage.folder import StoredLayer
 from regard.recorder.summary import LayerSummary
+from tests.sampling import examples
 
 
 def a_gpt(**changes: Any) -> GPT:
@@ -26,7 +27,7 @@ def a_gpt(**changes: Any) -> GPT:
     return GPT(Config(**(options | changes))).eval()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     kv=st.sampled_from([1, 2, 4]),
     B=st.integers(1, 3),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from regard.recorder.tokens import decode_tokens, decode_vocabulary, encode_ids
 from regard.spans.token_texts import sentences_of_tokens, words_of_tokens
 from regard.split_characters import join, locate, write_pieces
+from tests.sampling import examples
 from tests.spans.trained_tokenizers import byte_fallback, byte_level, slow_bytes
 
 TEXT = "世界。再见。 مرحبا 👩‍👩‍👧 naïve \ufffd end"
@@ -63,7 +64,7 @@ def test_a_fraction_in_the_text_is_no_mark(tokens: list[str]) -> None:
     assert join(tokens) == "".join(tokens)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=12), st.lists(st.integers(0, 40), max_size=8))
 def test_any_bytes_can_be_joined_again(text: str, cuts: list[int]) -> None:
     data = text.encode()

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.attention.backends.triton import diagonal as triton_diagonal
 from regard.attention.backends.triton import launch
 from regard.attention.backends.triton import row_sums as triton_row_sums
+from regard.attention.backends.triton import statistics as triton_statistics
 from regard.attention.backends.triton import topk as triton_topk
 from regard.attention.masks.base import Mask, full
 from regard.maps.data import MapData
@@ -24,6 +25,22 @@ def supported_mask(m: MapData, mask: Mask | None = None) -> Mask | None:
     if mask.band(*m.matrix[2:]) is None:  # a band is as simple as a mask can be
         mask = mask.simplified(m.matrix)
     return mask if launch.unsupported_map_reason(m.q, m.k, mask) is None else None
+
+
+def statistics(m: MapData) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Entropy and distance of every row, and the attention that every key receives."""
+    simple = supported_mask(m)
+    if simple is None:
+        return None
+    return triton_statistics.statistics(m.q, m.k, m.lse, simple, m.scale, m.softcap, m.first_position)
+
+
+def row_statistics(m: MapData) -> tuple[Tensor, Tensor] | None:
+    """Entropy and distance of every row."""
+    simple = supported_mask(m)
+    if simple is None:
+        return None
+    return triton_statistics.row_statistics(m.q, m.k, m.lse, simple, m.scale, m.softcap, m.first_position)
 
 
 def row_sums(m: MapData, mask: Mask | None = None, gain: Tensor | None = None) -> Tensor | None:

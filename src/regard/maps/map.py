@@ -184,11 +184,15 @@ class AttentionMap(MapData, LazyMatrix):
 
     def entropy(self) -> Tensor:
         """−Σ A ln A of every row, in nats, (B, H, T): 0 for one key, ln n for uniform attention to n keys."""
-        return self.statistics().entropy
+        return self._row_statistics()[0]
 
     def distance(self) -> Tensor:
         """The mean distance of every row, Σ A · (position of the query − key), (B, H, T)."""
-        return self.statistics().distance
+        return self._row_statistics()[1]
+
+    def _row_statistics(self) -> list[Tensor]:
+        results = precision.compute(self, lambda group: overview.row_statistics(group.data))
+        return list(map(self._shaped, results))
 
     def received(self, weights: Tensor | None = None) -> Tensor:
         """The attention that each key receives, summed over the queries, (B, H, S).
@@ -235,10 +239,7 @@ class AttentionMap(MapData, LazyMatrix):
             raise ValueError(f"rule: expected a rule that says yes or no, but {rule} adds to the scores")
         joint = self.mask.restrict(rule)  # which counts positions as before rows were selected
         joint.check(self.matrix)
-        (mass,) = precision.compute(
-            self, lambda group: [sweep.mass(group.data, joint.select(group.batch, group.heads))]
-        )
-        return self._shaped(mass)
+        return self._shaped(reductions.mass(self, joint))
 
     def share_of(self, rule: Mask) -> Tensor:
         """The share that the visible keys have of every row under a wider mask `rule`, (B, H, T).

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
 from regard.maps import kernels, overview, precision, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import tile_weights
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
 from regard.maps.product import multiply
+
+BAND_ROWS = 128  # queries of a tile along a band
+BAND_NUMBERS = 1 << 22  # weights of one such tile: wider bands are passed over in tiles that fit the cache
 
 
 def tile(m: MapData, rows: slice | Tensor, keys: slice | Tensor) -> Tensor:
@@ -72,6 +76,35 @@ def received(m: MapData, row_weights: Tensor) -> Tensor:
     (total,) = precision.compute(
         m, lambda group: [overview.received(group.data, row_weights[group.batch, group.heads], rows)], rows
     )
+    return total
+
+
+def mass(m: MapData, mask: Mask) -> Tensor:
+    """The sum of every row under a mask that is narrower than the map's own, (B, H, T)."""
+
+    def add_up(group: precision.HeadGroup) -> list[Tensor]:
+        own_mask = mask.select(group.batch, group.heads)
+        sums = _band_mass(group.data, own_mask)
+        return [sweep.mass(group.data, own_mask) if sums is None else sums]
+
+    return precision.compute(m, add_up)[0]
+
+
+def _band_mass(m: MapData, mask: Mask) -> Tensor | None:
+    """`mass` on a CPU from the keys of a narrow band alone; None if the mask is not one."""
+    B, H, T, S = m.matrix
+    band = mask.band(T, S) if m.device.type == "cpu" else None
+    if band is None or band.behind is None or band.ahead is None:
+        return None
+    if B * H * BAND_ROWS * (BAND_ROWS + band.behind + band.ahead) > BAND_NUMBERS:
+        return None
+    under, total = m._with(mask=mask), m.lse.new_zeros(B, H, T)
+    for first in range(0, T, BAND_ROWS):
+        rows = slice(first, min(first + BAND_ROWS, T))
+        start, stop = (position + S - T for position in (first - band.behind, rows.stop + band.ahead))
+        keys = slice(max(start, 0), min(stop, S))
+        if keys.start < keys.stop:
+            total[:, :, rows] = tile_weights(under, grid(rows, keys, m.matrix, m.device)).sum(-1)
     return total
 
 

@@ -24,7 +24,7 @@ from regard.recorder.summary import LayerSummary, summarise
 
 LayerMap = AttentionMap | LinearAttentionMap
 """The map of a layer: of softmax attention, or of a linear-attention or state-space layer."""
-WRITTEN = "its queries or keys were written to after its attention had run"
+WRITTEN = "its queries, keys or decays were written to after its attention had run"
 
 
 class LayerId(NamedTuple):
@@ -164,8 +164,8 @@ class Layer:
         """Where its map is in that of the model's layer, or None if it is the whole layer."""
         self._data = LayerData(attention_map, values, summary)
         # The model's own tensors are stored, not copies of them, unless they had been written to before.
-        tensors = () if attention_map is None else (attention_map.q, attention_map.k)
-        self._write_counts = [(x, write_count(x)) for x in tensors]
+        tensors = (getattr(attention_map, name, None) for name in ("q", "k", "decay", "beta"))
+        self._write_counts = [(x, write_count(x)) for x in tensors if x is not None]
 
     @property
     def evidence(self) -> Evidence:

@@ -70,7 +70,10 @@ def select_linear_heads(
 
 def compact_linear_map(m: LinearAttentionMap) -> LinearAttentionMap:
     """Return the map with all its tensors in memory of their own, no larger than they are."""
-    return m._with(q=own_memory(m.q), k=own_memory(m.k), decay=own_memory(m.decay), beta=own_memory(m.beta))
+    owned = {name: own_memory(getattr(m, name)) for name in ("q", "k", "decay", "beta")}
+    return m._with(
+        **owned, skip=None if m.skip is None else m.skip.clone()
+    )  # a parameter, which may be trained
 
 
 def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
@@ -83,7 +86,9 @@ def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
 
 def compact_map(m: AttentionMap) -> AttentionMap:
     """Return the map with q, k and lse in memory of their own, no larger than they are."""
-    return m._with(q=own_memory(m.q), k=own_memory(m.k), lse=own_memory(m.lse), kept=m.kept)
+    owned = {name: own_memory(getattr(m, name)) for name in ("q", "k", "lse")}
+    sinks = None if m.sinks is None else m.sinks.clone()  # a parameter, as `skip` is
+    return m._with(**owned, sinks=sinks, kept=m.kept)
 
 
 def own_memory(x: Tensor) -> Tensor:

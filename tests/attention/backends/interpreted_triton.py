@@ -26,6 +26,7 @@ from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
+from tests.sampling import share
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning",
@@ -61,7 +62,13 @@ TEXTS = dict.fromkeys(CASES, 1) | dict.fromkeys(("documents", "padding", "heads 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     shapes = {"forward": (32, 16), "lists": (16, 32), "queries": (32, 16), "keys": (16, 32), "pool": (32, 16)}
-    shapes |= {"statistics": (32, 16), "column sums": (16, 32), "row sums": (32, 16), "topk": (32, 16)}
+    shapes |= {
+        "statistics": (32, 16),
+        "row statistics": (32, 16),
+        "column sums": (16, 32),
+        "row sums": (32, 16),
+        "topk": (32, 16),
+    }
     monkeypatch.setattr(
         configs,
         "choose",
@@ -86,7 +93,7 @@ def assert_near(result, truth, most):
     assert gap <= most, f"off by {gap:.1e}, more than {most:.1e}"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3))
 def test_forward(case):
     mask, T, S = CASES[case]
     q, k, v = draw(T, S, B=TEXTS[case])
@@ -152,7 +159,7 @@ def test_forward_and_gradients_of_keys_nobody_sees(mask):
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case not in ("causal", "top left", "chunks", "not")]
+    "case", share([case for case in CASES if case not in ("causal", "top left", "chunks", "not")], 3)
 )
 def test_gradients(case):
     mask, T, S = CASES[case]
@@ -262,7 +269,7 @@ def largest(x):
     return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=1))
 def test_column_sums(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -295,7 +302,7 @@ def softcap_and_sinks(case):
     return (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3))
 def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -312,7 +319,7 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=1))
 def test_topk(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -372,7 +379,7 @@ def true_statistics(weights, first_position):
     return torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", share(CASES, 3, turn=2))
 def test_statistics(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -381,9 +388,13 @@ def test_statistics(case):
     lse = true_lse(steps.masked, sinks).float()
     problem = prepare(q, k, k, mask=mask)
     assert launch.unsupported_map_reason(q, k, problem.mask) is None
-    found = statistics.statistics(q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    arguments = (q, k, lse, problem.mask, problem.scale, softcap, S - T)
+    found = statistics.statistics(*arguments)
     for result, truth in zip(found, true_statistics(steps.weights, S - T), strict=True):
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+    if case in ("causal", "prefix"):
+        for alone, result in zip(statistics.row_statistics(*arguments), found[:2], strict=True):
+            assert torch.equal(alone, result)
 
 
 @pytest.mark.parametrize("mask", [causal, causal & window(9), causal | prefix(5)], ids=str)

@@ -25,8 +25,7 @@ QUIETLY = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
 
 
 PARTS = {
-    "forward": "test_forward",
-    "gradients": "test_gradients",
+    "forward and gradients": "test_forward or test_gradients",
     "the rest": "not test_forward and not test_gradients",
 }
 
@@ -105,12 +104,34 @@ def test_block_lists_hold_the_mask(mask):
                     n = b * lists.batch_step + h * lists.head_step + own
                     for i in range(lists.first[n], lists.first[n + 1]):
                         r, c = (lists.block[i], own) if turned else (own, lists.block[i])
-                        bits = lists.tiles[lists.tile[i]][..., None] >> torch.arange(8) & 1
-                        tile = bits.flatten(-2).bool() if i >= lists.split[n] else True
+                        tile = unpack(lists.tiles[lists.tile[i]]) if i >= lists.split[n] else True
                         rebuilt[b, h, 8 * r : 8 * r + 8, 16 * c : 16 * c + 16] = tile
         expected = mask.tile(range(20), range(37), shape).expand(shape)
         assert torch.equal(rebuilt[:, :, :20, :37], expected)
         assert not rebuilt[..., 37:].any()
+
+
+def unpack(tile):
+    """A stored tile as booleans: the first visible key of each row and the one after the last, or bits."""
+    if tile.dtype == torch.int32:
+        return (torch.arange(16) >= tile[:, :1]) & (torch.arange(16) < tile[:, 1:])
+    return (tile[..., None] >> torch.arange(8) & 1).flatten(-2).bool()
+
+
+@pytest.mark.parametrize(
+    ("mask", "side_by_side"),
+    [
+        (regard.causal | regard.prefix(3), True),
+        (regard.causal & regard.documents(torch.arange(37)[None] // 11), True),
+        (regard.rule(lambda b, h, q, k: (q + k) % 2 == 0), False),
+    ],
+    ids=str,
+)
+def test_tiles_are_spans_where_visible_keys_lie_side_by_side(mask, side_by_side):
+    rows, cols = (cut_into_blocks(n, 16, torch.device("cpu")) for n in (37, 37))
+    lists = find_visible_blocks(mask, (1, 1, 37, 37), rows[0], *cols).by_row()
+    assert len(lists.tiles)
+    assert (lists.tiles.dtype == torch.int32) == side_by_side
 
 
 def test_block_lists_of_a_sparse_rule_stay_small():

@@ -15,6 +15,7 @@ from regard.recorder.contributions.output_projection import (
     has_same_rows,
 )
 from tests.recorder.contributions.frozen_model import FAMILIES, FrozenModel
+from tests.sampling import examples
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -37,7 +38,7 @@ def test_the_terms_of_the_heads_are_slices_of_the_projection_and_add_up_to_its_o
         torch.testing.assert_close(total, written, atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.integers(1, 2),
     st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 3)]),

@@ -16,6 +16,7 @@ from regard.recorder.contributions.rollout import roll_out
 from tests import strategies
 from tests.captures import captured
 from tests.recorder.contributions.frozen_model import FAMILIES
+from tests.sampling import examples
 
 
 def dense_rollout(matrices: list[Tensor], norms: list[Tensor] | None = None) -> Tensor:
@@ -32,7 +33,7 @@ def dense_rollout(matrices: list[Tensor], norms: list[Tensor] | None = None) -> 
     return product
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_rollout_is_the_product_of_dense_matrices(data: Any) -> None:
     n = data.draw(strategies.sizes())

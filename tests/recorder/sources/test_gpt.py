@@ -15,6 +15,7 @@ from regard.gpt import GPT, Config
 from regard.gpt.tokens import character_tokenizer
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
 from regard.recorder import Capture
+from tests.sampling import examples
 
 
 def a_gpt(**changes: Any) -> GPT:
@@ -62,7 +63,7 @@ def test_a_reading_gpt(kv: int, window: Any, positions: str, qk_norm: bool, T: i
     assert [layer.name for layer in seen.layers] == ["blocks.0.attention", "blocks.1.attention"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     kv=st.sampled_from([1, 4]),
     window=st.sampled_from([None, 4, (None, 3)]),

@@ -15,6 +15,7 @@ from regard.show.data.contents import Contents
 from regard.show.data.quantity import Quantity
 from regard.show.data.units import axis_edges, text_units
 from tests.captures import HOSTILE, captured
+from tests.sampling import examples
 
 MASKS = [
     regard.causal,
@@ -136,7 +137,7 @@ def test_units_of_another_text_and_what_is_not_known() -> None:
     assert Contents(unknown).meta["texts"][0]["spans"] == {}
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.integers(1, 60), st.integers(0, 2**16))
 def test_a_map_of_sentences_holds_the_whole_mass(T: int, seed: int) -> None:
     seen = captured(T, layers=1, tokens=(PIECES * 4)[:T], seed=seed)

@@ -169,7 +169,7 @@ def exponentials(logs: Tensor, out: Tensor) -> Tensor:
     """
     in_place = out is logs  # and then not by `out=`, which forward-mode differentiation does not know
     least = least_log(logs.dtype)
-    if not logs.is_cpu or bool(logs.amin() >= least):
+    if not logs.is_cpu or torch.compiler.is_compiling() or bool(logs.amin() >= least):
         return logs.exp_() if in_place else torch.exp(logs, out=out)
     vanishing = logs < least
     floored = logs.clamp_(min=least) if in_place else torch.clamp(logs, min=least, out=out)

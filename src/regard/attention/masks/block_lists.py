@@ -19,7 +19,10 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks, grid
 
 MAX_ENTRIES = 1 << 22
-"""How many entries of the matrix are evaluated at a time."""
+"""How many entries of the matrix are evaluated at a time on a CPU; on a GPU `GPU_SHARE` times as many."""
+GPU_SHARE = 8
+MAX_SPAN_ENTRIES = 1 << 25
+"""How many entries of stored tiles are looked at for runs of visible keys."""
 
 
 class BlockLists(NamedTuple):
@@ -29,8 +32,9 @@ class BlockLists(NamedTuple):
     split: Tensor  # (lists,) int32
     block: Tensor  # (entries,) int32
     tile: Tensor  # (entries,) int32: the stored tile of a partial block; undefined before split
-    # (tiles, rows of a block, cols of a block / 8) uint8, key 8·i + j in bit j of byte i; none of them where
-    # the kernel itself finds what is visible in partial blocks
+    # (tiles, rows of a block, 2) int32: the first visible key of each row and the one after the last, if the
+    # keys that a row sees lie side by side in every tile; otherwise (tiles, rows of a block, cols of a block
+    # / 8) uint8, key 8·i + j in bit j of byte i; none of them where the kernel itself finds what is visible
     tiles: Tensor
     batch_step: int  # the list of block r for batch b and head h is b · batch_step + h · head_step + r
     head_step: int
@@ -46,6 +50,10 @@ class VisibleBlocks:
     tile: Tensor  # (entries,), −1 where everything in the block is visible
     tiles: Tensor  # (tiles, rows of a block, cols of a block / 8) uint8
     sizes: tuple[int, int, int, int]  # batches and heads that differ, row blocks, column blocks
+
+    @cached_property
+    def _spans(self) -> Tensor | None:
+        return _find_spans(self.tiles)
 
     def by_row(self) -> BlockLists:
         """The key blocks of each query block."""
@@ -74,7 +82,7 @@ class VisibleBlocks:
             edges[1::2].contiguous(),
             member[order].int(),
             self.tile[order].int(),
-            self.tiles,
+            self.tiles if self._spans is None else self._spans,
             heads * owners if batches > 1 else 0,
             owners if heads > 1 else 0,
         )
@@ -108,7 +116,8 @@ def find_visible_blocks(
     # Strips of query blocks, so that the table of blocks stays small.
     entries: list[Tensor] = []  # (4, entries) each: head, row, col, tile
     tiles: list[Tensor] = []
-    strip = max(1, MAX_ENTRIES // (batches * heads * C))
+    most = MAX_ENTRIES * (GPU_SHARE if rows.is_cuda else 1)
+    strip = max(1, most // (batches * heads * C))
     for r in range(0, R, strip):
         blocks = Blocks(q_first[r : r + strip], q_last[r : r + strip], k_first, k_last, T, S)
         some, every = mask.block_bounds(blocks)
@@ -118,7 +127,7 @@ def find_visible_blocks(
         # Blocks of which the mask cannot tell are evaluated entry by entry.
         unsure = some & ~every
         block_entries = batches * heads * rows.shape[1] * cols.shape[1]
-        for rectangle in _rectangles(unsure.flatten(0, 1).any(0), block_entries):
+        for rectangle in _rectangles(unsure.flatten(0, 1).any(0), most // block_entries):
             evaluated, bits = _evaluate(
                 mask, shape, unsure, rows[r : r + strip], cols, exists, rectangle, heads
             )
@@ -154,10 +163,10 @@ def find_bounded_blocks(
     return VisibleBlocks(head, row, col, tile, none, table)
 
 
-def _rectangles(unsure: Tensor, entries: int) -> list[tuple[slice, Tensor]]:
+def _rectangles(unsure: Tensor, most: int) -> list[tuple[slice, Tensor]]:
     """Rectangles of blocks (rows, and the columns they need) that together cover every unsure block (R, C).
 
-    `entries` is the number of entries of one block; a rectangle has at most `MAX_ENTRIES` of them.
+    A rectangle has at most `most` blocks, but at least one.
     """
     todo, rectangles = [(slice(0, len(unsure)), unsure.any(0).nonzero()[:, 0])], []
     while todo:
@@ -165,7 +174,7 @@ def _rectangles(unsure: Tensor, entries: int) -> list[tuple[slice, Tensor]]:
         height = rows.stop - rows.start
         if len(cols) == 0:
             continue
-        if height * len(cols) * entries <= MAX_ENTRIES or height * len(cols) == 1:
+        if height * len(cols) <= max(most, 1):
             rectangles.append((rows, cols))
         elif height > 1:
             middle = rows.start + height // 2
@@ -216,6 +225,22 @@ def _pack_bits(tiles: Tensor) -> Tensor:
     bit_values = 2 ** torch.arange(8, dtype=torch.uint8, device=tiles.device)
     tiles = tiles.view(*tiles.shape[:-1], tiles.shape[-1] // 8, 8)
     return (tiles * bit_values).sum(-1, dtype=torch.uint8)
+
+
+def _find_spans(tiles: Tensor) -> Tensor | None:
+    """The first visible key of each row of each tile and the one after the last, (tiles, rows, 2) int32.
+
+    None if a row has gaps, or if the tiles are too many to look at.
+    """
+    if not 0 < tiles.numel() * 8 <= MAX_SPAN_ENTRIES:
+        return None
+    bits = (tiles.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=tiles.device)) & 1
+    visible = bits.flatten(-2)  # (tiles, rows, cols)
+    first, count = visible.argmax(-1), visible.sum(-1)
+    last = visible.shape[-1] - visible.flip(-1).argmax(-1)
+    if not bool(((last - first == count) | (count == 0)).all()):
+        return None
+    return torch.stack([first, first + count], -1).int().contiguous()
 
 
 def _deduplicate(tiles: Tensor) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,7 @@ def attention_call(
         # The map's own q and k have no gradients, and are copies if the model may write to them.
         q, k = (q, k[:, :, :S]) if q.requires_grad or k.requires_grad else (m.q, m.k)
         return AttentionCall(
-            q, k, v[:, :, :S], output, m.lse, m.mask, **settings, own_lse=True, problem=problem
+            q, k, v[:, :, :S], output, m.lse, m.mask, **settings, own_lse=True, problem=problem, kept=m.kept
         )
     sinks = used.get("s_aux")
     if sinks is None and "sinks" in use.attributes:

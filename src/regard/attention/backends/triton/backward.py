@@ -117,9 +117,7 @@ def _past_keys(
                 allowed = in_band(position[:, None], key[None, :], S, band)
                 seen = seen_in_band(key, q_first, q_first + ROWS - 1, S, band)
             else:
-                allowed = tile_bits(
-                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
-                )
+                allowed = tile_bits(lists, i, ROWS, COLS, False)
                 seen = tl.max(allowed.to(tl.int32), 0) > 0
         keys = load_block(k, k_step, k_tma, b, g, key_first, seen, D, COLS, D_PAD)  # (COLS, D)
         values = load_block(v, v_step, v_tma, b, g, key_first, seen, E, COLS, E_PAD)  # (COLS, E)
@@ -220,9 +218,7 @@ def _past_queries(
             if lists is None:
                 allowed = in_band((row + S - T)[None, :], key[:, None], S, band)
             else:
-                allowed = tile_bits(
-                    lists, i, tl.arange(0, ROWS)[None, :], tl.arange(0, COLS)[:, None], ROWS, COLS
-                )
+                allowed = tile_bits(lists, i, ROWS, COLS, True)
         product = tl.dot(keys, query.T, input_precision=PRECISION)  # (COLS, ROWS)
         d_weight = tl.dot(values, do.T, input_precision=PRECISION)
         weight, d_product = _through(

@@ -114,9 +114,7 @@ def _past_queries(
         allowed = own_weight[:, None] != 0.0  # a row that does not count may hold anything
         if PARTIAL:
             if BITS:
-                bits = tile_bits(
-                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
-                )
+                bits = tile_bits(lists, i, ROWS, COLS, False)
                 allowed = allowed & bits
             else:
                 allowed = allowed & in_band(position[:, None], key[None, :], S, band)

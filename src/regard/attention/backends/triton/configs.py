@@ -37,7 +37,7 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
         (256, KernelConfig(128, 32, 8, 2)),
     ],
     ("forward", 4): [(64, KernelConfig(64, 32, 4, 2)), (256, KernelConfig(64, 16, 4, 2))],
-    ("lists", 2): [(128, KernelConfig(128, 64, 8, 3)), (256, KernelConfig(128, 64, 8, 2))],
+    ("lists", 2): [(128, KernelConfig(128, 64, 8, 3, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("lists", 4): [(64, KernelConfig(64, 32, 4, 2)), (256, KernelConfig(64, 16, 4, 2))],
     ("queries", 2): [
         (64, KernelConfig(64, 64, 4, 2, True)),
@@ -57,6 +57,8 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
     ("row sums", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("topk", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("topk", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
+    ("row statistics", 2): [(128, KernelConfig(128, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
+    ("row statistics", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("statistics", 2): [(128, KernelConfig(128, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("statistics", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
 }

@@ -146,9 +146,7 @@ def _pass_over(
                 allowed = in_band(position[:, None], key[None, :], S, band)
                 seen = seen_in_band(key, q_first, q_first + ROWS - 1, S, band)
             else:
-                allowed = tile_bits(
-                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
-                )
+                allowed = tile_bits(lists, i, ROWS, COLS, False)
                 seen = tl.max(allowed.to(tl.int32), 0) > 0
 
         keys = load_block(k, k_step, k_tma, b, g, key_first, seen, D, COLS, D_PAD)  # (COLS, D)

@@ -125,9 +125,7 @@ def _past_keys(
         weight = tl.exp2(score - level[:, None])
         if PARTIAL:
             if BITS:
-                allowed = tile_bits(
-                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
-                )
+                allowed = tile_bits(lists, i, ROWS, COLS, False)
             else:
                 allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
             weight = tl.where(allowed, weight, 0.0)

@@ -35,7 +35,10 @@ def statistics_kernel(
     q_step, k_step, heads, group, T, S, factor, cap, first_position,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of a block of queries. Query i is at i + first_position; the mask counts i + S − T."""
+    """Statistics of a block of queries; `received` may be None.
+
+    Query i is at i + first_position; the mask counts i + S − T.
+    """
     blocks = tl.cdiv(T, ROWS)
     block = blocks - 1 - tl.program_id(0) % blocks
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -43,7 +46,8 @@ def statistics_kernel(
     g = h // group
     k += b * k_step[0] + g * k_step[1]
     q += b * q_step[0] + h * q_step[1]
-    received += head * S
+    if received is not None:
+        received += head * S
 
     first_row = block * ROWS
     row = first_row + tl.arange(0, ROWS)
@@ -90,7 +94,7 @@ def _past_keys(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     position = row + S - T
-    within = tl.arange(0, COLS).to(tl.float32)  # the steps from a block's first key
+    stands = (row + first_position).to(tl.float32)
     block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
         following = block_at(lists, i + 1, start, stop)
@@ -107,15 +111,13 @@ def _past_keys(
             if lists is None:
                 allowed = in_band(position[:, None], key[None, :], S, band)
             else:
-                allowed = tile_bits(
-                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
-                )
+                allowed = tile_bits(lists, i, ROWS, COLS, False)
             log = tl.where(allowed, log, -EMPTY_ROW_LSE)  # first of all, since a hidden entry may be NaN
         weight = tl.exp2(log)
         surprise += tl.sum(weight * log, 1)
-        steps = (row + first_position - key_first).to(tl.float32)  # back to that key
-        back += tl.sum(weight * (steps[:, None] - within[None, :]), 1)
-        got = (tl.sum(weight, 0) * UNITS).to(tl.int64)
-        tl.atomic_add(received + key, got, mask=key < S, sem="relaxed")
+        back += tl.sum(weight * (stands[:, None] - key.to(tl.float32)[None, :]), 1)
+        if received is not None:
+            got = (tl.sum(weight, 0) * UNITS).to(tl.int64)
+            tl.atomic_add(received + key, got, mask=key < S, sem="relaxed")
         block = following
     return surprise, back

@@ -138,11 +138,25 @@ def seen_in_band(k, q_first, q_last, S, band):
 
 
 @triton.jit
-def tile_bits(lists, entry, row, col, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The stored tile of a partial block as booleans; row and col broadcast, in either orientation."""
-    at = lists.tiles + tl.load(lists.tile + entry).to(tl.int64) * (ROWS * COLS // 8)
-    byte = tl.load(at + row * (COLS // 8) + col // 8).to(tl.int32)
-    return ((byte >> (col % 8)) & 1) != 0
+def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.constexpr):
+    """The stored tile of a partial block as booleans: (ROWS, COLS), or (COLS, ROWS) if TURNED."""
+    tile = tl.load(lists.tile + entry).to(tl.int64)
+    row, col = tl.arange(0, ROWS), tl.arange(0, COLS)
+    if lists.tiles.dtype.element_ty == tl.int32:  # runs of keys
+        at = lists.tiles + (tile * ROWS + row) * 2
+        first, stop = tl.load(at), tl.load(at + 1)
+        if TURNED:
+            return (col[:, None] >= first[None, :]) & (col[:, None] < stop[None, :])
+        else:
+            return (col[None, :] >= first[:, None]) & (col[None, :] < stop[:, None])
+    else:
+        at = lists.tiles + tile * (ROWS * COLS // 8)
+        if TURNED:
+            at += row[None, :] * (COLS // 8) + col[:, None] // 8
+            return ((tl.load(at).to(tl.int32) >> (col[:, None] % 8)) & 1) != 0
+        else:
+            at += row[:, None] * (COLS // 8) + col[None, :] // 8
+            return ((tl.load(at).to(tl.int32) >> (col[None, :] % 8)) & 1) != 0
 
 
 @triton.jit

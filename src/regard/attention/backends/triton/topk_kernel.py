@@ -112,9 +112,7 @@ def _past_keys(
             if lists is None:
                 allowed = in_band(position[:, None], key[None, :], S, band)
             else:
-                allowed = tile_bits(
-                    lists, i, tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :], ROWS, COLS
-                )
+                allowed = tile_bits(lists, i, ROWS, COLS, False)
             score = tl.where(allowed, score, float("-inf"))
 
         top = tl.max(score, 1)
