@@ -26,7 +26,9 @@ QUIETLY = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
 
 PARTS = {
     "forward and gradients": "test_forward or test_gradients",
-    "the rest": "not test_forward and not test_gradients",
+    "row reductions": "test_row_sums or test_topk or test_diagonal",
+    "the rest": "not test_forward and not test_gradients and not test_row_sums and not test_topk"
+    " and not test_diagonal",
 }
 
 
