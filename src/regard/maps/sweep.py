@@ -161,7 +161,7 @@ def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor:
         dtype = m.dtype if m.device.type == "mps" else torch.float64  # which MPS does not have
         q, k = m.q[:, :, rows].to(dtype), m.k[:, :, keys].to(dtype)
         q = q.reshape(B, G, H // max(G, 1), *q.shape[2:])  # (B, G, group, N, D)
-        s: Tensor = torch.linalg.vecdot(q, k.unsqueeze(2)).view(B, H, -1) * m.scale
+        s: Tensor = torch.linalg.vecdot(q, k.unsqueeze(2)).flatten(1, 2) * m.scale
         if m.softcap is not None:
             s = m.softcap * torch.tanh(s / m.softcap)
         if bias is not None:
