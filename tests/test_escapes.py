@@ -73,9 +73,12 @@ def test_names_and_messages_of_checked_code_are_shown(tmp_path: Path) -> None:
     assert "could not be checked: \\u001b[31mred" in json.loads(said.stdout)["error"]
 
 
-def test_an_error_shows_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_shows_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     name = HOSTILE.replace("\ud800", "")
-    for words in (["generate", "x", "--model", name], ["inspect", name], ["heads", "--model", name]):
+    page = ["--out", str(tmp_path / "page.html")]
+    for words in (["generate", "x", "--model", name], ["inspect", name, *page], ["heads", "--model", name]):
         monkeypatch.setattr(sys, "argv", ["regard", *words])
         with pytest.raises(SystemExit, match="2"):
             main()

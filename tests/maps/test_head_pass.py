@@ -81,7 +81,7 @@ def test_a_region_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         head_pass.HeadPass,
         "_log_weights",
-        lambda self, tile, *rest, **out: (tiles.append(tile), log_weights(self, tile, *rest, **out)),
+        lambda self, tile, *rest, **out: (tiles.append(tile), log_weights(self, tile, *rest, **out))[1],
     )
     q = torch.randn(1, 1, 4096, 8)
     m = regard.attention_map(q, q, mask=regard.causal, lse=torch.zeros(1, 1, 4096))
