@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 THEMES = ("light", "dark")
 WIDTH, HEIGHT, CAPTION, DENSITY = 1000, 700, 64, 2  # in CSS pixels; a frame has DENSITY² as many
 LIMIT = 1_500_000  # bytes of one picture
-HEAD = "layer=5&head=3"  # the induction head of the included model
+HEAD = "layer=4&head=0"  # the induction head of the included model
 QUERY, KEY = 242, 66  # "will" in "the ships will", and "come", which followed the first "the ships will"
 WHOLE, CLOSE = 1.18, 26.0  # CSS pixels for each token: the whole map, and close to the weight
 MIDDLE = (238, 162)  # what is in the middle of the picture that shows the whole map: key and query
