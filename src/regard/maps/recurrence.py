@@ -246,13 +246,21 @@ class ChunkBlock:
         return self.split(self.inputs.queries(self.positions))
 
     @cached_property
+    def decayed(self) -> tuple[Tensor, Tensor]:
+        """Keys times e^{total} and e^{−total}, where channels decay apart: (n, N, C, D) each."""
+        start = self.total.exp()
+        return self.k * start, self.k / start
+
+    @cached_property
     def steps(self) -> ChunkSteps:
         """What passes vectors and states through the chunks."""
-        start, end = self.total.exp(), (self.total[..., -1:, :] - self.total).exp()  # (n, N, C, 1 or D)
-        passed = start[..., -1:, :]
         s_in, s_out = self.norm * self.beta, self.norm
         if self.by_channel:
-            return ChunkSteps(self.k * end, self.k * start, s_in, s_out, passed, self.inverse)
+            forward, back = self.decayed
+            passed = self.total[..., -1:, :].exp()  # (n, N, 1, D)
+            return ChunkSteps(back * passed, forward, s_in, s_out, passed, self.inverse)
+        start, end = self.total.exp(), (self.total[..., -1:, :] - self.total).exp()  # (n, N, C, 1)
+        passed = start[..., -1:, :]
         return ChunkSteps(self.k, self.k, s_in * end.mT, s_out * start.mT, passed, self.inverse)
 
     def arrays(self, *tensors: Tensor) -> tuple[Any, ...]:
@@ -272,7 +280,9 @@ class ChunkBlock:
         """
         k, total, norm = self.k[chunks], self.total[chunks], self.norm[chunks]
         if self.by_channel:
-            return ((x * total.exp()) @ (k * (-total).exp()).mT).tril_() * norm
+            forward, back = self.decayed
+            decayed = forward[chunks] if x is self.k else x * total.exp()
+            return (decayed @ back[chunks].mT).tril_() * norm
         apart = total - total.mT
         later = torch.ones(self.C, self.C, dtype=torch.bool, device=x.device).triu(1)
         return (x @ k.mT) * (apart.masked_fill_(later, -torch.inf).exp_() * norm)
@@ -313,7 +323,7 @@ def _chunk_length(decay: Tensor, dtype: torch.dtype, delta_rule: bool) -> int:
     length = CHUNK["cuda" if decay.device.type == "cuda" else "cpu"] * (1 if delta_rule else 4)
     if decay.ndim == 3 or not decay.numel():
         return length
-    steepest = float(decay.abs().amax())
+    steepest = max(abs(float(x)) for x in decay.aminmax())
     while length > 1 and length * steepest > LARGEST_EXPONENT[dtype]:
         length //= 2
     return length
