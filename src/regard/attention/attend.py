@@ -107,18 +107,19 @@ def attend(
     >>> regard.attend(q, k, v, mask=regard.causal & regard.window(3)).shape
     torch.Size([1, 2, 5, 8])
     """
-    plan = key = None
-    if group is None:
-        plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
-        if plan is not None and plan.kernel is not None and not return_lse:
-            return plan.kernel(q, k, v)
-    settings: dict[str, Any] = {"mask": mask, "scale": scale, "softcap": softcap, "sinks": sinks}
-    settings["dropout"] = dropout
     if group is not None:
-        whole = ring_attend(q, k, v, group=group, order=order, backend=backend, **settings)
+        whole = ring_attend(
+            q, k, v, group=group, order=order, backend=backend,
+            mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
+        )  # fmt: skip
         return whole if return_lse else whole[0]
+    plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
     if plan is None:
-        problem, plan = make_plan(q, k, v, backend, key, **settings)
+        problem, plan = make_plan(
+            q, k, v, backend, key, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
+        )
+    elif plan.kernel is not None and not return_lse:
+        return plan.kernel(q, k, v)
     else:
         problem = apply_plan(plan, q, k, v, softcap, dropout)
     output, lse = run(problem, plan.backend, return_lse)
