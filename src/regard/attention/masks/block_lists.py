@@ -33,8 +33,9 @@ class BlockLists(NamedTuple):
     block: Tensor  # (entries,) int32
     tile: Tensor  # (entries,) int32: the stored tile of a partial block; undefined before split
     # (tiles, rows of a block, 2) int32: the first visible key of each row and the one after the last, if the
-    # keys that a row sees lie side by side in every tile; otherwise (tiles, rows of a block, cols of a block
-    # / 8) uint8, key 8·i + j in bit j of byte i; none of them where the kernel itself finds what is visible
+    # keys that a row sees lie side by side in every tile; otherwise bits, (tiles, rows of a block, cols of a
+    # block / 64) int64 with key 64·i + j in bit j of word i, or uint8 likewise if the words are not whole;
+    # none of them where the kernel itself finds what is visible
     tiles: Tensor
     batch_step: int  # the list of block r for batch b and head h is b · batch_step + h · head_step + r
     head_step: int
@@ -96,7 +97,7 @@ class VisibleBlocks:
             edges[1::2].contiguous(),
             member[order].int(),
             self.tile[order].int(),
-            self.tiles if self._spans is None else self._spans,
+            _as_words(self.tiles) if self._spans is None else self._spans,
             heads * owners if batches > 1 else 0,
             owners if heads > 1 else 0,
         )
@@ -214,7 +215,7 @@ def _evaluate(
     rows, cols, exists = rows[at_rows], cols[at_cols], exists[at_cols]
     at = grid(rows.flatten(), cols.flatten(), shape, rows.device)
     allowed = mask.allowed(at).expand(*unsure.shape[:2], rows.numel(), cols.numel())
-    bits = _pack_bits(allowed).unflatten(-1, (len(cols), -1)).unflatten(2, rows.shape)
+    bits = _pack_bits(allowed).view(*unsure.shape[:2], *rows.shape, len(cols), -1)
     bits = (bits & _pack_bits(exists)).transpose(3, 4)  # (B, H, R, C, m, n / 8)
     unsure = unsure[:, :, at_rows][..., at_cols]  # (B, H, R, C)
     full = unsure & (bits == 255).flatten(-2).all(-1)
@@ -247,6 +248,11 @@ def _unpack_bits(tiles: Tensor) -> Tensor:
     """The booleans (…, cols) that `_pack_bits` has packed to (…, cols / 8)."""
     bits = (tiles.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=tiles.device)) & 1
     return bits.flatten(-2).bool()
+
+
+def _as_words(tiles: Tensor) -> Tensor:
+    """Tiles of bytes (tiles, rows, bytes) as words of eight bytes, if each row has whole ones."""
+    return tiles if tiles.shape[-1] % 8 else tiles.view(torch.int64)
 
 
 def _find_spans(tiles: Tensor) -> Tensor | None:

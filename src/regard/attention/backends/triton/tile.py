@@ -144,6 +144,12 @@ def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.c
             return (col[:, None] >= first[None, :]) & (col[:, None] < stop[None, :])
         else:
             return (col[None, :] >= first[:, None]) & (col[None, :] < stop[:, None])
+    elif lists.tiles.dtype.element_ty == tl.int64:
+        at = lists.tiles + (tile * ROWS + row) * (COLS // 64)
+        if TURNED:
+            return _bits_of_words(at[None, :], col[:, None], COLS)
+        else:
+            return _bits_of_words(at[:, None], col[None, :], COLS)
     else:
         at = lists.tiles + tile * (ROWS * COLS // 8)
         if TURNED:
@@ -152,6 +158,15 @@ def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.c
         else:
             at += row[:, None] * (COLS // 8) + col[None, :] // 8
             return ((tl.load(at).to(tl.int32) >> (col[None, :] % 8)) & 1) != 0
+
+
+@triton.jit
+def _bits_of_words(at, col, COLS: tl.constexpr):
+    """Bit `col` of COLS bits in words of 64 from `at` on. A row loads each of its words once."""
+    word = tl.load(at)
+    for n in tl.static_range(1, COLS // 64):
+        word = tl.where(col >= n * 64, tl.load(at + n), word)
+    return ((word >> (col % 64).to(tl.int64)) & 1) != 0
 
 
 @triton.jit
