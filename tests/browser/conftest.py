@@ -18,16 +18,11 @@ from regard.show.data.contents import Contents
 from regard.show.saved.bundle import write
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
+from tests.browser.page_pool import PagePool, PooledPage
 from tests.captures import HOSTILE, captured
 from tests.sampling import share
 
 expect.set_options(timeout=20_000)  # a page may wait for a busy machine
-
-STATUS = """addEventListener("DOMContentLoaded", () => {
-  const line = document.getElementById("status");
-  const tell = () => line.textContent && console.error(`status: ${line.textContent}`);
-  if (line) new MutationObserver(tell).observe(line, { childList: true });
-})"""
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +33,8 @@ def browser() -> Iterator[Browser]:
     # A name that somebody else owns and points at this machine, as in DNS rebinding.
     rebound = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
     arguments = ["--disable-gpu", "--disable-dev-shm-usage", rebound]
+    # A page stays in its process, which takes half a second to start, wherever it goes.
+    arguments += ["--process-per-site", "--renderer-process-limit=1", "--disable-site-isolation-trials"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         arguments.append("--no-sandbox")  # Chromium's own sandbox does not work for root
     with sync_playwright() as playwright:
@@ -52,32 +49,38 @@ def context_options() -> dict[str, Any]:
     return {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
 
 
-@pytest.fixture
-def context(browser: Browser, context_options: dict[str, Any]) -> Iterator[BrowserContext]:
-    made = browser.new_context(**context_options)
-    made.set_default_timeout(20_000)
-    yield made
-    made.close()
+@pytest.fixture(scope="session")
+def page_pool(browser: Browser) -> PagePool:
+    return PagePool(browser)
 
 
 @pytest.fixture
-def page(context: BrowserContext) -> Iterator[Page]:
+def pooled_page(
+    page_pool: PagePool, context_options: dict[str, Any], request: pytest.FixtureRequest
+) -> Iterator[PooledPage]:
+    failed = request.session.testsfailed
+    pooled = page_pool.take(context_options)
+    yield pooled
+    if request.session.testsfailed > failed:  # nobody knows what is on it
+        pooled.close()
+    else:
+        page_pool.give_back(pooled)
+
+
+@pytest.fixture
+def context(pooled_page: PooledPage) -> BrowserContext:
+    return pooled_page.context
+
+
+@pytest.fixture
+def page(pooled_page: PooledPage) -> Iterator[Page]:
     """A page that may not complain: errors in the console, exceptions and dialogs fail the test.
 
     So does what it says in its status line, even in passing: that is where it puts promises that failed.
     """
-    made = context.new_page()
-    problems: list[str] = []
-    made.on(
-        "console",
-        lambda m: problems.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None,
-    )
-    made.on("pageerror", lambda error: problems.append(f"exception: {error}"))
-    made.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    made.add_init_script(STATUS)
-    made.problems = problems  # type: ignore[attr-defined]  # a test that expects one clears it
-    yield made
-    assert problems == []
+    pooled_page.page.problems = pooled_page.problems  # type: ignore[attr-defined]  # a test that expects one clears it
+    yield pooled_page.page
+    assert pooled_page.problems == []
 
 
 @pytest.fixture
@@ -101,20 +104,20 @@ def serve() -> Iterator[Callable[..., BackgroundServer]]:
 
 
 @pytest.fixture
-def saved(tmp_path: Path, context: BrowserContext) -> Iterator[Callable[..., str]]:
+def saved(tmp_path: Path, pooled_page: PooledPage) -> Iterator[Callable[..., str]]:
     """Saves captures as one file, with the network off; gives its address. Asking for anything else fails."""
-    asked: list[str] = []
-    context.on("request", lambda request: asked.append(request.url))
 
     def save(seen: Capture | Sequence[Capture] | None = None, **options: Any) -> str:
-        context.set_offline(True)
+        pooled_page.context.set_offline(True)
         path = tmp_path / "page.html"
         return write(captured() if seen is None else seen, path, **({"start": None} | options)).as_uri()
 
     yield save
     own = (tmp_path / "page.html").as_uri()
     assert [
-        url for url in asked if url.partition("#")[0] != own and not url.startswith(("data:", "blob:"))
+        url
+        for url in pooled_page.requested
+        if url.partition("#")[0] != own and not url.startswith(("data:", "blob:"))
     ] == []
 
 

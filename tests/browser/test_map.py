@@ -245,6 +245,7 @@ def test_two_fingers(page: Page, seen: Capture, saved: Callable[..., str]) -> No
         }""",
         [CANVAS, x, y],
     )
+    expect(page).to_have_url(re.compile("zoom="))
     assert float(state(page)["zoom"]) > 3  # five times as near as the whole
 
 

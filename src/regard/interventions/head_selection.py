@@ -11,7 +11,7 @@ from torch import nn
 
 from regard.attention.arguments import check_whole_number
 from regard.heads.description import study
-from regard.heads.repeated_tokens import repeated
+from regard.heads.repeated_tokens import draw_repeats
 from regard.heads.table import HeadRow, HeadTable
 from regard.heads.table_summary import check_label
 from regard.recorder.context import capture, context_length
@@ -127,8 +127,7 @@ def labelled_heads(model: nn.Module, label: str) -> HeadTable:
         return seen.maps
 
     limit = context_length(model)
-    room = 25 if limit is None else max((limit - 1) // 4, 1)
-    texts = repeated(vocab_size, tokens=min(25, vocab_size - 2, room))
+    texts = draw_repeats(vocab_size, None, max_length=limit)
     run(texts[:1])  # for the keys of the layers
     table = study(run, texts, vocab_size, shuffle=False, max_length=limit, keys=keys)
     rows = table.where(label=label)

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attention.backends.runs import join_runs
 from regard.attention.masks.grid import Blocks
 
+PADDING_SHARE = 8  # bins are padded where that adds at most one place to so many
 CHUNK = 16  # numbers that are added one after another; in longer sums they would lose digits
 
 
@@ -26,16 +27,29 @@ class TileSide(NamedTuple):
     bins: slice  # likewise
     first: int  # the first and the last position
     last: int
+    width: int | None  # the places of every bin of the side, if all have as many
+    padding: Tensor | None  # which places, counted from the side's first, are padding
+    interleaved: bool
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some position between the first and the last has no place, or several."""
+        return self.padding is not None or self.places.stop - self.places.start != self.last - self.first + 1
 
 
 class Bins(NamedTuple):
-    """Positions in bins. The places are all positions in a bin, in order; chunks are a few of them."""
+    """Positions in bins. The places are all positions in a bin, in order; chunks are a few of them.
+
+    Where bins are padded, each has as many places: a shorter one ends in copies of its last position. Where
+    they are interleaved, a tile side has the first place of every bin first, then the second of every bin.
+    """
 
     sizes: Tensor  # (bins,) positions in a bin
     places: Tensor  # (places,) positions
     chunk_of_place: Tensor  # (places,)
     bin_of_place: Tensor  # (places,)
     bin_of_chunk: Tensor  # (chunks,)
+    padding: Tensor | None  # (places,) whether a place is padding
     sides: list[TileSide]
 
     @property
@@ -44,32 +58,77 @@ class Bins(NamedTuple):
         lengths: list[int] = [side.places.stop - side.places.start for side in self.sides]
         return max(lengths)
 
-    def join(self, x: Tensor, side: TileSide, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
-        """Reduce x (places of a tile side, …) to the bins of that side, (bins, …)."""
+    def join(self, x: Tensor, side: TileSide, reduce: Literal["sum", "amax", "amin"], dim: int = 0) -> Tensor:
+        """Reduce one dimension of x, the places of a tile side, to the bins of it. Padding has to be 0."""
+        if side.width == 1:
+            return x
+        if side.width is not None:
+            x = torch.unflatten(x, dim, (side.width, -1) if side.interleaved else (-1, side.width))
+            dim += not side.interleaved
+            return x.sum(dim) if reduce == "sum" else x.amax(dim) if reduce == "amax" else x.amin(dim)
+        x = x.movedim(dim, 0)
         if reduce == "sum":
             x = _join(x, self.chunk_of_place[side.places], side.chunks, reduce)
-            return _join(x, self.bin_of_chunk[side.chunks], side.bins, reduce)
-        return _join(x, self.bin_of_place[side.places], side.bins, reduce)
+            x = _join(x, self.bin_of_chunk[side.chunks], side.bins, reduce)
+        else:
+            x = _join(x, self.bin_of_place[side.places], side.bins, reduce)
+        return x.movedim(0, dim)
+
+    def select(self, x: Tensor) -> Tensor:
+        """The entries of x (positions, …) at every place, (places, …): a view where they are neighbours."""
+        first, last = self.sides[0].first, self.sides[-1].last
+        interleaved = any(side.interleaved for side in self.sides)
+        if interleaved or self.padding is not None or len(self.places) != last - first + 1:
+            return x.index_select(0, self.places)
+        return x[first : last + 1]
 
     def by_position(self, x: Tensor, n: int) -> Tensor:
         """The entries of x (places,) in the order of n positions; 0 for a position in no bin."""
-        return x.new_zeros(n).index_copy_(0, self.places, x)
+        places = self.places
+        if self.padding is not None:
+            places, x = places[~self.padding], x[~self.padding]
+        return x.new_zeros(n).index_copy_(0, places, x)
 
 
-def make_bins(bounds: Tensor, max_side: int, device: torch.device) -> Bins:
-    """The bins between `bounds` (2, bins) of starts and stops, in tile sides of at most `max_side` places."""
+def make_bins(
+    bounds: Tensor, max_side: int, device: torch.device, *, pad: bool = False, interleave: bool = False
+) -> Bins:
+    """The bins between `bounds` (2, bins) of starts and stops, in tile sides of at most `max_side` places.
+
+    `pad` makes bins of almost equal sizes equal, if that adds few places: they are reduced much faster.
+    `interleave` interleaves equal bins, which is faster along the last axis of a tile.
+    """
     starts, stops = bounds
-    sizes, chunks = stops - starts, -((starts - stops) // CHUNK)
-    bin_of_place = torch.arange(len(sizes)).repeat_interleave(sizes)
-    number = (
-        torch.arange(len(bin_of_place)) - (sizes.cumsum(0) - sizes)[bin_of_place]
-    )  # of a place in its bin
-    places = starts[bin_of_place] + number
+    sizes = stops - starts
+    largest = max(sizes.tolist(), default=1) or 1
+    fits, added = largest <= max_side, len(sizes) * largest - int(sizes.sum())
+    pad = pad and fits and 0 < PADDING_SHARE * added <= int(sizes.sum())
+    lengths = torch.full_like(sizes, largest) if pad else sizes  # in places
+    chunks = -(-lengths // CHUNK)
+    bin_of_place = torch.arange(len(sizes)).repeat_interleave(lengths)
+    first_place = lengths.cumsum(0) - lengths
+    number = torch.arange(len(bin_of_place)) - first_place[bin_of_place]  # of a place in its bin
+    last_number = sizes[bin_of_place] - 1
+    places, padding = starts[bin_of_place] + torch.minimum(number, last_number), number > last_number
     chunk_of_place = (chunks.cumsum(0) - chunks)[bin_of_place] + number // CHUNK
-    edges = [*range(0, len(places), max_side), len(places)]
+    # Equal bins are not cut in two, unless they are longer than a side.
+    equal = fits and (pad or not added)
+    edges = [*range(0, len(places), max_side // largest * largest if equal else max_side), len(places)]
+    if interleave := interleave and equal and largest > 1:
+        order = torch.cat([torch.arange(a, b).view(-1, largest).mT.flatten() for a, b in pairwise(edges)])
+        places, padding, bin_of_place = places[order], padding[order], bin_of_place[order]
     ends = torch.tensor([(a, b - 1) for a, b in pairwise(edges)], dtype=torch.long).view(-1, 2)
     sides = [
-        TileSide(slice(a, b), slice(first_chunk, last_chunk + 1), slice(first_bin, last_bin + 1), first, last)
+        TileSide(
+            slice(a, b),
+            slice(first_chunk, last_chunk + 1),
+            slice(first_bin, last_bin + 1),
+            first,
+            last,
+            largest if equal else b - a if first_bin == last_bin else None,
+            padding[a:b].nonzero().flatten().to(device) if pad else None,
+            interleave,
+        )
         for (a, b), (first_chunk, last_chunk), (first_bin, last_bin), (first, last) in zip(
             pairwise(edges), *(x[ends].tolist() for x in (chunk_of_place, bin_of_place, places)), strict=True
         )
@@ -81,6 +140,7 @@ def make_bins(bounds: Tensor, max_side: int, device: torch.device) -> Bins:
         chunk_of_place.to(device),
         bin_of_place.to(device),
         bin_of_chunk.to(device),
+        padding.to(device) if pad else None,
         sides,
     )
 

@@ -71,13 +71,14 @@ class HeadPass:
         self.first_position = m.first_position
         self.matrix = m.matrix
         self.dtype = m.result_dtype
-        lse, places = finite_lse(m.lse[b, h]), q_bins.places
-        q = m.q[b, h, places].to(m.dtype) * (m.scale if m.softcap is None else 1.0)
-        self.q = torch.cat([q, -lse[places, None]], -1)  # (places, D + 1)
-        k = m.k[b, h // (m.q.shape[1] // m.k.shape[1]), k_bins.places].to(m.dtype)
-        self.k = torch.cat([k, k.new_ones(len(k), 1)], -1)  # (places, D + 1)
+        self.q = q_bins.select(m.q[b, h]).to(m.dtype)  # (places, D)
+        self.lse = q_bins.select(finite_lse(m.lse[b, h]))  # (places,)
+        k = k_bins.select(m.k[b, h // (m.q.shape[1] // m.k.shape[1])])
+        self.k = torch.empty(len(k), k.shape[1] + 1, dtype=m.dtype, device=m.device)
+        self.k[:, :-1], self.k[:, -1] = k, 1.0  # (places, D + 1)
         self.is_normal = self._are_normal()
-        self.gain = None if gain is None else gain[k_bins.places].to(self.dtype)  # (places,)
+        self.key_groups: dict[int, KeyGroups] = {}  # by the first place of a side
+        self.gain = None if gain is None else k_bins.select(gain).to(self.dtype)  # (places,)
 
     def tiles(self) -> list[ScoreTile]:
         """Every tile with a visible key."""
@@ -126,12 +127,16 @@ class HeadPass:
 
         def join(reduce: Literal["sum", "amax", "amin"]) -> Tensor:
             by_key = self.k_bins.join(entries, tile.k, reduce)  # (bins of keys, queries)
-            return self.q_bins.join(by_key.mT, tile.q, reduce).mT
+            if tile.q.padding is not None:
+                by_key.index_fill_(1, tile.q.padding, 0.0)
+            return self.q_bins.join(by_key, tile.q, reduce, dim=1)
 
-        cells.sums[at] += join("sum")
-        cells.tops[at] = torch.maximum(cells.tops[at], join("amax"))
+        cells.sums[at].add_(join("sum"))
+        tops = cells.tops[at]
+        torch.maximum(tops, join("amax"), out=tops)
         if cells.lows is not None:
-            cells.lows[at] = torch.minimum(cells.lows[at], join("amin"))
+            lows = cells.lows[at]
+            torch.minimum(lows, join("amin"), out=lows)
 
     def _weigh(
         self, tiles: list[ScoreTile], *, keep_logs: bool
@@ -148,19 +153,31 @@ class HeadPass:
         for tile in tiles:
             if tile.q != at:
                 at = tile.q
-                q = self.q[at.places].mT.contiguous()  # (D + 1, M): the layout of a right factor
+                q = self._queries(at)
             k = self.k[tile.k.places]  # (C, D + 1)
             C, M = len(k), q.shape[1]
             logs, weights = (scratch[i, : C * M].view(C, M) for i in (0, -1))
             products = logs if wide is None else wide[: C * M].view(C, M)
-            hidden = self._log_weights(tile, q, k, products, out=logs)
-            if self.is_normal:
+            visible = self._log_weights(tile, q, k, products, out=logs)
+            if self.is_normal or (visible is not None and _is_normal(logs)):
                 torch.exp(logs, out=weights)
-                if hidden is not None:
-                    weights.masked_fill_(hidden, 0.0)
+                if visible is not None:
+                    weights.mul_(visible)
             else:
-                exponentials(logs if hidden is None else logs.masked_fill_(hidden, LOG_ZERO), out=weights)
+                if visible is not None:
+                    logs.masked_fill_(visible == 0.0, LOG_ZERO)
+                exponentials(logs, out=weights)
+            if tile.k.padding is not None:
+                weights.index_fill_(0, tile.k.padding, 0.0)
             yield tile, logs, weights
+
+    def _queries(self, side: TileSide) -> Tensor:
+        """[scale·q, −lse] of the queries of a side, (D + 1, M): the layout of a right factor."""
+        q = self.q[side.places].mT
+        right = torch.empty(len(q) + 1, q.shape[1], dtype=self.q.dtype, device=self.q.device)
+        torch.mul(q, self.scale if self.softcap is None else 1.0, out=right[:-1])
+        torch.neg(self.lse[side.places], out=right[-1])
+        return right
 
     def _are_normal(self) -> bool:
         """Whether every exp(score − lse), of hidden keys too, is certain to be a normal number.
@@ -169,52 +186,69 @@ class HeadPass:
         """
         if self.mask.biased:
             return False
-        lse = -self.q[:, -1]
-        longest = self.q[:, :-1].norm(dim=1).max() * self.k[:, :-1].norm(dim=1).max()
-        if self.softcap is not None:
-            longest = longest.new_tensor(self.softcap)
-        return bool(longest + lse.abs().max() < -least_log(self.dtype))
+        longest = self.softcap
+        if longest is None:
+            q, k = (torch.linalg.vector_norm(x, dim=1).max() for x in (self.q, self.k[:, :-1]))
+            longest = abs(self.scale) * float(q * k)
+        return longest + float(self.lse.abs().max()) < -least_log(self.dtype)
 
     def _log_weights(
         self, tile: ScoreTile, q: Tensor, k: Tensor, products: Tensor, out: Tensor
     ) -> Tensor | None:
-        """Write score − lse of a tile of keys by queries to `out`; returns what the mask hides of it.
+        """Write score − lse of a tile of keys by queries to `out`; returns the tile's visibility, or None.
 
-        q is (D + 1, M), k (C, D + 1). The difference is computed in `products`, in float64 where scores are
-        large; it is small itself where a weight is not 0. `out` may be the same tensor.
+        Visibility is 1, and 0 for hidden entries; None if the mask hides nothing. q is (D + 1, M), k is
+        (C, D + 1). The difference is computed in `products`, in float64 where scores are large; it is small
+        itself where a weight is not 0. `out` may be the same tensor.
         """
         if self.softcap is None:
             torch.mm(k, q, out=products)
         else:
             torch.mm(k[:, :-1], q[:-1], out=products).mul_(self.scale / self.softcap).tanh_()
             products.mul_(self.softcap).add_(q[-1])
-        bias, hidden = None, None
+        bias, visible = None, None
         if self.mask.biased or not tile.whole:
-            bias, hidden = self.mask_tiles.get(self.mask, tile)
+            bias, visible = self.mask_tiles.get(self.mask, tile)
         if bias is not None:
             products.add_(bias)
         if products is not out:
             out.copy_(products)
-        return hidden
+        return visible
 
     def _add(self, statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, weights: Tensor) -> None:
         """Add a tile of keys by queries to the statistics of its rows and columns."""
-        queries, keys = self.q_bins.places[tile.q.places], self.k_bins.places[tile.k.places]
-        # Sums over keys are products with a vector, a few keys at a time: quick, and long sums would lose
-        # digits. Distances count from the first of those few, as large positions would lose them too.
-        C, M = weights.shape
-        keys = keys.view(-1, 1, _group_size(C))  # (groups, 1, size)
-        first = keys[:, 0, :1]
-        steps = (keys - first[:, None]).to(logs)
-        ones = torch.ones_like(steps)
-        grouped = weights.view(len(keys), -1, M)
-        total, back = torch.bmm(torch.cat([ones, steps], 1), grouped).unbind(1)  # (groups, M) each
-        distance = ((queries + self.first_position - first).to(logs) * total - back).sum(0)
-        entropy = torch.bmm(ones, logs.mul_(weights).view(grouped.shape)).sum((0, 1))
+        if tile.k.places.start not in self.key_groups:
+            self.key_groups[tile.k.places.start] = KeyGroups.make(self.k_bins.places[tile.k.places], logs)
+        groups = self.key_groups[tile.k.places.start]
+        queries = self.q_bins.places[tile.q.places] + self.first_position
+        grouped = weights.view(len(groups.first), -1, weights.shape[1])  # (groups, size, M)
+        total, back = torch.bmm(groups.ones_and_steps, grouped).unbind(1)  # (groups, M) each
+        distance = (queries - groups.first).to(logs).mul_(total).sub_(back).sum(0)
+        entropy = torch.bmm(groups.ones_and_steps[:, :1], logs.mul_(weights).view(grouped.shape)).sum((0, 1))
         statistics.entropy[tile.q.places] -= entropy
         statistics.distance[tile.q.places] += distance
         statistics.total[tile.q.places] += total.sum(0)
+        if tile.q.padding is not None:
+            weights.index_fill_(1, tile.q.padding, 0.0)
         statistics.received[tile.k.places] += weights.sum(1)
+
+
+class KeyGroups(NamedTuple):
+    """The keys of a tile side, a few at a time.
+
+    Sums over keys are products with a vector for each group: quick, and long sums would lose digits.
+    Distances count from a group's first key, as large positions would lose them too.
+    """
+
+    first: Tensor  # (groups, 1) the first key
+    ones_and_steps: Tensor  # (groups, 2, size) 1, and the distance of each key from the first
+
+    @classmethod
+    def make(cls, keys: Tensor, like: Tensor) -> KeyGroups:
+        """Groups of these keys; the factors have the dtype of `like`."""
+        keys = keys.view(-1, _group_size(len(keys)))
+        steps = (keys - keys[:, :1]).to(like)
+        return cls(keys[:, :1], torch.stack([torch.ones_like(steps), steps], 1))
 
 
 def _group_size(n: int) -> int:
@@ -222,26 +256,40 @@ def _group_size(n: int) -> int:
     return next((size for size in range(64, 7, -1) if n % size == 0), n)
 
 
+def _is_normal(logs: Tensor) -> bool:
+    """Whether the exponentials of a tile, of hidden entries too, are normal numbers."""
+    least, most = logs.aminmax()
+    return bool(least >= least_log(logs.dtype)) and bool(most <= -least_log(logs.dtype))
+
+
 class MaskTiles:
     """The mask's part in every tile, cached from head to head where all heads have the same mask."""
 
-    max_tiles = 64  # of 256 KiB each
+    max_tiles = 32  # of 1 MiB each in float32
 
     def __init__(self, m: MapData, q_bins: Bins, k_bins: Bins) -> None:
-        self.q_bins, self.k_bins, self.device = q_bins, k_bins, m.device
+        self.q_bins, self.k_bins, self.device, self.dtype = q_bins, k_bins, m.device, m.result_dtype
         self.shape = (1, 1, *m.matrix[2:])
-        self.cache: dict[tuple[int, int], tuple[Mask, Tensor | None, Tensor]] = {}
+        self.cache: dict[tuple[int, ...], tuple[Mask, Tensor | None, Tensor]] = {}
 
     def get(self, mask: Mask, tile: ScoreTile) -> tuple[Tensor | None, Tensor]:
-        """The bias of a tile of keys by queries, if any, and its hidden entries."""
-        place = (tile.q.places.start, tile.k.places.start)
+        """The bias of a tile of keys by queries, if any, and its visibility: 1, and 0 where it is hidden."""
+        place = self._place(mask, tile)
         if place in self.cache and self.cache[place][0] is mask:
             return self.cache[place][1:]
         queries, keys = self.q_bins.places[tile.q.places], self.k_bins.places[tile.k.places]
         at = grid(queries, keys, self.shape, self.device)
         bias = mask.score_bias(at)
         bias = None if bias is None else bias.detach()[0, 0].mT
-        hidden = (~mask.allowed(at)[0, 0]).expand(len(queries), len(keys)).mT.contiguous()
+        allowed = mask.allowed(at)[0, 0].expand(len(queries), len(keys))
+        visible = allowed.to(self.dtype).mT.contiguous()
         if len(self.cache) < self.max_tiles:
-            self.cache[place] = mask, bias, hidden
-        return bias, hidden
+            self.cache[place] = mask, bias, visible
+        return bias, visible
+
+    def _place(self, mask: Mask, tile: ScoreTile) -> tuple[int, ...]:
+        """Where a tile is; tiles of a band are equal where they are as far from the diagonal."""
+        q, k = tile.q.places, tile.k.places
+        if not (mask.biased or tile.q.has_gaps or tile.k.has_gaps) and mask.band(*self.shape[2:]):
+            return tile.q.first - tile.k.first, q.stop - q.start, k.stop - k.start
+        return q.start, k.start

@@ -205,8 +205,7 @@ class AttentionMap(MapData, LazyMatrix):
         >>> regard.attention_map(x, x, mask=regard.causal).received(torch.tensor([0.0, 1.0, 0.0, -1.0]))
         tensor([ 0.2500,  0.2500, -0.2500, -0.2500])
         """
-        if weights is None:
-            return self.statistics().received
+        weights = torch.ones(self.matrix[2], device=self.device) if weights is None else weights
         return self._shaped(reductions.received(self, self._expand("weights", weights, self.matrix[2])))
 
     def weighted(self, u: Tensor) -> WeightedMap:

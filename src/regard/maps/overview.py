@@ -175,9 +175,10 @@ def _pass_over_tiles(
     overview = Overview(*m.lse.new_zeros(2, B, H, rows.shape[1], cols.shape[1]))
     if 0 in m.matrix:
         return overview, sweep.statistics(m)
-    q_bins = make_bins(rows, head_pass.QUERIES, m.device)
-    k_bins = make_bins(cols, head_pass.KEYS, m.device)
+    q_bins = make_bins(rows, head_pass.QUERIES, m.device, pad=cells, interleave=cells)
+    k_bins = make_bins(cols, head_pass.KEYS, m.device, pad=cells)
     mask_tiles, shares = MaskTiles(m, q_bins, k_bins), _shares(m)
+    larger = torch.maximum if gain is None else larger_magnitude
     stats = RowStatistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
     total = m.lse.new_zeros(B, H, T)
 
@@ -194,7 +195,7 @@ def _pass_over_tiles(
     for (b, h, _), (pooled, of_places) in zip(units, _run_all(work, units, m.device), strict=True):
         if pooled is not None:
             overview.mass[b, h] += pooled.mass
-            overview.max[b, h] = larger_magnitude(overview.max[b, h], pooled.max)
+            overview.max[b, h] = larger(overview.max[b, h], pooled.max)
         if of_places is not None:
             stats.entropy[b, h] += q_bins.by_position(of_places.entropy, T)
             stats.distance[b, h] += q_bins.by_position(of_places.distance, T)

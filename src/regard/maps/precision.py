@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from regard.attention.backends.problem import AttentionProblem
 from regard.maps.data import MapData
 from regard.maps.dense_rows import exact_rows
 from regard.maps.large_heads import no_large_heads
+
+Value = TypeVar("Value")
 
 
 class HeadGroup(NamedTuple):
@@ -83,15 +85,23 @@ def select_region(m: MapData, rows: slice, keys: slice) -> MapData:
 
 
 def _runs(large: Tensor) -> Iterator[tuple[slice, slice, bool]]:
-    """Sequences and neighbouring heads that are all large or all not, with which it is."""
-    B, H = large.shape
-    if bool(large.all()):
-        yield slice(0, B), slice(0, H), True
-        return
-    for b in range(B):
-        for flag, heads in groupby(range(H), lambda h, b=b: bool(large[b, h])):  # type: ignore[misc]
-            numbers = list(heads)
-            yield slice(b, b + 1), slice(numbers[0], numbers[-1] + 1), flag
+    """Neighbouring sequences and neighbouring heads that are all large or all not, with which it is.
+
+    Heads come first, since one that is large in a text often is in the next.
+    """
+    columns: list[list[bool]] = large.T.tolist()  # (H, B)
+    for column, heads in _stretches(columns):
+        for flag, sequences in _stretches(column):
+            yield sequences, heads, flag
+
+
+def _stretches(values: Sequence[Value]) -> Iterator[tuple[Value, slice]]:
+    """Each value that differs from the one before it, and where it stands and is repeated."""
+    start = 0
+    for value, repeats in groupby(values):
+        stop = start + sum(1 for _ in repeats)
+        yield value, slice(start, stop)
+        start = stop
 
 
 def _in_float64(m: MapData) -> MapData:

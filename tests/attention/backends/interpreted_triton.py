@@ -143,6 +143,23 @@ def test_forward_of_any_layout():
         assert_near(lse, true_lse(truth.masked), 1e-4)
 
 
+@pytest.mark.parametrize("cols", [64, 128])
+def test_forward_and_gradients_of_bits_in_words(cols, monkeypatch):
+    """Rows of a tile that are whole words of 64 bits are loaded as such."""
+    config = configs.KernelConfig(16, cols, 4, 1)
+    monkeypatch.setattr(configs, "choose", lambda *_: config)
+    mask = rule(lambda b, h, q, k: (q * q + 3 * k + h) % 7 < 3)
+    q, k, v = (x.requires_grad_() for x in draw(20, 150, B=1))
+    output, lse = launch.run(prepare(q, k, v, mask=mask))
+    grad = torch.randn_like(output)
+    steps = trace(q.double(), k.double(), v.double(), mask)
+    assert_near(output, steps.output, 2e-6)
+    assert_near(lse, true_lse(steps.masked), 2e-6)
+    truth = torch.autograd.grad(steps.output, (q, k, v), grad.double())
+    for found, true in zip(torch.autograd.grad(output, (q, k, v), grad), truth, strict=True):
+        assert_near(found, true.double(), 5e-6)
+
+
 @pytest.mark.parametrize("mask", [padding([0, 21]), window(9, ahead=3), causal & padding([40, 21])], ids=str)
 def test_forward_and_gradients_of_keys_nobody_sees(mask):
     q, k, v = draw(20, 60)

@@ -143,3 +143,27 @@ def test_block_lists_of_a_sparse_rule_stay_small():
     found = find_visible_blocks(regard.chunks(192), (1, 1, n, n), index[0], *index)
     assert len(found.tile) < 4 * n // 128
     assert len(found.tiles) <= 9
+
+
+@pytest.mark.parametrize(
+    ("mask", "T", "S"),
+    [
+        (regard.causal, 40, 40),
+        (regard.causal & regard.window(5), 20, 40),
+        (regard.window(3, ahead=2), 40, 40),
+        (regard.causal.top_left, 20, 40),
+        (regard.causal & ~regard.window(2), 40, 40),
+        (regard.causal & regard.documents(torch.arange(40)[None] // 13), 40, 40),
+        (regard.documents(torch.arange(40)[None] // 13), 10, 40),
+        (regard.padding([0, 7]), 40, 40),
+        (regard.rule(lambda b, h, q, k: (q + k + h) % 2 == 0), 1, 40),
+        (regard.rule(lambda b, h, q, k: (q + k + h) % 2 == 0), 2, 40),
+    ],
+)
+def test_whether_a_mask_hides_keys_from_everybody(mask, T, S):
+    shape, device = (2, 2, T, S), torch.device("cpu")
+    truth = not bool(mask.tile(slice(0, T), slice(0, S), shape).expand(shape).any(2).all())
+    rows, cols = cut_into_blocks(T, 16, device), cut_into_blocks(S, 16, device)
+    assert find_visible_blocks(mask, shape, rows[0], *cols).hides_keys == truth
+    if (band := mask.band(T, S)) is not None:
+        assert band.hides_keys(T, S) == truth

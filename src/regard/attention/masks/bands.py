@@ -25,6 +25,12 @@ class Band(NamedTuple):
         behind = None if self.behind is None else self.behind - steps
         return Band(behind, None if self.ahead is None else self.ahead + steps)
 
+    def hides_keys(self, T: int, S: int) -> bool:
+        """Whether a key is hidden from all of T queries, the last of which stands at the last of S keys."""
+        return (self.behind is not None and self.behind < S - T) or (
+            self.ahead is not None and self.ahead < 0
+        )
+
     def holds(self, step: int) -> bool:
         """Whether a query sees the key `step` positions after its own."""
         return not (self.behind is not None and step < -self.behind) and not (

@@ -21,8 +21,8 @@ from regard.attention.masks.grid import Blocks, grid
 MAX_ENTRIES = 1 << 22
 """How many entries of the matrix are evaluated at a time on a CPU; on a GPU `GPU_SHARE` times as many."""
 GPU_SHARE = 8
-MAX_SPAN_ENTRIES = 1 << 25
-"""How many entries of stored tiles are looked at for runs of visible keys."""
+MAX_TILE_ENTRIES = 1 << 25
+"""How many entries of stored tiles are looked at for runs of visible keys, and for keys nobody sees."""
 
 
 class BlockLists(NamedTuple):
@@ -33,8 +33,9 @@ class BlockLists(NamedTuple):
     block: Tensor  # (entries,) int32
     tile: Tensor  # (entries,) int32: the stored tile of a partial block; undefined before split
     # (tiles, rows of a block, 2) int32: the first visible key of each row and the one after the last, if the
-    # keys that a row sees lie side by side in every tile; otherwise (tiles, rows of a block, cols of a block
-    # / 8) uint8, key 8·i + j in bit j of byte i; none of them where the kernel itself finds what is visible
+    # keys that a row sees lie side by side in every tile; otherwise bits, (tiles, rows of a block, cols of a
+    # block / 64) int64 with key 64·i + j in bit j of word i, or uint8 likewise if the words are not whole;
+    # none of them where the kernel itself finds what is visible
     tiles: Tensor
     batch_step: int  # the list of block r for batch b and head h is b · batch_step + h · head_step + r
     head_step: int
@@ -49,7 +50,21 @@ class VisibleBlocks:
     col: Tensor  # (entries,)
     tile: Tensor  # (entries,), −1 where everything in the block is visible
     tiles: Tensor  # (tiles, rows of a block, cols of a block / 8) uint8
+    exists: Tensor  # (column blocks, cols of a block) False for keys that only fill their block
     sizes: tuple[int, int, int, int]  # batches and heads that differ, row blocks, column blocks
+
+    @cached_property
+    def hides_keys(self) -> bool:
+        """Whether a key may be hidden from every query of a head; True where finding out takes too long."""
+        partial = self.tile >= 0
+        own, C, size = self.sizes[0] * self.sizes[1], *self.exists.shape
+        if max(self.tiles.numel() * 8, int(partial.sum()) * size, own * C * size) > MAX_TILE_ENTRIES:
+            return True
+        column = self.head * C + self.col
+        shown = (~self.exists).repeat(own, 1).int()  # (columns, cols of a block)
+        shown.index_add_(0, column[partial], _unpack_bits(self.tiles).any(1)[self.tile[partial]].int())
+        shown[column[~partial]] = 1
+        return not bool(shown.all())
 
     @cached_property
     def _spans(self) -> Tensor | None:
@@ -82,7 +97,7 @@ class VisibleBlocks:
             edges[1::2].contiguous(),
             member[order].int(),
             self.tile[order].int(),
-            self.tiles if self._spans is None else self._spans,
+            _as_words(self.tiles) if self._spans is None else self._spans,
             heads * owners if batches > 1 else 0,
             owners if heads > 1 else 0,
         )
@@ -141,7 +156,7 @@ def find_visible_blocks(
     )
     store, number = _deduplicate(store)
     tile = torch.where(tile < 0, tile, number[tile]) if len(number) else tile
-    return VisibleBlocks(head, row, col, tile, store, (batches, heads, R, C))
+    return VisibleBlocks(head, row, col, tile, store, exists, (batches, heads, R, C))
 
 
 def find_bounded_blocks(
@@ -160,7 +175,7 @@ def find_bounded_blocks(
     entries = [_entries(full.nonzero(), 0, 1), _entries(partial, 0, 1, torch.zeros_like(partial[:, 0]))]
     head, row, col, tile = torch.cat(entries, 1)
     none = torch.zeros(0, rows.shape[1], cols.shape[1] // 8, dtype=torch.uint8, device=rows.device)
-    return VisibleBlocks(head, row, col, tile, none, table)
+    return VisibleBlocks(head, row, col, tile, none, exists, table)
 
 
 def _rectangles(unsure: Tensor, most: int) -> list[tuple[slice, Tensor]]:
@@ -200,13 +215,12 @@ def _evaluate(
     rows, cols, exists = rows[at_rows], cols[at_cols], exists[at_cols]
     at = grid(rows.flatten(), cols.flatten(), shape, rows.device)
     allowed = mask.allowed(at).expand(*unsure.shape[:2], rows.numel(), cols.numel())
-    allowed = allowed.reshape(*unsure.shape[:2], *rows.shape, *cols.shape)
-    allowed = allowed.transpose(3, 4)  # (B, H, R, C, m, n)
-    allowed = allowed & exists[:, None]
+    bits = _pack_bits(allowed).view(*unsure.shape[:2], *rows.shape, len(cols), -1)
+    bits = (bits & _pack_bits(exists)).transpose(3, 4)  # (B, H, R, C, m, n / 8)
     unsure = unsure[:, :, at_rows][..., at_cols]  # (B, H, R, C)
-    full = unsure & allowed.flatten(-2).all(-1)
-    partial = unsure & ~full & allowed.flatten(-2).any(-1)
-    bits, number = _deduplicate(_pack_bits(allowed[partial]))
+    full = unsure & (bits == 255).flatten(-2).all(-1)
+    partial = unsure & ~full & (bits != 0).flatten(-2).any(-1)
+    bits, number = _deduplicate(bits[partial])
     entries = torch.cat(
         [_entries(full.nonzero(), 0, heads), _entries(partial.nonzero(), 0, heads, number)], 1
     )
@@ -220,11 +234,25 @@ def _entries(index: Tensor, first_row: int, heads: int, tile: Tensor | None = No
     return torch.stack([b * heads + h, r + first_row, c, torch.full_like(c, -1) if tile is None else tile])
 
 
-def _pack_bits(tiles: Tensor) -> Tensor:
-    """Booleans packed eight to a byte along the keys."""
-    bit_values = 2 ** torch.arange(8, dtype=torch.uint8, device=tiles.device)
-    tiles = tiles.view(*tiles.shape[:-1], tiles.shape[-1] // 8, 8)
-    return (tiles * bit_values).sum(-1, dtype=torch.uint8)
+def _pack_bits(booleans: Tensor) -> Tensor:
+    """Booleans (…, cols) packed eight to a byte, (…, cols / 8); the number of columns is a multiple of 8.
+
+    Eight booleans are read as one integer. The product moves boolean j from bit 8·j to bit 56 + j, and no two
+    bits to the same place, so that nothing is carried.
+    """
+    words = booleans.contiguous().view(torch.int64)
+    return (words * 0x0102040810204080 >> 56).to(torch.uint8)
+
+
+def _unpack_bits(tiles: Tensor) -> Tensor:
+    """The booleans (…, cols) that `_pack_bits` has packed to (…, cols / 8)."""
+    bits = (tiles.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=tiles.device)) & 1
+    return bits.flatten(-2).bool()
+
+
+def _as_words(tiles: Tensor) -> Tensor:
+    """Tiles of bytes (tiles, rows, bytes) as words of eight bytes, if each row has whole ones."""
+    return tiles if tiles.shape[-1] % 8 else tiles.view(torch.int64)
 
 
 def _find_spans(tiles: Tensor) -> Tensor | None:
@@ -232,10 +260,9 @@ def _find_spans(tiles: Tensor) -> Tensor | None:
 
     None if a row has gaps, or if the tiles are too many to look at.
     """
-    if not 0 < tiles.numel() * 8 <= MAX_SPAN_ENTRIES:
+    if not 0 < tiles.numel() * 8 <= MAX_TILE_ENTRIES:
         return None
-    bits = (tiles.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=tiles.device)) & 1
-    visible = bits.flatten(-2)  # (tiles, rows, cols)
+    visible = _unpack_bits(tiles).to(torch.uint8)  # (tiles, rows, cols)
     first, count = visible.argmax(-1), visible.sum(-1)
     last = visible.shape[-1] - visible.flip(-1).argmax(-1)
     if not bool(((last - first == count) | (count == 0)).all()):

@@ -20,10 +20,11 @@ from regard.attention.backends.triton.tile import (
     load_block,
     load_rows,
     query_blocks,
-    seen_in_band,
+    seen_by_any,
     store_rows,
     tanh,
     tile_bits,
+    visible,
 )
 
 
@@ -51,9 +52,9 @@ def queries_kernel(
     q, k, v, grad, k_tma, v_tma, level, log_totals, delta, q_grad, slopes, lists, band,
     q_step, k_step, v_step, grad_step, q_grad_step, heads, group, T, S, factor, cap, scale,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, UNSEEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a block of queries."""
+    """The gradient of a block of queries; UNSEEN is that of `forward_kernel`."""
     blocks = tl.cdiv(T, ROWS)
     block = blocks - 1 - tl.program_id(0) % blocks
     head = tl.program_id(0) // blocks
@@ -92,8 +93,8 @@ def queries_kernel(
         if part != 0 or (lists is None and band.behind is not None):
             total = _past_keys(
                 total, query, do, own_level, own_log_total, own_delta, k, v, k_tma, v_tma, lists, band,
-                k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, first_row + S - T, S,
-                factor, cap, slope, start, stop, part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
+                k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
+                factor, cap, slope, start, stop, part != 1, UNSEEN, D, E, D_PAD, E_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
     q_grad += b * q_grad_step[0] + h * q_grad_step[1]
     store_rows(q_grad, q_grad_step, first_row, T, total * scale, D, ROWS, D_PAD)
@@ -102,25 +103,24 @@ def queries_kernel(
 @triton.jit
 def _past_keys(
     total, query, do, own_level, own_log_total, own_delta, k, v, k_tma, v_tma, lists, band, k_step, v_step,
-    b, g, position, q_first, S, factor, cap, slope, start, stop,
-    PARTIAL: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
+    b, g, position, S, factor, cap, slope, start, stop,
+    PARTIAL: tl.constexpr, UNSEEN: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr,
+    E_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for i in tl.range(start, stop):
         key_first = i * COLS
         if lists is not None:
             key_first = tl.load(lists.block + i) * COLS
         key = key_first + tl.arange(0, COLS)
-        allowed, seen = None, None
+        allowed = None
         if PARTIAL:
-            if lists is None:
-                allowed = in_band(position[:, None], key[None, :], S, band)
-                seen = seen_in_band(key, q_first, q_first + ROWS - 1, S, band)
-            else:
-                allowed = tile_bits(lists, i, ROWS, COLS, False)
-                seen = tl.max(allowed.to(tl.int32), 0) > 0
-        keys = load_block(k, k_step, k_tma, b, g, key_first, seen, D, COLS, D_PAD)  # (COLS, D)
-        values = load_block(v, v_step, v_tma, b, g, key_first, seen, E, COLS, E_PAD)  # (COLS, E)
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
+        if PARTIAL and UNSEEN:  # their gradients are 0, but 0 · NaN is NaN
+            seen = seen_by_any(allowed, position, S)
+            keys = load_rows(k, k_step, key_first, seen, D, COLS, D_PAD)  # (COLS, D)
+        else:
+            keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)
+        values = load_block(v, v_step, v_tma, b, g, key_first, S, PARTIAL, E, COLS, E_PAD)  # (COLS, E)
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         d_weight = tl.dot(do, values.T, input_precision=PRECISION)
         _, d_product = _through(
@@ -202,14 +202,8 @@ def _past_queries(
         if lists is not None:
             first_row = tl.load(lists.block + i) * ROWS
         row = first_row + tl.arange(0, ROWS)
-        # A tensor descriptor loads zeros past the last query.
-        query_seen, grad_seen = row < T, row < T
-        if q_tma is not None:
-            query_seen = None
-        if grad_tma is not None:
-            grad_seen = None
-        query = load_block(q, q_step, q_tma, b, h, first_row, query_seen, D, ROWS, D_PAD)  # (ROWS, D)
-        do = load_block(grad, grad_step, grad_tma, b, h, first_row, grad_seen, E, ROWS, E_PAD)  # (ROWS, E)
+        query = load_block(q, q_step, q_tma, b, h, first_row, T, True, D, ROWS, D_PAD)  # (ROWS, D)
+        do = load_block(grad, grad_step, grad_tma, b, h, first_row, T, True, E, ROWS, E_PAD)  # (ROWS, E)
         own_level = tl.load(level + row, mask=row < T, other=float("inf"))
         own_log_total = tl.load(log_totals + row, mask=row < T, other=0.0)
         own_delta = tl.load(delta + row, mask=row < T, other=0.0)

@@ -94,10 +94,7 @@ def _past_queries(
         row = first_row + tl.arange(0, ROWS)
         if row_index is None:
             real = row < T
-            seen = real
-            if q_tma is not None:  # which loads zeros past the last query
-                seen = None
-            query = load_block(q, q_step, q_tma, b, h, first_row, seen, D, ROWS, D_PAD)  # (ROWS, D)
+            query = load_block(q, q_step, q_tma, b, h, first_row, T, True, D, ROWS, D_PAD)  # (ROWS, D)
         else:
             row = tl.load(row_index + row)
             real = row >= 0

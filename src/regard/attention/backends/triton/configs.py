@@ -28,16 +28,18 @@ def choose(purpose: str, width: int, dtype: torch.dtype) -> KernelConfig:
 
 
 # By purpose and bytes per element: (largest width, config), narrowest first.
-# "queries" and "keys" are the two kernels of the backward pass; "lists" and "lists backward" serve masks that
-# are not bands, by lists of blocks; both backward kernels then have the same block size.
+# "cells" is a forward pass that also pools its weights into cells. "queries" and "keys" are the two kernels
+# of the backward pass; "lists" and "lists backward" serve masks that are not bands, by lists of blocks; both
+# backward kernels then have the same block size.
 CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
     ("forward", 2): [
         (64, KernelConfig(64, 64, 4, 3, True)),
-        (128, KernelConfig(128, 128, 8, 3, True)),
+        (128, KernelConfig(64, 64, 4, 3)),
         (256, KernelConfig(128, 32, 8, 2)),
     ],
+    ("cells", 2): [(128, KernelConfig(64, 64, 4, 3, True))],
     ("forward", 4): [(64, KernelConfig(64, 32, 4, 2)), (256, KernelConfig(64, 16, 4, 2))],
-    ("lists", 2): [(128, KernelConfig(128, 64, 8, 3, True)), (256, KernelConfig(128, 64, 8, 2))],
+    ("lists", 2): [(128, KernelConfig(64, 64, 4, 3)), (256, KernelConfig(128, 64, 8, 2))],
     ("lists", 4): [(64, KernelConfig(64, 32, 4, 2)), (256, KernelConfig(64, 16, 4, 2))],
     ("queries", 2): [
         (64, KernelConfig(64, 64, 4, 2, True)),
@@ -45,21 +47,25 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
         (256, KernelConfig(64, 32, 8, 1)),
     ],
     ("queries", 4): [(64, KernelConfig(32, 32, 4, 1)), (256, KernelConfig(16, 16, 4, 1))],
-    ("keys", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(32, 64, 8, 1))],
+    ("keys", 2): [
+        (64, KernelConfig(64, 64, 4, 2, True)),
+        (128, KernelConfig(32, 64, 4, 3, True)),
+        (256, KernelConfig(32, 64, 8, 1)),
+    ],
     ("keys", 4): [(64, KernelConfig(32, 32, 4, 1)), (256, KernelConfig(16, 16, 4, 1))],
-    ("lists backward", 2): [(128, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(32, 32, 4, 1))],
+    ("lists backward", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(32, 32, 4, 1))],
     ("lists backward", 4): [(64, KernelConfig(32, 32, 4, 1)), (256, KernelConfig(16, 16, 4, 1))],
     ("pool", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("pool", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
-    ("column sums", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
+    ("column sums", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("column sums", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("row sums", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("row sums", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("topk", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("topk", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
-    ("row statistics", 2): [(128, KernelConfig(128, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
+    ("row statistics", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("row statistics", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
-    ("statistics", 2): [(128, KernelConfig(128, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
+    ("statistics", 2): [(128, KernelConfig(256, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("statistics", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
 }
 

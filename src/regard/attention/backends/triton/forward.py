@@ -18,15 +18,14 @@ from regard.attention.backends.triton.tile import (
     LN2,
     LOG2E,
     block_at,
-    in_band,
     key_blocks,
     list_of,
     load_block,
     load_rows,
     scored,
-    seen_in_band,
+    seen_by_any,
     store_rows,
-    tile_bits,
+    visible,
 )
 
 
@@ -35,9 +34,12 @@ def forward_kernel(
     q, k, v, k_tma, v_tma, out, lse, tops, log_totals, sinks, slopes, lists, band, cells,
     q_step, k_step, v_step, out_step, heads, group, T, S, factor, cap, first_head,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, CELL: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, CELL: tl.constexpr, UNSEEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attention of the heads from `first_head` on; `cells`, of CELL keys, needs a mask that is a band."""
+    """Attention of the heads from `first_head` on; `cells`, of CELL keys, needs a mask that is a band.
+
+    UNSEEN says that some keys may be hidden from every query, whose values must not be read.
+    """
     # The last blocks of queries see the most keys under a causal mask, so they start first.
     blocks = tl.cdiv(T, ROWS)
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -86,9 +88,9 @@ def forward_kernel(
         if part != 0 or (lists is None and band.behind is not None):
             sums, total, top, cell_sum, cell_top = _pass_over(
                 sums, total, top, cell_sum, cell_top, query, k, v, k_tma, v_tma, lists, band, cells, slot,
-                k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, block * ROWS + S - T, S,
+                k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
                 factor, cap, slope, start, stop, last,
-                part != 1, D, E, D_PAD, E_PAD, ROWS, COLS, CELL, PRECISION,
+                part != 1, UNSEEN, D, E, D_PAD, E_PAD, ROWS, COLS, CELL, PRECISION,
             )  # fmt: skip
 
     # For a query that sees no key, top is −inf: the lse stays −inf and the output 0.
@@ -124,9 +126,9 @@ def _pool_cells(cells, slot, at, level, start, stop, ROWS: tl.constexpr):
 @triton.jit
 def _pass_over(
     sums, total, top, cell_sum, cell_top, query, k, v, k_tma, v_tma, lists, band, cells, slot, k_step, v_step,
-    b, g, position, q_first, S, factor, cap, slope, start, stop, last,
-    PARTIAL: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, CELL: tl.constexpr, PRECISION: tl.constexpr,
+    b, g, position, S, factor, cap, slope, start, stop, last,
+    PARTIAL: tl.constexpr, UNSEEN: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr,
+    E_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CELL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take a block of queries past the key blocks start … stop (or those entries of its list).
 
@@ -140,16 +142,10 @@ def _pass_over(
         key_first = (i if lists is None else block) * COLS
         key = key_first + tl.arange(0, COLS)
 
-        allowed, seen = None, None
+        allowed = None
         if PARTIAL:
-            if lists is None:
-                allowed = in_band(position[:, None], key[None, :], S, band)
-                seen = seen_in_band(key, q_first, q_first + ROWS - 1, S, band)
-            else:
-                allowed = tile_bits(lists, i, ROWS, COLS, False)
-                seen = tl.max(allowed.to(tl.int32), 0) > 0
-
-        keys = load_block(k, k_step, k_tma, b, g, key_first, seen, D, COLS, D_PAD)  # (COLS, D)
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
+        keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         if PARTIAL or cap is not None or slope is not None:
             score = scored(product, factor, cap, slope, position[:, None], key[None, :])
@@ -178,7 +174,11 @@ def _pass_over(
                 tl.store(cells.tops + scratch, cell_top)
                 cell_sum = tl.zeros([ROWS], tl.float32)
                 cell_top = tl.full([ROWS], float("-inf"), tl.float32)
-        values = load_block(v, v_step, v_tma, b, g, key_first, seen, E, COLS, E_PAD)  # (COLS, E)
+        if PARTIAL and UNSEEN:  # their weights are 0, but 0 · NaN is NaN
+            seen = seen_by_any(allowed, position, S)
+            values = load_rows(v, v_step, key_first, seen, E, COLS, E_PAD)  # (COLS, E)
+        else:
+            values = load_block(v, v_step, v_tma, b, g, key_first, S, PARTIAL, E, COLS, E_PAD)
         sums = tl.dot(weight.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
         top = new_top
         block = following

@@ -157,10 +157,12 @@ def forward(problem: AttentionProblem, for_backward: bool = False, cell_size: in
         return Forward(output, lse, top, log_total)
     scores = scores_of(problem.mask, problem.scale, problem.softcap, T, S, q.device)
     widths = padded(D, E)
-    config = configs.choose("forward" if scores.band else "lists", max(widths), q.dtype)
-    lists = None
+    purpose = "lists" if scores.band is None else "forward" if cell_size is None else "cells"
+    config = configs.choose(purpose, max(widths), q.dtype)
+    lists, hides_keys = None, scores.band is not None and scores.band.hides_keys(T, S)
     if scores.band is None and S > 0:
-        lists = visible_blocks(scores.mask, problem.matrix, config.rows, config.cols, q.device).by_row()
+        blocks = visible_blocks(scores.mask, problem.matrix, config.rows, config.cols, q.device)
+        lists, hides_keys = blocks.by_row(), blocks.hides_keys
     q = -q if scores.negative else q
     sinks = None if problem.sinks is None else problem.sinks.contiguous()
     tmas = [descriptor(x, config.tma, config.cols, width) for x, width in zip((k, v), widths, strict=True)]
@@ -173,7 +175,7 @@ def forward(problem: AttentionProblem, for_backward: bool = False, cell_size: in
             q, k, v, *tmas, output, lse, top, log_total, sinks, scores.slopes, lists, scores.band or Band(),
             cells, q.stride(), k.stride(), v.stride(), output.stride(),
             H, problem.group, T, S, scores.factor, scores.cap, first,
-            D, E, *widths, config.rows, config.cols, cell_size or 0, configs.PRECISION,
+            D, E, *widths, config.rows, config.cols, cell_size or 0, hides_keys, configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
     joined = None if cells is None or cell_size is None else cells.join(T, cell_size, config.rows)
@@ -220,10 +222,11 @@ def backward(
     )
     scores = scores_of(problem.mask, problem.scale, problem.softcap, T, S, q.device)
     row_lists = col_lists = None
+    hides_keys = scores.band is not None and scores.band.hides_keys(T, S)
     if scores.band is None:
         by_rows = by_cols = configs.choose("lists backward", max(widths), q.dtype)
         blocks = visible_blocks(scores.mask, problem.matrix, by_rows.rows, by_rows.cols, q.device)
-        row_lists, col_lists = blocks.by_row(), blocks.by_col()
+        row_lists, col_lists, hides_keys = blocks.by_row(), blocks.by_col(), blocks.hides_keys
     else:
         by_rows, by_cols = (configs.choose(purpose, max(widths), q.dtype) for purpose in ("queries", "keys"))
     band = scores.band or Band()
@@ -236,7 +239,7 @@ def backward(
         descriptor(v, by_rows.tma, by_rows.cols, widths[1]),
         level, log_total, delta, q_grad, scores.slopes, row_lists, band,
         *steps, q_grad.stride(), H, problem.group, *sizes, problem.scale,
-        D, E, *widths, by_rows.rows, by_rows.cols, configs.PRECISION,
+        D, E, *widths, by_rows.rows, by_rows.cols, hides_keys, configs.PRECISION,
         num_warps=by_rows.warps, num_stages=by_rows.stages,
     )  # fmt: skip
     keys_kernel[(-(-S // by_cols.cols) * B * G,)](

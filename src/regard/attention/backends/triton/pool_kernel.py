@@ -115,10 +115,8 @@ def _past_keys(
         if col_index is not None:
             key = tl.load(col_index + key)
             keys = gather_rows(k, k_step, key, D, D_PAD)
-        elif PARTIAL:
-            keys = load_block(k, k_step, k_tma, b, g, key_first, key < S, D, COLS, D_PAD)
         else:
-            keys = load_block(k, k_step, k_tma, b, g, key_first, None, D, COLS, D_PAD)
+            keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)
 
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])

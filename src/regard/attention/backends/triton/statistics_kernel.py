@@ -16,13 +16,12 @@ from regard.attention.backends.triton.tile import (
     LN2,
     LOG2E,
     block_at,
-    in_band,
     key_blocks,
     list_of,
     load_block,
     load_rows,
     scored,
-    tile_bits,
+    visible,
 )
 
 UNITS = tl.constexpr(2.0**40)  # integer units in a weight of 1
@@ -100,18 +99,12 @@ def _past_keys(
         following = block_at(lists, i + 1, start, stop)
         key_first = block * COLS
         key = key_first + tl.arange(0, COLS)
-        if PARTIAL:
-            keys = load_block(k, k_step, k_tma, b, g, key_first, key < S, D, COLS, D_PAD)
-        else:
-            keys = load_block(k, k_step, k_tma, b, g, key_first, None, D, COLS, D_PAD)
+        keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         log = scored(product, factor, cap, slope, position[:, None], key[None, :]) - level[:, None]
         if PARTIAL:
-            if lists is None:
-                allowed = in_band(position[:, None], key[None, :], S, band)
-            else:
-                allowed = tile_bits(lists, i, ROWS, COLS, False)
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
             log = tl.where(allowed, log, -EMPTY_ROW_LSE)  # first of all, since a hidden entry may be NaN
         weight = tl.exp2(log)
         surprise += tl.sum(weight * log, 1)

@@ -29,13 +29,19 @@ def load_rows(at, step, first, seen, WIDTH: tl.constexpr, ROWS: tl.constexpr, PA
 
 @triton.jit
 def load_block(
-    at, step, tma, b, g, first, seen, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr
-):
-    """`load_rows` for head g of sequence b, by its tensor descriptor if it has one and all rows are seen."""
-    if tma is not None and seen is None:
+    at, step, tma, b, g, first, length,
+    PARTIAL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """`load_rows` for head g of sequence b, by its tensor descriptor if it has one.
+
+    A PARTIAL block may reach past the last of `length` rows; zeros stand there.
+    """
+    if tma is not None:
         return tma.load([b, g, first.to(tl.int32), 0]).reshape(ROWS, PADDED)
+    elif PARTIAL:
+        return load_rows(at, step, first, first + tl.arange(0, ROWS) < length, WIDTH, ROWS, PADDED)
     else:
-        return load_rows(at, step, first, seen, WIDTH, ROWS, PADDED)
+        return load_rows(at, step, first, None, WIDTH, ROWS, PADDED)
 
 
 @triton.jit
@@ -127,17 +133,6 @@ def in_band(q, k, S, band):
 
 
 @triton.jit
-def seen_in_band(k, q_first, q_last, S, band):
-    """Whether each key is visible to any of the queries at positions q_first … q_last."""
-    seen = k < S
-    if band.ahead is not None:
-        seen = seen & (k <= q_last + band.ahead)
-    if band.behind is not None:
-        seen = seen & (k >= q_first - band.behind)
-    return seen
-
-
-@triton.jit
 def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.constexpr):
     """The stored tile of a partial block as booleans: (ROWS, COLS), or (COLS, ROWS) if TURNED."""
     tile = tl.load(lists.tile + entry).to(tl.int64)
@@ -149,6 +144,12 @@ def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.c
             return (col[:, None] >= first[None, :]) & (col[:, None] < stop[None, :])
         else:
             return (col[None, :] >= first[:, None]) & (col[None, :] < stop[:, None])
+    elif lists.tiles.dtype.element_ty == tl.int64:
+        at = lists.tiles + (tile * ROWS + row) * (COLS // 64)
+        if TURNED:
+            return _bits_of_words(at[None, :], col[:, None], COLS)
+        else:
+            return _bits_of_words(at[:, None], col[None, :], COLS)
     else:
         at = lists.tiles + tile * (ROWS * COLS // 8)
         if TURNED:
@@ -157,6 +158,30 @@ def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.c
         else:
             at += row[:, None] * (COLS // 8) + col[None, :] // 8
             return ((tl.load(at).to(tl.int32) >> (col[None, :] % 8)) & 1) != 0
+
+
+@triton.jit
+def _bits_of_words(at, col, COLS: tl.constexpr):
+    """Bit `col` of COLS bits in words of 64 from `at` on. A row loads each of its words once."""
+    word = tl.load(at)
+    for n in tl.static_range(1, COLS // 64):
+        word = tl.where(col >= n * 64, tl.load(at + n), word)
+    return ((word >> (col % 64).to(tl.int64)) & 1) != 0
+
+
+@triton.jit
+def visible(lists, entry, band, position, key, S, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Which keys of a partial block, at an entry of the lists if there are some, each query sees."""
+    if lists is None:
+        return in_band(position[:, None], key[None, :], S, band)
+    else:
+        return tile_bits(lists, entry, ROWS, COLS, False)
+
+
+@triton.jit
+def seen_by_any(allowed, position, S):
+    """Which keys any query of a tile sees; a query past the last one, at position S or above, is none."""
+    return tl.max((allowed & (position < S)[:, None]).to(tl.int32), 0) > 0
 
 
 @triton.jit

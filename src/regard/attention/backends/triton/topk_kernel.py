@@ -14,13 +14,12 @@ import triton.language as tl
 from regard.attention.backends.triton.tile import (
     LOG2E,
     block_at,
-    in_band,
     key_blocks,
     list_of,
     load_block,
     load_rows,
     scored,
-    tile_bits,
+    visible,
 )
 
 
@@ -101,18 +100,12 @@ def _past_keys(
         following = block_at(lists, i - 1, start, stop)
         key_first = block * COLS
         key = key_first + tl.arange(0, COLS)
-        if PARTIAL:
-            keys = load_block(k, k_step, k_tma, b, g, key_first, key < S, D, COLS, D_PAD)
-        else:
-            keys = load_block(k, k_step, k_tma, b, g, key_first, None, D, COLS, D_PAD)
+        keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         if PARTIAL:
-            if lists is None:
-                allowed = in_band(position[:, None], key[None, :], S, band)
-            else:
-                allowed = tile_bits(lists, i, ROWS, COLS, False)
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
             score = tl.where(allowed, score, float("-inf"))
 
         top = tl.max(score, 1)

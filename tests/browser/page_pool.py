@@ -1,0 +1,105 @@
+"""Pages of the browser that one test uses after another: a new one takes two seconds of processor time.
+
+A page goes back empty, as a new one is. It is closed instead if something was done to it that stays.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, Page
+
+STAYS = (
+    *("add_cookies", "add_init_script", "close", "expose_binding", "expose_function", "grant_permissions"),
+    *("new_cdp_session", "on", "once", "set_default_timeout", "set_extra_http_headers"),
+)
+"""The methods of a page and its context that nothing undoes."""
+
+STATUS = """addEventListener("DOMContentLoaded", () => {
+  const line = document.getElementById("status");
+  const tell = () => line.textContent && console.error(`status: ${line.textContent}`);
+  if (line) new MutationObserver(tell).observe(line, { childList: true });
+})"""
+
+
+class PooledPage:
+    """A page in a context of its own, what it complained of, and the addresses that it requested."""
+
+    def __init__(self, browser: Browser, options: dict[str, Any]) -> None:
+        self.options = options
+        self.context: BrowserContext = browser.new_context(**options)
+        self.context.set_default_timeout(20_000)
+        self.page: Page = self.context.new_page()
+        self.problems: list[str] = []
+        self.requested: list[str] = []
+        self.changed = False
+        self._listen()
+        self._session = self.context.new_cdp_session(self.page)
+        for owner in (self.context, self.page):
+            for name in STAYS:
+                if hasattr(owner, name):
+                    setattr(owner, name, self._noting(getattr(owner, name)))
+
+    def _listen(self) -> None:
+        tell = self.problems.append
+        self.context.on("request", lambda request: self.requested.append(request.url))
+        self.page.on(
+            "console", lambda m: tell(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None
+        )
+        self.page.on("pageerror", lambda error: tell(f"exception: {error}"))
+        self.page.on("dialog", lambda dialog: (tell(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.add_init_script(STATUS)
+
+    def _noting(self, method: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.changed = True
+            return method(*arguments, **options)
+
+        return call
+
+    def empty(self) -> None:
+        """Make the page as good as new."""
+        for tab in self.context.pages:
+            if tab != self.page:
+                tab.close()
+        self.page.goto("about:blank")
+        self.page.unroute_all()
+        self.context.unroute_all()
+        self.context.clear_cookies()
+        self._session.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
+        self._session.send("Page.resetNavigationHistory")
+        self.context.set_offline(bool(self.options.get("offline")))
+        if size := self.options.get("viewport"):
+            self.page.set_viewport_size(size)
+        self.page.emulate_media(color_scheme=self.options.get("color_scheme"))
+        self.page.mouse.move(-1, -1)
+        self.problems.clear()
+        self.requested.clear()
+
+    def close(self) -> None:
+        self.context.close()
+
+
+class PagePool:
+    """At most one idle page for each kind of window."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._idle: dict[str, PooledPage] = {}
+
+    def take(self, options: dict[str, Any]) -> PooledPage:
+        """Return a page that no other test uses, with these options of `Browser.new_context`."""
+        return self._idle.pop(_kind(options), None) or PooledPage(self._browser, options)
+
+    def give_back(self, pooled: PooledPage) -> None:
+        """Keep a page for the next test, unless it was changed for good or there is one."""
+        if pooled.changed or _kind(pooled.options) in self._idle:
+            pooled.close()
+        else:
+            pooled.empty()
+            self._idle[_kind(pooled.options)] = pooled
+
+
+def _kind(options: dict[str, Any]) -> str:
+    return json.dumps(options, sort_keys=True)
