@@ -1,6 +1,7 @@
 """The cost of a capture beside the plain forward pass, on models of Transformers with random weights.
 
     python -m benchmarks.capture [--tokens 4096] [--rounds 5] [--eager] [--out capture.json]
+    python -m benchmarks.capture --encoder [--threads 1]
     python -m benchmarks.capture --device cuda [--tokens 131072] [--layers 32] [--out capture.json]
 
 On a CPU the models are GPT-2 small and PyTorch's encoder on its fused path, on a GPU a Llama of 8B's sizes in
@@ -227,11 +228,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32, help="of the model on a GPU")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--encoder", action="store_true", help="PyTorch's fused encoder alone, on a CPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(args.threads)
-    if args.device == "cuda":
+    if args.encoder:
+        figures = on_fused_encoder(args.rounds)
+    elif args.device == "cuda":
         figures = on_cuda(args.tokens or 131_072, args.rounds, args.layers)
     else:
         figures = on_cpu(args.tokens or 4096, args.rounds, args.eager)
