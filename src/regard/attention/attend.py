@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, overload
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from regard.attention.arguments import answer_pytorch_arguments
 from regard.attention.backends.choice import (
@@ -113,6 +114,12 @@ def attend(
             mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
         )  # fmt: skip
         return whole if return_lse else whole[0]
+    if is_compiling():
+        from regard.attention.compiled import attend_as_operator, needs_operator
+
+        if needs_operator(mask, q.shape[-2], k.shape[-2], dropout):
+            both = attend_as_operator(q, k, v, mask, scale, softcap, sinks, backend)
+            return both if return_lse else both[0]
     plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
     if plan is None:
         problem, plan = make_plan(
