@@ -21,6 +21,14 @@ def test_the_least_recently_used_value_is_evicted() -> None:
     assert [cache.get(key, lambda: 2) for key in ("c", "a", "b")] == [1, 1, 2]
 
 
+def test_a_full_cache_evicts_an_eighth_of_its_values_the_oldest() -> None:
+    cache: LRUCache[int] = LRUCache(64)
+    for key in range(65):
+        cache.store(key, key)
+    assert len(cache) == 56
+    assert [key for key in range(65) if key not in cache] == list(range(9))
+
+
 def test_an_error_is_not_cached() -> None:
     cache: LRUCache[float] = LRUCache(2)
     with pytest.raises(ZeroDivisionError):

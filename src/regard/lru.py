@@ -55,11 +55,14 @@ class LRUCache(Generic[Value]):
         return entry[0]  # type: ignore[no-any-return]
 
     def store(self, key: Hashable, value: Value) -> None:
-        """Cache `value` under `key`, and evict what is too much."""
+        """Cache `value` under `key`. If that is too much, evict an eighth, since finding the oldest takes
+        time."""
         with self._lock:
             self._values[key] = [value, next(self._clock)]
-            while len(self._values) > self.maxsize:
-                del self._values[min(self._values, key=lambda key: self._values[key][1])]
+            if len(self._values) > self.maxsize:
+                oldest_first = sorted(self._values, key=lambda key: self._values[key][1])
+                for old in oldest_first[: 1 + self.maxsize // 8]:
+                    del self._values[old]
 
     def discard_if(self, condition: Callable[[Any], bool]) -> None:
         """Remove the values whose keys meet a condition."""

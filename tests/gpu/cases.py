@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
+from regard.attention.backends import fused_attention
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
 from regard.attention.backends.triton import pool as triton_pool
@@ -61,6 +62,13 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for mask in ("full", "both sides", "prefix"):
         for options in ({"softcap": 20.0}, {"sinks": True}, {"scale": -0.2}, {"scale": 0.0}):
             yield f"{mask}, {options}", partial(attention, masks()[mask], BF16, options=options)
+    for name in ("causal", "window", "narrow", "both sides"):
+        for dtype in (BF16, F16):
+            yield (
+                f"PyTorch's flash kernel, {name}, {dtype}",
+                partial(attention, masks()[name], dtype, run=fused_attention.run),
+            )
+    yield "PyTorch's flash kernel on short bands, through attend", short_bands
     yield "keys nobody may look at hold NaN", unseen_nan
     yield "any strides", strides
     yield "two runs give the same bits", same_bits
@@ -153,6 +161,7 @@ def attention(
     D: int = 64,
     E: int = 64,
     options: dict[str, float | bool] | None = None,
+    run: Callable[..., tuple[Tensor, Tensor]] = launch.run,
 ) -> None:
     """Output, lse and all gradients."""
     chosen = dict(options or {})
@@ -163,7 +172,7 @@ def attention(
     q, k, v, s = leaves(inputs, sinks)
     problem = prepare(q, k, v, mask=mask, sinks=s, **chosen)
     assert launch.unsupported_reason(problem) is None
-    output, lse = launch.run(problem)
+    output, lse = run(problem)
     ours = gradients(output, (q, k, v, s), upstream)
 
     q, k, v, s = leaves([x.double() for x in inputs], None if sinks is None else sinks.double())
@@ -199,6 +208,41 @@ def attention(
     assert torch.equal(lse.isinf(), true_lse.isinf()), "lse: −inf elsewhere"
     gap = (lse - true_lse).masked_fill(true_lse.isinf(), 0.0).abs().max().item()
     assert gap < (1e-3 if dtype != F32 else 1e-5), f"lse: off by {gap:.1e}"
+
+
+def short_bands() -> None:
+    """Every edge of a band by attend, beside NaN in the keys that nobody sees, twice the same bits."""
+    for t, s in ((1, 1), (1, 90), (2, 90), (64, 64), (64, 90), (65, 193), (128, 129)):
+        for mask in (
+            regard.causal,
+            regard.causal & regard.window(1),
+            regard.causal & regard.window(16),
+            regard.window(16, ahead=3),
+            regard.window(200),
+        ):
+            q, k, v = (
+                torch.randn(2, h, n, 64, device="cuda", dtype=BF16) for h, n in ((4, t), (2, s), (2, s))
+            )
+            expected = trace(q.double(), k.double(), v.double(), mask)
+            seen = mask.to_dense(t, s).any(0).cuda()
+            k[:, :, ~seen], v[:, :, ~seen] = torch.nan, torch.inf
+            assert regard.which_backend(q, k, v, mask=mask).backend == "torch"
+            first = regard.attend(q, k, v, mask=mask)
+            output, lse = regard.attend(q, k, v, mask=mask, return_lse=True)
+            assert torch.equal(first, output), f"{mask}, {t} on {s}: other bits"
+            gap = distance(output, expected.output)
+            assert gap < 1e-2, f"{mask}, {t} on {s}: error {gap:.1e}"
+            gap = (lse - expected.masked.logsumexp(-1)).abs().max().item()
+            assert gap < 1e-3, f"{mask}, {t} on {s}: lse off by {gap:.1e}"
+    q, k, v = (torch.randn(1, 8, 64, 64, device="cuda", dtype=BF16) for _ in range(3))
+    mask = regard.causal & regard.window(16)
+    assert regard.which_backend(q, k, v, mask=mask).backend == "torch"
+    assert regard.which_backend(q, k, v, mask=mask, dropout=0.5).backend == "torch"
+    assert regard.which_backend(q.clone().requires_grad_(), k, v, mask=mask).backend == "triton"
+    dropped = regard.attend(q, k, torch.ones_like(v), mask=mask, dropout=0.5)
+    assert 0.9 < dropped.float().mean().item() < 1.1, "dropout does not rescale"
+    long = [torch.randn(1, 32, 8192, 128, device="cuda", dtype=BF16) for _ in range(3)]
+    assert regard.which_backend(*long, mask=regard.causal & regard.window(4096)).backend == "triton"
 
 
 def unseen_nan() -> None:

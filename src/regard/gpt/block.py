@@ -82,8 +82,8 @@ class Block(nn.Module):
 
         `mask` narrows the layer's own mask; `cache` holds the keys and values of earlier calls.
         """
-        x = x + self._drop(self.attention(self.attention_norm(x), mask=mask, cache=cache))
-        return x + self._drop(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, d_model)
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return dropout(x, self.dropout) if self.training and self.dropout else x
+        drops = self.training and self.dropout
+        update = self.attention(self.attention_norm(x), mask=mask, cache=cache)
+        x = x + (dropout(update, self.dropout) if drops else update)
+        update = self.feed_forward(self.feed_forward_norm(x))
+        return x + (dropout(update, self.dropout) if drops else update)  # (B, T, d_model)

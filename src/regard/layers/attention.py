@@ -159,9 +159,9 @@ class Attention(nn.Module):
             # Split, not sliced: the gradient is then one copy instead of sums with zeros.
             heads = self.qkv(x).view(*x.shape[:2], H + 2 * G, self.head_dim)  # (B, T, heads, D)
             if self.rotary is None:
-                q, k, v = torch.split(heads, [H, G, G], 2)
+                q, k, v = heads.split_with_sizes([H, G, G], 2)
                 return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None
-            qk, v = torch.split(heads, [H + G, G], 2)
+            qk, v = heads.split_with_sizes([H + G, G], 2)
             qk = qk.transpose(1, 2)
             return qk[:, :H], qk[:, H:], v.transpose(1, 2), qk
         self._check("context", context, len(x))
@@ -175,11 +175,15 @@ class Attention(nn.Module):
         return projected.view(B, T, width // self.head_dim, self.head_dim).transpose(1, 2)  # (B, heads, T, D)
 
     def _check(self, name: str, x: Tensor, batch: int | None = None) -> None:
+        weight = self.qkv.weight
+        if type(x) is Tensor and x.ndim == 3 and x.layout is torch.strided and not x.is_nested:
+            same = x.dtype is weight.dtype and x.device == weight.device
+            if same and x.shape[2] == self.d_model and batch in (None, len(x)):
+                return  # the common case, which runs for every layer
         check_floats(name, x, values=False)
         if x.ndim != 3 or x.shape[2] != self.d_model or batch not in (None, len(x)):
             B = "batch" if batch is None else batch
             raise ValueError(f"{name}: expected ({B}, length, {self.d_model}), got {tuple(x.shape)}")
-        weight = self.qkv.weight
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(f"{name}: expected {weight.dtype}, as the weights are, got {x.dtype}")
         if x.device != weight.device:

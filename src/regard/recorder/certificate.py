@@ -501,7 +501,7 @@ def _largest(values: Tensor, finite: bool) -> Tensor:
 
     Unless `finite`, those that are NaN or inf do not count.
     """
-    largest: Tensor = torch.linalg.vector_norm(values, torch.inf, dim=2, keepdim=True)
+    largest = torch.maximum(values.amax(2, keepdim=True), -values.amin(2, keepdim=True))
     if finite or bool(largest.isfinite().all()):
         return largest
     return _largest(values.nan_to_num(0.0, 0.0, 0.0), finite=True)

@@ -64,6 +64,25 @@ def test_the_second_call_gives_what_the_first_gave(mask: Any, shape: tuple[int, 
     assert torch.allclose(regard.attend(*other, mask=mask), steps, atol=1e-6)
 
 
+def test_a_growing_cache_has_one_plan_and_wrong_lengths_are_still_answered() -> None:
+    q, k, v = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8)
+    plans = []
+    for length in (2, 3, 17, 40):
+        cut = k[:, :, :length], v[:, :, :length]
+        for given in (cut, [x.contiguous() for x in cut]):
+            output, lse = regard.attend(q, *given, mask=regard.causal, return_lse=True)
+            assert torch.equal(regard.attend(q, *given, mask=regard.causal), output)
+            steps = regard.attend(q, *given, mask=regard.causal, return_lse=True, backend="steps")
+            assert torch.allclose(output, steps[0], atol=1e-6)
+            assert torch.allclose(lse, steps[1], atol=1e-5)
+            plans.append(plan(q, *given, mask=regard.causal))
+    assert all(each is plans[0] is not None for each in plans)
+    with pytest.raises(ValueError, match="v: expected 40 keys"):
+        regard.attend(q, k, v[:, :, :39], mask=regard.causal)
+    with pytest.raises(ValueError, match="k: expected 4 dimensions"):
+        regard.attend(q, k[0], v[0], mask=regard.causal)
+
+
 def test_gradients_flow_whether_or_not_a_call_without_them_came_first() -> None:
     q, k, v = tensors()
     for mask in (regard.causal, regard.causal & regard.window(3)):

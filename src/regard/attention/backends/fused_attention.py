@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.row_blocks import RowBlock, find_row_blocks
+from regard.attention.backends.triton import launch
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import full
 from regard.attention.masks.memo import memoize_on_mask
@@ -27,6 +28,11 @@ from regard.attention.masks.named_masks import causal
 
 aten = torch.ops.aten
 _cpu_kernel = torch._scaled_dot_product_flash_attention_for_cpu
+_flash_kernel = aten._flash_attention_forward.default
+SHORT = 2**32
+"""The scores of a band times their width, up to which PyTorch's flash kernel is faster than Triton's."""
+FEW = 128
+"""The blocks of 128 queries up to which Triton's kernel, a program for each, leaves most of a GPU idle."""
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
@@ -41,6 +47,8 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
         return f"its kernels want a scale above 0, and this is {problem.scale:g}"
     if problem.dropout and q.device.type == "cpu":
         return "its CPU kernel has no dropout"
+    if _flash_band(problem) is not None:
+        return None if _flash_is_better(problem) else "Triton's kernel is better for this band"
     if not _known_mask(problem) and not _padded_only(problem) and not _row_blocks(problem):
         if problem.mask is causal:
             return "its causal mask starts from the first key, and with a cache it should end at the last"
@@ -118,9 +126,63 @@ def _padding_bias(p: AttentionProblem) -> Tensor:
 
 
 def _flash_can(p: AttentionProblem) -> bool:
-    """Whether PyTorch's flash kernel takes these tensors."""
-    params = torch.backends.cuda.SDPAParams(p.q, p.k, p.v, None, p.dropout, p.mask is causal, p.group > 1)
+    """Whether PyTorch's flash kernel takes these tensors, whatever the mask."""
+    params = torch.backends.cuda.SDPAParams(p.q, p.k, p.v, None, p.dropout, False, p.group > 1)
     return torch.backends.cuda.can_use_flash_attention(params)
+
+
+class _FlashBand(NamedTuple):
+    """A band as PyTorch's flash kernel takes it: −1 is no limit, and the last query is at the last key."""
+
+    first: int  # the keys before it are seen by no query
+    behind: int
+    ahead: int
+
+
+def _flash_band(p: AttentionProblem) -> _FlashBand | None:
+    """The mask as a band for PyTorch's flash kernel, or None if that cannot run the call.
+
+    The kernel gives +inf as the lse of a query that sees no key, so every query has to see its own.
+    """
+    T, S = p.matrix[2:]
+    if not p.q.is_cuda or T > S or _is_compiling() or _known_mask(p):
+        return None
+    band = p.mask.band(T, S)
+    if band is None or not band.holds(0) or p.q.shape[-1] % 8 or not _flash_can(p):
+        return None
+    first = 0 if band.behind is None else max(0, S - T - band.behind)
+    if T == 1:  # which sees all keys from the first on
+        return _FlashBand(first, -1, -1)
+    behind, ahead = (-1 if limit is None else limit for limit in band)
+    return _FlashBand(first, behind, ahead)
+
+
+def _flash_is_better(p: AttentionProblem) -> bool:
+    """Whether PyTorch's flash kernel is to run a band, and not Triton's.
+
+    It is launched in a third of the time, and where few queries have many keys it splits these. Triton's
+    gradients are the same bits every time and keep the digits of large scores, but it has no dropout.
+    """
+    B, H, T, S = p.matrix
+    behind, ahead = p.mask.band(T, S) or (None, None)
+    seen = S if behind is None or ahead is None else min(S, max(128, behind + 1 + ahead))
+    short = B * H * T * seen * p.q.shape[-1] <= SHORT or B * H * -(-T // 128) <= FEW
+    return (short and not p.needs_grad) or launch.unsupported_reason(p) is not None
+
+
+def _by_flash(
+    q: Tensor, k: Tensor, v: Tensor, band: _FlashBand, dropout: float, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The output and the lse of a band by PyTorch's flash kernel, whose tensors are (B, length, heads, D)."""
+    first, behind, ahead = band
+    if first:
+        k, v = k[:, :, first:], v[:, :, first:]
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    output, lse, *_ = _flash_kernel(
+        q, k, v, None, None, q.shape[1], k.shape[1], dropout, False, False,
+        scale=scale, window_size_left=behind, window_size_right=ahead,
+    )  # fmt: skip
+    return output.transpose(1, 2), lse
 
 
 def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
@@ -176,6 +238,9 @@ def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor
     """The function of q, k and v that computes problems like this one, if PyTorch's kernel needs no more."""
     p = problem
     is_causal, default_scale = p.mask is causal, p.scale == 1 / math.sqrt(p.q.shape[-1])
+    if (band := _flash_band(p)) is not None:
+        dropout, scale = p.dropout, p.scale
+        return lambda q, k, v: _by_flash(q, k, v, band, dropout, scale)[0]
     if not _known_mask(p):
         return _bind_row_blocks(p) if p.mask.positional else None
     if p.q.is_cpu or kernel(p) != SDPBackend.FLASH_ATTENTION:
@@ -214,6 +279,9 @@ def run(
     """Output (B, H, T, E), and lse (B, H, T) if `return_lse`, by the kernel `chosen` or PyTorch's choice."""
     p = problem
     q, k, v, is_causal = p.q, p.k, p.v, p.mask is causal
+    if (band := _flash_band(p)) is not None:
+        output, lse = _by_flash(q, k, v, band, p.dropout, p.scale)
+        return output, lse.detach()[:, :, : q.shape[2]] if return_lse else None
     if not _known_mask(p):
         output, lse = _on_cpu(p, return_lse)
         if not _is_finite(output):

@@ -1,8 +1,9 @@
 """Plans: what is decided about a call of `attend` before a number is computed, cached for calls like it.
 
 A plan belongs to the shapes, strides, dtypes and devices of the tensors, the mask, the numbers, the backend
-asked for and the settings of PyTorch that its choice of a kernel depends on. It holds no tensor of a call. It
-is cached once the call was checked: a wrong call is answered anew every time.
+asked for and the settings of PyTorch that its choice of a kernel depends on. One query over a cache has the
+same plan for any number of keys. It holds no tensor of a call. It is cached once the call was checked: a
+wrong call is answered anew every time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from regard.attention.backends import fused_attention
 from regard.attention.backends.choice import choose, forced_backend
 from regard.attention.backends.problem import AttentionProblem, prepare, with_four_dimensions
 from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import causal
 from regard.lru import LRUCache
 
 MAXSIZE = 512
@@ -74,14 +76,17 @@ def find_plan(
     if needs_grad and (q.is_inference() or k.is_inference() or v.is_inference()):
         return None, None
     try:
+        k_shape, v_shape, k_step, v_step = k.shape, v.shape, k.stride(), v.stride()
+        sizes: tuple[Any, ...] = q.shape, k_shape, v_shape, k_step, v_step
+        if (mask is None or mask is causal) and sizes[0][-2] == 1 < k_shape[-2] == v_shape[-2]:
+            # A query that sees every key: the length of a cache is another one at each step.
+            sizes = sizes[0], k_shape[:-2], k_shape[-1], v_shape[:-2], v_shape[-1], k_step[-1], v_step[-1]
         key = (
-            q.shape, q.stride(), q.dtype, q.device,
-            k.shape, k.stride(), k.dtype, k.device,
-            v.shape, v.stride(), v.dtype, v.device,
+            sizes, q.stride(), q.dtype, q.device, k.dtype, k.device, v.dtype, v.device,
             mask, scale, softcap, dropout, backend, forced_backend.get(), needs_grad,
             _flash_enabled() if q.is_cpu else _settings(),
         )  # fmt: skip
-    except RuntimeError:  # sparse tensors have no strides, and nested ones no shape
+    except (RuntimeError, IndexError):  # a sparse tensor has no strides, a nested one no shape, a number none
         return None, None
     return _plans.find(key), key
 

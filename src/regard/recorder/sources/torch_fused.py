@@ -1,17 +1,21 @@
-"""Recomputes the attention inside PyTorch's fused inference kernels, which return only their final result.
+"""The attention inside PyTorch's fused inference kernels, which return only their final result.
 
-The attention is computed again from the same inputs and weights and carried on to the kernel's own result, on
-sampled rows. If the two differ, the layer is not certified. This file knows the arguments of the kernels, in
-their order; `torch_mha` knows when they run.
+On a CPU, the kernel of an encoder layer calls a few operations in turn, and a capture calls the same ones:
+the result has the same bits, and the attention is seen. Elsewhere the attention is computed again from the
+same inputs and weights and carried on to the kernel's own result, on sampled rows; if the two differ, the
+layer is not certified. This file knows the arguments of the kernels, in their order; `torch_mha` knows when
+they run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, linear, relu
+from torch.nn.functional import gelu, layer_norm, linear
 
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
@@ -19,6 +23,8 @@ from regard.attention.masks.named_masks import Padding
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources.mask_recognition import as_rule
+
+NAN_OUTPUT = "the model's own output is NaN, which PyTorch gives for rows without a visible key"
 
 
 def attention(
@@ -49,51 +55,144 @@ def attention(
     return call._replace(problem=difference_problem(_select_rows(result, rows, is_token), mixed * is_token))
 
 
-def encoder_layer(
-    result: Tensor,
-    src: Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    ffn_weight_1: Tensor,
-    ffn_bias_1: Tensor,
-    ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
-) -> AttentionCall:
-    """Describe a call of `torch._transformer_encoder_layer_fwd`: attention, feed-forward and both norms.
+class EncoderLayer(NamedTuple):
+    """The arguments of `torch._transformer_encoder_layer_fwd`: attention, feed-forward and both norms."""
 
-    `result` is what it returned.
-    """
+    src: Tensor
+    embed_dim: int
+    num_heads: int
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    proj_weight: Tensor
+    proj_bias: Tensor
+    use_gelu: bool
+    norm_first: bool
+    eps: float
+    norm_weight_1: Tensor
+    norm_bias_1: Tensor
+    norm_weight_2: Tensor
+    norm_bias_2: Tensor
+    ffn_weight_1: Tensor
+    ffn_bias_1: Tensor
+    ffn_weight_2: Tensor
+    ffn_bias_2: Tensor
+    mask: Tensor | None = None
+    mask_type: int | None = None
 
-    def norm_1(x: Tensor) -> Tensor:
-        return layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+    def norm_1(self, x: Tensor) -> Tensor:
+        return layer_norm(x, (self.embed_dim,), self.norm_weight_1, self.norm_bias_1, self.eps)
 
-    def norm_2(x: Tensor) -> Tensor:
-        return layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+    def norm_2(self, x: Tensor) -> Tensor:
+        return layer_norm(x, (self.embed_dim,), self.norm_weight_2, self.norm_bias_2, self.eps)
 
-    def feed_forward(x: Tensor) -> Tensor:
-        inner = linear(x, ffn_weight_1, ffn_bias_1)
-        return linear(gelu(inner) if use_gelu else relu(inner), ffn_weight_2, ffn_bias_2)
+    def after_attention(self, x: Tensor) -> Tensor:
+        """Return the layer's result for the sum x of its input and its attention."""
+        x = x if self.norm_first else self.norm_1(x)
+        inner = linear(self.norm_2(x) if self.norm_first else x, self.ffn_weight_1, self.ffn_bias_1)
+        inner = gelu(inner) if self.use_gelu else inner.relu_()
+        x = linear(inner, self.ffn_weight_2, self.ffn_bias_2).add_(x)
+        return x if self.norm_first else self.norm_2(x)
 
-    x, lengths = _as_padded(src)
-    kernel_mask = _kernel_mask(mask, mask_type)
-    normed = norm_1(x) if norm_first else x
-    call, rows, is_token = _recompute(normed, lengths, num_heads, qkv_weight, qkv_bias, kernel_mask)
-    x = x[:, rows] + linear(_merged(call.output, rows), proj_weight, proj_bias)
-    x = x + feed_forward(norm_2(x)) if norm_first else norm_2((y := norm_1(x)) + feed_forward(y))
-    return call._replace(problem=difference_problem(_select_rows(result, rows, is_token), x * is_token))
+
+def encoder_layer(run: Callable[..., Tensor], layer: EncoderLayer) -> tuple[Tensor, AttentionCall]:
+    """Return the result of an encoder layer, which the kernel `run` gives, and its attention."""
+    x, mask = layer.src, layer.mask
+    if (
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and not x.is_nested
+        and x.numel()
+        and (mask is None or mask.dtype == torch.bool)
+        and _operations_agree(run, x.dtype, layer.norm_first, layer.use_gelu, layer.mask_type)
+    ):
+        return _run_operations(layer)
+    result = run(*layer)
+    x, lengths = _as_padded(x)
+    normed = layer.norm_1(x) if layer.norm_first else x
+    call, rows, is_token = _recompute(
+        normed,
+        lengths,
+        layer.num_heads,
+        layer.qkv_weight,
+        layer.qkv_bias,
+        _kernel_mask(mask, layer.mask_type),
+    )
+    mixed = linear(_merged(call.output, rows), layer.proj_weight, layer.proj_bias)
+    recomputed = layer.after_attention(x[:, rows] + mixed) * is_token
+    return result, call._replace(problem=difference_problem(_select_rows(result, rows, is_token), recomputed))
+
+
+def _run_operations(layer: EncoderLayer) -> tuple[Tensor, AttentionCall]:
+    """Call the operations of the CPU's kernel in its order; return their result and the attention."""
+    x, heads = layer.src, layer.num_heads
+    B, T, width = x.shape
+    normed = layer.norm_1(x) if layer.norm_first else x
+    qkv = torch.matmul(normed, layer.qkv_weight.t())  # (B, T, 3 · width), without the bias
+    scaled_q, k, v = torch._transform_bias_rescale_qkv(qkv, layer.qkv_bias, heads)  # (B, H, T, D) each
+    weights = torch.bmm(scaled_q.flatten(0, 1), k.flatten(0, 1).mT).view(B, heads, T, T)
+    # lse is the score of a key minus the logarithm of its weight: of the largest weight, for its digits.
+    if layer.mask is None:
+        top = weights.amax(-1)  # (B, H, T)
+        torch.softmax(weights, -1, out=weights)
+        largest = weights.amax(-1)
+    else:
+        weights = torch._masked_softmax(weights, layer.mask, 3, layer.mask_type)
+        largest, key = weights.max(-1)
+        top = torch.linalg.vecdot(scaled_q, k.gather(2, key[..., None].expand_as(k)))
+    lse = (top - largest.log()).nan_to_num_(nan=-torch.inf)
+    output = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view_as(v)
+    mixed = linear(output.transpose(1, 2).reshape(B, T, width), layer.proj_weight, layer.proj_bias)
+    del weights
+    q = (qkv[..., :width] + layer.qkv_bias[:width]).view(B, T, heads, -1).transpose(1, 2)
+    call = AttentionCall(
+        q,
+        k,
+        v,
+        output,
+        lse,
+        _kernel_mask(layer.mask, layer.mask_type),
+        (width // heads) ** -0.5,
+        problem=NAN_OUTPUT if bool(largest.isnan().any()) else None,
+    )
+    return layer.after_attention(mixed.add_(x)), call
+
+
+@cache
+def _operations_agree(
+    run: Callable[..., Tensor], dtype: torch.dtype, norm_first: bool, use_gelu: bool, mask_type: int | None
+) -> bool:
+    """Whether the operations give the bits of the kernel `run` in this version here, on a small layer."""
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype, device="cpu")
+
+    if mask_type not in (None, 0, 1, 2):
+        return False
+    shape = {0: (5, 5), 1: (2, 5), 2: (2, 2, 5, 5)}.get(-1 if mask_type is None else mask_type)
+    layer = EncoderLayer(
+        src=draw(2, 5, 8),
+        embed_dim=8,
+        num_heads=2,
+        qkv_weight=draw(24, 8),
+        qkv_bias=draw(24),
+        proj_weight=draw(8, 8),
+        proj_bias=draw(8),
+        use_gelu=use_gelu,
+        norm_first=norm_first,
+        eps=1e-5,
+        norm_weight_1=draw(8),
+        norm_bias_1=draw(8),
+        norm_weight_2=draw(8),
+        norm_bias_2=draw(8),
+        ffn_weight_1=draw(16, 8),
+        ffn_bias_1=draw(16),
+        ffn_weight_2=draw(8, 16),
+        ffn_bias_2=draw(8),
+        mask=None if shape is None else torch.arange(5, device="cpu").expand(shape) > 3,
+        mask_type=mask_type,
+    )
+    return torch.equal(run(*layer), _run_operations(layer)[0])
 
 
 class RecomputedAttention(NamedTuple):
@@ -159,5 +258,5 @@ def difference_problem(result: Tensor, recomputed: Tensor) -> str | None:
     if worst <= (256 if eps < 1e-5 else 8) * eps * size:
         return None
     if worst != worst:
-        return "the model's own output is NaN, which PyTorch gives for rows without a visible key"
+        return NAN_OUTPUT
     return f"the model's own output differs by {worst:.1e} from that of the captured attention"

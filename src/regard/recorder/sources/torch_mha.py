@@ -1,11 +1,11 @@
 """PyTorch's own attention as a source: `nn.MultiheadAttention`, and the encoders and decoders built from it.
 
-The model's computation and its kernels are unchanged. Where it calls `scaled_dot_product_attention`, that
-call is recorded (see `sdpa`). In two cases the call cannot be seen: with `need_weights=True` PyTorch
-multiplies matrices inside one function, and in inference whole layers run in one fused kernel (the "fast
-path"). Then the attention is computed a second time from the same inputs and weights and carried on to a
-result of the model, which is compared on sampled rows; a difference is recorded as a problem, and the layer
-is not certified.
+The model's result keeps its bits. Where it calls `scaled_dot_product_attention`, that call is recorded (see
+`sdpa`). In two cases the call cannot be seen: with `need_weights=True` PyTorch multiplies matrices inside one
+function, and in inference whole layers run in one fused kernel (the "fast path"). Then the kernel's
+operations are called one by one where they give its bits (see `torch_fused`). Elsewhere the attention is
+computed a second time from the same inputs and weights and carried on to a result of the model, which is
+compared on sampled rows; a difference is recorded as a problem, and the layer is not certified.
 """
 
 from __future__ import annotations
@@ -199,9 +199,11 @@ def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def observed(*args: Any, **kwargs: Any) -> Tensor:
-        result: Tensor = run(*args, **kwargs)
-        if listeners := current_listeners():
-            _notify_unchanged(listeners, torch_fused.encoder_layer(result, *args, **kwargs))
+        listeners = current_listeners()
+        if not listeners:
+            return run(*args, **kwargs)  # type: ignore[no-any-return]
+        result, call = torch_fused.encoder_layer(run, torch_fused.EncoderLayer(*args, **kwargs))
+        _notify_unchanged(listeners, call)
         return result
 
     return observed
