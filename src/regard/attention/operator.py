@@ -9,46 +9,70 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention.backends.choice import choose, run
+from regard.attention.backends.choice import forced_name, run, unsupported_reason
+from regard.attention.backends.plan import attend_by_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.description import rebuild_mask
 from regard.attention.masks.named_masks import causal
+from regard.attention.tensors import is_transformed
 
 
-def needs_operator(mask: object, T: int, S: int, dropout: float) -> bool:
-    """Whether a compiler sees through a call only if it is one operator, and the call can be one."""
-    if not isinstance(mask, Mask) or mask is full or (mask is causal and T == S) or dropout:
-        return False
-    return mask.is_storable() and not mask.trainable
-
-
-def attend_as_operator(
+def choose_form(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Mask,
+    mask: object,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The function that computes a call of `attend` while a compiler traces it.
+
+    The compiler sees through PyTorch's own kernels. A mask with a function runs outside the graph, which it
+    breaks.
+    """
+    if isinstance(mask, Mask) and not mask.is_storable():
+        return _uncompiled
+    known = mask is None or mask is full or (mask is causal and q.shape[-2] == k.shape[-2])
+    if (known and softcap is None and sinks is None) or dropout or any(map(is_transformed, (q, k, v))):
+        return attend_by_plan
+    return _as_operator if mask is None or (isinstance(mask, Mask) and not mask.trainable) else attend_by_plan
+
+
+_uncompiled: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(attend_by_plan)  # type: ignore[no-untyped-call]
+
+
+def _as_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
     scale: float | None,
     softcap: float | None,
     sinks: Tensor | None,
+    dropout: float,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    """The output and the row log-sum-exp of `attend`, whose arguments these are, as one operator."""
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`attend_by_plan` without dropout as one operator."""
     numbers: list[int] = []
     tensors: list[Tensor] = []
-    text = _write(mask, numbers, tensors)
+    text = _write(full if mask is None else mask, numbers, tensors)
+    backend = forced_name() if backend == "auto" else backend
     output, lse = _attention(q, k, v, sinks, tensors, numbers, text, scale, softcap, backend)
-    return output, lse.detach()
+    return output, lse.detach() if return_lse else None
 
 
 def _write(mask: Mask, numbers: list[int], tensors: list[Tensor]) -> str:
-    """The description of a mask as JSON; its numbers and tensors are added to the lists, and named by place."""
+    """The description of a mask as JSON; its numbers and tensors are added to the lists, which it counts."""
     fields = [f'"kind": "{type(mask).__name__}"']
     for field in dataclasses.fields(mask):  # type: ignore[arg-type]
         value = getattr(mask, field.name)
@@ -90,10 +114,9 @@ def _attention(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     mask = _read(text, numbers, tensors)
-    problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
-    output, lse = run(problem, choose(problem, backend), True)
+    output, lse = attend_by_plan(q, k, v, mask, scale, softcap, sinks, 0.0, backend, True)
     assert lse is not None
-    return output.reshape(*q.shape[:-1], v.shape[-1]).contiguous(), lse.reshape(q.shape[:-1]).contiguous()
+    return output.contiguous(), lse.contiguous()
 
 
 @_attention.register_fake
@@ -114,18 +137,19 @@ def _attention_backward(
     text: str,
     scale: float | None,
     softcap: float | None,
-    backend: str,
 ) -> list[Tensor]:
-    """The gradients of q, k, v and, if there are some, the sinks."""
+    """The gradients of q, k, v and, if there are some, the sinks.
+
+    Inside an operator PyTorch records no gradients of its own kernels, only of these two backends.
+    """
     mask = _read(text, numbers, tensors)
     inputs = [x.detach().requires_grad_() for x in (q, k, v, sinks) if x is not None]
+    own_sinks = None if sinks is None else inputs[3]
     with torch.enable_grad():
-        problem = prepare(
-            *inputs[:3], mask=mask, scale=scale, softcap=softcap, sinks=None if sinks is None else inputs[3]
-        )
-        output, _ = run(problem, choose(problem, backend), False)
-    found = torch.autograd.grad(output, inputs, grad.reshape(output.shape))
-    return [x.contiguous() for x in found]
+        problem = prepare(*inputs[:3], mask=mask, scale=scale, softcap=softcap, sinks=own_sinks)
+        backend = "tiled" if unsupported_reason(problem, "triton") else "triton"
+        output, _ = run(problem, backend, False)
+    return [x.contiguous() for x in torch.autograd.grad(output, inputs, grad.reshape(output.shape))]
 
 
 @_attention_backward.register_fake
@@ -134,15 +158,18 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *othe
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sinks, tensors, *ctx.others = inputs
+    q, k, v, sinks, tensors, *ctx.numbers_text_scale_softcap, _ = inputs
     ctx.save_for_backward(q, k, v, sinks, *tensors)
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, *tensors = ctx.saved_tensors
-    found = _attention_backward(grad, q, k, v, sinks, tensors, *ctx.others)
-    return *found[:3], None if sinks is None else found[3], [None] * len(tensors), *[None] * 5
+    found = _attention_backward(grad, q, k, v, sinks, tensors, *ctx.numbers_text_scale_softcap)
+    # PyTorch takes an empty list of numbers for one of tensors.
+    of_numbers: list[None] | None = None if ctx.numbers_text_scale_softcap[0] else []
+    of_sinks = None if sinks is None else found[3]
+    return *found[:3], of_sinks, [None] * len(tensors), of_numbers, None, None, None, None
 
 
 _attention.register_autograd(_backward, setup_context=_save)
