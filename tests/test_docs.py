@@ -14,6 +14,7 @@ import pytest
 
 import regard
 from scripts import cut_heads, ideas, reference, sessions
+from tests.sampling import share
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -68,7 +69,9 @@ def test_the_reference_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in sessions.DOCUMENTS if path != sessions.VISIBILITY], ids=lambda path: path.name
+    "path",
+    share([path for path in sessions.DOCUMENTS if path != sessions.VISIBILITY], 3),
+    ids=lambda path: path.name,
 )
 def test_the_commands_in_the_documents_print_what_they_show(path: Path) -> None:
     """`make sessions` runs them and writes their output. `test_visibility` has one that takes long."""

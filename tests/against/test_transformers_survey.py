@@ -24,6 +24,7 @@ from tests.against.transformers_survey.mixers import mixers
 from tests.against.transformers_survey.surveying import small_model, survey_class
 from tests.against.transformers_survey.table import document
 from tests.against.transformers_survey.weights import Weights
+from tests.sampling import share
 
 CAPTURE = regard.capture
 SAMPLE = (
@@ -63,7 +64,7 @@ def _quiet() -> Any:
         yield
 
 
-@pytest.mark.parametrize("model_type", SAMPLE)
+@pytest.mark.parametrize("model_type", share(SAMPLE, 3))
 def test_a_model_type_is_equal_partly_or_refused(model_type: str) -> None:
     result = survey_class(model_type, class_names(model_type)[-1])
     assert result["outcome"] in (v.EQUAL, v.PARTLY, v.REFUSED), result["reasons"]

@@ -12,7 +12,7 @@ from tests.sampling import share
 ENTRIES = entries()
 
 
-@pytest.mark.parametrize("entry", share(ENTRIES, 10), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", share(ENTRIES, 20), ids=lambda entry: entry.name)
 def test_the_verdict(entry: Entry) -> None:
     report = check(entry.thing, **entry.options)
     assert report.verdict == entry.verdict, str(report)

@@ -1,6 +1,6 @@
 """Every mistake, planted in a right function, a right head or a right multi-head layer, is named first.
 
-A run plants a mistake in one of them, the next day in another.
+A run plants some of the mistakes, the next day others.
 """
 
 import pytest
@@ -15,10 +15,8 @@ from tests.sampling import share
 ONLY_WARNINGS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function")}
 
 
-def places(mistake):
-    """The programs into which a run plants a mistake. For several processes, `test_distributed` does."""
-    kinds = [kind for kind in mistake.plants if kind in TEMPLATES]
-    return share(kinds, len(kinds)) if kinds else []
+# Into programs of several processes, `test_distributed` plants them.
+PLANTED = [(name, kind) for name, m in CATALOGUE.items() for kind in m.plants if kind in TEMPLATES]
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -29,7 +27,7 @@ def test_the_templates_are_right(kind):
     assert report.warnings == []
 
 
-@pytest.mark.parametrize(("name", "kind"), [(m.name, kind) for m in CATALOGUE.values() for kind in places(m)])
+@pytest.mark.parametrize(("name", "kind"), share(PLANTED, 5))
 def test_a_planted_mistake_is_the_first_diagnosis(name, kind):
     report = regard.checker.check(load(plant_mistake(CATALOGUE[name], kind), NAMES[kind]))
     warning = CATALOGUE[name].warning or (name, kind) in ONLY_WARNINGS

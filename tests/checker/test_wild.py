@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.checker import check
+from tests.sampling import share
 
 
 class Compact(nn.Module):
@@ -66,24 +67,27 @@ class Compact(nn.Module):
 
 @pytest.mark.parametrize(
     ("bug", "name"),
-    {
-        "view": "heads-split-by-view",
-        "merge": "heads-merged-by-view",
-        "fused dropout": "dropout-in-eval",
-        "fused and scaled": "scaled-twice",
-        "scale kept as a tensor": "plain-attribute",
-        "model width": "scale-from-model-width",
-        "triu": "missing-diagonal",
-        "triu of −1e9": "missing-diagonal",
-        "0 · inf": "zero-times-infinity",
-        "0 and 1": "mask-added-as-zero-one",
-        "sign lost": "masked-with-zero",
-        "inverted": "inverted-mask",
-        "inverted −1e9": "inverted-mask",
-        "dim=2": "softmax-over-queries",
-        "dim=1": "softmax-over-heads",
-        "after": "mask-after-softmax",
-    }.items(),
+    share(
+        {
+            "view": "heads-split-by-view",
+            "merge": "heads-merged-by-view",
+            "fused dropout": "dropout-in-eval",
+            "fused and scaled": "scaled-twice",
+            "scale kept as a tensor": "plain-attribute",
+            "model width": "scale-from-model-width",
+            "triu": "missing-diagonal",
+            "triu of −1e9": "missing-diagonal",
+            "0 · inf": "zero-times-infinity",
+            "0 and 1": "mask-added-as-zero-one",
+            "sign lost": "masked-with-zero",
+            "inverted": "inverted-mask",
+            "inverted −1e9": "inverted-mask",
+            "dim=2": "softmax-over-queries",
+            "dim=1": "softmax-over-heads",
+            "after": "mask-after-softmax",
+        }.items(),
+        4,
+    ),
 )
 def test_a_compact_module(bug, name):
     module = Compact(bug=bug)

@@ -15,6 +15,7 @@ from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
 from regard.learn.lesson import Lesson
 from regard.learn.mistakes import find_mistake
 from tests.learn.in_process import judged
+from tests.sampling import share
 
 WITH_CODE = [lesson for lesson in LESSONS if lesson.has_code]
 SECTIONS = [
@@ -83,7 +84,7 @@ def test_the_solution_is_right(lesson: Lesson, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lesson", "index"),
-    [(lesson, index) for lesson in WITH_CODE for index in range(len(usual_mistakes_of(lesson)))],
+    share([(lesson, index) for lesson in WITH_CODE for index in range(len(usual_mistakes_of(lesson)))], 4),
     ids=lambda value: value.noun if isinstance(value, Lesson) else str(value),
 )
 @pytest.mark.filterwarnings("ignore:The use of `x.T`:UserWarning")

@@ -63,7 +63,9 @@ class Bins(NamedTuple):
         if side.width == 1:
             return x
         if side.width is not None:
-            x = torch.unflatten(x, dim, (side.width, -1) if side.interleaved else (-1, side.width))
+            count = x.shape[dim] // side.width
+            split = (side.width, count) if side.interleaved else (count, side.width)
+            x = x.view(*x.shape[:dim], *split, *x.shape[dim + 1 :])
             dim += not side.interleaved
             return x.sum(dim) if reduce == "sum" else x.amax(dim) if reduce == "amax" else x.amin(dim)
         x = x.movedim(dim, 0)

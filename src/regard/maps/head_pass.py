@@ -7,6 +7,7 @@ added at once. A tile is one product of [scale·q, −lse] and [k, 1], and one e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -68,7 +69,7 @@ class HeadPass:
         self.q_bins, self.k_bins, self.mask_tiles = q_bins, k_bins, mask_tiles
         self.scale, self.softcap = m.scale, m.softcap
         self.mask = m.mask.select(slice(b, b + 1), slice(h, h + 1))
-        self.first_position = m.first_position
+        self.q_positions = q_bins.places + m.first_position  # (places,) among the keys
         self.matrix = m.matrix
         self.dtype = m.result_dtype
         self.q = q_bins.select(m.q[b, h]).to(m.dtype)  # (places, D)
@@ -149,15 +150,16 @@ class HeadPass:
         size = self.q_bins.largest_side * self.k_bins.largest_side
         scratch = self.q.new_empty(2 if keep_logs else 1, size, dtype=self.dtype)
         wide = self.q.new_empty(size) if self.q.dtype != self.dtype else None  # for large scores
-        at, q = None, self.q
+        at, shape = None, (0, 0)
         for tile in tiles:
-            if tile.q != at:
+            if tile.q is not at:
                 at = tile.q
                 q = self._queries(at)
             k = self.k[tile.k.places]  # (C, D + 1)
-            C, M = len(k), q.shape[1]
-            logs, weights = (scratch[i, : C * M].view(C, M) for i in (0, -1))
-            products = logs if wide is None else wide[: C * M].view(C, M)
+            if shape != (len(k), q.shape[1]):
+                shape = len(k), q.shape[1]
+                logs, weights = (scratch[i, : math.prod(shape)].view(shape) for i in (0, -1))
+                products = logs if wide is None else wide[: math.prod(shape)].view(shape)
             visible = self._log_weights(tile, q, k, products, out=logs)
             if self.is_normal or (visible is not None and _is_normal(logs)):
                 torch.exp(logs, out=weights)
@@ -220,17 +222,17 @@ class HeadPass:
         if tile.k.places.start not in self.key_groups:
             self.key_groups[tile.k.places.start] = KeyGroups.make(self.k_bins.places[tile.k.places], logs)
         groups = self.key_groups[tile.k.places.start]
-        queries = self.q_bins.places[tile.q.places] + self.first_position
+        queries = self.q_positions[tile.q.places]
         grouped = weights.view(len(groups.first), -1, weights.shape[1])  # (groups, size, M)
         total, back = torch.bmm(groups.ones_and_steps, grouped).unbind(1)  # (groups, M) each
         distance = (queries - groups.first).to(logs).mul_(total).sub_(back).sum(0)
         entropy = torch.bmm(groups.ones_and_steps[:, :1], logs.mul_(weights).view(grouped.shape)).sum((0, 1))
-        statistics.entropy[tile.q.places] -= entropy
-        statistics.distance[tile.q.places] += distance
-        statistics.total[tile.q.places] += total.sum(0)
+        statistics.entropy[tile.q.places].sub_(entropy)
+        statistics.distance[tile.q.places].add_(distance)
+        statistics.total[tile.q.places].add_(total.sum(0))
         if tile.q.padding is not None:
             weights.index_fill_(1, tile.q.padding, 0.0)
-        statistics.received[tile.k.places] += weights.sum(1)
+        statistics.received[tile.k.places].add_(weights.sum(1))
 
 
 class KeyGroups(NamedTuple):

@@ -93,7 +93,7 @@ def assert_near(result, truth, most):
     assert gap <= most, f"off by {gap:.1e}, more than {most:.1e}"
 
 
-@pytest.mark.parametrize("case", share(CASES, 3))
+@pytest.mark.parametrize("case", share(CASES, 6))
 def test_forward(case):
     mask, T, S = CASES[case]
     q, k, v = draw(T, S, B=TEXTS[case])
@@ -143,7 +143,7 @@ def test_forward_of_any_layout():
         assert_near(lse, true_lse(truth.masked), 1e-4)
 
 
-@pytest.mark.parametrize("cols", [64, 128])
+@pytest.mark.parametrize("cols", share([64, 128], 2))
 def test_forward_and_gradients_of_bits_in_words(cols, monkeypatch):
     """Rows of a tile that are whole words of 64 bits are loaded as such."""
     config = configs.KernelConfig(16, cols, 4, 1)
@@ -160,7 +160,9 @@ def test_forward_and_gradients_of_bits_in_words(cols, monkeypatch):
         assert_near(found, true.double(), 5e-6)
 
 
-@pytest.mark.parametrize("mask", [padding([0, 21]), window(9, ahead=3), causal & padding([40, 21])], ids=str)
+@pytest.mark.parametrize(
+    "mask", share([padding([0, 21]), window(9, ahead=3), causal & padding([40, 21])], 3), ids=str
+)
 def test_forward_and_gradients_of_keys_nobody_sees(mask):
     q, k, v = draw(20, 60)
     unseen = ~mask.tile(slice(0, 20), slice(0, 60), (2, 2, 20, 60)).expand(2, 2, 20, 60).any(-2).any(1)
@@ -176,7 +178,7 @@ def test_forward_and_gradients_of_keys_nobody_sees(mask):
 
 
 @pytest.mark.parametrize(
-    "case", share([case for case in CASES if case not in ("causal", "top left", "chunks", "not")], 3)
+    "case", share([case for case in CASES if case not in ("causal", "top left", "chunks", "not")], 6)
 )
 def test_gradients(case):
     mask, T, S = CASES[case]
@@ -209,17 +211,20 @@ def binned(weights, rows, cols):
 
 @pytest.mark.parametrize(
     ("case", "rows", "cols"),
-    [
-        ("causal", 4, 15),
-        ("causal", 22, 60),
-        ("both sides", 1, 2),
-        ("both sides", 22, 60),
-        ("prefix", 11, 3),
-        ("prefix", 4, 15),
-        ("padding", 7, 9),
-        ("heads differ", 11, 30),
-        ("alibi", 4, 4),
-    ],
+    share(
+        [
+            ("causal", 4, 15),
+            ("causal", 22, 60),
+            ("both sides", 1, 2),
+            ("both sides", 22, 60),
+            ("prefix", 11, 3),
+            ("prefix", 4, 15),
+            ("padding", 7, 9),
+            ("heads differ", 11, 30),
+            ("alibi", 4, 4),
+        ],
+        3,
+    ),
 )
 def test_pool(case, rows, cols):
     mask, T, S = CASES[case]
@@ -254,16 +259,19 @@ SPANS = {
 
 @pytest.mark.parametrize(
     ("case", "rows", "cols"),
-    [
-        ("full", "blocks", "edges"),
-        ("causal", "edges", "edges"),
-        ("causal, fewer queries", "gaps", "edges"),
-        ("window", "gaps", "blocks"),
-        ("both sides", "long", "gaps"),
-        ("prefix", "edges", "gaps"),
-        ("heads differ", "blocks", "edges"),
-        ("alibi", "gaps", "long"),
-    ],
+    share(
+        [
+            ("full", "blocks", "edges"),
+            ("causal", "edges", "edges"),
+            ("causal, fewer queries", "gaps", "edges"),
+            ("window", "gaps", "blocks"),
+            ("both sides", "long", "gaps"),
+            ("prefix", "edges", "gaps"),
+            ("heads differ", "blocks", "edges"),
+            ("alibi", "gaps", "long"),
+        ],
+        4,
+    ),
 )
 def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
     monkeypatch.setattr(runs, "MIN_PADDING", 8)  # several widths even at these sizes
@@ -286,7 +294,7 @@ def largest(x):
     return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
 
 
-@pytest.mark.parametrize("case", share(CASES, 3, turn=1))
+@pytest.mark.parametrize("case", share(CASES, 6, turn=1))
 def test_column_sums(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -319,7 +327,7 @@ def softcap_and_sinks(case):
     return (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
 
 
-@pytest.mark.parametrize("case", share(CASES, 3))
+@pytest.mark.parametrize("case", share(CASES, 6))
 def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -336,7 +344,7 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
 
 
-@pytest.mark.parametrize("case", share(CASES, 3, turn=1))
+@pytest.mark.parametrize("case", share(CASES, 6, turn=1))
 def test_topk(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -396,7 +404,7 @@ def true_statistics(weights, first_position):
     return torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2)
 
 
-@pytest.mark.parametrize("case", share(CASES, 3, turn=2))
+@pytest.mark.parametrize("case", share(CASES, 6, turn=2))
 def test_statistics(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -414,7 +422,7 @@ def test_statistics(case):
             assert torch.equal(alone, result)
 
 
-@pytest.mark.parametrize("mask", [causal, causal & window(9), causal | prefix(5)], ids=str)
+@pytest.mark.parametrize("mask", share([causal, causal & window(9), causal | prefix(5)], 3), ids=str)
 def test_statistics_and_pool_of_some_rows_and_keys(mask):
     """Rows and keys cut out of a map: a band stays a band, at another place."""
     q, k, _ = draw(60, 60)
@@ -444,7 +452,7 @@ def test_statistics_of_keys_nobody_sees():
         assert torch.isfinite(result[0]).all()
 
 
-@pytest.mark.parametrize("size", [1.0, 1e3, 1e4])
+@pytest.mark.parametrize("size", share([1.0, 1e3, 1e4], 3))
 def test_large_scores_err_no_more_than_eager_attention(size):
     """Forward and backward, with sinks as large as the scores."""
     q, k, v = draw(44, 60, D=8, E=8)
@@ -463,7 +471,7 @@ def test_large_scores_err_no_more_than_eager_attention(size):
         assert_near(ours, right, 2 * theirs + 1e-6 * right.abs().max().item())
 
 
-@pytest.mark.parametrize("case", ["causal", "window", "documents"])
+@pytest.mark.parametrize("case", share(["causal", "window", "documents"], 3))
 def test_pieces_of_a_ring(case):
     """The rows of one of two ranks: merged pieces, and gradients from the lse of the whole rows."""
     mask, _, S = CASES[case]
