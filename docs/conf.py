@@ -1,7 +1,10 @@
 """Sphinx's configuration. `make docs` gathers the documents and builds them: see scripts/docs.py."""
 
+import functools
 import os
 import sys
+
+from sphinx.search.en import SearchEnglish
 
 from regard.version import __version__
 
@@ -17,6 +20,9 @@ myst_enable_extensions = ["dollarmath"]
 myst_dmath_double_inline = True
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
+
+# For the search, a word is stemmed once, not on every page anew.
+SearchEnglish.stem = functools.cache(SearchEnglish.stem)  # type: ignore[method-assign]
 
 html_theme = "furo"
 html_title = "Regard"

@@ -26,7 +26,7 @@ torch.set_num_threads(1)  # workers of pytest-xdist would fight over the cores
 hypothesis.settings.register_profile(
     "home",
     deadline=None,
-    max_examples=200 if os.environ.get("REGARD_ALL") else 25,
+    max_examples=200 if os.environ.get("REGARD_ALL") else 15,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("home"), derandomize=True)

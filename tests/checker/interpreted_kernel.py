@@ -24,7 +24,7 @@ def test_right():
 PLANTED = ["window-off-by-one", "grouped-heads-tiled", "stale-keys", "sink-of-another-head"]
 
 
-@pytest.mark.parametrize("mistake", share(PLANTED, 2))
+@pytest.mark.parametrize("mistake", share(PLANTED, 4))
 def test_planted(mistake):
     report = regard.check(kernel(mistake))
     assert report.verdict == "wrong", str(report)

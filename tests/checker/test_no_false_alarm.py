@@ -13,6 +13,7 @@ import regard.stages
 from regard.checker.checker import check
 from regard.layers.rotary import Rotary
 from tests.checker import honest
+from tests.sampling import share
 
 OWN = {name for name, thing in vars(honest).items() if getattr(thing, "__module__", None) == honest.__name__}
 HAND_WRITTEN = sorted(OWN - {"fused_on"})
@@ -33,7 +34,7 @@ def assert_right(thing, **options):
     return report
 
 
-@pytest.mark.parametrize("name", HAND_WRITTEN)
+@pytest.mark.parametrize("name", share(HAND_WRITTEN, 3))
 def test_hand_written(name):
     assert_right(getattr(honest, name))
 

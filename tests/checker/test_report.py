@@ -15,6 +15,7 @@ from regard.checker.examples import NAMES, TEMPLATES, plant_mistake
 from regard.checker.report import COLOURS, Check, Diagnosis, Report
 from regard.cli import app
 from tests.checker.planting import load
+from tests.sampling import combine
 
 SCREEN = (24, 100)
 WRONG = Diagnosis("no-scale", "Your output equals this.", "It learns worse.", "divide by √D")
@@ -57,8 +58,10 @@ def test_what_matters_comes_first():
     )
 
 
-@pytest.mark.parametrize("name", ["inverted-mask", "persistent-mask", "dropout-on-scores", "one-projection"])
-@pytest.mark.parametrize("kind", ["head", "layer"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    combine(["inverted-mask", "persistent-mask", "dropout-on-scores", "one-projection"], ["head", "layer"]),
+)
 def test_the_report_of_a_small_module_fits_on_a_screen(name, kind):
     report = regard.check(load(plant_mistake(CATALOGUE[name], kind), NAMES[kind]))
     lines = str(report).splitlines()

@@ -55,6 +55,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for name, mask in masks().items():
         for dtype in (BF16, F32):
             yield f"attention, {name}, {dtype}", partial(attention, mask, dtype)
+    for name, mask in masks().items():
+        yield f"attention, {name}, width 128", partial(attention, mask, BF16, 128, 128)
     yield "attention, float16", partial(attention, regard.causal, F16)
     for D, E in ((8, 8), (40, 24), (64, 128), (80, 80), (128, 128), (192, 128), (256, 256)):
         for dtype in (BF16, F32):
@@ -71,6 +73,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "PyTorch's flash kernel on short bands, through attend", short_bands
     yield "keys nobody may look at hold NaN", unseen_nan
     yield "any strides", strides
+    yield "attention under a mask is one operator of a compiled graph", compiled_masks
     yield "two runs give the same bits", same_bits
     yield "more than 2³¹ numbers", far_offsets
     for name in ("full", "causal", "window", "prefix", "padding", "heads differ", "alibi"):
@@ -259,6 +262,16 @@ def unseen_nan() -> None:
         output, _ = launch.run(prepare(q, k, v, mask=mask))
         found = [output, *torch.autograd.grad(output.sum(), (q, k, v))]
         assert all(x.isfinite().all() for x in found), f"{mask}: NaN got out"
+
+
+def compiled_masks() -> None:
+    compiled = torch.compile(regard.attend, fullgraph=True)
+    for name in ("window", "documents", "prefix"):
+        q, k, v = (x.requires_grad_() for x in draw(BF16, 64, 64))
+        outputs = [function(q, k, v, mask=masks()[name]) for function in (compiled, regard.attend)]
+        found, expected = ([x, *torch.autograd.grad(x.float().sum(), (q, k, v))] for x in outputs)
+        for a, b in zip(found, expected, strict=True):
+            assert distance(a, b.double()) < 0.02, f"{name}: off by {distance(a, b.double()):.1e}"
 
 
 def strides() -> None:

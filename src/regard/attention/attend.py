@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, overload
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from regard.attention.arguments import answer_pytorch_arguments
 from regard.attention.backends.choice import (
@@ -17,10 +18,9 @@ from regard.attention.backends.choice import (
     check_name,
     choose,
     forced_backend,
-    run,
     unsupported_reason,
 )
-from regard.attention.backends.plan import apply_plan, find_plan, make_plan
+from regard.attention.backends.plan import attend_by_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.context_parallel.ring import ring_attend
 from regard.attention.context_parallel.rows import Order
@@ -113,19 +113,12 @@ def attend(
             mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
         )  # fmt: skip
         return whole if return_lse else whole[0]
-    plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
-    if plan is None:
-        problem, plan = make_plan(
-            q, k, v, backend, key, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
-        )
-    elif plan.kernel is not None and not return_lse:
-        return plan.kernel(q, k, v)
-    else:
-        problem = apply_plan(plan, q, k, v, softcap, dropout)
-    output, lse = run(problem, plan.backend, return_lse)
-    if q.ndim != 4:
-        output = output.reshape(*q.shape[:-1], v.shape[-1])
-        lse = None if lse is None else lse.reshape(q.shape[:-1])
+    compute = attend_by_plan
+    if is_compiling():
+        from regard.attention import operator  # loaded here, since only compiled calls need it
+
+        compute = operator.choose_form(q, k, v, mask, softcap, sinks, dropout)
+    output, lse = compute(q, k, v, mask, scale, softcap, sinks, dropout, backend, return_lse)
     return output if lse is None else (output, lse)
 
 

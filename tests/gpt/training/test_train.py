@@ -31,6 +31,7 @@ from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingRun, train
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, config, corpus, in_another_process, losses, run
+from tests.sampling import combine
 
 
 @pytest.fixture(scope="module")
@@ -491,17 +492,14 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODEL_FILES)
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_resumed_run_has_its_best_model(
-    tmp_path: Path, name: str, damage: Callable[[Path], object]
-) -> None:
+@pytest.mark.parametrize(("name", "damage"), combine(MODEL_FILES, list(DAMAGE)))
+def test_a_resumed_run_has_its_best_model(tmp_path: Path, name: str, damage: str) -> None:
     """Though its checkpoint is of a later step: a file of the model that is missing or changed is mended."""
     best = run(tmp_path / "run", settings=OVERSHOOTING).best_loss
     whole = model_files(tmp_path / "run")
     validations = [line["validation"] for line in read_metrics(tmp_path / "run") if "validation" in line]
     assert validations[0] == best < min(validations[1:])
-    damage(tmp_path / "run" / name)
+    DAMAGE[damage](tmp_path / "run" / name)
     assert run(tmp_path / "run", resume=True, settings=OVERSHOOTING) == (SETTINGS.steps, True, best)
     assert model_files(tmp_path / "run") == whole
 

@@ -26,7 +26,7 @@ forced_backend: ContextVar[str] = ContextVar("backend", default="auto")
 
 def choose(problem: AttentionProblem, name: str) -> str:
     """The backend that runs a problem: the one called `name`, or for "auto" the first that supports it."""
-    name = check_name(_forced_name() if name == "auto" else name)
+    name = check_name(forced_name() if name == "auto" else name)
     if name == "auto":
         return next(candidate for candidate in BACKENDS if unsupported_reason(problem, candidate) is None)
     if (reason := unsupported_reason(problem, name)) is not None:
@@ -34,14 +34,14 @@ def choose(problem: AttentionProblem, name: str) -> str:
     return name
 
 
-def _forced_name() -> str:
+def forced_name() -> str:
     """The backend that `with regard.backend(…)` names; a compiled function keeps that of its first call."""
     return forced_backend.get()
 
 
 # This is what `@torch.compiler.assume_constant_result` does. The decorator itself imports torch._dynamo,
 # which takes as long as the rest of PyTorch.
-_forced_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+forced_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_name(name: str) -> str:

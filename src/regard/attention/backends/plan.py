@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from regard.attention.backends import fused_attention
-from regard.attention.backends.choice import choose, forced_backend
+from regard.attention.backends.choice import choose, forced_backend, run
 from regard.attention.backends.problem import AttentionProblem, prepare, with_four_dimensions
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
@@ -46,6 +46,35 @@ class Plan(NamedTuple):
 
 
 _plans: LRUCache[Plan] = LRUCache(MAXSIZE)
+
+
+def attend_by_plan(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    scale: Any,
+    softcap: Any,
+    sinks: Any,
+    dropout: Any,
+    backend: Any,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """What `attend` returns for these arguments, and the row log-sum-exp if `return_lse`."""
+    plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
+    if plan is None:
+        problem, plan = make_plan(
+            q, k, v, backend, key, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout
+        )
+    elif plan.kernel is not None and not return_lse:
+        return plan.kernel(q, k, v), None
+    else:
+        problem = apply_plan(plan, q, k, v, softcap, dropout)
+    output, lse = run(problem, plan.backend, return_lse)
+    if q.ndim != 4:
+        output = output.reshape(*q.shape[:-1], v.shape[-1])
+        lse = None if lse is None else lse.reshape(q.shape[:-1])
+    return output, lse
 
 
 def find_plan(

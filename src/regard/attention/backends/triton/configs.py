@@ -37,8 +37,9 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
         (128, KernelConfig(64, 64, 4, 3)),
         (256, KernelConfig(128, 32, 8, 2)),
     ],
-    ("cells", 2): [(128, KernelConfig(64, 64, 4, 3, True))],
+    ("cells", 2): [(128, KernelConfig(64, 64, 4, 3, True)), (256, KernelConfig(128, 32, 8, 2))],
     ("forward", 4): [(64, KernelConfig(64, 32, 4, 2)), (256, KernelConfig(64, 16, 4, 2))],
+    ("cells", 4): [(64, KernelConfig(64, 32, 4, 2)), (256, KernelConfig(64, 16, 4, 2))],
     ("lists", 2): [(128, KernelConfig(64, 64, 4, 3)), (256, KernelConfig(128, 64, 8, 2))],
     ("lists", 4): [(64, KernelConfig(64, 32, 4, 2)), (256, KernelConfig(64, 16, 4, 2))],
     ("queries", 2): [
