@@ -205,7 +205,9 @@ class AttentionMap(MapData, LazyMatrix):
         >>> regard.attention_map(x, x, mask=regard.causal).received(torch.tensor([0.0, 1.0, 0.0, -1.0]))
         tensor([ 0.2500,  0.2500, -0.2500, -0.2500])
         """
-        weights = torch.ones(self.matrix[2], device=self.device) if weights is None else weights
+        if weights is None:
+            (total,) = precision.compute(self, lambda group: [overview.received_from_all(group.data)])
+            return self._shaped(total)
         return self._shaped(reductions.received(self, self._expand("weights", weights, self.matrix[2])))
 
     def weighted(self, u: Tensor) -> WeightedMap:

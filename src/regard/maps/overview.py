@@ -92,7 +92,10 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
     total = m.lse.new_zeros(B, H, S)
     if 0 in m.matrix or not len(rows):
         return total
-    sums = _received_on_gpu(m, row_weights, rows)
+    # A few rows far apart are gathered; many cost less where they are.
+    span = slice(int(rows[0]), int(rows[-1]) + 1)
+    few = None if 2 * len(rows) > span.stop - span.start else rows - span.start
+    sums = _received_on_gpu(m.select_rows(span), row_weights[:, :, span], few)
     if sums is not None:
         return sums
     q_bins = make_bins(find_runs(rows.cpu()), head_pass.QUERIES, m.device)
@@ -109,6 +112,16 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
     for (b, h, _), part in zip(units, _run_all(work, units, m.device), strict=True):
         total[b, h] += part
     return total
+
+
+def received_from_all(m: MapData) -> Tensor:
+    """The attention that every key receives from all rows, (B, H, S)."""
+    T, S = m.matrix[2:]
+    if 0 in m.matrix or (m.device.type == "cpu" and T * S < LARGE):
+        return statistics(m).received
+    ones = m.lse.new_ones(()).expand(m.matrix[:3])
+    sums = _received_on_gpu(m, ones, None)
+    return received(m, ones, torch.arange(T, device=m.device)) if sums is None else sums
 
 
 def check_region(region: Region | None, matrix: tuple[int, ...]) -> tuple[slice, slice]:
@@ -145,20 +158,16 @@ def _pool_on_gpu(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) ->
     return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols, gain))
 
 
-def _received_on_gpu(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor | None:
-    """`received` from the Triton kernel, or None if the kernel does not support this map."""
+def _received_on_gpu(m: MapData, row_weights: Tensor, few: Tensor | None) -> Tensor | None:
+    """`received` from the Triton kernel, from all rows or the `few`; None if it does not support this map."""
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
     from regard.attention.backends.triton import column_sums, launch
 
-    # A few rows far apart are gathered; many cost less where they are.
-    span = slice(int(rows[0]), int(rows[-1]) + 1)
-    few = None if 2 * len(rows) > span.stop - span.start else rows - span.start
-    part, row_weights = m.select_rows(span), row_weights[:, :, span]
-    mask = part.mask.simplified(part.matrix)
-    if launch.unsupported_map_reason(part.q, part.k, mask) is not None:
+    mask = m.mask.simplified(m.matrix)
+    if launch.unsupported_map_reason(m.q, m.k, mask) is not None:
         return None
-    return column_sums.column_sums(part.q, part.k, part.lse, mask, part.scale, part.softcap, row_weights, few)
+    return column_sums.column_sums(m.q, m.k, m.lse, mask, m.scale, m.softcap, row_weights, few)
 
 
 def _pass_over_tiles(
