@@ -128,6 +128,15 @@ def test_mass_under_any_rule(drawn: Any, pick: Any) -> None:
     close(m.mass(rule.mask), (A * rule.allowed()).sum(-1))
 
 
+def test_a_mass_of_nearly_all_is_not_called_all() -> None:
+    """A row of a small map lies in one tile; what a narrower mask shows of it need not sum to 1."""
+    x = torch.tensor([0.0, 0.0, 11.6, 11.6]).view(1, 1, 4, 1)
+    m = regard.attention_map(torch.ones(1, 1, 4, 1), x, mask=regard.causal)
+    expected = 2 / (2 + 2 * torch.tensor(-11.6, dtype=torch.float64).exp())
+    assert 0 < 1 - expected < 1e-5
+    assert abs(m.mass(regard.window(2))[0, 0, 3].item() - expected) < 2e-7
+
+
 @pytest.mark.parametrize("ahead", [0, 3, 70])
 def test_mass_of_a_band_over_several_tiles(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reductions, "BAND_ROWS", 8)

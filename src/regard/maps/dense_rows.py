@@ -29,16 +29,22 @@ class ExactRows(NamedTuple):
 def tile_weights(m: MapData, at: Grid) -> Tensor:
     """The weights of the tile `at`, (B, H, rows, keys): one matrix product and one exp.
 
-    `at` may be the grid of a larger batch or of more heads than m has.
+    `at` may be the grid of a larger batch or of more heads than m has. A few whole rows are divided by their
+    sums.
     """
-    B, H, _, S = m.matrix
-    at = at._replace(b=at.b[:B], h=at.h[:, :H])
-    weights = _tile_scores(m, at, m.dtype).sub_(finite_lse(m.lse[:, :, at.rows, None]))
-    weights = weights.to(m.result_dtype).exp_()
-    whole_rows = isinstance(at.cols, slice) and at.cols == slice(0, S)
+    weights = partial_weights(m, at)
+    whole_rows = isinstance(at.cols, slice) and at.cols == slice(0, m.matrix[3])
     if whole_rows and weights.numel() <= NORMALISED:
         normalise_rows_(m, weights, at.rows)
     return weights
+
+
+def partial_weights(m: MapData, at: Grid) -> Tensor:
+    """The weights of the tile `at` as exp(score − lse), also where the mask is narrower than that of lse."""
+    B, H = m.matrix[:2]
+    at = at._replace(b=at.b[:B], h=at.h[:, :H])
+    weights = _tile_scores(m, at, m.dtype).sub_(finite_lse(m.lse[:, :, at.rows, None]))
+    return weights.to(m.result_dtype).exp_()
 
 
 def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
 from regard.maps import kernels, overview, precision, sweep
 from regard.maps.data import MapData
-from regard.maps.dense_rows import tile_weights
+from regard.maps.dense_rows import partial_weights, tile_weights
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
 from regard.maps.product import multiply
 
@@ -104,7 +104,7 @@ def _band_mass(m: MapData, mask: Mask) -> Tensor | None:
         start, stop = (position + S - T for position in (first - band.behind, rows.stop + band.ahead))
         keys = slice(max(start, 0), min(stop, S))
         if keys.start < keys.stop:
-            total[:, :, rows] = tile_weights(under, grid(rows, keys, m.matrix, m.device)).sum(-1)
+            total[:, :, rows] = partial_weights(under, grid(rows, keys, m.matrix, m.device)).sum(-1)
     return total
 
 
