@@ -26,8 +26,8 @@ help:
 	@echo "make docs       build the documentation site into out/docs; it needs no server and no network"
 	@echo "make lint       ruff and mypy; prettier and tsc for the page"
 	@echo "make capture-table  capture against every model type of Transformers; writes docs/transformers.md"
-	@echo "make bench      measure speed and memory on this CPU"
-	@echo "make bench-gpu  the same on a CUDA GPU"
+	@echo "make bench      measure speed and memory of attention, maps, capture and training on this CPU"
+	@echo "make bench-gpu  the same on a CUDA GPU, from the source tree"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
@@ -110,10 +110,14 @@ format: $(READY) $(NODE)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --device cpu
+	$(BIN)/python -m benchmarks.capture --encoder
+	$(BIN)/python -m benchmarks.training --device cpu
 
 # Runs from the source tree with nothing but PyTorch and Triton, as GPU machines often have.
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks --device cuda
+	PYTHONPATH=src $(PYTHON) -m benchmarks.overviews
+	PYTHONPATH=src $(PYTHON) -m benchmarks.training --device cuda
 
 clean:
 	rm -rf $(VENV) $(VLLM) node_modules out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

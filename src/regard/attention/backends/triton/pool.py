@@ -30,8 +30,10 @@ from regard.attention.masks.block_lists import (
     find_visible_blocks,
 )
 from regard.attention.masks.memo import memoize_on_mask
+from regard.lru import LRUCache
 
 REDUCTIONS: tuple[Literal["sum", "amax"], ...] = ("sum", "amax")  # of the mass and of the peak
+MAX_SIDES = 32  # that are cached: moving one to a GPU makes the host wait for what runs there
 PoolBins = int | Tensor
 """A number of equal bins, or the starts and stops of bins, (2, bins): disjoint and in increasing order."""
 
@@ -66,7 +68,8 @@ def pool(
     q = -q if scores.negative else q
     (width,) = padded(D)
     config = configs.choose("pool", width, q.dtype)
-    down, across = _layouts(T, rows, config.rows, q.device), _layouts(S, cols, config.cols, q.device)
+    down, sizes = _side(T, rows, config.rows, q.device)
+    across, widths = _side(S, cols, config.cols, q.device)
     lists: list[BlockLists | None] = [None]
     if scores.band is None or down[0].places is not None or across[0].places is not None:
         shape = (B, H, T, S)
@@ -78,8 +81,7 @@ def pool(
                 for row_layout, col_layout in product(down, across)
             ],
         )
-    sizes = _bounds(T, rows).diff(dim=0)[0].to(q.device)
-    counts = len(sizes), cols if isinstance(cols, int) else cols.shape[1]
+    counts = len(sizes), len(widths)
     pooled: list[Tensor] = []
     for (row_layout, col_layout), visits in zip(product(down, across), lists, strict=True):
         # Lists hold blocks in no order of keys, so the parts of a bin are combined afterwards.
@@ -120,6 +122,18 @@ class Layout(NamedTuple):
             return x
         by_part: Tensor = x.movedim(dim, -1).unflatten(-1, (count, parts))  # type: ignore[no-untyped-call]
         return (by_part.sum(-1) if reduce == "sum" else by_part.amax(-1)).movedim(-1, dim)
+
+
+_sides: LRUCache[tuple[list[Layout], Tensor]] = LRUCache(MAX_SIDES)
+
+
+def _side(length: int, bins: PoolBins, block: int, device: torch.device) -> tuple[list[Layout], Tensor]:
+    """The layouts of bins of `length` indices and the size of each bin, cached."""
+
+    def compute() -> tuple[list[Layout], Tensor]:
+        return _layouts(length, bins, block, device), _bounds(length, bins).diff(dim=0)[0].to(device)
+
+    return _sides.get((length, _key(bins), block, device), compute)
 
 
 def _layouts(length: int, bins: PoolBins, block: int, device: torch.device) -> list[Layout]:
