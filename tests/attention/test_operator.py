@@ -53,6 +53,30 @@ def test_a_mask_is_one_graph_with_gradients(mask, softcap, sinks):
     assert_same(function(inputs, mask, softcap=softcap), expected, inputs)
 
 
+@pytest.mark.parametrize("shape", [(40, 8), (4, 40, 8), (2, 1, 4, 40, 8)], ids=str)
+def test_any_number_of_dimensions(shape):
+    function = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    inputs[0] = inputs[0].detach()[..., 7:, :].requires_grad_()  # fewer queries than keys
+    mask = regard.causal & regard.window(9)
+    assert_same(function(inputs, mask), attend(inputs, mask), inputs)
+
+
+def test_slices_of_vmap_and_gradients_of_torch_func():
+    mask = regard.causal & regard.window(9)
+    q, k, v = (torch.randn(3, 1, 2, 20, 8) for _ in range(3))
+
+    def output(q, k, v):
+        return regard.attend(q, k, v, mask=mask)
+
+    sliced = torch.compile(torch.func.vmap(output), backend="aot_eager")
+    torch.testing.assert_close(sliced(q, k, v), output(*(x.flatten(0, 1) for x in (q, k, v))).view(q.shape))
+    gradient = torch.func.grad(lambda q: output(q, k, v).square().sum())
+    torch.testing.assert_close(
+        torch.compile(gradient, backend="aot_eager")(q), gradient(q), atol=1e-5, rtol=1e-5
+    )
+
+
 def test_a_compiled_function_follows_the_numbers_and_tensors_of_its_mask():
     function = torch.compile(attend, backend="aot_eager", fullgraph=True)
     inputs, ids = draw(), IDS.clone()

@@ -117,7 +117,7 @@ def attend(
     if is_compiling():
         from regard.attention import operator  # loaded here, since only compiled calls need it
 
-        compute = operator.choose_form(q, k, v, mask, softcap, sinks, dropout)
+        compute = operator.choose_form(q, k, mask, softcap, sinks, dropout)
     output, lse = compute(q, k, v, mask, scale, softcap, sinks, dropout, backend, return_lse)
     return output if lse is None else (output, lse)
 

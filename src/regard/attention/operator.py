@@ -17,18 +17,16 @@ from torch import Tensor
 
 from regard.attention.backends.choice import forced_name, run, unsupported_reason
 from regard.attention.backends.plan import attend_by_plan
-from regard.attention.backends.problem import prepare
+from regard.attention.backends.problem import prepare, with_four_dimensions
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.description import rebuild_mask
 from regard.attention.masks.named_masks import causal
-from regard.attention.tensors import is_transformed
 
 
 def choose_form(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
     mask: object,
     softcap: float | None,
     sinks: Tensor | None,
@@ -42,11 +40,17 @@ def choose_form(
     if isinstance(mask, Mask) and not mask.is_storable():
         return _uncompiled
     known = mask is None or mask is full or (mask is causal and q.shape[-2] == k.shape[-2])
-    if (known and softcap is None and sinks is None) or dropout or any(map(is_transformed, (q, k, v))):
+    if (known and softcap is None and sinks is None) or dropout or _in_transformation():
         return attend_by_plan
     return _as_operator if mask is None or (isinstance(mask, Mask) and not mask.trainable) else attend_by_plan
 
 
+def _in_transformation() -> bool:
+    """Whether `torch.func.vmap`, `grad` or another transformation runs: the operator has no rule for them."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+_in_transformation._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _uncompiled: Callable[..., tuple[Tensor, Tensor | None]] = torch.compiler.disable(attend_by_plan)  # type: ignore[no-untyped-call]
 
 
@@ -142,14 +146,17 @@ def _attention_backward(
 
     Inside an operator PyTorch records no gradients of its own kernels, only of these two backends.
     """
-    mask = _read(text, numbers, tensors)
-    inputs = [x.detach().requires_grad_() for x in (q, k, v, sinks) if x is not None]
+    four = with_four_dimensions(q, k, v)
+    inputs = [x.detach().requires_grad_() for x in (*four, sinks) if x is not None]
     own_sinks = None if sinks is None else inputs[3]
     with torch.enable_grad():
+        mask = _read(text, numbers, tensors)
         problem = prepare(*inputs[:3], mask=mask, scale=scale, softcap=softcap, sinks=own_sinks)
         backend = "tiled" if unsupported_reason(problem, "triton") else "triton"
         output, _ = run(problem, backend, False)
-    return [x.contiguous() for x in torch.autograd.grad(output, inputs, grad.reshape(output.shape))]
+    found = torch.autograd.grad(output, inputs, grad.reshape(output.shape))
+    shapes = [x.shape for x in (q, k, v, sinks) if x is not None]
+    return [x.reshape(shape).contiguous() for x, shape in zip(found, shapes, strict=True)]
 
 
 @_attention_backward.register_fake
