@@ -816,7 +816,7 @@ def test_a_client_that_does_not_finish_its_request_is_sent_away(
 
 
 def test_a_body_must_keep_its_pace(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve(limits=Limits(patience=0.5, pace=1000))
+    running = serve(limits=Limits(patience=0.5, pace=200))
     head = request(running, "POST /api/capture", "Content-Type: application/json", "Content-Length: 2000")
     with closing(connect(running, head + b'{"text": "a"')) as steady:
         for _ in range(40):  # 2 seconds, four times the patience
