@@ -105,10 +105,14 @@ def test_a_wrong_call_is_answered_as_ever():
         function(q, q, q, mask=regard.documents(torch.zeros(3, 8)))
 
 
-def test_the_operator_keeps_pytorchs_rules_for_operators():
+@pytest.mark.parametrize("return_lse", [True, False])
+def test_the_operator_keeps_pytorchs_rules_for_operators(return_lse):
     q, k, v, sinks = draw(sinks=True)
     numbers, tensors = [], []
     text = operator._write(regard.causal & regard.window(9) & regard.documents(IDS), numbers, tensors)
     torch.library.opcheck(
-        operator._attention, (q, k, v, sinks, tensors, numbers, text, None, 1.5, "auto"), atol=1e-5, rtol=1e-5
+        operator._attention,
+        (q, k, v, sinks, tensors, numbers, text, None, 1.5, "auto", return_lse),
+        atol=1e-5,
+        rtol=1e-5,
     )

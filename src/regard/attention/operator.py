@@ -71,7 +71,7 @@ def _as_operator(
     tensors: list[Tensor] = []
     text = _write(full if mask is None else mask, numbers, tensors)
     backend = forced_name() if backend == "auto" else backend
-    output, lse = _attention(q, k, v, sinks, tensors, numbers, text, scale, softcap, backend)
+    output, lse = _attention(q, k, v, sinks, tensors, numbers, text, scale, softcap, backend, return_lse)
     return output, lse.detach() if return_lse else None
 
 
@@ -116,16 +116,19 @@ def _attention(
     scale: float | None,
     softcap: float | None,
     backend: str,
+    return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
+    """The output, and the row log-sum-exp, which is an empty tensor unless `return_lse`."""
     mask = _read(text, numbers, tensors)
-    output, lse = attend_by_plan(q, k, v, mask, scale, softcap, sinks, 0.0, backend, True)
-    assert lse is not None
+    output, lse = attend_by_plan(q, k, v, mask, scale, softcap, sinks, 0.0, backend, return_lse)
+    lse = q.new_empty(0, dtype=working_dtype(q.dtype)) if lse is None else lse
     return output.contiguous(), lse.contiguous()
 
 
 @_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    lse = q.new_empty(q.shape[:-1], dtype=working_dtype(q.dtype))
+    return_lse = others[-1]
+    lse = q.new_empty(q.shape[:-1] if return_lse else 0, dtype=working_dtype(q.dtype))
     return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype), lse
 
 
@@ -165,7 +168,7 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *othe
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sinks, tensors, *ctx.numbers_text_scale_softcap, _ = inputs
+    q, k, v, sinks, tensors, *ctx.numbers_text_scale_softcap, _, _ = inputs
     ctx.save_for_backward(q, k, v, sinks, *tensors)
     ctx.mark_non_differentiable(output[1])
 
@@ -176,7 +179,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     # PyTorch takes an empty list of numbers for one of tensors.
     of_numbers: list[None] | None = None if ctx.numbers_text_scale_softcap[0] else []
     of_sinks = None if sinks is None else found[3]
-    return *found[:3], of_sinks, [None] * len(tensors), of_numbers, None, None, None, None
+    return *found[:3], of_sinks, [None] * len(tensors), of_numbers, *[None] * 5
 
 
 _attention.register_autograd(_backward, setup_context=_save)

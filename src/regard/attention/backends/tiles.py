@@ -172,6 +172,5 @@ def exponentials(logs: Tensor, out: Tensor) -> Tensor:
     if not logs.is_cpu or torch.compiler.is_compiling() or bool(logs.amin() >= least):
         return logs.exp_() if in_place else torch.exp(logs, out=out)
     floored = logs.clamp_(min=least) if in_place else torch.clamp(logs, min=least, out=out)
-    return torch.threshold_(
-        floored.exp_(), 1.001 * math.exp(least), 0.0
-    )  # far quicker than to fill under a mask
+    # This is far quicker than to fill under a mask.
+    return torch.threshold_(floored.exp_(), 1.001 * math.exp(least), 0.0)
