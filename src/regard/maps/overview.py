@@ -245,6 +245,8 @@ def _run_all(work: Callable[[Unit], Result], units: list[Unit], device: torch.de
         yield from map(work, units)
         return
     try:
+        # Here as well: after an operation on two cores, PyTorch's threads wait for the next one in a busy loop.
+        torch.set_num_threads(1)
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as workers:
             yield from workers.map(work, units)
     finally:
