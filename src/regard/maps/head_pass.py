@@ -74,11 +74,11 @@ class HeadPass:
         self.q_positions = q_bins.places + m.first_position  # (places,) among the keys
         self.matrix = m.matrix
         self.dtype = m.result_dtype
-        self.q = q_bins.select(m.q[b, h]).to(m.dtype)  # (places, D)
-        self.lse = q_bins.select(finite_lse(m.lse[b, h]))  # (places,)
-        k = k_bins.select(m.k[b, h // (m.q.shape[1] // m.k.shape[1])])
-        self.k = torch.empty(len(k), k.shape[1] + 1, dtype=m.dtype, device=m.device)
-        self.k[:, :-1], self.k[:, -1] = k, 1.0  # (places, D + 1)
+        q, k = q_bins.select(m.q[b, h]), k_bins.select(m.k[b, h // (m.q.shape[1] // m.k.shape[1])])
+        lse = q_bins.select(finite_lse(m.lse[b, h]))
+        # [scale·q, −lse] and [k, 1], (places, D + 1) each; below a soft cap the products are scaled.
+        self.q = _with_column(q.to(m.dtype) * (m.scale if m.softcap is None else 1.0), -lse)
+        self.k = _with_column(k.to(m.dtype), 1.0)
         self.is_normal = self._are_normal()
         self.key_groups: dict[int, KeyGroups] = {}  # by the first place of a side
         self.gain = None if gain is None else k_bins.select(gain).to(self.dtype)  # (places,)
@@ -113,10 +113,12 @@ class HeadPass:
         for run in _runs(tiles, of_bins=cells is not None):
             by_bin, by_group = [], []
             for tile, logs, weights in islice(weighed, len(run)):
-                if cells is not None:
-                    by_bin.append(self._join_keys(tile, weights))
+                sums = None
                 if statistics is not None:
                     by_group.append(self._sum_keys(statistics, tile, logs, weights))
+                    sums = by_group[-1][0][:, 0] if tile.k.width == _group_size(tile.k) else None
+                if cells is not None:
+                    by_bin.append(self._join_keys(tile, weights, sums))
             if cells is not None:
                 self._pool(cells, run, *map(_cat, zip(*by_bin, strict=True)))
             if statistics is not None:
@@ -130,10 +132,14 @@ class HeadPass:
             received[tile.k.places] += weights @ of_places[tile.q.places]
         return received
 
-    def _join_keys(self, tile: ScoreTile, weights: Tensor) -> list[Tensor]:
-        """The sums, the maxima and, with a gain, the minima of a tile, (bins of keys, queries) each."""
+    def _join_keys(self, tile: ScoreTile, weights: Tensor, sums: Tensor | None) -> list[Tensor]:
+        """The sums, the maxima and, with a gain, the minima of a tile, (bins of keys, queries) each.
+
+        `sums` are those of the weights, where they are known already.
+        """
         if self.gain is None:
-            return [self.k_bins.join(weights, tile.k, reduce) for reduce in ("sum", "amax")]
+            sums = self.k_bins.join(weights, tile.k, "sum") if sums is None else sums
+            return [sums, self.k_bins.join(weights, tile.k, "amax")]
         entries = weights * self.gain[tile.k.places, None]
         return [self.k_bins.join(entries, tile.k, reduce) for reduce in ("sum", "amax", "amin")]
 
@@ -171,7 +177,7 @@ class HeadPass:
         for tile in tiles:
             if tile.q is not at:
                 at = tile.q
-                q = self._queries(at)
+                q = self.q[at.places].mT  # (D + 1, M)
             k = self.k[tile.k.places]  # (C, D + 1)
             if shape != (len(k), q.shape[1]):
                 shape = len(k), q.shape[1]
@@ -190,14 +196,6 @@ class HeadPass:
                 weights.index_fill_(0, tile.k.padding, 0.0)
             yield tile, logs, weights
 
-    def _queries(self, side: TileSide) -> Tensor:
-        """[scale·q, −lse] of the queries of a side, (D + 1, M): the layout of a right factor."""
-        q = self.q[side.places].mT
-        right = torch.empty(len(q) + 1, q.shape[1], dtype=self.q.dtype, device=self.q.device)
-        torch.mul(q, self.scale if self.softcap is None else 1.0, out=right[:-1])
-        torch.neg(self.lse[side.places], out=right[-1])
-        return right
-
     def _are_normal(self) -> bool:
         """Whether every exp(score − lse), of hidden keys too, is certain to be a normal number.
 
@@ -207,9 +205,9 @@ class HeadPass:
             return False
         longest = self.softcap
         if longest is None:
-            q, k = (torch.linalg.vector_norm(x, dim=1).max() for x in (self.q, self.k[:, :-1]))
-            longest = abs(self.scale) * float(q * k)
-        return longest + float(self.lse.abs().max()) < -least_log(self.dtype)
+            q, k = (torch.linalg.vector_norm(x[:, :-1], dim=1).max() for x in (self.q, self.k))
+            longest = float(q * k)  # q is scaled
+        return longest + float(self.q[:, -1].abs().max()) < -least_log(self.dtype)
 
     def _log_weights(
         self, tile: ScoreTile, q: Tensor, k: Tensor, products: Tensor, out: Tensor
@@ -244,7 +242,7 @@ class HeadPass:
         logarithms.
         """
         if tile.k.places.start not in self.key_groups:
-            self.key_groups[tile.k.places.start] = KeyGroups.make(self.k_bins.places[tile.k.places], logs)
+            self.key_groups[tile.k.places.start] = KeyGroups.make(self.k_bins.places, tile.k, logs)
         ones_and_steps = self.key_groups[tile.k.places.start].ones_and_steps
         grouped = len(ones_and_steps), -1, weights.shape[1]
         total_and_back = torch.bmm(ones_and_steps, weights.view(grouped))
@@ -301,16 +299,24 @@ class KeyGroups(NamedTuple):
     ones_and_steps: Tensor  # (groups, 2, size) 1, and the distance of each key from the first
 
     @classmethod
-    def make(cls, keys: Tensor, like: Tensor) -> KeyGroups:
-        """Groups of these keys; the factors have the dtype of `like`."""
-        keys = keys.view(-1, _group_size(len(keys)))
+    def make(cls, places: Tensor, side: TileSide, like: Tensor) -> KeyGroups:
+        """Groups of the keys of a side; the factors have the dtype of `like`."""
+        keys = places[side.places].view(-1, _group_size(side))
         steps = (keys - keys[:, :1]).to(like)
         return cls(keys[:, :1], torch.stack([torch.ones_like(steps), steps], 1))
 
 
-def _group_size(n: int) -> int:
-    """A divisor of n, from 8 to 64 where there is one."""
-    return next((size for size in range(64, 7, -1) if n % size == 0), n)
+def _group_size(side: TileSide) -> int:
+    """The keys of a group: of a bin, or another divisor of the side, from 8 to 64 where there is one."""
+    n, sizes = side.places.stop - side.places.start, range(64, 7, -1)
+    return side.width if side.width in sizes else next((size for size in sizes if n % size == 0), n)
+
+
+def _with_column(x: Tensor, column: Tensor | float) -> Tensor:
+    """x (places, D) and a last column, (places, D + 1)."""
+    joined = x.new_empty(len(x), x.shape[1] + 1)
+    joined[:, :-1], joined[:, -1] = x, column
+    return joined
 
 
 def _is_normal(logs: Tensor) -> bool:
