@@ -308,8 +308,10 @@ class KeyGroups(NamedTuple):
 
 def _group_size(side: TileSide) -> int:
     """The keys of a group: of a bin, or another divisor of the side, from 8 to 64 where there is one."""
-    n, sizes = side.places.stop - side.places.start, range(64, 7, -1)
-    return side.width if side.width in sizes else next((size for size in sizes if n % size == 0), n)
+    if side.width is not None and 8 <= side.width <= 64:
+        return side.width
+    n = side.places.stop - side.places.start
+    return next((size for size in range(64, 7, -1) if n % size == 0), n)
 
 
 def _with_column(x: Tensor, column: Tensor | float) -> Tensor:
