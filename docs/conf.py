@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "_sphinx"))
 project = "Regard"
 author = "The Regard authors"
 version = release = __version__
-extensions = ["myst_parser", "mathml", "name_links", "live_pages", "code_blocks"]
+extensions = ["myst_parser", "mathml", "name_links", "live_pages", "code_blocks", "shared_navigation"]
 exclude_patterns = ["_sphinx", "learn/*/*.md"]
 
 myst_enable_extensions = ["dollarmath"]
