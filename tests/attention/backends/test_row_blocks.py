@@ -98,7 +98,9 @@ def test_who_is_served_by_blocks() -> None:
     assert (
         backend(q.clone().requires_grad_(), mask) == "tiled"
     )  # whose gradients keep the digits of large scores
-    assert backend(q, regard.rule(lambda b, h, q, k: k <= q)) == "tiled"
+    assert backend(q, regard.rule(lambda b, h, q, k: k <= q)) == "torch"
+    assert backend(q, regard.rule(lambda b, h, q, k: k <= q + h)) == "tiled"  # not the same for all heads
+    assert backend(q, regard.rule(lambda b, h, q, k: k <= q + len([]))) == "tiled"  # not pure
     assert backend(q, ~regard.causal) == "tiled"  # the last query sees no key
     assert backend(q, mask & regard.alibi(2)) == "tiled"
 
@@ -117,7 +119,7 @@ def test_forward_mode_differentiation_goes_by_tiles() -> None:
 
 def test_masks_with_far_apart_keys_are_left_to_the_tiles() -> None:
     mask = regard.causal & (regard.window(8) | regard.prefix(2))
-    assert row_blocks.find_row_blocks(mask, 4096, 4096, torch.float32) == ()
-    band = row_blocks.find_row_blocks(regard.causal & regard.window(8), 4096, 4096, torch.float32)
+    assert row_blocks.find_row_blocks(mask, (1, 1, 4096, 4096), torch.float32) == ()
+    band = row_blocks.find_row_blocks(regard.causal & regard.window(8), (1, 1, 4096, 4096), torch.float32)
     assert len(band) == 32
     assert len({id(block.bias) for block in band}) == 2  # the first block, and one mask for all others

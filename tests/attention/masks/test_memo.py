@@ -49,7 +49,8 @@ def test_a_tensor_that_is_written_to_is_looked_at_again():
 
 def test_what_may_change_unseen_is_not_remembered():
     make = Counter()
-    own = regard.rule(lambda b, h, q, k: q >= k)
+    read = [0]
+    own = regard.rule(lambda b, h, q, k: q >= k + read[0])
     assert [memoize_on_mask(regard.causal & own, "a", make) for _ in range(2)] == [1, 2]
 
     class Odd(regard.Mask):  # nothing says what it depends on
@@ -85,3 +86,12 @@ def test_the_lists_of_a_mask_are_made_once(monkeypatch):
     assert first is second
     launch.visible_blocks(mask, (1, 2, 41, 41), 16, 16, device)
     assert len(calls) == 2
+
+
+def test_what_is_too_large_is_not_kept(monkeypatch):
+    mask = regard.causal | regard.prefix(5)
+    assert [memoize_on_mask(mask, "a", lambda: torch.zeros(8)).nbytes for _ in range(2)] == [32, 32]
+    assert len(memo._cache) == 1
+    monkeypatch.setattr(memo, "MAX_BYTES", 31)
+    memoize_on_mask(mask, "b", lambda: torch.zeros(8))
+    assert len(memo._cache) == 1

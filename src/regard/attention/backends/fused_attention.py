@@ -97,7 +97,7 @@ def _row_blocks(p: AttentionProblem) -> tuple[RowBlock, ...]:
     """
     if _is_compiling() or p.q.device.type != "cpu" or p.needs_grad or forward_ad._current_level >= 0:
         return ()
-    return find_row_blocks(p.mask, p.q.shape[2], p.k.shape[2], p.q.dtype)
+    return find_row_blocks(p.mask, p.matrix, p.q.dtype)
 
 
 def _padded_only(p: AttentionProblem) -> bool:
@@ -262,10 +262,10 @@ def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor
 
 
 def _bind_row_blocks(p: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    mask, scale, T, S, dtype = p.mask, p.scale, p.q.shape[2], p.k.shape[2], p.q.dtype
+    mask, scale, shape, dtype = p.mask, p.scale, p.matrix, p.q.dtype
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        output, _ = _by_row_blocks(q, k, v, scale, find_row_blocks(mask, T, S, dtype))
+        output, _ = _by_row_blocks(q, k, v, scale, find_row_blocks(mask, shape, dtype))
         if _is_finite(output):
             return output
         return tiled_attention.run(AttentionProblem(q, k, v, mask, scale, None, None, 0.0))[0]

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from regard.attention.backends import tiles
 from regard.attention.masks.base import Mask
+from regard.attention.masks.block_lists import count_different
+from regard.attention.masks.memo import is_memoized, memoize_on_mask
 from regard.lru import LRUCache
 
 ROWS = 128  # queries of a block
@@ -32,15 +34,25 @@ class RowBlock(NamedTuple):
 _cache: LRUCache[tuple[RowBlock, ...]] = LRUCache(MAXSIZE)
 
 
-def find_row_blocks(mask: Mask, T: int, S: int, dtype: torch.dtype) -> tuple[RowBlock, ...]:
-    """The row blocks of a mask for T queries and S keys, or none of them where tiles are the better way.
+def find_row_blocks(mask: Mask, shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[RowBlock, ...]:
+    """The row blocks of a mask for attention of `shape`, or none of them where tiles are the better way.
 
-    They are not for masks that hold tensors or functions, for queries that see no key, nor for masks whose
-    visible keys lie far apart.
+    They are for masks by position and for pure functions that are the same for all sequences and heads; not
+    for queries that see no key, nor for masks whose visible keys lie far apart.
     """
-    if not mask.positional or mask.biased:
+    T, S = shape[2:]
+    if mask.biased:
         return ()
-    return _cache.get((mask, T, S, dtype), lambda: _cut(mask, T, S, dtype))
+    if mask.positional:
+        return _cache.get((mask, T, S, dtype), lambda: _cut(mask, T, S, dtype))
+    if not mask.asks_function or not is_memoized(mask):
+        return ()
+
+    def compute() -> tuple[RowBlock, ...]:
+        alike = count_different(mask, shape, torch.device("cpu")) == (1, 1)
+        return _cut(mask, T, S, dtype) if alike else ()
+
+    return memoize_on_mask(mask, ("row blocks", shape, dtype), compute)
 
 
 def _cut(mask: Mask, T: int, S: int, dtype: torch.dtype) -> tuple[RowBlock, ...]:

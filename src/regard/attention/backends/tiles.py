@@ -17,10 +17,18 @@ from torch import Tensor
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
+from regard.attention.masks.block_lists import (
+    count_different,
+    cut_into_blocks,
+    find_visible_blocks,
+    unpack_bits,
+)
 from regard.attention.masks.grid import Blocks, blocks_between, grid
+from regard.attention.masks.memo import is_memoized, memoize_on_mask
 
 ROWS, COLS = 256, 512  # the size of one tile
 TILE_NUMBERS = 1 << 19  # scores that are computed together: 2 MiB in float32, which fits the CPU's cache
+MAX_LISTED = 1 << 28  # entries of the matrix whose visibility is kept: 32 MiB, if no two tiles are equal
 GPU_SIDE = 8  # on a GPU, tiles are this many times as long on each side, to keep it busy
 
 
@@ -38,6 +46,7 @@ class Column(NamedTuple):
 
     keys: slice
     whole: bool
+    bits: Tensor | None = None  # (ROWS, COLS / 8) what is visible, if the mask need not be asked for it
 
 
 def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterator[TilePart]:
@@ -65,8 +74,31 @@ def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterat
 def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[Column]]]:
     """For each block of queries, the blocks of keys in which it sees anything."""
     _, _, T, S = part.matrix
+    if part.q.is_cpu and part.mask.asks_function and is_memoized(part.mask):
+        listed = memoize_on_mask(part.mask, ("visits", part.matrix), lambda: _list_visits(part))
+        if listed is not None:
+            return iter(listed)
     side = GPU_SIDE if part.q.is_cuda else 1
     return visits_between(part.mask, [*range(0, T, ROWS * side), T], [*range(0, S, COLS * side), S])
+
+
+def _list_visits(part: AttentionProblem) -> list[tuple[slice, list[Column]]] | None:
+    """`visits` with the bits of every tile, or None if these take too much memory or differ between heads."""
+    _, _, T, S = part.matrix
+    device = part.q.device
+    if T * S > MAX_LISTED or COLS % 8 or count_different(part.mask, part.matrix, device) != (1, 1):
+        return None
+    rows, (cols, exists) = cut_into_blocks(T, ROWS, device)[0], cut_into_blocks(S, COLS, device)
+    blocks = find_visible_blocks(part.mask, part.matrix, rows, cols, exists)
+    listed: list[tuple[slice, list[Column]]] = [
+        (slice(first, min(first + ROWS, T)), []) for first in range(0, T, ROWS)
+    ]
+    for row, col, tile in sorted(
+        zip(*(x.tolist() for x in (blocks.row, blocks.col, blocks.tile)), strict=True)
+    ):
+        keys = slice(col * COLS, min((col + 1) * COLS, S))
+        listed[row][1].append(Column(keys, tile < 0, None if tile < 0 else blocks.tiles[tile]))
+    return listed
 
 
 def visits_between(
@@ -127,10 +159,12 @@ def score(part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, kee
     k, v = (x[:, :, keys].flatten(0, 1) for x in (part.k, part.v))  # (N, C, ·)
     allowed = None
     if not column.whole or part.mask.biased:
+        R, C = rows.stop - rows.start, keys.stop - keys.start
         at = grid(rows, keys, part.matrix, q.device)
         if not column.whole:
-            allowed = part.mask.allowed(at)  # broadcasts to (b, H, R, C)
-            allowed = allowed.expand(b, H, rows.stop - rows.start, keys.stop - keys.start)
+            bits = column.bits
+            allowed = part.mask.allowed(at) if bits is None else unpack_bits(bits)[:R, :C]
+            allowed = allowed.expand(b, H, R, C)
             q, k, v = without_idle(allowed, q, k, v)
     s = torch.bmm(q, k.mT)  # (N, M, C)
     tanh = None

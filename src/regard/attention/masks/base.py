@@ -178,6 +178,11 @@ class Mask:
         """Refused: `and`, `or` and `not` would choose one of two masks and drop the other."""
         raise TypeError("a mask is neither true nor false: join masks with & and |, and write ~ for not")
 
+    @property
+    def asks_function(self) -> bool:
+        """Whether it asks a function of the user's about every entry."""
+        return any(child.asks_function for child in self.children())
+
     # What a subclass implements.
 
     def allowed(self, at: Grid) -> Tensor:

@@ -53,6 +53,11 @@ class VisibleBlocks:
     exists: Tensor  # (column blocks, cols of a block) False for keys that only fill their block
     sizes: tuple[int, int, int, int]  # batches and heads that differ, row blocks, column blocks
 
+    @property
+    def nbytes(self) -> int:
+        """The memory that the blocks and their tiles take."""
+        return sum(x.nbytes for x in (self.head, self.row, self.col, self.tile, self.tiles))
+
     @cached_property
     def hides_keys(self) -> bool:
         """Whether a key may be hidden from every query of a head; True where finding out takes too long."""
@@ -62,7 +67,7 @@ class VisibleBlocks:
             return True
         column = self.head * C + self.col
         shown = (~self.exists).repeat(own, 1).int()  # (columns, cols of a block)
-        shown.index_add_(0, column[partial], _unpack_bits(self.tiles).any(1)[self.tile[partial]].int())
+        shown.index_add_(0, column[partial], unpack_bits(self.tiles).any(1)[self.tile[partial]].int())
         shown[column[~partial]] = 1
         return not bool(shown.all())
 
@@ -112,6 +117,12 @@ def cut_into_blocks(length: int, size: int, device: torch.device) -> tuple[Tenso
     return index.clamp(max=length - 1), index < length
 
 
+def count_different(mask: Mask, shape: tuple[int, int, int, int], device: torch.device) -> tuple[int, int]:
+    """How many sequences and heads of attention of `shape` the mask tells apart: all of them, or 1."""
+    batches, heads = mask.allowed(grid(range(1), range(1), shape, device)).shape[:2]
+    return batches, heads
+
+
 def find_visible_blocks(
     mask: Mask, shape: tuple[int, int, int, int], rows: Tensor, cols: Tensor, exists: Tensor
 ) -> VisibleBlocks:
@@ -123,7 +134,7 @@ def find_visible_blocks(
     _, _, T, S = shape
     device = rows.device
     R, C = len(rows), len(cols)
-    batches, heads = mask.allowed(grid(range(1), range(1), shape, device)).shape[:2]
+    batches, heads = count_different(mask, shape, device)
     q_first, q_last = rows[:, :1] + S - T, rows[:, -1:] + S - T  # (R, 1)
     k_first, k_last = cols[:, :1].mT, cols[:, -1:].mT  # (1, C)
     whole = exists.all(-1)  # (C,)
@@ -244,7 +255,7 @@ def _pack_bits(booleans: Tensor) -> Tensor:
     return (words * 0x0102040810204080 >> 56).to(torch.uint8)
 
 
-def _unpack_bits(tiles: Tensor) -> Tensor:
+def unpack_bits(tiles: Tensor) -> Tensor:
     """The booleans (…, cols) that `_pack_bits` has packed to (…, cols / 8)."""
     bits = (tiles.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=tiles.device)) & 1
     return bits.flatten(-2).bool()
@@ -262,7 +273,7 @@ def _find_spans(tiles: Tensor) -> Tensor | None:
     """
     if not 0 < tiles.numel() * 8 <= MAX_TILE_ENTRIES:
         return None
-    visible = _unpack_bits(tiles).to(torch.uint8)  # (tiles, rows, cols)
+    visible = unpack_bits(tiles).to(torch.uint8)  # (tiles, rows, cols)
     first, count = visible.argmax(-1), visible.sum(-1)
     last = visible.shape[-1] - visible.flip(-1).argmax(-1)
     if not bool(((last - first == count) | (count == 0)).all()):

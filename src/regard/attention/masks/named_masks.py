@@ -8,7 +8,6 @@ a matrix: it answers for any tile (see `base`), and its printed form is the expr
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -21,6 +20,7 @@ from regard.attention.arguments import check_whole_number
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Index, Mask, full
 from regard.attention.masks.grid import Blocks, Grid, extremes
+from regard.attention.masks.pure import reads_positions_only
 from regard.attention.tensors import (
     FLOATS,
     WHOLE_NUMBERS,
@@ -301,9 +301,15 @@ class Rule(Mask):
     """A key is visible if a function of batch, head, query and key says so."""
 
     predicate: Predicate
+    selections: tuple[tuple[Index, Index], ...] = ()
+    """The sequences and heads that were selected, one selection after another."""
+    asks_function = True
 
     def allowed(self, at: Grid) -> Tensor:
-        answer = self.predicate(at.b, at.h, at.q, at.k)
+        b, h = at.b, at.h
+        for batch, heads in reversed(self.selections):
+            b, h = _original_numbers(b, batch), _original_numbers(h, heads)
+        answer = self.predicate(b, h, at.q, at.k)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             got = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
             raise ValueError(
@@ -319,13 +325,10 @@ class Rule(Mask):
         return answer.view(shape)
 
     def select(self, batch: Index, heads: Index) -> Mask:
-        predicate = self.predicate
-
-        @functools.wraps(predicate)  # the mask keeps its name
-        def renumbered(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return predicate(_original_numbers(b, batch), _original_numbers(h, heads), q, k)
-
-        return Rule(renumbered)
+        if (_is_unchanged(batch) and _is_unchanged(heads)) or reads_positions_only(self.predicate):
+            return self
+        batch, heads = (x if isinstance(x, slice | Tensor) else tuple(x) for x in (batch, heads))
+        return Rule(self.predicate, (*self.selections, (batch, heads)))
 
     def __repr__(self) -> str:
         name = getattr(self.predicate, "__name__", type(self.predicate).__name__)
@@ -501,6 +504,11 @@ def _original_numbers(numbers: Tensor, index: Index) -> Tensor:
     return (index.start or 0) + numbers * step
 
 
+def _is_unchanged(index: Index) -> bool:
+    """Whether sequences or heads have the same numbers after `index` selected some of them."""
+    return isinstance(index, slice) and not index.start and index.step in (None, 1)
+
+
 def _format_shape(shape: Sequence[int]) -> str:
     return "×".join(str(n) for n in shape)
 
@@ -576,7 +584,9 @@ def rule(predicate: Predicate) -> Mask:
     """A mask of your own: key k is visible to query q where `predicate(b, h, q, k)` is True.
 
     The predicate gets four index tensors that broadcast (batch, head, query position, key) and returns a
-    boolean tensor.
+    boolean tensor. A pure one, which does nothing but compute with its arguments, numbers, tensors and
+    PyTorch's elementwise operations, is asked once, and again if a value that it reads has changed; any other
+    function is asked in every call.
 
     >>> rule(lambda b, h, q, k: (q - k) % 2 == 0).to_dense(3).int()
     tensor([[1, 0, 1],

@@ -1,0 +1,436 @@
+"""A function is pure only if nothing but its code and the values it reads can change its answer."""
+
+import builtins
+import functools
+import random
+import time
+import types
+
+import pytest
+import torch
+
+import regard
+from regard.attention.masks import memo
+from regard.attention.masks.memo import is_memoized, memoize_on_mask
+from regard.attention.masks.named_masks import Rule
+from regard.attention.masks.pure import identify_function, reads_positions_only
+from regard.attention.steps import trace
+from regard.lru import LRUCache
+
+WIDTH = 3
+TABLE = torch.tensor([0, 0, 1, 1, 1, 2])
+HELD = [3]
+
+
+@pytest.fixture(autouse=True)
+def _empty(monkeypatch):
+    monkeypatch.setattr(memo, "_cache", LRUCache(memo.MAXSIZE))
+
+
+def near(q, k):
+    return (q - k).abs() < WIDTH
+
+
+def twice_near(q, k):
+    return near(2 * q, 2 * k)
+
+
+def endless(b, h, q, k):
+    return endless(b, h, q, k)
+
+
+def with_locals(b, h, q, k):
+    """Its docstring is no constant that it uses."""
+    distance = (q - k).abs()
+    visible = distance < min(WIDTH, 7)
+    return visible if WIDTH > 2 else ~visible
+
+
+n, far = 2, 40.0
+PURE = {
+    "comparison": lambda b, h, q, k: q >= k,
+    "arithmetic": lambda b, h, q, k: ((q + 2 * k) % 3 == 0) & ~(q // 2 == k // 2) | (q - k < 1),
+    "a global number": lambda b, h, q, k: q - k < WIDTH,
+    "a global tensor": lambda b, h, q, k: TABLE[q] == TABLE[k],
+    "slices": lambda b, h, q, k: TABLE[1:][q % 5] == TABLE[None, ...][0, k],
+    "another pure function": lambda b, h, q, k: near(q, k) & (h >= 0),
+    "one that calls another": lambda b, h, q, k: twice_near(q, k),
+    "a default": lambda b, h, q, k, n=n: q - k < n,
+    "a keyword default": lambda b, h, q, k, *, n=n: q - k < n,
+    "any arguments": lambda *index: index[2] >= index[3],
+    "torch": lambda b, h, q, k: torch.where(q < 4, q >= k, torch.logical_and(q > k, k.remainder(2) == 0)),
+    "methods": lambda b, h, q, k: (q - k).float().div(2, rounding_mode="floor").clamp(min=0).long() < 2,
+    "local variables": with_locals,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_what_only_computes_is_pure(name):
+    mask = regard.rule(PURE[name])
+    assert is_memoized(mask)
+    assert mask.to_dense(6).dtype == torch.bool  # and it is a mask
+
+
+class Whole:
+    """A number by its index, which may change."""
+
+    def __index__(self):
+        return 3
+
+    def allowed(self, b, h, q, k):
+        return q >= k
+
+    __call__ = allowed
+
+
+class Wide(torch.Tensor):
+    """A tensor that computes in its own way."""
+
+
+class Flag(int):
+    """A number that compares in its own way."""
+
+
+def counted(calls):
+    def count(b, h, q, k):
+        nonlocal calls
+        calls += 1
+        return q >= k
+
+    return count
+
+
+def generator(b, h, q, k):
+    yield q >= k
+
+
+async def coroutine(b, h, q, k):
+    return q >= k
+
+
+def marked(function, **attributes):
+    function.__dict__.update(attributes)
+    return function
+
+
+def in_scope(scope, builtin=None):
+    code = (lambda b, h, q, k: q - k < limit).__code__  # noqa: F821
+    return types.FunctionType(code, scope if builtin is None else {"__builtins__": builtin})
+
+
+class Scope(dict):
+    """Globals that answer in their own way."""
+
+    def __getitem__(self, name):
+        return random.random()
+
+
+def in_place(b, h, q, k):
+    q += 1
+    return q >= k
+
+
+def writes_to_a_tensor(b, h, q, k):
+    TABLE[0] = 0
+    return q >= k
+
+
+def writes_to_an_attribute(b, h, q, k):
+    near.calls = 1
+    return q >= k
+
+
+def writes_to_a_global(b, h, q, k):
+    global WIDTH
+    WIDTH = 3
+    return q >= k
+
+
+def imports(b, h, q, k):
+    import math
+
+    return q - k < math.pi
+
+
+def loops(b, h, q, k):
+    for x in HELD:
+        q = q + x
+    return q >= k
+
+
+def inner_function(b, h, q, k):
+    return (lambda: q >= k)()
+
+
+def empty_cell():
+    function = lambda b, h, q, k: q - k < limit  # noqa: E731
+    if n > 100:
+        limit = 3
+    return function
+
+
+listed, mapped, whole, flag = [3], {"n": 3}, Whole(), Flag(3)
+wide = torch.ones(2).as_subclass(Wide)
+own_method = torch.tensor([0, 1])
+own_method.abs = lambda: torch.rand(())  # type: ignore[method-assign]
+tricky = marked(lambda q, k: q >= k, abs=random.random)
+calls_it = functools.partial(lambda b, h, q, k: q >= k)
+with torch.inference_mode():
+    inference = torch.tensor([0, 1])
+
+IMPURE = {
+    "a list": lambda b, h, q, k: q - k < listed[0],
+    "a list that is a default": lambda b, h, q, k, n=[3]: q - k < n[0],
+    "a list inside a tuple": lambda b, h, q, k, n=([3],): q - k < n[0][0],
+    "a dictionary": lambda b, h, q, k: q - k < mapped["n"],
+    "random numbers": lambda b, h, q, k: (q >= k) & (random.random() < 0.5),
+    "random tensors": lambda b, h, q, k: torch.rand(()) < (q >= k),
+    "random tensors by a method": lambda b, h, q, k: (q - k).float().bernoulli() > 0,
+    "random tensors in place": lambda b, h, q, k: (q - k).float().random_() > 0,
+    "new, empty memory": lambda b, h, q, k: torch.empty_like(q) > k,
+    "the time": lambda b, h, q, k: q - k < time.time(),
+    "a counter": counted(0),
+    "an operator in place": in_place,
+    "a method in place": lambda b, h, q, k: q.add_(1) >= k,
+    "a function with out=": lambda b, h, q, k: torch.add(q, 1, out=TABLE) >= k,
+    "a tensor that it writes to": writes_to_a_tensor,
+    "an attribute that it writes to": writes_to_an_attribute,
+    "a global that it writes to": writes_to_a_global,
+    "an object with an index": lambda b, h, q, k: TABLE[whole] < q,
+    "a number of a class of its own": lambda b, h, q, k: q - k < flag,
+    "a tensor of a class of its own": lambda b, h, q, k: q >= wide[0],
+    "a tensor with a method of its own": lambda b, h, q, k: q >= own_method.abs(),
+    "a tensor of inference mode": lambda b, h, q, k: inference[q] == inference[k],
+    "a function with an attribute": lambda b, h, q, k: tricky.abs() < (q >= k),
+    "a function that is not pure": lambda b, h, q, k: counted(0)(b, h, q, k),
+    "a function without an end": endless,
+    "a generator": generator,
+    "a coroutine": coroutine,
+    "a loop": loops,
+    "a function inside": inner_function,
+    "an import": imports,
+    "partial": functools.partial(lambda n, b, h, q, k: q >= k, 0),
+    "a decorated function": functools.wraps(near)(lambda *arguments: calls_it(*arguments)),
+    "a method": Whole().allowed,
+    "a callable object": Whole(),
+    "a builtin": max,
+    "a type": Whole,
+    "a setting": lambda b, h, q, k: (q >= k) & torch.is_grad_enabled(),
+    "a power": lambda b, h, q, k: q**2 >= k,
+    "an error that it raises": lambda b, h, q, k: q >= undefined,  # noqa: F821
+    "a variable without a value": empty_cell(),
+    "globals of a class of their own": in_scope(Scope()),
+    "a file": lambda b, h, q, k: open("x") and q >= k,  # noqa: SIM115
+    "evaluated text": lambda b, h, q, k: eval("q >= k"),
+    "an attribute of a tensor": lambda b, h, q, k: q >= TABLE.data[0],
+    "its own name": lambda b, h, q, k: (q >= k) & bool(near.__name__),
+}
+
+
+@pytest.mark.parametrize("name", IMPURE)
+def test_what_may_change_its_answer_is_not_pure(name):
+    assert identify_function(IMPURE[name], []) is None
+    if callable(IMPURE[name]):
+        assert not is_memoized(regard.causal & regard.rule(IMPURE[name]))
+
+
+def answers(mask, n=6):
+    """What is cached of a mask, computed only if it is not."""
+    return memoize_on_mask(mask, n, lambda: mask.to_dense(n))
+
+
+def check(make):
+    """What is cached of the mask that `make` makes is always what it says now."""
+    for _ in range(2):
+        mask = make()
+        torch.testing.assert_close(answers(mask), mask.to_dense(6), rtol=0, atol=0)
+    assert is_memoized(mask)
+
+
+def test_a_function_made_anew_is_recognised_by_what_it_reads():
+    def make(n):
+        return regard.rule(lambda b, h, q, k: q - k < n)
+
+    assert answers(make(2)) is answers(make(2))
+    for other in (3, 2.0, True):  # 2 == 2.0, but they may count differently
+        assert answers(make(other)) is not answers(make(2))
+    assert answers(make(1)) is not answers(make(True))
+    assert answers(make(0.0)) is not answers(make(-0.0))
+    in_a_loop = [regard.rule(lambda b, h, q, k, n=n: q - k < n) for n in range(3)]
+    assert [int(answers(mask).sum()) for mask in in_a_loop] == [15, 21, 26]
+
+
+def test_another_value_of_a_variable_is_noticed(monkeypatch):
+    n = 2
+    function = lambda b, h, q, k: q - k < n  # noqa: E731
+    check(lambda: regard.rule(function))
+    before = answers(regard.rule(function))
+    n = 4
+    check(lambda: regard.rule(function))
+    assert answers(regard.rule(function)).sum() > before.sum()
+    of_global = regard.rule(PURE["another pure function"])
+    before = answers(of_global)
+    monkeypatch.setitem(globals(), "WIDTH", 5)  # which a function that it calls reads
+    check(lambda: of_global)
+    assert answers(of_global).sum() > before.sum()
+
+
+def test_another_global_that_hides_a_builtin_is_noticed(monkeypatch):
+    mask = regard.rule(with_locals)
+    assert is_memoized(mask)
+    monkeypatch.setitem(globals(), "min", random.choice)
+    assert not is_memoized(mask)
+
+
+def test_other_code_and_other_defaults_are_noticed():
+    def function(b, h, q, k, n=1, *, m=0):
+        return q - k < n + m
+
+    def other(b, h, q, k, n=1, *, m=0):
+        return k - q < n + m
+
+    mask = regard.rule(function)
+    seen = []
+    for change in (
+        lambda: None,
+        lambda: setattr(function, "__defaults__", (2,)),
+        lambda: setattr(function, "__kwdefaults__", {"m": 2}),
+        lambda: setattr(function, "__code__", other.__code__),
+    ):
+        change()
+        check(lambda: mask)
+        seen.append(answers(mask))
+    assert len({tuple(x.flatten().tolist()) for x in seen}) == 4
+    function.__defaults__ = ([2],)
+    assert not is_memoized(mask)
+
+
+def test_a_tensor_that_is_written_to_or_replaced_is_noticed():
+    ids = torch.tensor([0, 0, 1, 1, 1, 2])
+    mask = regard.rule(lambda b, h, q, k: ids[q] == ids[k])
+    check(lambda: mask)
+    before = answers(mask)
+    ids[0] = 7
+    check(lambda: mask)
+    assert answers(mask).sum() < before.sum()
+    ids = torch.zeros(6)
+    check(lambda: mask)
+    assert answers(mask).all()
+    ids = [0] * 6
+    assert not is_memoized(mask)
+
+
+def test_the_default_dtype_counts():
+    mask = regard.rule(lambda b, h, q, k: (q * 0.1) * 3 <= k * 0.3)
+    check(lambda: mask)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        check(lambda: mask)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_selected_heads_and_sequences_are_told_apart():
+    mask = regard.rule(lambda b, h, q, k: q - k <= h + 2 * b)
+    everything = mask.tile(range(6), range(6), (2, 4, 6, 6))
+    selections = (slice(0, 2), slice(1, 3)), ([1, 0], torch.tensor([3, 0])), (slice(1, 2), slice(0, 4, 2))
+    for batch, heads in selections:
+        part = mask.select(batch, heads)
+        assert is_memoized(part)
+        expected = everything[batch][:, heads]
+        shape = (*expected.shape[:2], 6, 6)
+        found = memoize_on_mask(part, shape, lambda: part.tile(range(6), range(6), shape))  # noqa: B023
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        again = part.select(slice(1, None), slice(0, 2))
+        again_shape = (len(expected) - 1, 2, 6, 6)
+        if again_shape[0]:
+            tile = again.tile(range(6), range(6), again_shape)
+            torch.testing.assert_close(tile, expected[1:, :2], rtol=0, atol=0)
+    assert mask.select(slice(0, 2), slice(None)) is mask
+
+
+def test_builtins_of_its_own_are_looked_at():
+    lenient = in_scope({"limit": 3})
+    assert identify_function(lenient, []) is not None
+    assert identify_function(in_scope({}, {"limit": random.random}), []) is None
+    assert identify_function(in_scope({}, vars(builtins)), []) is None  # which have no such name
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often a function is asked, in a list of one number."""
+    count, real = [0], Rule.allowed
+
+    def allowed(self, at):
+        count[0] += 1
+        return real(self, at)
+
+    monkeypatch.setattr(Rule, "allowed", allowed)
+    return count
+
+
+@pytest.mark.parametrize(("T", "S"), [(40, 40), (300, 700)])
+@pytest.mark.parametrize("name", ["a band", "with gaps", "by head"])
+def test_attention_and_mass_ask_a_pure_function_once(asked, name, T, S):
+    generator = torch.Generator().manual_seed(T)
+    q, k, v = (torch.randn(2, 4, n, 16, generator=generator, dtype=torch.float64) for n in (T, S, S))
+    offset = 17
+
+    def make():
+        functions = {
+            "a band": lambda b, h, q, k: (q - k).abs() <= offset,  # PyTorch's kernel runs it, in row blocks
+            "with gaps": lambda b, h, q, k: (q + k) % offset == 1,  # the tiles do
+            "by head": lambda b, h, q, k: (q - k).abs() % 3 <= h % 2,
+        }
+        return regard.causal & regard.rule(functions[name])
+
+    for width in (17, 5):
+        offset = width
+        dense = make().tile(range(T), range(S), (2, 4, T, S))
+        expected = trace(q, k, v, regard.tensor_mask(dense))
+        m = regard.attention_map(q, k, mask=regard.causal)
+        for call in (1, 2):
+            asked[0] = 0
+            output = regard.attend(q, k, v, mask=make())
+            mass = m.mass(make())
+            assert call == 1 or name == "by head" or asked == [0]
+            torch.testing.assert_close(output, expected.output)
+            whole = trace(q, k, v, regard.causal).weights
+            torch.testing.assert_close(mass, (whole * dense).sum(-1))
+
+
+def test_gradients_under_a_pure_function_are_those_under_its_matrix(asked):
+    q, k, v = (torch.randn(1, 2, 300, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def mask():
+        return regard.rule(lambda b, h, q, k: (q - k) % 5 <= 2)
+
+    dense = regard.tensor_mask(mask().to_dense(300))
+    for call in (1, 2):
+        asked[0] = 0
+        grads = torch.autograd.grad(regard.attend(q, k, v, mask=mask()).square().sum(), (q, k, v))
+        assert call == 1 or asked == [0]
+        expected = torch.autograd.grad(regard.attend(q, k, v, mask=dense).square().sum(), (q, k, v))
+        for found, other in zip(grads, expected, strict=True):
+            torch.testing.assert_close(found, other)
+
+
+def test_the_block_lists_of_a_pure_function_are_made_once(asked):
+    from regard.attention.backends.triton.launch import visible_blocks
+
+    for n, expected in ((3, "asked"), (3, "known"), (4, "asked")):
+        asked[0] = 0
+        mask = regard.causal & regard.rule(lambda b, h, q, k: (q + k) % n == 0)  # noqa: B023
+        visible_blocks(mask, (1, 2, 40, 40), 16, 16, torch.device("cpu")).by_row()
+        assert (asked[0] > 0) == (expected == "asked")
+
+
+def test_a_function_that_reads_no_head_is_the_same_for_all_of_them():
+    assert reads_positions_only(lambda b, h, q, k: q >= k)
+    assert not reads_positions_only(lambda b, h, q, k: q >= k + h)
+    assert not reads_positions_only(lambda b, h, q, k: (q >= k) & (b == h))
+    assert not reads_positions_only(lambda *index: index[0] >= index[1])
+    assert not reads_positions_only(IMPURE["random numbers"])
+    mask = regard.rule(lambda b, h, q, k: q >= k)
+    assert mask.select(slice(1, 2), [3]) is mask
