@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from regard.maps.data import MapData
 from regard.maps.sweep import LOG_ZERO, finite_lse
 
 QUERIES, KEYS = 512, 512  # of one tile: 1 MiB in float32
+MAX_RUN = 8  # tiles that are reduced together
 
 
 class ScoreTile(NamedTuple):
@@ -72,11 +74,11 @@ class HeadPass:
         self.q_positions = q_bins.places + m.first_position  # (places,) among the keys
         self.matrix = m.matrix
         self.dtype = m.result_dtype
-        self.q = q_bins.select(m.q[b, h]).to(m.dtype)  # (places, D)
-        self.lse = q_bins.select(finite_lse(m.lse[b, h]))  # (places,)
-        k = k_bins.select(m.k[b, h // (m.q.shape[1] // m.k.shape[1])])
-        self.k = torch.empty(len(k), k.shape[1] + 1, dtype=m.dtype, device=m.device)
-        self.k[:, :-1], self.k[:, -1] = k, 1.0  # (places, D + 1)
+        q, k = q_bins.select(m.q[b, h]), k_bins.select(m.k[b, h // (m.q.shape[1] // m.k.shape[1])])
+        lse = q_bins.select(finite_lse(m.lse[b, h]))
+        # [scale·q, −lse] and [k, 1], (places, D + 1) each; below a soft cap the products are scaled.
+        self.q = _with_column(q.to(m.dtype) * (m.scale if m.softcap is None else 1.0), -lse)
+        self.k = _with_column(k.to(m.dtype), 1.0)
         self.is_normal = self._are_normal()
         self.key_groups: dict[int, KeyGroups] = {}  # by the first place of a side
         self.gain = None if gain is None else k_bins.select(gain).to(self.dtype)  # (places,)
@@ -107,12 +109,20 @@ class HeadPass:
         self, tiles: list[ScoreTile], cells: PooledCells | None, statistics: PlaceStatistics | None
     ) -> None:
         """Pass over some tiles; fill the cells and add to the statistics, whichever are not None."""
-        for tile, logs, weights in self._weigh(tiles, keep_logs=statistics is not None):
+        weighed = self._weigh(tiles, keep_logs=statistics is not None)
+        for run in _runs(tiles, of_bins=cells is not None):
+            by_bin, by_group = [], []
+            for tile, logs, weights in islice(weighed, len(run)):
+                sums = None
+                if statistics is not None:
+                    by_group.append(self._sum_keys(statistics, tile, logs, weights))
+                    sums = by_group[-1][0][:, 0] if tile.k.width == _group_size(tile.k) else None
+                if cells is not None:
+                    by_bin.append(self._join_keys(tile, weights, sums))
             if cells is not None:
-                gain = None if self.gain is None else self.gain[tile.k.places, None]
-                self._pool(cells, tile, weights if gain is None else weights * gain)
+                self._pool(cells, run, *map(_cat, zip(*by_bin, strict=True)))
             if statistics is not None:
-                self._add(statistics, tile, logs, weights)
+                self._add(statistics, run, *map(_cat, zip(*by_group, strict=True)))
 
     def receive(self, tiles: list[ScoreTile], row_weights: Tensor) -> Tensor:
         """The weights of some tiles, summed over the queries times `row_weights` (T,): (places of keys,)."""
@@ -122,22 +132,35 @@ class HeadPass:
             received[tile.k.places] += weights @ of_places[tile.q.places]
         return received
 
-    def _pool(self, cells: PooledCells, tile: ScoreTile, entries: Tensor) -> None:
-        """Add the entries (keys, queries) of a tile to its cells."""
-        at = tile.k.bins, tile.q.bins
+    def _join_keys(self, tile: ScoreTile, weights: Tensor, sums: Tensor | None) -> list[Tensor]:
+        """The sums, the maxima and, with a gain, the minima of a tile, (bins of keys, queries) each.
 
-        def join(reduce: Literal["sum", "amax", "amin"]) -> Tensor:
-            by_key = self.k_bins.join(entries, tile.k, reduce)  # (bins of keys, queries)
-            if tile.q.padding is not None:
-                by_key.index_fill_(1, tile.q.padding, 0.0)
-            return self.q_bins.join(by_key, tile.q, reduce, dim=1)
+        `sums` are those of the weights, where they are known already.
+        """
+        if self.gain is None:
+            sums = self.k_bins.join(weights, tile.k, "sum") if sums is None else sums
+            return [sums, self.k_bins.join(weights, tile.k, "amax")]
+        entries = weights * self.gain[tile.k.places, None]
+        return [self.k_bins.join(entries, tile.k, reduce) for reduce in ("sum", "amax", "amin")]
 
-        cells.sums[at].add_(join("sum"))
-        tops = cells.tops[at]
-        torch.maximum(tops, join("amax"), out=tops)
-        if cells.lows is not None:
-            lows = cells.lows[at]
-            torch.minimum(lows, join("amin"), out=lows)
+    def _pool(
+        self, cells: PooledCells, run: list[ScoreTile], sums: Tensor, tops: Tensor, lows: Tensor | None = None
+    ) -> None:
+        """Add what a run of tiles was joined to, (bins of keys, queries) each, to its cells."""
+        side = run[0].q
+        at = slice(run[0].k.bins.start, run[-1].k.bins.stop), side.bins
+
+        def join(by_key: Tensor, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
+            if side.padding is not None:
+                by_key.index_fill_(1, side.padding, 0.0)
+            return self.q_bins.join(by_key, side, reduce, dim=1)
+
+        cells.sums[at].add_(join(sums, "sum"))
+        of_cells = cells.tops[at]
+        torch.maximum(of_cells, join(tops, "amax"), out=of_cells)
+        if lows is not None and cells.lows is not None:
+            of_cells = cells.lows[at]
+            torch.minimum(of_cells, join(lows, "amin"), out=of_cells)
 
     def _weigh(
         self, tiles: list[ScoreTile], *, keep_logs: bool
@@ -154,7 +177,7 @@ class HeadPass:
         for tile in tiles:
             if tile.q is not at:
                 at = tile.q
-                q = self._queries(at)
+                q = self.q[at.places].mT  # (D + 1, M)
             k = self.k[tile.k.places]  # (C, D + 1)
             if shape != (len(k), q.shape[1]):
                 shape = len(k), q.shape[1]
@@ -173,14 +196,6 @@ class HeadPass:
                 weights.index_fill_(0, tile.k.padding, 0.0)
             yield tile, logs, weights
 
-    def _queries(self, side: TileSide) -> Tensor:
-        """[scale·q, −lse] of the queries of a side, (D + 1, M): the layout of a right factor."""
-        q = self.q[side.places].mT
-        right = torch.empty(len(q) + 1, q.shape[1], dtype=self.q.dtype, device=self.q.device)
-        torch.mul(q, self.scale if self.softcap is None else 1.0, out=right[:-1])
-        torch.neg(self.lse[side.places], out=right[-1])
-        return right
-
     def _are_normal(self) -> bool:
         """Whether every exp(score − lse), of hidden keys too, is certain to be a normal number.
 
@@ -190,9 +205,9 @@ class HeadPass:
             return False
         longest = self.softcap
         if longest is None:
-            q, k = (torch.linalg.vector_norm(x, dim=1).max() for x in (self.q, self.k[:, :-1]))
-            longest = abs(self.scale) * float(q * k)
-        return longest + float(self.lse.abs().max()) < -least_log(self.dtype)
+            q, k = (torch.linalg.vector_norm(x[:, :-1], dim=1).max() for x in (self.q, self.k))
+            longest = float(q * k)  # q is scaled
+        return longest + float(self.q[:, -1].abs().max()) < -least_log(self.dtype)
 
     def _log_weights(
         self, tile: ScoreTile, q: Tensor, k: Tensor, products: Tensor, out: Tensor
@@ -217,22 +232,60 @@ class HeadPass:
             out.copy_(products)
         return visible
 
-    def _add(self, statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, weights: Tensor) -> None:
-        """Add a tile of keys by queries to the statistics of its rows and columns."""
+    def _sum_keys(
+        self, statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The sums of a tile for groups of its keys; what its keys receive is added to the statistics.
+
+        The first sums, (groups, 2, queries), are those of the weights, alone and times the distance of a key
+        from the first one of its group; the second ones, (groups, 1, queries), of the weights times their
+        logarithms.
+        """
         if tile.k.places.start not in self.key_groups:
-            self.key_groups[tile.k.places.start] = KeyGroups.make(self.k_bins.places[tile.k.places], logs)
-        groups = self.key_groups[tile.k.places.start]
-        queries = self.q_positions[tile.q.places]
-        grouped = weights.view(len(groups.first), -1, weights.shape[1])  # (groups, size, M)
-        total, back = torch.bmm(groups.ones_and_steps, grouped).unbind(1)  # (groups, M) each
-        distance = (queries - groups.first).to(logs).mul_(total).sub_(back).sum(0)
-        entropy = torch.bmm(groups.ones_and_steps[:, :1], logs.mul_(weights).view(grouped.shape)).sum((0, 1))
-        statistics.entropy[tile.q.places].sub_(entropy)
-        statistics.distance[tile.q.places].add_(distance)
-        statistics.total[tile.q.places].add_(total.sum(0))
+            self.key_groups[tile.k.places.start] = KeyGroups.make(self.k_bins.places, tile.k, logs)
+        ones_and_steps = self.key_groups[tile.k.places.start].ones_and_steps
+        grouped = len(ones_and_steps), -1, weights.shape[1]
+        total_and_back = torch.bmm(ones_and_steps, weights.view(grouped))
+        entropy = torch.bmm(ones_and_steps[:, :1], logs.mul_(weights).view(grouped))
         if tile.q.padding is not None:
             weights.index_fill_(1, tile.q.padding, 0.0)
         statistics.received[tile.k.places].add_(weights.sum(1))
+        return total_and_back, entropy
+
+    def _add(
+        self, statistics: PlaceStatistics, run: list[ScoreTile], total_and_back: Tensor, entropy: Tensor
+    ) -> None:
+        """Add the sums of a run of tiles to the statistics of its rows."""
+        places = run[0].q.places
+        first = torch.cat([self.key_groups[tile.k.places.start].first for tile in run])
+        total, back = total_and_back.unbind(1)  # (groups, queries) each
+        distance = (self.q_positions[places] - first).to(total).mul_(total).sub_(back)
+        statistics.entropy[places].sub_(entropy.sum((0, 1)))
+        statistics.distance[places].add_(distance.sum(0))
+        statistics.total[places].add_(total.sum(0))
+
+
+def _runs(tiles: list[ScoreTile], *, of_bins: bool) -> Iterator[list[ScoreTile]]:
+    """Neighbouring tiles of the same queries, whose sums along the keys are then reduced together.
+
+    With `of_bins`, no bin of keys is in two tiles of a run, and all of them are few enough for one tile.
+    """
+    run: list[ScoreTile] = []
+    for tile in tiles:
+        joins = run and tile.q is run[0].q and len(run) < MAX_RUN
+        if joins and of_bins:
+            first, stop = run[0].k.bins.start, run[-1].k.bins.stop
+            joins = tile.k.bins.start == stop and tile.k.bins.stop - first <= KEYS
+        if run and not joins:
+            yield run
+            run = []
+        run.append(tile)
+    if run:
+        yield run
+
+
+def _cat(parts: tuple[Tensor, ...]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class KeyGroups(NamedTuple):
@@ -246,16 +299,26 @@ class KeyGroups(NamedTuple):
     ones_and_steps: Tensor  # (groups, 2, size) 1, and the distance of each key from the first
 
     @classmethod
-    def make(cls, keys: Tensor, like: Tensor) -> KeyGroups:
-        """Groups of these keys; the factors have the dtype of `like`."""
-        keys = keys.view(-1, _group_size(len(keys)))
+    def make(cls, places: Tensor, side: TileSide, like: Tensor) -> KeyGroups:
+        """Groups of the keys of a side; the factors have the dtype of `like`."""
+        keys = places[side.places].view(-1, _group_size(side))
         steps = (keys - keys[:, :1]).to(like)
         return cls(keys[:, :1], torch.stack([torch.ones_like(steps), steps], 1))
 
 
-def _group_size(n: int) -> int:
-    """A divisor of n, from 8 to 64 where there is one."""
+def _group_size(side: TileSide) -> int:
+    """The keys of a group: of a bin, or another divisor of the side, from 8 to 64 where there is one."""
+    if side.width is not None and 8 <= side.width <= 64:
+        return side.width
+    n = side.places.stop - side.places.start
     return next((size for size in range(64, 7, -1) if n % size == 0), n)
+
+
+def _with_column(x: Tensor, column: Tensor | float) -> Tensor:
+    """x (places, D) and a last column, (places, D + 1)."""
+    joined = x.new_empty(len(x), x.shape[1] + 1)
+    joined[:, :-1], joined[:, -1] = x, column
+    return joined
 
 
 def _is_normal(logs: Tensor) -> bool:

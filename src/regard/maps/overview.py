@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.maps import head_pass, kernels, sweep
 from regard.maps.bins import Bins, find_runs, make_bins, whole_bins
 from regard.maps.data import MapData
-from regard.maps.head_pass import HeadPass, MaskTiles, PlaceStatistics, PooledCells
+from regard.maps.head_pass import HeadPass, MaskTiles, PlaceStatistics, PooledCells, ScoreTile
 from regard.maps.spans import equal_bounds
 from regard.maps.sweep import RowStatistics
 
@@ -105,7 +105,7 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
     def work(unit: tuple[int, int, int]) -> Tensor:
         b, h, share = unit
         head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles)
-        part = head.receive(head.tiles()[share::shares], row_weights[b, h])
+        part = head.receive(_share(head.tiles(), share, shares), row_weights[b, h])
         return k_bins.by_position(part, S)
 
     units = list(product(range(B), range(H), range(shares)))
@@ -196,7 +196,7 @@ def _pass_over_tiles(
         head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles, None if gain is None else gain[b, h])
         pooled = head.empty_cells() if cells else None
         of_places = head.empty_statistics() if statistics else None
-        head.sweep(head.tiles()[share::shares], pooled, of_places)
+        head.sweep(_share(head.tiles(), share, shares), pooled, of_places)
         return None if pooled is None else _overview(pooled, q_bins), of_places
 
     # Add up the shares of every head in a fixed order, so that the result does not depend on timing.
@@ -238,6 +238,11 @@ def _shares(m: MapData) -> int:
     return -(-_threads(m.device) // max(m.matrix[0] * m.matrix[1], 1))
 
 
+def _share(tiles: list[ScoreTile], share: int, shares: int) -> list[ScoreTile]:
+    """One of so many equal shares of the tiles, of neighbours."""
+    return tiles[share * len(tiles) // shares : (share + 1) * len(tiles) // shares]
+
+
 def _run_all(work: Callable[[Unit], Result], units: list[Unit], device: torch.device) -> Iterator[Result]:
     """The results of the work for every unit, in order, from a thread a core."""
     threads, work = _threads(device), torch.no_grad()(work)
@@ -245,6 +250,8 @@ def _run_all(work: Callable[[Unit], Result], units: list[Unit], device: torch.de
         yield from map(work, units)
         return
     try:
+        # Here, too: after an operation on several cores, PyTorch's threads wait for the next in a busy loop.
+        torch.set_num_threads(1)
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as workers:
             yield from workers.map(work, units)
     finally:

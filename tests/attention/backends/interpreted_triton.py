@@ -239,11 +239,12 @@ def test_pool(case, rows, cols):
         assert_near(result, truth, 2e-6)
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(2, 4), (8, 2), (64, 32)])
-def test_pool_of_bins_that_fill_blocks(rows, cols):
-    q, k, _ = draw(64, 64, D=16)
-    steps = trace(q.double(), k.double(), k.double(), causal)
-    found = pool.pool(q, k, true_lse(steps.masked).float(), causal, 0.25, None, rows, cols)
+@pytest.mark.parametrize("mask", [causal, causal & window(20), window(9, ahead=30)], ids=str)
+@pytest.mark.parametrize(("rows", "cols"), [(2, 4), (8, 2), (2, 1), (64, 32)])
+def test_pool_of_bins_that_fill_blocks(rows, cols, mask):
+    q, k, _ = draw(64, 64, B=1, D=16)
+    steps = trace(q.double(), k.double(), k.double(), mask)
+    found = pool.pool(q, k, true_lse(steps.masked).float(), mask, 0.25, None, rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
         assert_near(result, truth, 2e-6)
 

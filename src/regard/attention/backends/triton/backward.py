@@ -14,7 +14,6 @@ import triton.language as tl
 
 from regard.attention.backends.triton.tile import (
     LOG2E,
-    in_band,
     key_blocks,
     list_of,
     load_block,
@@ -23,7 +22,6 @@ from regard.attention.backends.triton.tile import (
     seen_by_any,
     store_rows,
     tanh,
-    tile_bits,
     visible,
 )
 
@@ -209,10 +207,7 @@ def _past_queries(
         own_delta = tl.load(delta + row, mask=row < T, other=0.0)
         allowed = None
         if PARTIAL:
-            if lists is None:
-                allowed = in_band((row + S - T)[None, :], key[:, None], S, band)
-            else:
-                allowed = tile_bits(lists, i, ROWS, COLS, True)
+            allowed = visible(lists, i, band, row + S - T, key, S, ROWS, COLS, TURNED=True)
         product = tl.dot(keys, query.T, input_precision=PRECISION)  # (COLS, ROWS)
         d_weight = tl.dot(values, do.T, input_precision=PRECISION)
         weight, d_product = _through(

@@ -30,7 +30,7 @@ def choose(purpose: str, width: int, dtype: torch.dtype) -> KernelConfig:
 # By purpose and bytes per element: (largest width, config), narrowest first.
 # "cells" is a forward pass that also pools its weights into cells. "queries" and "keys" are the two kernels
 # of the backward pass; "lists" and "lists backward" serve masks that are not bands, by lists of blocks; both
-# backward kernels then have the same block size.
+# backward kernels then have the same block size. "wide pool" pools into bins that are wider than a block.
 CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
     ("forward", 2): [
         (64, KernelConfig(64, 64, 4, 3, True)),
@@ -58,15 +58,17 @@ CONFIGS: dict[tuple[str, int], list[tuple[int, KernelConfig]]] = {
     ("lists backward", 4): [(64, KernelConfig(32, 32, 4, 1)), (256, KernelConfig(16, 16, 4, 1))],
     ("pool", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("pool", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
+    ("wide pool", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(64, 64, 8, 2))],
+    ("wide pool", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("column sums", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("column sums", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("row sums", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("row sums", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
     ("topk", 2): [(128, KernelConfig(64, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
     ("topk", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
-    ("row statistics", 2): [(128, KernelConfig(128, 128, 8, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
+    ("row statistics", 2): [(128, KernelConfig(64, 64, 4, 3, True)), (256, KernelConfig(64, 64, 8, 2))],
     ("row statistics", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
-    ("statistics", 2): [(128, KernelConfig(256, 64, 4, 2, True)), (256, KernelConfig(128, 64, 8, 2))],
+    ("statistics", 2): [(128, KernelConfig(64, 64, 4, 3, True)), (256, KernelConfig(64, 64, 8, 2))],
     ("statistics", 4): [(64, KernelConfig(64, 64, 4, 2)), (256, KernelConfig(64, 32, 4, 1))],
 }
 

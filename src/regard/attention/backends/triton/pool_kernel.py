@@ -80,8 +80,8 @@ def pool_kernel(
         full_first, full_last, last = list_of(lists, b, h, block)
         first = full_first
 
-    total = tl.zeros([ROW_BINS, COL_BINS], tl.float32)
-    most = tl.zeros([ROW_BINS, COL_BINS], tl.float32)
+    # Where a bin is PARTS blocks wide, a tile of sums and a tile of maxima are kept until it ends.
+    sums, peaks = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
     for part in tl.static_range(3):
         if part == 0:
             start, stop = first, full_first
@@ -90,18 +90,18 @@ def pool_kernel(
         else:
             start, stop = full_last, last
         if part != 0 or (lists is None and band.behind is not None):
-            total, most = _past_keys(
-                total, most, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band,
+            sums, peaks = _past_keys(
+                sums, peaks, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band,
                 col_index, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope,
-                bin_cols, start, stop, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, BITS,
+                bin_cols, start, stop, last, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, BITS,
                 PRECISION,
             )  # fmt: skip
 
 
 @triton.jit
 def _past_keys(
-    total, most, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band, col_index, k_step,
-    b, g, position, S, factor, cap, slope, bin_cols, start, stop,
+    sums, peaks, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band, col_index, k_step,
+    b, g, position, S, factor, cap, slope, bin_cols, start, stop, last,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -130,25 +130,47 @@ def _past_keys(
         if gain is not None:
             weight *= tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
 
-        if COLS // COL_BINS == 4:  # the other branch computes wrong numbers here (Triton 3.6 on Hopper)
-            cells = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS)
-            part_total = tl.sum(tl.sum(cells, 3), 1) * own_share[:, None]
-            part_most = tl.max(tl.max(cells, 3), 1)
-        else:
-            bins = weight.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS).permute(0, 2, 1, 3)
-            bins = bins.reshape(ROW_BINS * COL_BINS, ROWS * COLS // (ROW_BINS * COL_BINS))
-            part_total = tl.sum(bins, 1).reshape(ROW_BINS, COL_BINS) * own_share[:, None]
-            # Floats above 0 sort as their bits do, and a warp finds the largest integer in one instruction.
-            part_most = tl.max(bins.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
-            part_most = part_most.reshape(ROW_BINS, COL_BINS)
-        if PARTS == 1:
-            total, most = part_total, part_most
-        else:  # a bin spans several blocks: the last store holds all of it
-            fresh = block % PARTS == 0
-            total = tl.where(fresh, 0.0, total) + part_total
-            most = tl.maximum(tl.where(fresh, 0.0, most), part_most)
         col = block // PARTS * COL_BINS
-        there = inside[:, None] & (col + tl.arange(0, COL_BINS)[None, :] < bin_cols)
-        tl.store(mass + col, total, mask=there)
-        tl.store(peak + col, most, mask=there)
-    return total, most
+        if PARTS == 1:
+            _store_bins(
+                mass + col, peak + col, weight, weight, own_share, inside, bin_cols - col,
+                ROWS, COLS, ROW_BINS, COL_BINS,
+            )  # fmt: skip
+        else:
+            sums += weight
+            peaks = tl.maximum(peaks, weight)
+            if block % PARTS == PARTS - 1 or i == last - 1:  # the bin ends here
+                _store_bins(
+                    mass + col, peak + col, sums, peaks, own_share, inside, bin_cols - col,
+                    ROWS, COLS, ROW_BINS, COL_BINS,
+                )  # fmt: skip
+                sums, peaks = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    return sums, peaks
+
+
+@triton.jit
+def _store_bins(
+    mass, peak, sums, peaks, own_share, inside, bins_left,
+    ROWS: tl.constexpr, COLS: tl.constexpr, ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr,
+):  # fmt: skip
+    """Store the mean over queries of `sums`, and the largest of `peaks`, in each bin of a tile."""
+    if COLS // COL_BINS == 4:  # the other branch computes wrong numbers here (Triton 3.6 on Hopper)
+        total = tl.sum(tl.sum(sums.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS), 3), 1)
+        most = tl.max(tl.max(peaks.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS), 3), 1)
+    else:
+        total = tl.sum(_by_bin(sums, ROWS, COLS, ROW_BINS, COL_BINS), 1).reshape(ROW_BINS, COL_BINS)
+        # Floats above 0 sort as their bits do, and a warp finds the largest integer in one instruction.
+        bits = _by_bin(peaks, ROWS, COLS, ROW_BINS, COL_BINS).to(tl.int32, bitcast=True)
+        most = tl.max(bits, 1).to(tl.float32, bitcast=True).reshape(ROW_BINS, COL_BINS)
+    there = inside[:, None] & (tl.arange(0, COL_BINS) < bins_left)[None, :]
+    tl.store(mass, total * own_share[:, None], mask=there)
+    tl.store(peak, most, mask=there)
+
+
+@triton.jit
+def _by_bin(
+    tile, ROWS: tl.constexpr, COLS: tl.constexpr, ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr
+):  # fmt: skip
+    """A tile as (bins, entries of a bin)."""
+    bins = tile.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS).permute(0, 2, 1, 3)
+    return bins.reshape(ROW_BINS * COL_BINS, ROWS * COLS // (ROW_BINS * COL_BINS))

@@ -1,9 +1,11 @@
 """Row and column statistics of the attention matrix in Triton: entropy, distance, and attention received by
 keys.
 
-One program takes one block of queries past the key blocks it sees, as pooling does. The sums of a row stay in
-the program. The attention that a key receives comes from many programs, which add to it in no fixed order. It
-is added in integers, units of 2⁻⁴⁰, whose sum has the same bits in any order.
+One program takes one block of queries past the key blocks it sees, as pooling does. Tiles are turned: a row
+of a tile is a key, a column is a query. The sums of a query are kept as a tile of partial sums, which are
+added up at the end, so that for each tile only the attention that its keys receive is summed across threads.
+That comes from many programs, which add to it in no fixed order. It is added in integers, units of 2⁻⁴⁰,
+whose sum has the same bits in any order.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -66,8 +68,8 @@ def statistics_kernel(
         full_first, full_last, last = list_of(lists, b, h, block)
         first = full_first
 
-    surprise = tl.zeros([ROWS], tl.float32)  # Σ weight · log2 weight
-    back = tl.zeros([ROWS], tl.float32)  # Σ weight · steps back
+    surprise = tl.zeros([COLS, ROWS], tl.float32)  # Σ weight · log2 weight
+    back = tl.zeros([COLS, ROWS], tl.float32)  # Σ weight · steps back
     for part in tl.static_range(3):
         if part == 0:
             start, stop = first, full_first
@@ -81,8 +83,8 @@ def statistics_kernel(
                 k_step, b.to(tl.int32), g.to(tl.int32), T, S, factor, cap, slope, first_position,
                 start, stop, part != 1, D, D_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
-    tl.store(entropy + head * T + row, -surprise * LN2, mask=inside)
-    tl.store(distance + head * T + row, back, mask=inside)
+    tl.store(entropy + head * T + row, -tl.sum(surprise, 0) * LN2, mask=inside)
+    tl.store(distance + head * T + row, tl.sum(back, 0), mask=inside)
 
 
 @triton.jit
@@ -101,16 +103,16 @@ def _past_keys(
         key = key_first + tl.arange(0, COLS)
         keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
-        product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
-        log = scored(product, factor, cap, slope, position[:, None], key[None, :]) - level[:, None]
+        product = tl.dot(keys, query.T, input_precision=PRECISION)  # (COLS, ROWS)
+        log = scored(product, factor, cap, slope, position[None, :], key[:, None]) - level[None, :]
         if PARTIAL:
-            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS, TURNED=True)
             log = tl.where(allowed, log, -EMPTY_ROW_LSE)  # first of all, since a hidden entry may be NaN
         weight = tl.exp2(log)
-        surprise += tl.sum(weight * log, 1)
-        back += tl.sum(weight * (stands[:, None] - key.to(tl.float32)[None, :]), 1)
+        surprise += weight * log
+        back += weight * (stands[None, :] - key.to(tl.float32)[:, None])
         if received is not None:
-            got = (tl.sum(weight, 0) * UNITS).to(tl.int64)
+            got = (tl.sum(weight, 1) * UNITS).to(tl.int64)
             tl.atomic_add(received + key, got, mask=key < S, sem="relaxed")
         block = following
     return surprise, back

@@ -170,12 +170,20 @@ def _bits_of_words(at, col, COLS: tl.constexpr):
 
 
 @triton.jit
-def visible(lists, entry, band, position, key, S, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Which keys of a partial block, at an entry of the lists if there are some, each query sees."""
-    if lists is None:
-        return in_band(position[:, None], key[None, :], S, band)
+def visible(
+    lists, entry, band, position, key, S,
+    ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.constexpr = False,
+):  # fmt: skip
+    """Which keys of a partial block, at an entry of the lists if there are some, each query sees.
+
+    (ROWS, COLS), or (COLS, ROWS) if TURNED.
+    """
+    if lists is not None:
+        return tile_bits(lists, entry, ROWS, COLS, TURNED)
+    elif TURNED:
+        return in_band(position[None, :], key[:, None], S, band)
     else:
-        return tile_bits(lists, entry, ROWS, COLS, False)
+        return in_band(position[:, None], key[None, :], S, band)
 
 
 @triton.jit
