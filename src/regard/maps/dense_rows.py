@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.masks.base import full
 from regard.attention.masks.grid import Grid, grid
 from regard.maps.data import MapData
 from regard.maps.sweep import finite_lse, normalise_rows_
@@ -59,7 +60,7 @@ def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
         s.mul_(m.scale / m.softcap).tanh_().mul_(m.softcap)
     if (bias := m.mask.score_bias(at)) is not None:
         s.add_(bias.detach())
-    return s.masked_fill_(~m.mask.allowed(at), -torch.inf)
+    return s if m.mask is full else s.masked_fill_(~m.mask.allowed(at), -torch.inf)
 
 
 @torch.no_grad()

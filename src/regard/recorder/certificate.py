@@ -319,7 +319,9 @@ def _examine(
         product = grouped @ values if finite else _finite_product(grouped, values)
         infinite.append((~product.isfinite()).any().to(m.dtype))
         used = grouped.amax(2)[..., None] != 0  # NaN counts
-        seen = v[:, kv_heads].masked_fill(~used, 0.0)  # in the dtype of the values, which is exact
+        seen = v[:, kv_heads]
+        if m.device.type == "cuda" or not bool(used.all()):
+            seen = seen.masked_fill(~used, 0.0)  # in the dtype of the values, which is exact
         size = _largest(seen, finite).to(m.dtype)  # (B, g, 1, E)
         tolerance = (size * rounding + smallest_error(output.dtype)).repeat_interleave(group, 1)
         ratio = (product.view(model_output.shape) - model_output).abs() / tolerance
