@@ -50,7 +50,7 @@ def partial_weights(m: MapData, at: Grid) -> Tensor:
 
 def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
     """The masked scores of a tile, (B, H, rows, keys), computed in `dtype`."""
-    q = m.q[:, :, at.rows].to(dtype)
+    q = (m.q[:, :, at.rows] if isinstance(at.rows, slice) else m.q.index_select(2, at.rows)).to(dtype)
     q = q * m.scale if m.softcap is None else q  # below a soft cap the products are scaled, which rounds once
     k = m.k[:, :, at.cols].to(dtype)  # (B, G, keys, D)
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape

@@ -314,10 +314,10 @@ def _examine(
         visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
 
         # The output that the map's weights give, against the model's own.
-        model_output = output[:, heads][:, :, rows].to(m.dtype)  # (B, h, rows, E)
+        model_output = output[:, heads].index_select(2, rows).to(m.dtype)  # (B, h, rows, E)
         grouped = part_weights.view(B, values.shape[1], -1, S)
         product = grouped @ values if finite else _finite_product(grouped, values)
-        infinite.append((~product.isfinite()).any().to(m.dtype))
+        infinite.append((product * 0.0).sum().isnan().to(m.dtype))  # 0 · inf is NaN
         used = grouped.amax(2)[..., None] != 0  # NaN counts
         seen = v[:, kv_heads]
         if m.device.type == "cuda" or not bool(used.all()):
@@ -328,10 +328,10 @@ def _examine(
         empty_ratio = torch.zeros_like(ratio)
         if softly_masked_rows:
             empty_ratio = _empty_row_error(model_output, values, group) / tolerance
-        ratio = ratio.where(visible[..., None], empty_ratio)
+        ratio = ratio.where(visible[..., None], empty_ratio).amax(2)  # (B, h, E) of the worst row
         worst = ratio.nan_to_num(torch.inf).argmax()
         ratios.append(ratio.take(worst) if ratio.numel() else zero)
-        tolerances.append(tolerance.expand_as(ratio).take(worst) if ratio.numel() else zero)
+        tolerances.append(tolerance.take(worst) if ratio.numel() else zero)
 
         # The sums of the rows, with the weight of the sink logit.
         row_sum = part_weights.sum(-1)
