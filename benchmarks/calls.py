@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from benchmarks.measure import peak_mib, spread
+from regard.attention.backends.settled_length import SETTLED
 
 Call = Callable[[], Any]
 ROUNDS = 9
@@ -50,7 +51,7 @@ def short_calls(device: str, T: int, heads: int, kv_heads: int, D: int) -> list[
 
 
 def decoding(device: str, keys: int) -> list[dict[str, Any]]:
-    """One query over a cache, 32 heads on 8; and steps of a cache that grows, as in generation."""
+    """One query over a cache, 32 heads on 8: a full one, whose length has settled, and one that grows."""
     q, k, v = _tensors(device, 32, 8, 1, keys + 4096, 128)
     lengths = iter(range(keys, keys + 4096))
 
@@ -65,14 +66,23 @@ def decoding(device: str, keys: int) -> list[dict[str, Any]]:
 
         return step
 
-    still_k, still_v = k[:, :, :keys].contiguous(), v[:, :, :keys].contiguous()
-    calls: dict[str, Call] = {
-        "sdpa": lambda: sdpa(q, still_k, still_v, enable_gqa=True),
-        "attend": lambda: regard.attend(q, still_k, still_v, mask=regard.causal),
+    full_k, full_v = k[:, :, :keys].contiguous(), v[:, :, :keys].contiguous()
+    full_calls: dict[str, Call] = {
+        "sdpa": lambda: sdpa(q, full_k, full_v, enable_gqa=True),
+        "attend": lambda: regard.attend(q, full_k, full_v, mask=regard.causal),
+    }
+    growing: dict[str, Call] = {
         "sdpa, a key more each step": grow(lambda k, v: sdpa(q, k, v, enable_gqa=True)),
         "attend, a key more each step": grow(lambda k, v: regard.attend(q, k, v, mask=regard.causal)),
     }
-    return _measure(calls, q, still_k, device, "one query")
+    if device == "cpu":
+        return _measure(full_calls | growing, q, full_k, device, "one query")
+    # In turn with a cache that grows, no length settles.
+    calls = {"sdpa": full_calls["sdpa"], "attend, first calls of a length": full_calls["attend"], **growing}
+    rows = _measure(calls, q, full_k, device, "one query")
+    for _ in range(SETTLED + 1):
+        full_calls["attend"]()
+    return rows + _measure(full_calls, q, full_k, device, "one query, settled length")
 
 
 def window_against_dense_mask(T: int) -> list[dict[str, Any]]:

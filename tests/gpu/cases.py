@@ -6,6 +6,7 @@ Errors are judged against float64 and as a ratio to what PyTorch's own kernel er
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
-from regard.attention.backends import fused_attention
+from regard.attention.backends import fused_attention, settled_length
+from regard.attention.backends.plan import find_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
 from regard.attention.backends.triton import pool as triton_pool
 from regard.attention.masks.base import Mask, full
+from regard.attention.masks.named_masks import Rule
 from regard.attention.steps import trace
 from regard.maps import Spans
 from regard.maps.kept_overview import cell_size
@@ -71,6 +74,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
                 partial(attention, masks()[name], dtype, run=fused_attention.run),
             )
     yield "PyTorch's flash kernel on short bands, through attend", short_bands
+    yield "a cache whose length has settled goes over to cuDNN", settled_cache
+    yield "a pure function is asked once", pure_functions
     yield "keys nobody may look at hold NaN", unseen_nan
     yield "any strides", strides
     yield "attention under a mask is one operator of a compiled graph", compiled_masks
@@ -211,6 +216,48 @@ def attention(
     assert torch.equal(lse.isinf(), true_lse.isinf()), "lse: −inf elsewhere"
     gap = (lse - true_lse).masked_fill(true_lse.isinf(), 0.0).abs().max().item()
     assert gap < (1e-3 if dtype != F32 else 1e-5), f"lse: off by {gap:.1e}"
+
+
+def settled_cache() -> None:
+    """Outputs before and after the change are as near to float64 as PyTorch's own, and it has its kernel."""
+    for D, H, G, keys in ((128, 32, 8, 4096), (64, 4, 4, 129), (64, 6, 2, 64)):
+        q, k, v = (
+            torch.randn(1, h, n, D, device="cuda", dtype=BF16) for h, n in ((H, 1), (G, keys), (G, keys))
+        )
+        expected = trace(q.double(), k.double(), v.double()).output
+        plain = F.scaled_dot_product_attention(q, k, v, enable_gqa=H != G)
+        chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, enable_gqa=H != G))
+        by_cudnn = chosen == SDPBackend.CUDNN_ATTENTION
+        assert by_cudnn or keys < 4096, chosen
+        with patch.object(settled_length, "SETTLED", 8):
+            for call in range(12):  # the first makes the plan
+                output = regard.attend(q, k, v, mask=regard.causal)
+                gap, own = distance(output, expected), distance(plain, expected)
+                assert gap <= NEAR * own + 1e-6, f"call {call}, {keys} keys: {gap:.1e}, PyTorch {own:.1e}"
+                plan, _ = find_plan(q, k, v, regard.causal, None, None, None, 0.0, "auto")
+                assert isinstance(plan.kernel, settled_length.SettledLength)
+                assert plan.kernel.by_cudnn == (by_cudnn and call > 8), f"call {call}, {keys} keys"
+            assert torch.equal(output, plain)
+            regard.attend(q, k[:, :, 1:], v[:, :, 1:], mask=regard.causal)
+            assert not plan.kernel.by_cudnn
+
+
+def pure_functions() -> None:
+    """The mass and the output under a function follow what it reads, and it is asked only then."""
+    q, k, v = (torch.randn(1, 4, 300, 64, device="cuda", dtype=BF16) for _ in range(3))
+    m = regard.attention_map(q, k, mask=regard.causal)
+    weights, asked = trace(q.double(), k.double(), v.double(), regard.causal).weights, []
+    real = Rule.allowed
+    with patch.object(Rule, "allowed", lambda self, at: asked.append(1) or real(self, at)):
+        for step, is_new in ((3, True), (3, False), (5, True), (5, False)):
+            before = len(asked)
+            rule = regard.causal & regard.rule(lambda b, h, q, k: (q + k) % step == step - 1)  # noqa: B023
+            mass, output = m.mass(rule), regard.attend(q, k, v, mask=rule | regard.prefix(1))
+            assert (len(asked) > before) == is_new
+            dense = rule.to_dense(300).cuda()
+            assert distance(mass, (weights * dense).sum(-1)) < 1e-2
+            dense[:, 0] = True
+            assert distance(output, trace(q.double(), k.double(), v.double(), dense).output) < 1e-2
 
 
 def short_bands() -> None:

@@ -328,7 +328,7 @@ def test_killed_at_random_it_resumes_to_the_same_survey(
         _, error = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), error
         kills += process.returncode != 0
-    subprocess.run(command(folder, long_corpus, cut), check=True, capture_output=True, timeout=300)
+    run_here(command(folder, long_corpus, cut))
     assert_same(cut, whole)
     assert not list(tmp_path.glob(".cut*"))
     assert not partial.exists()

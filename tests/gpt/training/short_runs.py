@@ -17,11 +17,11 @@ from regard.gpt.training.train import TrainingResult, train
 
 CONTEXT = 8
 SETTINGS = TrainingSettings(
-    steps=60,
+    steps=30,
     batch_size=4,
     learning_rate=0.02,
     warmup_steps=5,
-    evaluate_every=20,
+    evaluate_every=15,
     save_every=7,
     evaluate_tokens=64,
 )
@@ -69,9 +69,12 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def in_another_process(folder: Path, resume: bool = True) -> multiprocessing.process.BaseProcess:
-    """The run, begun or resumed in a process of its own. One server imports PyTorch, and forks for each."""
+    """The run, begun or resumed in a process of its own. One server imports PyTorch, and forks for each.
+
+    That includes what PyTorch imports only when the first optimizer is made, which takes two seconds.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regard.gpt.training.train", "tokenizers", "torch"])
+    context.set_forkserver_preload(["regard.gpt.training.train", "tokenizers", "torch._dynamo"])
     process = context.Process(target=run, args=(folder, resume))
     process.start()
     return process

@@ -56,7 +56,7 @@ def tensors(folder: Path) -> bytes:
 def test_a_run_learns_and_leaves_a_model(undisturbed: Path) -> None:
     by_step = dict(losses(undisturbed))
     assert by_step[SETTINGS.steps] < by_step[0] - 0.5
-    assert [step for step, _ in losses(undisturbed)] == sorted([*range(61), 20, 40, 60])
+    assert [step for step, _ in losses(undisturbed)] == sorted([*range(31), 15, 30])
     model = GPT.from_pretrained(undisturbed)
     assert model.config == config()
     assert model.tokenizer is not None
@@ -76,7 +76,7 @@ def test_the_model_in_the_folder_has_the_best_validation_loss(undisturbed: Path)
 
 def test_head_scores_are_recorded_at_each_evaluation(undisturbed: Path) -> None:
     lines = [json.loads(line) for line in (undisturbed / HEADS_FILE).read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 20, 40, 60]
+    assert [line["step"] for line in lines] == [0, 15, 30]
     for line in lines:
         for table in (line["text"], line["repeats"]):
             for score in table.values():
@@ -301,7 +301,7 @@ def test_a_model_compiles_to_one_graph() -> None:
 
 def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
     before = {path.name: path.read_bytes() for path in undisturbed.iterdir()}
-    with pytest.raises(ValueError, match="holds a run at step 60: add --resume"):
+    with pytest.raises(ValueError, match="holds a run at step 30: add --resume"):
         run(undisturbed)
     with pytest.raises(
         ValueError, match=r"d_model: expected 8, with which the run in .* was started, got 16"
@@ -318,7 +318,7 @@ def test_a_folder_with_a_run_is_left_alone(undisturbed: Path) -> None:
 def test_a_finished_run_stays_finished(undisturbed: Path) -> None:
     before = (undisturbed / METRICS_FILE).read_text()
     best = min(line["validation"] for line in map(json.loads, before.splitlines()) if "validation" in line)
-    assert run(undisturbed, resume=True) == (60, True, best)
+    assert run(undisturbed, resume=True) == (30, True, best)
     assert (undisturbed / METRICS_FILE).read_text() == before
 
 
@@ -509,13 +509,13 @@ def test_the_model_of_another_run_does_not_stay(
 ) -> None:
     """Not even until the next evaluation, if the resumed run is stopped before it."""
     folder = tmp_path / "run"
-    stop_after(monkeypatch, step=47, number=signal.SIGTERM)
-    stop_after(monkeypatch, step=49, number=signal.SIGTERM)
-    assert run(folder)[:2] == (47, False)
+    stop_after(monkeypatch, step=22, number=signal.SIGTERM)
+    stop_after(monkeypatch, step=24, number=signal.SIGTERM)
+    assert run(folder)[:2] == (22, False)
     best = model_files(folder)
     run(tmp_path / "other", settings=replace(SETTINGS, steps=1, seed=2))
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
-    assert run(folder, resume=True)[:2] == (49, False)
+    assert run(folder, resume=True)[:2] == (24, False)
     assert model_files(folder) == best
     assert run(folder, resume=True).finished
     assert model_files(folder) == model_files(undisturbed)
@@ -525,7 +525,7 @@ def test_a_model_that_is_deleted_beside_a_live_run_is_there_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tmp_path / "whole", settings=OVERSHOOTING)
-    at_step(monkeypatch, 45, lambda: (tmp_path / "run" / "model.safetensors").unlink())
+    at_step(monkeypatch, 22, lambda: (tmp_path / "run" / "model.safetensors").unlink())
     assert run(tmp_path / "run", settings=OVERSHOOTING).finished
     assert model_files(tmp_path / "run") == model_files(tmp_path / "whole")
 
@@ -547,7 +547,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("step", [3, 19, 59])
+@pytest.mark.parametrize("step", [3, 14, 29])
 def test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -567,7 +567,7 @@ def test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next(
     assert model_files(folder) == model_files(undisturbed)
 
 
-@pytest.mark.parametrize("step", [3, 19, 59])
+@pytest.mark.parametrize("step", [3, 14, 29])
 def test_a_run_whose_folder_was_removed_does_not_make_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

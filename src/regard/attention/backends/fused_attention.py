@@ -20,6 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.row_blocks import RowBlock, find_row_blocks
+from regard.attention.backends.settled_length import SettledLength
 from regard.attention.backends.triton import launch
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import full
@@ -257,6 +258,8 @@ def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor
         return lambda q, k, v: attention(_fold(q, G), k, v).reshape(shape)
     if p.q.shape[-1] % 8 or p.v.shape[-1] % 8:
         return None  # they have to be padded
+    if p.mask is full and not (p.dropout or p.needs_grad or torch.are_deterministic_algorithms_enabled()):
+        return SettledLength(p.scale)
     dropout, scale, flash = p.dropout, p.scale, torch._scaled_dot_product_flash_attention
     return lambda q, k, v: flash(q, k, v, dropout, is_causal, False, scale=scale)[0]
 

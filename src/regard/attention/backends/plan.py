@@ -32,7 +32,9 @@ PLAIN = frozenset({Tensor, Parameter})  # types that compute as PyTorch does
 # Each call of `attend` asks all of these: a name is found faster than an attribute of an attribute.
 _function_modes, _dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 _transformation, _trace = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
-_flash_enabled = torch._C._get_flash_sdp_enabled
+_flash_enabled, _efficient_enabled = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
+_cudnn_enabled, _priority_order = torch._C._get_cudnn_sdp_enabled, torch._C._get_sdp_priority_order
+_deterministic = torch._C._get_deterministic_algorithms
 
 
 class Plan(NamedTuple):
@@ -105,11 +107,19 @@ def find_plan(
     if needs_grad and (q.is_inference() or k.is_inference() or v.is_inference()):
         return None, None
     try:
-        k_shape, v_shape, k_step, v_step = k.shape, v.shape, k.stride(), v.stride()
-        sizes: tuple[Any, ...] = q.shape, k_shape, v_shape, k_step, v_step
-        if (mask is None or mask is causal) and sizes[0][-2] == 1 < k_shape[-2] == v_shape[-2]:
+        # A part of a torch.Size is a torch.Size, which takes longer than a part of a tuple.
+        q_shape, k_shape, v_shape, k_step, v_step = (
+            q.shape,
+            tuple(k.shape),
+            tuple(v.shape),
+            k.stride(),
+            v.stride(),
+        )
+        sizes: tuple[Any, ...] = q_shape, k_shape, v_shape, k_step, v_step
+        if (mask is None or mask is causal) and q_shape[-2] == 1 < k_shape[-2] == v_shape[-2]:
             # A query that sees every key: the length of a cache is another one at each step.
-            sizes = sizes[0], k_shape[:-2], k_shape[-1], v_shape[:-2], v_shape[-1], k_step[-1], v_step[-1]
+            mask = None
+            sizes = q_shape, k_shape[:-2], k_shape[-1], v_shape[:-2], v_shape[-1], k_step[-1], v_step[-1]
         key = (
             sizes, q.stride(), q.dtype, q.device, k.dtype, k.device, v.dtype, v.device,
             mask, scale, softcap, dropout, backend, forced_backend.get(), needs_grad,
@@ -122,13 +132,8 @@ def find_plan(
 
 def _settings() -> tuple[Any, ...]:
     """The settings of PyTorch that its choice of a kernel for a GPU depends on."""
-    return (
-        _flash_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_cudnn_sdp_enabled(),
-        torch._C._get_deterministic_algorithms(),
-        *torch._C._get_sdp_priority_order(),
-    )
+    enabled = _flash_enabled(), _efficient_enabled(), _cudnn_enabled()
+    return enabled, _deterministic(), *_priority_order()
 
 
 def make_plan(
