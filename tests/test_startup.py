@@ -102,8 +102,11 @@ def test_every_name_and_subpackage_is_found() -> None:
     assert {*regard.__all__, *regard._PACKAGES, "__version__"} <= set(dir(regard))
 
 
-def test_a_documented_module_is_reached_from_the_package() -> None:
-    assert "regard" in imported_by("import regard; regard.attention.steps.trace")
+def test_a_documented_module_is_reached_from_the_package_and_a_model_opened_without_a_compiler() -> None:
+    model = "regard.gpt.GPT.from_pretrained('default').generate('The', max_new_tokens=2)"
+    modules = imported_by(f"import regard; regard.attention.steps.trace; {model}")
+    assert "regard.gpt.loader" in modules
+    assert "torch._dynamo" not in modules  # takes as long as the rest of PyTorch
 
 
 def test_a_name_that_is_not_there() -> None:

@@ -33,6 +33,7 @@ from regard.gpt import downloads, gguf
 from regard.gpt.config import Config
 from regard.gpt.families import WeightPart, add_head, find_family, is_derived
 from regard.gpt.folder import CONFIG, MODEL_TYPE, TOKENIZER, WEIGHTS, StoredModel, StoredTensor
+from regard.gpt.meta_device import without_weights
 from regard.gpt.parameters import parameter_shapes
 from regard.gpt.tokenizer_limits import check_limits
 from regard.safetensor_files import SafetensorFile
@@ -77,8 +78,7 @@ def load(
         shapes = parameter_shapes(config)
         for parameter, part in sources.items():
             _check_shape(stored, parameter, part, shapes[parameter])
-    # On the meta device: no memory and no random numbers for weights that are replaced at once.
-    with torch.device("meta"):
+    with without_weights():
         model = cls(config)
     weights = {parameter: _read_weight(stored, part, dtype).to(device) for parameter, part in sources.items()}
     model.load_state_dict(weights, assign=True)

@@ -31,6 +31,7 @@ from regard.file_lock import FileLock, LostLockError
 from regard.files import RunFileError, get_field, naming_errors, shorten
 from regard.gpt.config import Config
 from regard.gpt.folder import CONFIG, TOKENIZER, WEIGHTS
+from regard.gpt.meta_device import without_weights
 from regard.gpt.model import GPT
 from regard.gpt.training import checkpoints, history
 from regard.gpt.training.checkpoints import Checkpoint
@@ -451,7 +452,7 @@ class TrainingRun:
         self._check_owner()
         if self.best is None:
             return
-        with torch.device("meta"):  # no memory for weights that are replaced
+        with without_weights():
             model = GPT(self.model.config)
         model.load_state_dict(self.best, assign=True)
         model.tokenizer = self.model.tokenizer
