@@ -157,13 +157,11 @@ class Attention(nn.Module):
         H, G = self.num_heads, self.num_kv_heads
         if context is None:
             # Split, not sliced: the gradient is then one copy instead of sums with zeros.
-            heads = self.qkv(x).view(*x.shape[:2], H + 2 * G, self.head_dim)  # (B, T, heads, D)
+            heads = self._heads(self.qkv(x))
             if self.rotary is None:
-                q, k, v = heads.split_with_sizes([H, G, G], 2)
-                return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None
-            qk, v = heads.split_with_sizes([H + G, G], 2)
-            qk = qk.transpose(1, 2)
-            return qk[:, :H], qk[:, H:], v.transpose(1, 2), qk
+                return *heads.split_with_sizes([H, G, G], 1), None
+            qk, v = heads.split_with_sizes([H + G, G], 1)
+            return qk[:, :H], qk[:, H:], v, qk
         self._check("context", context, len(x))
         weight, bias, rows = self.qkv.weight, self.qkv.bias, H * self.head_dim
         q = self._heads(linear(x, weight[:rows], None if bias is None else bias[:rows]))

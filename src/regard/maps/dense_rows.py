@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.masks.base import full
 from regard.attention.masks.grid import Grid, grid
 from regard.maps.data import MapData
 from regard.maps.sweep import finite_lse, normalise_rows_
@@ -49,7 +50,7 @@ def partial_weights(m: MapData, at: Grid) -> Tensor:
 
 def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
     """The masked scores of a tile, (B, H, rows, keys), computed in `dtype`."""
-    q = m.q[:, :, at.rows].to(dtype)
+    q = (m.q[:, :, at.rows] if isinstance(at.rows, slice) else m.q.index_select(2, at.rows)).to(dtype)
     q = q * m.scale if m.softcap is None else q  # below a soft cap the products are scaled, which rounds once
     k = m.k[:, :, at.cols].to(dtype)  # (B, G, keys, D)
     (B, H, T, D), (_, G, S, _) = q.shape, k.shape
@@ -59,7 +60,7 @@ def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
         s.mul_(m.scale / m.softcap).tanh_().mul_(m.softcap)
     if (bias := m.mask.score_bias(at)) is not None:
         s.add_(bias.detach())
-    return s.masked_fill_(~m.mask.allowed(at), -torch.inf)
+    return s if m.mask is full else s.masked_fill_(~m.mask.allowed(at), -torch.inf)
 
 
 @torch.no_grad()

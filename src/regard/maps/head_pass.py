@@ -77,8 +77,8 @@ class HeadPass:
         q, k = q_bins.select(m.q[b, h]), k_bins.select(m.k[b, h // (m.q.shape[1] // m.k.shape[1])])
         lse = q_bins.select(finite_lse(m.lse[b, h]))
         # [scale·q, −lse] and [k, 1], (places, D + 1) each; below a soft cap the products are scaled.
-        self.q = _with_column(q.to(m.dtype) * (m.scale if m.softcap is None else 1.0), -lse)
-        self.k = _with_column(k.to(m.dtype), 1.0)
+        self.q = _with_column(q.to(m.dtype), m.scale if m.softcap is None else 1.0, -lse)
+        self.k = _with_column(k.to(m.dtype), 1.0, 1.0)
         self.is_normal = self._are_normal()
         self.key_groups: dict[int, KeyGroups] = {}  # by the first place of a side
         self.gain = None if gain is None else k_bins.select(gain).to(self.dtype)  # (places,)
@@ -97,8 +97,8 @@ class HeadPass:
     def empty_cells(self) -> PooledCells:
         """Cells of zeros, to be filled by a pass."""
         shape = len(self.k_bins.sizes), len(self.q_bins.sizes)
-        sums, tops, lows = (self.q.new_zeros(shape, dtype=self.dtype) for _ in range(3))
-        return PooledCells(sums, tops, None if self.gain is None else lows)
+        cells = self.q.new_zeros(2 if self.gain is None else 3, *shape, dtype=self.dtype)
+        return PooledCells(cells[0], cells[1], None if self.gain is None else cells[2])
 
     def empty_statistics(self) -> PlaceStatistics:
         """Statistics of zeros, to be added to by a pass."""
@@ -314,10 +314,11 @@ def _group_size(side: TileSide) -> int:
     return next((size for size in range(64, 7, -1) if n % size == 0), n)
 
 
-def _with_column(x: Tensor, column: Tensor | float) -> Tensor:
-    """x (places, D) and a last column, (places, D + 1)."""
+def _with_column(x: Tensor, factor: float, column: Tensor | float) -> Tensor:
+    """x (places, D) times a factor, and a last column: (places, D + 1)."""
     joined = x.new_empty(len(x), x.shape[1] + 1)
-    joined[:, :-1], joined[:, -1] = x, column
+    torch.mul(x, factor, out=joined[:, :-1])
+    joined[:, -1] = column
     return joined
 
 

@@ -302,7 +302,8 @@ def _examine(
     tile_bytes = GPU_TILE_BYTES if m.device.type == "cuda" else TILE_BYTES
     group = H // max(v.shape[1], 1)
     if 0 not in (B, T, S):
-        spread = v.amax(2, keepdim=True).to(m.dtype) - v.amin(2, keepdim=True).to(m.dtype)  # (B, G, 1, E)
+        most, least = v.amax(2, keepdim=True), v.amin(2, keepdim=True)  # (B, G, 1, E)
+        spread = most.to(m.dtype) - least.to(m.dtype)
     heads_at_once = max(1, tile_bytes // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
         heads = slice(first, min(first + heads_at_once, H))
@@ -314,22 +315,25 @@ def _examine(
         visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
 
         # The output that the map's weights give, against the model's own.
-        model_output = output[:, heads][:, :, rows].to(m.dtype)  # (B, h, rows, E)
+        model_output = output[:, heads].index_select(2, rows).to(m.dtype)  # (B, h, rows, E)
         grouped = part_weights.view(B, values.shape[1], -1, S)
         product = grouped @ values if finite else _finite_product(grouped, values)
-        infinite.append((~product.isfinite()).any().to(m.dtype))
+        infinite.append((product * 0.0).sum().isnan().to(m.dtype))  # 0 · inf is NaN
         used = grouped.amax(2)[..., None] != 0  # NaN counts
-        seen = v[:, kv_heads].masked_fill(~used, 0.0)  # in the dtype of the values, which is exact
-        size = _largest(seen, finite).to(m.dtype)  # (B, g, 1, E)
+        if m.device.type == "cpu" and finite and bool(used.all()):
+            size = torch.maximum(most[:, kv_heads], -least[:, kv_heads]).to(m.dtype)  # (B, g, 1, E)
+        else:
+            seen = v[:, kv_heads].masked_fill(~used, 0.0)  # in the dtype of the values, which is exact
+            size = _largest(seen, finite).to(m.dtype)
         tolerance = (size * rounding + smallest_error(output.dtype)).repeat_interleave(group, 1)
         ratio = (product.view(model_output.shape) - model_output).abs() / tolerance
         empty_ratio = torch.zeros_like(ratio)
         if softly_masked_rows:
             empty_ratio = _empty_row_error(model_output, values, group) / tolerance
-        ratio = ratio.where(visible[..., None], empty_ratio)
+        ratio = ratio.where(visible[..., None], empty_ratio).amax(2)  # (B, h, E) of the worst row
         worst = ratio.nan_to_num(torch.inf).argmax()
         ratios.append(ratio.take(worst) if ratio.numel() else zero)
-        tolerances.append(tolerance.expand_as(ratio).take(worst) if ratio.numel() else zero)
+        tolerances.append(tolerance.take(worst) if ratio.numel() else zero)
 
         # The sums of the rows, with the weight of the sink logit.
         row_sum = part_weights.sum(-1)

@@ -140,7 +140,8 @@ def _run_operations(layer: EncoderLayer) -> tuple[Tensor, AttentionCall]:
         largest, key = weights.max(-1)
         top = torch.linalg.vecdot(scaled_q, k.gather(2, key[..., None].expand_as(k)))
     lse = (top - largest.log()).nan_to_num_(nan=-torch.inf)
-    output = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view_as(v)
+    # In the memory of the scaled queries, which k and v hold on to.
+    output = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=scaled_q.flatten(0, 1)).view_as(v)
     mixed = linear(output.transpose(1, 2).reshape(B, T, width), layer.proj_weight, layer.proj_bias)
     del weights
     q = (qkv[..., :width] + layer.qkv_bias[:width]).view(B, T, heads, -1).transpose(1, 2)
