@@ -68,7 +68,7 @@ def pool(
     q = -q if scores.negative else q
     (width,) = padded(D)
     config = configs.choose("pool", width, q.dtype)
-    if isinstance(cols, int) and S // cols > config.cols:
+    if _side(S, cols, config.cols, q.device)[0][0].parts > 1:
         config = configs.choose("wide pool", width, q.dtype)
     down, sizes = _side(T, rows, config.rows, q.device)
     across, widths = _side(S, cols, config.cols, q.device)
