@@ -8,11 +8,15 @@ import inspect
 import json
 import pkgutil
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import regard
+from regard.checker import Report, sandbox
+from regard.checker.worker import check_request
 from scripts import cut_heads, ideas, reference, sessions
 from tests.sampling import share
 
@@ -68,13 +72,32 @@ def test_the_reference_is_up_to_date() -> None:
     assert reference.reference(text) == text
 
 
+def check_here(spec: str, options: dict[str, Any], **limits: float) -> Report:
+    """Check a file in this process, which importing it leaves as it was."""
+    places, modules = sys.path.copy(), set(sys.modules)
+    try:
+        return Report.from_dict(check_request({"spec": spec, "options": options}, lambda **line: None))
+    finally:
+        sys.path[:] = places
+        for name in set(sys.modules) - modules:
+            if name.startswith("checked_"):
+                del sys.modules[name]
+
+
 @pytest.mark.parametrize(
     "path",
     share([path for path in sessions.DOCUMENTS if path != sessions.VISIBILITY], 3),
     ids=lambda path: path.name,
 )
-def test_the_commands_in_the_documents_print_what_they_show(path: Path) -> None:
-    """`make sessions` runs them and writes their output. `test_visibility` has one that takes long."""
+def test_the_commands_in_the_documents_print_what_they_show(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make sessions` runs them and writes their output. `test_visibility` has one that takes long.
+
+    Each check of the README is in a process of its own, as yours are; the many of check.md are in this one.
+    """
+    if path.name == "check.md":
+        monkeypatch.setattr(sandbox, "check_in_process", check_here)
     text = path.read_text(encoding="utf-8")
     assert sessions.run_sessions(text) == text
 
