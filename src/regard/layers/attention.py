@@ -159,7 +159,8 @@ class Attention(nn.Module):
             # Split, not sliced: the gradient is then one copy instead of sums with zeros.
             heads = self._heads(self.qkv(x))
             if self.rotary is None:
-                return *heads.split_with_sizes([H, G, G], 1), None
+                q, k, v = heads.split_with_sizes([H, G, G], 1)
+                return q, k, v, None
             qk, v = heads.split_with_sizes([H + G, G], 1)
             return qk[:, :H], qk[:, H:], v, qk
         self._check("context", context, len(x))

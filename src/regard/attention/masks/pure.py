@@ -75,7 +75,8 @@ def identify_function(function: object, tensors: list[Tensor], depth: int = MAX_
     """What identifies a pure function and its answers, or None if it is not pure. Tensors are collected."""
     if type(function) is not FunctionType or function.__dict__ or not depth:
         return None
-    code, scope, builtins = _read(function.__code__), function.__globals__, function.__builtins__
+    code, scope = _read(function.__code__), function.__globals__
+    builtins = function.__builtins__  # type: ignore[attr-defined]
     keyword_defaults = function.__kwdefaults__ or {}
     if not code.only_computes or any(type(x) is not dict for x in (scope, builtins, keyword_defaults)):
         return None
