@@ -78,8 +78,9 @@ for arguments in ARGUMENTS:
     assert not modules & (HEAVY | OPTIONAL - {"rich", "typer"})
 
 
-def test_type_checkers_see_the_names_that_are_imported_when_used() -> None:
-    tree = ast.parse(Path(regard.__file__).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", [regard, regard.checker], ids=lambda package: package.__name__)
+def test_type_checkers_see_the_names_that_are_imported_when_used(package: types.ModuleType) -> None:
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.name: node.module
@@ -87,13 +88,29 @@ def test_type_checkers_see_the_names_that_are_imported_when_used() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert seen == regard._HOME
-    assert sorted(seen) == sorted(regard.__all__)
+    assert seen == package._HOME
+    assert sorted(seen) == sorted(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is vars(package)[name]  # kept after the first use
+    assert set(package.__all__) <= set(dir(package))
+
+
+def test_checking_imports_no_torch_in_the_command(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def attention(q, k, v): return (q @ k.mT).softmax(-1) @ v\n")
+    program = f"""
+import sys
+from regard.__main__ import main
+sys.argv = ["regard", "check", {str(tmp_path / "mine.py")!r} + ":attention"]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 1, end.code
+    sys.exit(0)
+"""
+    assert not imported_by(program) & HEAVY
 
 
 def test_every_name_and_subpackage_is_found() -> None:
-    for name in regard.__all__:
-        assert getattr(regard, name) is vars(regard)[name]  # kept after the first use
     source = Path(regard.__file__).parent
     packages = {path.parent.name for path in source.glob("*/__init__.py")}
     assert packages - {"cli"} | {"testing"} == set(regard._PACKAGES)

@@ -6,7 +6,7 @@ Names are imported when they are first used, so that `import regard` and the com
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from regard.import_hooks import call_after_import
+from regard.import_hooks import call_after_import, import_on_first_use
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
@@ -125,15 +125,12 @@ _PACKAGES = (
 )
 
 
+_import_name = import_on_first_use(__name__, _HOME)
+
+
 def __getattr__(name: str) -> object:
     """Import a public name, or a subpackage, when it is first used (PEP 562)."""
-    if name in _HOME:
-        value: object = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    if name in _PACKAGES:
-        return import_module(f"regard.{name}")
-    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    return import_module(f"regard.{name}") if name in _PACKAGES else _import_name(name)
 
 
 def __dir__() -> list[str]:

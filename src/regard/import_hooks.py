@@ -1,15 +1,28 @@
-"""Call a function after another library has been imported, without importing that library ourselves."""
+"""Imports that wait: of names until they are used, of our part of a library until it is imported."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+
+
+def import_on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a package (PEP 562), which imports a name from its home module when it is used."""
+
+    def get_name(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value: object = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get_name
 
 
 def call_after_import(watched: str, module: str, function: str) -> None:

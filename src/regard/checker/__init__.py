@@ -4,13 +4,20 @@
 runs probes on it (`probes`), which compare its answers to questions (`cases`) with the oracle's (`oracle`). A
 wrong answer is compared with the catalogue (`mistakes`): each mistake is an `AttentionVariant` that is wrong
 in one way.
+
+Names are imported when they are first used: the command starts a process that checks, and needs no PyTorch.
 """
 
-from regard.checker.catalogue import CATALOGUE, get_mistake
-from regard.checker.checker import check
-from regard.checker.errors import CheckError
-from regard.checker.report import Check, Diagnosis, Report
-from regard.checker.visibility import MistakeDistance, VisibilityTable, measure_visibility
+from typing import TYPE_CHECKING
+
+from regard.import_hooks import import_on_first_use
+
+if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
+    from regard.checker.catalogue import CATALOGUE, get_mistake
+    from regard.checker.checker import check
+    from regard.checker.errors import CheckError
+    from regard.checker.report import Check, Diagnosis, Report
+    from regard.checker.visibility import MistakeDistance, VisibilityTable, measure_visibility
 
 __all__ = [
     "CATALOGUE",
@@ -24,3 +31,21 @@ __all__ = [
     "get_mistake",
     "measure_visibility",
 ]
+
+_HOME = {
+    "CATALOGUE": "regard.checker.catalogue",
+    "Check": "regard.checker.report",
+    "CheckError": "regard.checker.errors",
+    "Diagnosis": "regard.checker.report",
+    "MistakeDistance": "regard.checker.visibility",
+    "Report": "regard.checker.report",
+    "VisibilityTable": "regard.checker.visibility",
+    "check": "regard.checker.checker",
+    "get_mistake": "regard.checker.catalogue",
+    "measure_visibility": "regard.checker.visibility",
+}
+__getattr__ = import_on_first_use(__name__, _HOME)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
