@@ -1,7 +1,9 @@
 """A mask's blocks are worked out once, and again as soon as the mask could say something else."""
 
+import dataclasses
 import gc
 
+import numpy
 import pytest
 import torch
 
@@ -95,3 +97,67 @@ def test_what_is_too_large_is_not_kept(monkeypatch):
     monkeypatch.setattr(memo, "MAX_BYTES", 31)
     memoize_on_mask(mask, "b", lambda: torch.zeros(8))
     assert len(memo._cache) == 1
+
+
+def test_values_that_numpy_changes_are_noticed():
+    make, lengths = Counter(), numpy.array([2, 3])
+    mask = regard.padding(torch.from_numpy(lengths))
+    assert memoize_on_mask(mask, "a", make) == memoize_on_mask(mask, "a", make) == 1
+    lengths[:] = 1
+    assert memoize_on_mask(mask, "a", make) == 2
+
+
+def test_a_fused_optimizer_is_noticed():
+    weight = torch.nn.Parameter(torch.tensor([0.0, 5.0, 1.0]))
+    mask = regard.rule(lambda b, h, q, k: (weight[q] >= weight[k]) | (q == k))
+    make = Counter()
+    for expected in (1, 2):
+        assert memoize_on_mask(mask, "a", make) == expected  # nothing that could be trained is cached
+
+
+def test_a_mask_of_somebody_elses_class_is_not_trusted():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(regard.Mask):
+        size: int = 0
+
+    make = Counter()
+    assert [memoize_on_mask(Mine() & regard.causal, "a", make) for _ in range(2)] == [1, 2]
+
+
+def test_a_large_tensor_is_not_cached(monkeypatch):
+    monkeypatch.setattr(memo, "LARGE", 15)
+    make, table = Counter(), torch.ones(4, 4, dtype=torch.bool)
+    assert [memoize_on_mask(regard.tensor_mask(table), "a", make) for _ in range(2)] == [1, 2]
+    small = regard.tensor_mask(table[:3])
+    assert [memoize_on_mask(small, "a", make) for _ in range(2)] == [3, 3]
+
+
+def test_what_is_cached_in_inference_mode_serves_training():
+    q, k, v = (torch.randn(2, 2, 20, 8, requires_grad=True) for _ in range(3))
+    mask = regard.padding(torch.tensor([5, 20]))
+    with torch.inference_mode():
+        regard.attend(q, k, v, mask=mask)
+    regard.attend(q, k, v, mask=mask).sum().backward()
+
+
+def test_a_mask_that_changes_before_the_backward_pass_is_an_error():
+    q, k, v = (torch.randn(1, 2, 9, 8, requires_grad=True) for _ in range(3))
+    table = torch.ones(9, 9, dtype=torch.bool).tril()
+    outputs = []
+    for n in (2, 5):
+        outputs.append(regard.attend(q, k, v, mask=regard.rule(lambda b, h, q, k: (q >= k) & (q - k < n))))  # noqa: B023
+    outputs[1].sum().backward()
+    with pytest.raises(RuntimeError, match=r"rule.* has changed between the forward and the backward pass"):
+        outputs[0].sum().backward()
+    output = regard.attend(q, k, v, mask=table)
+    table.fill_(True)
+    with pytest.raises(RuntimeError, match=r"tensor_mask.* has changed"):
+        output.sum().backward()
+
+
+def test_a_compiled_map_asks_a_pure_function():
+    ids = torch.arange(20) // 5
+    q, k = torch.randn(2, 1, 2, 20, 8).unbind()
+    mask = regard.rule(lambda b, h, q, k: ids[q] == ids[k])
+    mass = torch.compile(lambda q, k: regard.attention_map(q, k).mass(mask), backend="eager")(q, k)
+    torch.testing.assert_close(mass, regard.attention_map(q, k).mass(mask))

@@ -23,6 +23,7 @@ from torch import Tensor
 from regard.attention.backends.problem import AttentionProblem
 from regard.attention.backends.tiles import exponentials, fold, parts, scale_queries, score, visits
 from regard.attention.inputs import working_dtype
+from regard.attention.masks.memo import remember
 
 
 def unsupported_reason(problem: AttentionProblem) -> str | None:
@@ -108,6 +109,7 @@ class Tiled(torch.autograd.Function):
         output, top, total = online_softmax(problem._replace(q=q, k=k, v=v, sinks=sinks), seed)
         ctx.save_for_backward(q, k, v, sinks, output, top, total)
         ctx.problem, ctx.seed = problem._replace(q=q[:0], k=k[:0], v=v[:0], sinks=None), seed
+        ctx.check_mask = remember(problem.mask)
         lse = top + total.log()
         ctx.mark_non_differentiable(lse)
         # The backward pass subtracts numbers that are computed from the output: it needs all its digits.
@@ -115,6 +117,7 @@ class Tiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.check_mask()
         q, k, v, sinks, output, top, total = ctx.saved_tensors
         problem = ctx.problem._replace(q=q, k=k, v=v, sinks=sinks)
         return *backward(problem, ctx.seed, grad, output, top, total), None, None

@@ -21,6 +21,7 @@ from regard.attention.context_parallel.rows import ORDERS, check_order, find_run
 from regard.attention.context_parallel.transfer import Ring
 from regard.attention.inputs import as_batch_mask, working_dtype
 from regard.attention.masks.base import Mask
+from regard.attention.masks.memo import remember
 from regard.attention.tensors import FLOATS
 from regard.override import ContextEntries
 
@@ -198,7 +199,7 @@ class RingAttention(torch.autograd.Function):
         if sinks is not None:
             partial.add_sinks_(sinks)
         ctx.save_for_backward(q, k, v, sinks, *partial)
-        ctx.ring, ctx.rows = ring, rows
+        ctx.ring, ctx.rows, ctx.check_mask = ring, rows, remember(problem.mask)
         ctx.problem = problem._replace(q=q[:0], k=k[:0], v=v[:0], sinks=None)
         lse = partial.lse.to(partial.output.dtype)
         ctx.mark_non_differentiable(lse)
@@ -208,6 +209,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.check_mask()
         q, k, v, sinks, output, lse = ctx.saved_tensors
         ring, rows = ctx.ring, ctx.rows
         problem = ctx.problem._replace(q=q, k=k, v=v)

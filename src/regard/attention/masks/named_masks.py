@@ -584,9 +584,11 @@ def rule(predicate: Predicate) -> Mask:
     """A mask of your own: key k is visible to query q where `predicate(b, h, q, k)` is True.
 
     The predicate gets four index tensors that broadcast (batch, head, query position, key) and returns a
-    boolean tensor. A pure one, which does nothing but compute with its arguments, numbers, tensors and
-    PyTorch's elementwise operations, is asked once, and again if a value that it reads has changed; any other
-    function is asked in every call.
+    boolean tensor. It is asked about some entries at a time, so each answer follows from its own indices. A
+    pure one, which does nothing but compute with its arguments, numbers, tensors and PyTorch's elementwise
+    operations, is asked once, and again if a value that it reads has changed; any other function is asked in
+    every call. What it reads stays the same until a backward pass has run, and for as long as a map with this
+    mask is used.
 
     >>> rule(lambda b, h, q, k: (q - k) % 2 == 0).to_dense(3).int()
     tensor([[1, 0, 1],

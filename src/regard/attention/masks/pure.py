@@ -9,21 +9,22 @@ Nothing is taken on trust. A function is pure if its bytecode does nothing but c
 - every attribute is one of `ATTRIBUTES`, which exist on tensors and on `torch` only, compute each entry for
   itself and change nothing.
 
-So it can reach nothing else, and its answer follows from its code and these values, which identify it. A
-tensor counts by its identity and its number of modifications. Any other function, an instruction of a later
-Python among them, is not pure. What is not noticed: a write to `tensor.data`, and another function put in the
-place of one of PyTorch's own.
+So it can reach nothing else, and its answer follows from its code and these values, which identify it (see
+`identify_tensor` for tensors). Any other function, an instruction of a later Python among them, is not pure.
+What is not noticed: another function put in the place of one of PyTorch's own.
 """
 
 from __future__ import annotations
 
 import dis
 from collections.abc import Hashable
+from hashlib import blake2b
 from types import BuiltinFunctionType, CodeType, EllipsisType, FunctionType, NoneType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from regard.lru import LRUCache
@@ -56,27 +57,39 @@ ATTRIBUTES = frozenset(
 WORDS = frozenset({"dim", "min", "max", "rounding_mode", "floor", "trunc"})
 """The strings that a pure function may hold, as names of arguments (not `out`) or as values."""
 BUILTINS = (abs, min, max)
+LARGE = 1 << 24
+"""Bytes of a tensor from which on its values are not compared."""
 MAX_DEPTH = 4
 """How deep pure functions may call each other."""
 
 
 def identify_tensor(tensor: Tensor, tensors: list[Tensor]) -> Hashable | None:
-    """What identifies a tensor and its values, or None in inference mode, which counts no modifications.
+    """What identifies a tensor and its values, or None if nothing does.
 
-    The tensor is added to `tensors`: its identity is good for as long as it lives.
+    A tensor of a CPU, unless it is large, counts by its values, which NumPy may change unseen; any other by
+    PyTorch's number of its modifications, which leaves out writes to its `.data` or through DLPack. Nothing
+    identifies a tensor that requires gradients, since fused optimizers do not count their modifications, nor
+    one of inference mode. The tensor is added to `tensors`: its identity is good for as long as it lives.
     """
-    if tensor.is_inference():
+    if tensor.is_inference() or tensor.requires_grad:
         return None
+    values = b""
+    if tensor.is_cpu and type(tensor) is Tensor and tensor.nbytes <= LARGE:
+        try:
+            data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+            values = blake2b(data.tobytes(), digest_size=16).digest()
+        except RuntimeError:  # a wrapper of torch.func has no values
+            return None
     tensors.append(tensor)
-    return id(tensor), tensor._version
+    return id(tensor), tensor._version, values
 
 
 def identify_function(function: object, tensors: list[Tensor], depth: int = MAX_DEPTH) -> Hashable | None:
     """What identifies a pure function and its answers, or None if it is not pure. Tensors are collected."""
-    if type(function) is not FunctionType or function.__dict__ or not depth:
+    if is_compiling() or type(function) is not FunctionType or function.__dict__ or not depth:
         return None
     code, scope = _read(function.__code__), function.__globals__
-    builtins = function.__builtins__  # type: ignore[attr-defined]
+    builtins: dict[str, object] = getattr(function, "__builtins__")  # noqa: B009  # mypy knows it at times
     keyword_defaults = function.__kwdefaults__ or {}
     if not code.only_computes or any(type(x) is not dict for x in (scope, builtins, keyword_defaults)):
         return None

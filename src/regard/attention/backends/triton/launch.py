@@ -20,7 +20,7 @@ from regard.attention.backends.triton.cells import CellBuffers, SquareCells, hea
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import VisibleBlocks, cut_into_blocks, find_visible_blocks
-from regard.attention.masks.memo import memoize_on_mask
+from regard.attention.masks.memo import memoize_on_mask, remember
 
 WIDEST = 256
 """The largest width of keys and values that the kernels support."""
@@ -189,12 +189,14 @@ class _Attention(torch.autograd.Function):
         output, lse, top, log_total, _ = forward(problem, for_backward=True)
         ctx.save_for_backward(problem.q, problem.k, problem.v, problem.sinks, output, top, log_total)
         ctx.others = problem.mask, problem.scale, problem.softcap
+        ctx.check_mask = remember(problem.mask)
         ctx.mark_non_differentiable(lse)
         return output, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.check_mask()
         q, k, v, sinks, output, top, log_total = ctx.saved_tensors
         mask, scale, softcap = ctx.others
         problem = AttentionProblem(q, k, v, mask, scale, softcap, sinks, 0.0)
