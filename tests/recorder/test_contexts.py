@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import regard
 from regard.override import MethodWrappers
 from tests.attack.capture import MODELS, Encoder, llama
+from tests.patience import HANGING
 
 
 def random_ids(T: int = 7) -> Tensor:
@@ -81,7 +82,7 @@ class Waiting(nn.Module):
         self.encoder, self.meeting = Encoder(), threading.Barrier(2)
 
     def forward(self, ids: Tensor) -> Tensor:
-        self.meeting.wait(timeout=60)
+        self.meeting.wait(timeout=HANGING)
         return self.encoder(ids)
 
 
