@@ -66,6 +66,7 @@ def state() -> dict[str, Any]:
         "torch.nn.MultiheadAttention": dict(vars(nn.MultiheadAttention)),
         "hooks on every module": {name: len(getattr(modules, name)) for name in HOOKS},
     }
+    found["torch.nn.functional"].pop("__warningregistry__", None)  # where Python notes what was warned of
     found["sys.modules"].pop("transformers", None)  # it replaces itself when its models are first used
     if (models := imported("transformers.modeling_utils")) is not None:
         found["AttentionInterface"] = dict(vars(models.AttentionInterface))

@@ -69,9 +69,7 @@ def start(request: dict[str, Any], indices: dict[int, int]) -> None:
         )
         indices[started.pid] = index
         say(index=index, number=started.pid)
-        started.returncode = (
-            0  # else it reaps its process when it is forgotten, unreported
-        )
+        started.returncode = 0  # else it reaps its process when it is forgotten, unreported
 
 
 def end_with_supervisor(supervisor: int) -> None:
