@@ -25,8 +25,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
+from tests.patience import HANGING
+
 ENDING = ("threads", "processes")
-PATIENCE = 10.0  # seconds for a thread or a process that is about to end
 HOOKS = [name for name in vars(modules) if name.startswith("_global_") and name.endswith("_hooks")]
 LEARNED = (
     "PYTEST_CURRENT_TEST",
@@ -66,6 +67,7 @@ def state() -> dict[str, Any]:
         "torch.nn.MultiheadAttention": dict(vars(nn.MultiheadAttention)),
         "hooks on every module": {name: len(getattr(modules, name)) for name in HOOKS},
     }
+    found["torch.nn.functional"].pop("__warningregistry__", None)  # where Python notes what was warned of
     found["sys.modules"].pop("transformers", None)  # it replaces itself when its models are first used
     if (models := imported("transformers.modeling_utils")) is not None:
         found["AttentionInterface"] = dict(vars(models.AttentionInterface))
@@ -127,7 +129,7 @@ def children() -> dict[str, str]:
 
 def changes(before: Mapping[str, Any]) -> list[str]:
     """What differs from an earlier `state()`, a line each; what is about to end is waited for."""
-    after, limit = state(), time.monotonic() + PATIENCE
+    after, limit = state(), time.monotonic() + HANGING
     while any(after[name].keys() - before[name] for name in ENDING) and time.monotonic() < limit:
         time.sleep(0.01)
         after = state()

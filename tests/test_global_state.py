@@ -105,7 +105,7 @@ def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch: pytest.M
     thread.start()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with monkeypatch.context() as patch:
-        patch.setattr(global_state, "PATIENCE", 0.0)
+        patch.setattr(global_state, "HANGING", 0.0)
         found = global_state.changes(before)
     assert [line.split()[:2] for line in found] == [
         ["threads:", "waiting"],

@@ -19,6 +19,7 @@ import regard
 from regard.override import MethodWrappers
 from regard.recorder.certificate import sampled_rows
 from tests.attack.capture import MODELS, Encoder, llama
+from tests.patience import HANGING
 
 
 def random_ids(T: int = 7) -> Tensor:
@@ -82,7 +83,7 @@ class Waiting(nn.Module):
         self.encoder, self.meeting = Encoder(), threading.Barrier(2)
 
     def forward(self, ids: Tensor) -> Tensor:
-        self.meeting.wait(timeout=60)
+        self.meeting.wait(timeout=HANGING)
         return self.encoder(ids)
 
 

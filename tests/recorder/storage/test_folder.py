@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +181,8 @@ def test_opening_reads_no_tensors(tmp_path: Path) -> None:
     Capture(big).save(tmp_path)
     on_disk = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert on_disk > 120 << 20
-    before, start = resident(), time.perf_counter()
+    before = resident()
     back = regard.load(tmp_path)
-    assert time.perf_counter() - start < 1.0
     assert len(back) == 30
     assert back.certificate.certified
     assert repr(back) == "Capture(30 layers of 1×8×1024×1024, 30 certified)"

@@ -256,7 +256,7 @@ def _table(described: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor |
             check_type(name, number, int)
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{name}: expected rows of one length, got {shorten([len(row) for row in rows])}")
-    return torch.tensor(rows, dtype=torch.long).view(len(rows), -1 if rows else 0).to(dtype)
+    return torch.tensor(rows, dtype=torch.long, device="cpu").view(len(rows), -1 if rows else 0).to(dtype)
 
 
 def _predictions(described: dict[str, Any] | None, ids: Tensor | None) -> Predictions | None:
@@ -281,10 +281,10 @@ def _predictions(described: dict[str, Any] | None, ids: Tensor | None) -> Predic
                 check_type(name, number, int if name in ("likeliest", "ranks") else float)
     losses = [torch.nan if loss is None else loss for loss in lists["losses"]]
     return Predictions(
-        torch.tensor(lists["likeliest"], dtype=torch.long).view(B, T, k),
-        torch.tensor(lists["probabilities"], dtype=torch.float32).view(B, T, k),
-        torch.tensor(losses, dtype=torch.float32).view(B, T - 1),
-        torch.tensor(lists["ranks"], dtype=torch.long).view(B, T - 1),
+        torch.tensor(lists["likeliest"], dtype=torch.long, device="cpu").view(B, T, k),
+        torch.tensor(lists["probabilities"], dtype=torch.float32, device="cpu").view(B, T, k),
+        torch.tensor(losses, dtype=torch.float32, device="cpu").view(B, T - 1),
+        torch.tensor(lists["ranks"], dtype=torch.long, device="cpu").view(B, T - 1),
         {int(n): check_type("words", w, str) for n, w in get_field(described, "words", dict).items()},
     )
 
