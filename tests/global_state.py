@@ -34,6 +34,7 @@ LEARNED = (
 )  # pytest sets one, and importing PyTorch another
 # What torch.compile and Transformers put there for good when they are first used.
 TAGGED = ("__init__", "__setstate__", "___needs_generation_tag_patch", "smart_apply")
+REGISTRY = "__warningregistry__"  # what Python puts into a module that warns, even if nobody listens
 # Started once, used until the end: what forks for multiprocessing, the browser's driver, a watch on bars, and
 # the event loop of Jupyter's client.
 LASTING = (
@@ -60,7 +61,7 @@ def state() -> dict[str, Any]:
         "Matplotlib's settings": dict(dict.items(matplotlib.rcParams)),
         "PyTorch's printing": vars(torch._tensor_str.PRINT_OPTS).copy(),
         "PyTorch's flags": flags(),
-        "torch.nn.functional": vars(nn.functional).copy(),
+        "torch.nn.functional": {key: value for key, value in vars(nn.functional).items() if key != REGISTRY},
         "torch.nn.Module": {key: value for key, value in vars(nn.Module).items() if key not in TAGGED},
         "torch.nn.MultiheadAttention": dict(vars(nn.MultiheadAttention)),
         "hooks on every module": {name: len(getattr(modules, name)) for name in HOOKS},

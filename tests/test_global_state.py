@@ -24,6 +24,14 @@ def test_nothing_is_nothing() -> None:
     assert global_state.changes(global_state.state()) == []
 
 
+def test_a_warning_leaves_nothing_behind() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(vars(nn.functional), "__warningregistry__", raising=False)
+        before = global_state.state()
+        patch.setitem(vars(nn.functional), "__warningregistry__", {})
+        assert global_state.changes(before) == []
+
+
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "working directory: ": lambda patch: patch.chdir("/"),
     "os.environ: LEFT_BEHIND was added": lambda patch: patch.setenv("LEFT_BEHIND", "1"),
