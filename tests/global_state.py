@@ -25,16 +25,17 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
+from tests.patience import HANGING
+
 ENDING = ("threads", "processes")
-PATIENCE = 10.0  # seconds for a thread or a process that is about to end
 HOOKS = [name for name in vars(modules) if name.startswith("_global_") and name.endswith("_hooks")]
 LEARNED = (
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
 )  # pytest sets one, and importing PyTorch another
+WARNINGS = "__warningregistry__"  # Python adds it to a module that warns for the first time
 # What torch.compile and Transformers put there for good when they are first used.
 TAGGED = ("__init__", "__setstate__", "___needs_generation_tag_patch", "smart_apply")
-REGISTRY = "__warningregistry__"  # what Python puts into a module that warns, even if nobody listens
 # Started once, used until the end: what forks for multiprocessing, the browser's driver, a watch on bars, and
 # the event loop of Jupyter's client.
 LASTING = (
@@ -61,11 +62,12 @@ def state() -> dict[str, Any]:
         "Matplotlib's settings": dict(dict.items(matplotlib.rcParams)),
         "PyTorch's printing": vars(torch._tensor_str.PRINT_OPTS).copy(),
         "PyTorch's flags": flags(),
-        "torch.nn.functional": {key: value for key, value in vars(nn.functional).items() if key != REGISTRY},
+        "torch.nn.functional": {key: x for key, x in vars(nn.functional).items() if key != WARNINGS},
         "torch.nn.Module": {key: value for key, value in vars(nn.Module).items() if key not in TAGGED},
         "torch.nn.MultiheadAttention": dict(vars(nn.MultiheadAttention)),
         "hooks on every module": {name: len(getattr(modules, name)) for name in HOOKS},
     }
+    found["torch.nn.functional"].pop("__warningregistry__", None)  # where Python notes what was warned of
     found["sys.modules"].pop("transformers", None)  # it replaces itself when its models are first used
     if (models := imported("transformers.modeling_utils")) is not None:
         found["AttentionInterface"] = dict(vars(models.AttentionInterface))
@@ -127,7 +129,7 @@ def children() -> dict[str, str]:
 
 def changes(before: Mapping[str, Any]) -> list[str]:
     """What differs from an earlier `state()`, a line each; what is about to end is waited for."""
-    after, limit = state(), time.monotonic() + PATIENCE
+    after, limit = state(), time.monotonic() + HANGING
     while any(after[name].keys() - before[name] for name in ENDING) and time.monotonic() < limit:
         time.sleep(0.01)
         after = state()

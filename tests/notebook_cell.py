@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from regard.show.widget import CaptureWidget
+from tests.patience import HANGING
 
 
 class Comm:
@@ -46,7 +47,7 @@ class Cell:
         self.tell({"method": "custom", "content": {"kind": kind, "id": number, **content}})
 
     def receive(self) -> tuple[dict[str, Any], list[bytes]]:
-        return self.comm.sent.get(timeout=20)
+        return self.comm.sent.get(timeout=HANGING)
 
     def ask(self, name: str, **query: str) -> Any:
         self.send("ask", name=name, query=query)

@@ -24,14 +24,6 @@ def test_nothing_is_nothing() -> None:
     assert global_state.changes(global_state.state()) == []
 
 
-def test_a_warning_leaves_nothing_behind() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(vars(nn.functional), "__warningregistry__", raising=False)
-        before = global_state.state()
-        patch.setitem(vars(nn.functional), "__warningregistry__", {})
-        assert global_state.changes(before) == []
-
-
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "working directory: ": lambda patch: patch.chdir("/"),
     "os.environ: LEFT_BEHIND was added": lambda patch: patch.setenv("LEFT_BEHIND", "1"),
@@ -113,7 +105,7 @@ def test_what_runs_on_is_named_and_what_ends_is_waited_for(monkeypatch: pytest.M
     thread.start()
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with monkeypatch.context() as patch:
-        patch.setattr(global_state, "PATIENCE", 0.0)
+        patch.setattr(global_state, "HANGING", 0.0)
         found = global_state.changes(before)
     assert [line.split()[:2] for line in found] == [
         ["threads:", "waiting"],

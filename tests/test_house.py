@@ -291,3 +291,24 @@ def test_files_are_nouns() -> None:
     """No file or folder is named by a bare participle."""
     names = {name.removesuffix(".py") for path in FILES for name in path.relative_to(SOURCE).parts}
     assert {name for name in names if PARTICIPLE.fullmatch(name)} - NOUNS == set()
+
+
+FACTORIES = {
+    *("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn"),
+    *("randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+}
+FOLLOW = {"checker", "layers", "learn", "stages", "__main__.py"}
+"""What has a process of its own or is a lesson; and layers, whose parameters follow as PyTorch's do."""
+
+
+def test_tensors_do_not_follow_the_default_device() -> None:
+    """Every tensor that is made names its device: a default device is the user's, for the user's tensors."""
+    found = []
+    for path, tree in trees().items():
+        place = path.relative_to(SOURCE)
+        for node in ast.walk(tree) if not FOLLOW & {place.parts[0], place.name} else ():
+            match node:
+                case ast.Call(ast.Attribute(ast.Name("torch"), name), keywords=named) if name in FACTORIES:
+                    if not {"device", None} & {keyword.arg for keyword in named}:
+                        found.append(f"{place}:{node.lineno}")
+    assert found == []

@@ -15,6 +15,7 @@ import pytest
 
 import regard
 from regard.import_hooks import call_after_import
+from tests.patience import HANGING
 
 HEAVY = {"torch", "numpy", "safetensors"}
 OPTIONAL = {
@@ -28,7 +29,7 @@ def imported_by(program: str) -> set[str]:
     """The top-level modules that a program has imported when it ends."""
     end = "import atexit, sys; atexit.register(lambda: print('\\n' + ' '.join(sys.modules)))\n"
     result = subprocess.run(
-        [sys.executable, "-c", end + program], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", end + program], capture_output=True, text=True, check=False, timeout=HANGING
     )
     assert result.returncode in (0, 2), result.stderr
     return set(result.stdout.splitlines()[-1].split())

@@ -16,6 +16,7 @@ import pytest
 from regard import supervision
 from regard.supervision import Supervision
 from tests.attack.signals import marked
+from tests.patience import HANGING
 
 SLEEPS = ["sleep", "3600"]
 
@@ -26,7 +27,7 @@ def python(code: str) -> list[str]:
 
 def wait_for(processes: Supervision, count: int) -> None:
     """Wait until so many processes have ended."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + HANGING
     while len(processes.statuses) < count and not processes.ended:
         assert time.monotonic() < limit
         processes.wait(0.05)
@@ -58,6 +59,13 @@ def test_how_a_process_ended_is_said(code: str, says: str, temporary: Path) -> N
     assert list(temporary.iterdir()) == []
 
 
+def test_processes_that_end_at_once_are_all_reported(temporary: Path) -> None:
+    with Supervision("test") as processes:
+        processes.start([["true"]] * 40, [{}] * 40)
+        wait_for(processes, 40)
+    assert processes.statuses == dict.fromkeys(range(40), 0)
+
+
 def test_each_process_has_its_environment_and_one_folder_for_temporary_files(temporary: Path) -> None:
     code = "import os, tempfile; open(f'{tempfile.gettempdir()}/../{os.environ[\"NAME\"]}', 'w')"
     with Supervision("test") as processes:
@@ -82,7 +90,7 @@ def test_a_supervisor_that_is_ended_takes_all_with_it(number: signal.Signals, te
     left = f"import subprocess; subprocess.Popen(['sleep', '{mark}'], start_new_session=True).wait()"
     with Supervision("test") as processes:
         processes.start([python(left), ["sleep", mark]], [{}, {}])
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + HANGING
         while len(marked(mark)) < 3:
             assert time.monotonic() < limit
             processes.wait(0.01)
@@ -102,7 +110,7 @@ def test_a_supervisor_that_was_stopped_is_not_waited_for(
     monkeypatch.setattr(supervision, "STUCK", 0.1)
     with Supervision("test") as processes:
         processes.start([SLEEPS], [{}])
-        processes.wait(60)
+        processes.wait(HANGING)
         assert processes._supervisor is not None
         processes._supervisor.send_signal(signal.SIGSTOP)
     assert processes._supervisor.returncode == -signal.SIGKILL
@@ -132,7 +140,7 @@ with Supervision("test") as processes:
     fork = int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()[-1])
     parent.kill()
     parent.wait()
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + HANGING
     try:
         while any(command.startswith("sleep") for command in marked(mark).values()) or any(
             tmp_path.iterdir()

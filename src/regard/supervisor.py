@@ -58,7 +58,7 @@ def start(request: dict[str, Any], indices: dict[int, int]) -> None:
     os.mkdir(request["folder"], 0o700)
     os.mkdir(temporary)
     for index, process in enumerate(request["processes"]):
-        number = subprocess.Popen(
+        started = subprocess.Popen(
             process["command"],
             env=os.environ | process["environment"] | {"TMPDIR": temporary},
             stdin=subprocess.DEVNULL,
@@ -66,9 +66,10 @@ def start(request: dict[str, Any], indices: dict[int, int]) -> None:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=lambda: end_with_supervisor(supervisor),
-        ).pid
-        indices[number] = index
-        say(index=index, number=number)
+        )
+        indices[started.pid] = index
+        say(index=index, number=started.pid)
+        started.returncode = 0  # else it reaps its process when it is forgotten, unreported
 
 
 def end_with_supervisor(supervisor: int) -> None:

@@ -26,9 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.patience import HANGING
+
 DRAWS = 5000  # files of each format
 MAX_SECONDS, MAX_BYTES = 1.0, 200 << 20
-PATIENCE = 20.0  # seconds that a draw may take on the clock before it counts as a hang
 
 SIZES = (0, 1, 2, 7, 255, 1 << 16, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
 STRANGE = (
@@ -925,7 +926,7 @@ def _watch(receiver: Any, draws: int, seed: int, figures: dict[str, int | float]
         except EOFError:
             raise AssertionError(f"{at} (seed {seed}): the process crashed") from None
         if message[0] == "draw":
-            at, patience = f"{message[1]}, draw {message[2]}", PATIENCE
+            at, patience = f"{message[1]}, draw {message[2]}", HANGING
         elif message[0] == "failed":
             raise AssertionError(f"{at} (seed {seed}): {message[3]}")
         elif message[0] == "done":

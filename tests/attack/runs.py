@@ -35,9 +35,9 @@ from regard.heads.survey import SurveyModel, survey
 from regard.processes import Processes
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, losses
+from tests.patience import HANGING
 
 DRAWS = 150
-PATIENCE = 60.0  # seconds after which a process counts as hanging
 STOPPED, REFUSED = 130, 2  # exit codes of a run that a signal stopped, and of one that ended with a sentence
 CORPUS = "corpus.txt"
 MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json")
@@ -157,7 +157,7 @@ class Attack:
 
     def end(self, process: BaseProcess) -> int:
         """Wait for a process and return its exit code."""
-        process.join(PATIENCE)
+        process.join(HANGING)
         assert not process.is_alive(), "a process hangs"
         assert process.exitcode is not None
         return process.exitcode

@@ -21,6 +21,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from tests.patience import HANGING
+
 if sys.platform != "win32":
     import resource
 
@@ -57,14 +59,14 @@ class Target:
         self, path: str, headers: dict[str, str] | None = None
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
         """Return the status, headers and body of an answer; without `headers`, the request has the key."""
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANGING)) as connection:
             connection.request("GET", path, headers=self.key if headers is None else headers)
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
 
     def connect(self) -> socket.socket:
         """Return a connection that has sent nothing."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=HANGING)
 
     def head(self, line: str, *headers: str, key: bool = False) -> bytes:
         """Return the head of a request, with the key or without it."""
@@ -86,7 +88,7 @@ def target(patience: float) -> Iterator[Target]:
     )
     try:
         yield Target(process, patience)
-        _, problems = process.communicate(timeout=30)
+        _, problems = process.communicate(timeout=HANGING)
         assert (process.returncode, problems) == (0, ""), f"the server ended with:\n{problems}"
     finally:
         if process.poll() is None:
@@ -164,7 +166,7 @@ class Readers:
 
     def reach(self, count: int) -> None:
         """Wait until they have read this often."""
-        end = time.monotonic() + 60 + count / 10
+        end = time.monotonic() + HANGING
         while len(self.seconds) < count:
             assert time.monotonic() < end, f"readers got {len(self.seconds)} answers instead of {count}"
             time.sleep(0.02)
@@ -248,7 +250,7 @@ class Crowd:
         for habit in habits:
             client = socket.socket()
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.settimeout(20)
+            client.settimeout(HANGING)
             client.connect(("127.0.0.1", attacked.port))
             client.setblocking(False)
             self.clients.append((client, habit(attacked, client)))
@@ -277,7 +279,7 @@ def press(attacked: Target, habits: list[Habit], reads: int) -> dict[str, int | 
     with Readers(attacked, 6) as readers:
         crowd = Crowd(attacked, habits)
         most = attacked.descriptors()
-        end, gone = time.monotonic() + 3 * attacked.patience + 10, False
+        end, gone = time.monotonic() + HANGING, False
         while not gone or len(readers.seconds) < reads:
             crowd.act()
             time.sleep(0.1)

@@ -21,11 +21,10 @@ from pathlib import Path
 from random import Random
 
 import regard
+from tests.patience import HANGING
 
 DRAWS = 800
 COMMANDS = 8  # every so many draws, one is the command
-PATIENCE = 15.0  # seconds for everything to be gone, however busy the machine is; it takes milliseconds
-STARTING = 120.0  # seconds for PyTorch to be imported on a busy machine
 SOURCE = Path(regard.__file__).parent.parent
 
 PROGRAM = '''
@@ -276,11 +275,11 @@ def strike(draw: Draw, folder: Path) -> tuple[float, int]:
             send(signal.Signals[name], draw, process, mark)
             time.sleep(draw.random.choice([0, 0.001, 0.03]))
         if draw.launcher == "timeout" or draw.kind == "finish":
-            process.wait(STARTING)
+            process.wait(HANGING)
             start = time.monotonic()
         wait_until_gone(mark, temporary, besides={process.pid})
         seconds = time.monotonic() - start
-        status = process.wait(PATIENCE)
+        status = process.wait(HANGING)
         wait_until_gone(mark, temporary)
         left = marked(mark)
         said = (folder / "output").read_text(errors="replace")[-800:]
@@ -299,7 +298,7 @@ def strike(draw: Draw, folder: Path) -> tuple[float, int]:
 
 def wait_until_gone(mark: str, temporary: Path, besides: Collection[int] = ()) -> None:
     """Wait until there is no process with the mark and no temporary file, or for as long as may be."""
-    limit = time.monotonic() + PATIENCE
+    limit = time.monotonic() + HANGING
     while marked(mark).keys() - besides or any(temporary.iterdir()):
         if time.monotonic() > limit:
             return
@@ -311,7 +310,7 @@ def wait_for_moment(draw: Draw, process: subprocess.Popen[bytes], folder: Path) 
     if draw.moment == "start":
         time.sleep(draw.random.uniform(0, 6.0 if draw.command else 0.2))
         return
-    limit = time.monotonic() + STARTING
+    limit = time.monotonic() + HANGING
     needed = 1 if draw.kind == "finish" or draw.moment == "importing" else draw.count
     while len(list(folder.glob("ready-*"))) < needed and process.poll() is None:
         assert time.monotonic() < limit, "it did not start"

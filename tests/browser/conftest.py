@@ -20,9 +20,10 @@ from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from tests.browser.page_pool import PagePool, PooledPage
 from tests.captures import HOSTILE, captured
+from tests.patience import HANGING
 from tests.sampling import share
 
-expect.set_options(timeout=20_000)  # a page may wait for a busy machine
+expect.set_options(timeout=1000 * HANGING)
 
 
 @pytest.fixture(scope="session")

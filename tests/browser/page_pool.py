@@ -10,6 +10,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page
 
+from tests.patience import HANGING
+
 STAYS = (
     *("add_cookies", "add_init_script", "close", "expose_binding", "expose_function", "grant_permissions"),
     *("new_cdp_session", "on", "once", "set_default_timeout", "set_extra_http_headers"),
@@ -29,7 +31,7 @@ class PooledPage:
     def __init__(self, browser: Browser, options: dict[str, Any]) -> None:
         self.options = options
         self.context: BrowserContext = browser.new_context(**options)
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(1000 * HANGING)
         self.page: Page = self.context.new_page()
         self.problems: list[str] = []
         self.requested: list[str] = []

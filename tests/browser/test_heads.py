@@ -84,6 +84,7 @@ def test_heads_are_taken_to_be_compared(page: Page, serve: Callable[..., Backgro
     page.goto(serve(captured(60)).address + "#view=heads")
     bar = page.locator(".compare-bar")
     expect(bar).to_be_hidden()
+    expect(page.locator("#view-heads .card")).to_have_count(8)  # layers come in any order
     page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
     expect(bar).to_contain_text("layer 0, head 1. Choose a second head")
     page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()

@@ -13,6 +13,7 @@ import regard
 from regard.cli.model import Model
 from regard.gpt import GPT
 from regard.show.saved.bundle import write
+from tests.patience import HANGING
 
 TEXT = "The sea was calm, and the sea was deep. 海 The sea was"
 
@@ -33,7 +34,7 @@ def file(model: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
     """One page that has read a text, with the network off; what it asks for or complains of fails."""
     context: BrowserContext = browser.new_context(viewport={"width": 1280, "height": 800}, offline=True)
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(1000 * HANGING)
     page = context.new_page()
     problems: list[str] = []
     page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
@@ -41,7 +42,7 @@ def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
     page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url) else None)
     page.goto(file.as_uri() + "#view=text")
     read(page, TEXT)
-    expect(page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]), timeout=30_000)
+    expect(page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]))
     yield page
     context.close()
     assert problems == []
@@ -87,9 +88,9 @@ def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:
 def test_a_head_is_cut_and_the_run_is_undone(shared_page: Page) -> None:
     show(shared_page, "view=map")
     shared_page.get_by_role("switch", name="Cut head").locator("visible=true").first.click()
-    expect(shared_page.locator("#text option:checked")).to_contain_text("Edited run", timeout=30_000)
+    expect(shared_page.locator("#text option:checked")).to_contain_text("Edited run")
     shared_page.get_by_role("button", name="Undo").first.click()
-    expect(shared_page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]), timeout=30_000)
+    expect(shared_page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]))
 
 
 def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT) -> None:
@@ -98,7 +99,7 @@ def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT)
     shared_page.get_by_label("Number of tokens to generate").fill("5")
     shared_page.get_by_role("button", name="Generate").click()
     done = "5 tokens generated, each with the cache and without it."
-    expect(shared_page.get_by_text(done)).to_be_visible(timeout=30_000)
+    expect(shared_page.get_by_text(done)).to_be_visible()
     expected = model.generate("The sea was", max_new_tokens=5).removeprefix("The sea was")
     assert shared_page.locator(".written").inner_text().endswith(expected)
 

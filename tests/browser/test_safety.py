@@ -16,6 +16,7 @@ from regard.recorder import Capture
 from regard.show.saved.bundle import write
 from regard.show.server.background import BackgroundServer
 from tests.captures import HOSTILE, captured
+from tests.patience import HANGING
 
 ATTACK = "<img src=x onerror=\"document.title='taken'\">"
 
@@ -195,7 +196,7 @@ def test_another_port_of_this_machine_sees_a_cookie_that_opens_no_data(
     assert cookie["cookie"] in " ".join(requests)  # the browser has sent it there
     stolen = urllib.request.Request(f"{running.bound_address.origin}api/meta", headers=cookie)
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(stolen, timeout=10)
+        urllib.request.urlopen(stolen, timeout=HANGING)
 
 
 # Each way to run other code, or to reach anybody. It waits for a task of its own: what the test runs at once

@@ -53,10 +53,16 @@ def test_a_head_is_followed_by_key(
         page.keyboard.press(key)
     expect(page.locator("#view-time .chart-name.own").first).to_have_text("head 0.1")
     expect(tip).to_have_text("Layer 0, head 1: 10% at step 200")
+    shown = page.locator("#view-time .slider output")
+    page.evaluate("setInterval = (next) => { window.next = next; return 1e6; }")  # steps come when asked for
     page.get_by_role("button", name="Play").click()
-    expect(page.locator("#view-time .slider output")).to_have_text("0")
-    expect(page.locator("#view-time .slider output")).to_have_text("100")
-    page.get_by_role("button", name="Pause").click()
+    expect(shown).to_have_text("0")
+    for step in ("100", "200"):
+        page.evaluate("next()")
+        expect(shown).to_have_text(step)
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.evaluate("next()")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
 
 
 def test_a_line_is_named_where_the_pointer_is_and_chosen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from playwright.sync_api import FrameLocator, Page, expect
 from regard.show.widget import widget
 from tests.captures import HOSTILE, captured
 from tests.notebook_cell import Cell
+from tests.patience import HANGING
 
 NOTEBOOK = Path(__file__).with_name("notebook.html")
 REQUESTS = ("ask", "job", "page")
@@ -56,7 +58,8 @@ class Notebook:
         self.page.evaluate("(state) => notebook.change(state)", selection)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        for _ in range(200):
+        limit = time.monotonic() + HANGING
+        while time.monotonic() < limit:
             if condition():
                 return
             self.page.wait_for_timeout(50)

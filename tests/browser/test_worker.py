@@ -77,7 +77,7 @@ def test_no_arithmetic_runs_on_the_thread_of_the_page(
     assert len(page.workers) == 1
     for view, question in (("map", "tile"), ("text", "row"), ("steps", "steps"), ("cache", "eviction")):
         page.locator(f"#tab-{view}").click()
-        expect(page.locator(f"html[data-{question}]")).to_have_count(1, timeout=20_000)
+        expect(page.locator(f"html[data-{question}]")).to_have_count(1)
     ran = functions()
     assert {"openSaved", "startWorker", "painted"} <= ran  # the page is what was counted
     assert ran & ARITHMETIC == set()
@@ -88,7 +88,7 @@ def test_the_page_draws_frames_while_a_tile_is_computed(
 ) -> None:
     page.add_init_script(WATCH)
     page.goto(saved(captured(3000, layers=1, heads=1, kv_heads=1, width=64)))
-    expect(page.locator("html[data-tile]")).to_have_count(1, timeout=20_000)
+    expect(page.locator("html[data-tile]")).to_have_count(1)
     happened: list[str] = page.evaluate("happened")
     asked, answered = happened.index("tile asked"), happened.index("tile answered")
     assert happened[asked:answered].count("frame") >= 2

@@ -16,6 +16,7 @@ from regard.checker.examples import plant_mistake
 from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
 from regard.checker.sandbox import check_in_process
 from tests.checker.planting import load, uproot
+from tests.patience import HANGING
 
 TRANSPOSED = """
 
@@ -168,7 +169,7 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path):
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
     )
-    patience = time.monotonic() + 120
+    patience = time.monotonic() + HANGING
     while len(pids := [int(file.suffix[1:]) for file in tmp_path.glob("broken.py.*")]) < 2:
         assert time.monotonic() < patience
         time.sleep(0.05)

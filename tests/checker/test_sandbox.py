@@ -11,6 +11,7 @@ import pytest
 from regard.checker import CheckError, sandbox
 from regard.checker.examples import HEAD
 from regard.checker.sandbox import check_in_process, read_lines
+from tests.patience import HANGING
 
 CODE = """
 import os, sys, tempfile, time, subprocess
@@ -118,7 +119,7 @@ def test_an_end_of_its_own_is_answered(file, spec, says):
 
 
 def test_a_hang_is_ended_with_all_that_it_started(file, tmp_path, monkeypatch):
-    started, patience = tmp_path / "child", time.monotonic() + 300
+    started, patience = tmp_path / "child", time.monotonic() + HANGING
     hours = count(0, 3600)
 
     def clock():

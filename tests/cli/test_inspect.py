@@ -28,6 +28,7 @@ from regard.gpt import GPT, Config
 from regard.gpt.tokens import character_tokenizer
 from regard.show.server.limits import StoppedError
 from tests.captures import captured
+from tests.patience import HANGING
 
 TEXT = "the cat sat on the mat, the cat sat on the hat"
 run = CliRunner().invoke
@@ -130,7 +131,7 @@ def ask(address: str, path: str, body: dict[str, Any] | None = None) -> list[Any
     headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
     request = urllib.request.Request(origin + path, data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=HANGING) as answer:
             said = answer.read()
     except urllib.error.HTTPError as refusal:
         said = refusal.read()
@@ -168,7 +169,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         refusal = ask(address, "api/capture", {"text": "the", "continuation": [10_000]})[-1]["error"]
         assert refusal.startswith("continuation: expected ids from 0 to")
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=HANGING)
         assert (process.returncode, stderr) == (0, "")
 
 
@@ -181,7 +182,7 @@ def test_a_signal_ends_it_and_leaves_nothing(
         assert ask(address, "api/meta")[0]["model"] == "tiny"
         process.send_signal(number)
         process.send_signal(number)  # `timeout` sends it twice
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=HANGING)
     assert (process.returncode, stderr) == (128 + number, "")
     assert [path for path in tmp_path.iterdir() if path.name.startswith("regard")] == []
 

@@ -18,6 +18,7 @@ from regard.files import ModelFileError
 from regard.gpt.loader import _read_tokenizer
 from regard.gpt.tokenizer_limits import MAX_GROWTH, check_limits
 from regard.gpt.tokens import bpe_tokenizer
+from tests.patience import HANGING
 
 Described = dict[str, Any]
 GPT4_PATTERN = (
@@ -276,6 +277,6 @@ def test_a_pattern_too_large_to_compile_prints_nothing(tmp_path: Path) -> None:
         "except ValueError as error: print(error)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "tokenizer.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGING, check=True)
     assert done.stderr == ""
     assert "repetitions" in done.stdout

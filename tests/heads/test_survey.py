@@ -24,6 +24,7 @@ from regard.heads.survey import SurveyModel, survey
 from regard.heads.survey_progress import SurveyProgress
 from regard.heads.survey_result import result_path
 from regard.processes import Processes
+from tests.patience import HANGING
 from tests.sampling import combine
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
@@ -294,7 +295,7 @@ def test_two_processes_and_one_write_the_same_survey(folder: Path, long_corpus: 
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     assert "8 heads over" in run_here(command(folder, long_corpus, one))
     done = subprocess.run(
-        command(folder, long_corpus, two, 2), capture_output=True, text=True, check=False, timeout=300
+        command(folder, long_corpus, two, 2), capture_output=True, text=True, check=False, timeout=HANGING
     )
     assert done.returncode == 0, done.stderr
     assert "8 heads over" in done.stderr

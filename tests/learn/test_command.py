@@ -20,6 +20,7 @@ from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
 from regard.learn.progress import read_progress
 from tests.learn.in_process import judge_here
+from tests.patience import HANGING
 
 SIMILARITY = LESSONS[1]
 
@@ -161,7 +162,7 @@ def test_watching_judges_at_every_save_until_it_is_right(tmp_path: Path) -> None
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
 
     def mend() -> None:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + HANGING
         while not (tmp_path / "regard-progress.json").exists() and time.monotonic() < limit:
             time.sleep(0.05)
         write(tmp_path, plain_solution(SIMILARITY.solution))

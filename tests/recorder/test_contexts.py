@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 import regard
 from regard.override import MethodWrappers
+from regard.recorder.certificate import sampled_rows
 from tests.attack.capture import MODELS, Encoder, llama
+from tests.patience import HANGING
 
 
 def random_ids(T: int = 7) -> Tensor:
@@ -81,7 +83,7 @@ class Waiting(nn.Module):
         self.encoder, self.meeting = Encoder(), threading.Barrier(2)
 
     def forward(self, ids: Tensor) -> Tensor:
-        self.meeting.wait(timeout=60)
+        self.meeting.wait(timeout=HANGING)
         return self.encoder(ids)
 
 
@@ -365,6 +367,23 @@ def test_steps_of_two_caches_are_passes_with_all_their_layers() -> None:
     assert {layer.shape for layer in seen.layers} == {(1, 4, 1, 8)}
     assert {layer.shape for layer in seen.passes[1].layers} == {(1, 4, 7, 7)}
     assert seen.certificate.certified
+
+
+@torch.no_grad()
+def test_a_step_never_continues_a_text_that_differs_in_one_token() -> None:
+    from transformers import DynamicCache
+
+    model, ids = llama("sdpa").eval(), random_ids(200)
+    other = ids.clone()
+    other[0, 100] = (other[0, 100] + 1) % 97  # which is none of the keys that a sample has
+    assert 100 not in sampled_rows(200)
+    cache, other_cache = DynamicCache(), DynamicCache()
+    with regard.capture(model, layers=[0]) as seen:
+        model(ids, past_key_values=cache)
+        model(other, past_key_values=other_cache)
+        model(random_ids(1), past_key_values=cache)
+        model(random_ids(1), past_key_values=cache)
+    assert [x.layers[0].shape[2:] for x in (*seen.passes, seen)] == [(200, 200), (200, 200), (2, 202)]
 
 
 class TwoTexts(nn.Module):

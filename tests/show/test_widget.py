@@ -18,6 +18,7 @@ from regard.show.server.limits import Limits
 from regard.show.widget import widget
 from tests.captures import captured
 from tests.notebook_cell import Cell
+from tests.patience import HANGING
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_job_sends_its_lines_and_stops_when_it_is_told_to(seen: Capture) -> No
         {"kind": "end", "id": "a"},
     ]
     cell.send("job", "b", name="capture", body={"text": "long"})
-    begun.get(timeout=20)
+    begun.get(timeout=HANGING)
     cell.send("stop", "b")
     while cell.receive()[0] != {"kind": "end", "id": "b"}:
         pass

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from playwright._impl._driver import compute_driver_executable
 
+from tests.patience import HANGING
+
 FOLDER = Path(__file__).parent
 
 
@@ -21,7 +23,7 @@ def test_there_is_a_file_for_every_module_that_computes() -> None:
 def test_node(path: Path) -> None:
     node = compute_driver_executable()[0]  # the one that Playwright brings along
     command = [node, "--test", "--test-reporter=tap", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGING, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "\n# fail 0\n" in done.stdout, done.stdout
     assert "\n# pass 0\n" not in done.stdout, f"no test ran:\n{done.stdout}"

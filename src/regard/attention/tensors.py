@@ -48,7 +48,7 @@ def as_tensor(name: str, x: object, expected: str) -> Tensor:
     if isinstance(x, Tensor):
         return check_tensor(name, x)
     try:
-        tensor = torch.as_tensor(x)
+        tensor = torch.as_tensor(x, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueError(f"{name}: expected {expected}, got {type(x).__name__}") from None
     return tensor if tensor.numel() else tensor.long()  # torch.as_tensor([]) is of floats

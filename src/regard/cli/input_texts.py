@@ -30,9 +30,9 @@ def cut_windows(model: Model, texts: list[str], length: int, most: int) -> list[
         found = model.encode(text, whole=True)
         lead = [] if model.start is None else [model.start]
         first, room = found[:length], length - len(lead)
-        ids.append(torch.tensor(first))
+        ids.append(torch.tensor(first, device="cpu"))
         later = range(length, len(found) - room + 1, room)
-        ids += [torch.tensor(lead + found[i : i + room]) for i in later]
+        ids += [torch.tensor(lead + found[i : i + room], device="cpu") for i in later]
     ids = [window for window in ids if len(window) > 1][:most]
     if not ids:
         raise ValueError("text: expected at least two tokens to look at")

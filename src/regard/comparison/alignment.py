@@ -42,7 +42,7 @@ def align(a: Sequence[int], b: Sequence[int]) -> Alignment:
     pairs = [(i, i) for i in range(first)]
     pairs += [(i + first, j + first) for i, j in middle]
     pairs += [(len(a) - n, len(b) - n) for n in range(last, 0, -1)]
-    table = torch.tensor(pairs, dtype=torch.long).view(-1, 2)
+    table = torch.tensor(pairs, dtype=torch.long, device="cpu").view(-1, 2)
     return Alignment(table[:, 0].contiguous(), table[:, 1].contiguous())
 
 

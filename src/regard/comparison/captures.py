@@ -286,7 +286,7 @@ def _align(
                     f"seen_b: expected as many {name} as the other capture, since the tokens are not known, "
                     f"got {shapes[0][side]} and {shapes[1][side]}"
                 )
-            same = torch.arange(shapes[0][side])
+            same = torch.arange(shapes[0][side], device="cpu")
             aligned.append(Alignment(same, same))
             continue
         assert ids_a is not None

@@ -143,7 +143,7 @@ def _run(
 ) -> Iterator[Step]:
     # One table for the prompts, padded on the left, and for the tokens to come.
     B, T = len(prompts), max(map(len, prompts))
-    ids = torch.zeros(B, T + limit, dtype=torch.long)
+    ids = torch.zeros(B, T + limit, dtype=torch.long, device="cpu")
     # A tensor made in inference mode has no version counter, and masks are memoized by it for all layers.
     with torch.inference_mode(False):
         is_token = torch.ones(B, T + limit, dtype=torch.bool, device=model.device)

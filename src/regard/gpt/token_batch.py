@@ -34,10 +34,10 @@ def pad_rows(rows: Sequence[Sequence[int]], side: Side = "left", fill: int = 0) 
             [False, False,  True]]))
     """
     T = max(map(len, rows))
-    ids = torch.full((len(rows), T), fill)
-    is_token = torch.zeros(len(rows), T, dtype=torch.bool)
+    ids = torch.full((len(rows), T), fill, device="cpu")
+    is_token = torch.zeros(len(rows), T, dtype=torch.bool, device="cpu")
     for number, row in enumerate(rows):
         places = slice(T - len(row), T) if side == "left" else slice(0, len(row))
-        ids[number, places] = torch.tensor(row, dtype=torch.long)
+        ids[number, places] = torch.tensor(row, dtype=torch.long, device="cpu")
         is_token[number, places] = True
     return TokenBatch(ids, is_token)

@@ -44,7 +44,7 @@ def batches(
     """
     windows = islice(_windows(corpus, encode, length, start), max_windows)
     while group := list(islice(windows, batch)):
-        yield Batch(torch.tensor([ids for ids, _ in group]), group[-1][1])
+        yield Batch(torch.tensor([ids for ids, _ in group], device="cpu"), group[-1][1])
 
 
 def _windows(corpus: Path, encode: Encode, length: int, start: int | None) -> Iterator[tuple[list[int], int]]:

@@ -257,6 +257,6 @@ def _shuffle(ids: Tensor, start: int | None, generator: torch.Generator) -> Tens
     rows = []
     for row in ids:
         kept = 1 if start is not None and int(row[0]) == start else 0
-        order = torch.randperm(len(row) - kept, generator=generator).to(row.device)
+        order = torch.randperm(len(row) - kept, generator=generator, device="cpu").to(row.device)
         rows.append(torch.cat([row[:kept], row[kept:][order]]))
     return torch.stack(rows)

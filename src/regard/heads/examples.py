@@ -68,19 +68,19 @@ class LayerExamples:
         """What is kept of no window."""
         E, nothing = (heads, examples), -1
         return cls(
-            weight=torch.zeros(E, dtype=torch.float64),
-            window=torch.full(E, nothing, dtype=torch.int32),
-            query=torch.zeros(E, dtype=torch.int16),
-            positions=torch.full((*E, LENGTH), nothing, dtype=torch.int32),
-            ids=torch.full((*E, LENGTH), nothing, dtype=torch.int32),
-            keys=torch.full((*E, LENGTH, KEYS), nothing, dtype=torch.int16),
-            weights=torch.zeros(*E, LENGTH, KEYS),
-            distances=torch.zeros(heads, len(EDGES) - 1, dtype=torch.float64),
-            peaks=torch.zeros(heads, TENTHS, dtype=torch.int64),
-            query_ids=torch.full((heads, TOKENS), nothing, dtype=torch.int32),
-            query_mass=torch.zeros(heads, TOKENS, dtype=torch.float64),
-            key_ids=torch.full((heads, TOKENS), nothing, dtype=torch.int32),
-            key_mass=torch.zeros(heads, TOKENS, dtype=torch.float64),
+            weight=torch.zeros(E, dtype=torch.float64, device="cpu"),
+            window=torch.full(E, nothing, dtype=torch.int32, device="cpu"),
+            query=torch.zeros(E, dtype=torch.int16, device="cpu"),
+            positions=torch.full((*E, LENGTH), nothing, dtype=torch.int32, device="cpu"),
+            ids=torch.full((*E, LENGTH), nothing, dtype=torch.int32, device="cpu"),
+            keys=torch.full((*E, LENGTH, KEYS), nothing, dtype=torch.int16, device="cpu"),
+            weights=torch.zeros(*E, LENGTH, KEYS, device="cpu"),
+            distances=torch.zeros(heads, len(EDGES) - 1, dtype=torch.float64, device="cpu"),
+            peaks=torch.zeros(heads, TENTHS, dtype=torch.int64, device="cpu"),
+            query_ids=torch.full((heads, TOKENS), nothing, dtype=torch.int32, device="cpu"),
+            query_mass=torch.zeros(heads, TOKENS, dtype=torch.float64, device="cpu"),
+            key_ids=torch.full((heads, TOKENS), nothing, dtype=torch.int32, device="cpu"),
+            key_mass=torch.zeros(heads, TOKENS, dtype=torch.float64, device="cpu"),
         )
 
     @property
@@ -117,7 +117,7 @@ class LayerExamples:
         E = self.weight.shape[1]
         # A stable order: of equal weights the earlier one stays.
         order = torch.cat([self.weight, later.weight], 1).argsort(dim=1, descending=True, stable=True)[:, :E]
-        rows = torch.arange(len(order))[:, None]
+        rows = torch.arange(len(order), device="cpu")[:, None]
         names = ("weight", "window", "query", "positions", "ids", "keys", "weights")
         examples = {n: torch.cat([getattr(self, n), getattr(later, n)], 1)[rows, order] for n in names}
         query_ids, query_mass = _add_tokens(
@@ -163,11 +163,11 @@ def collect_examples(m: AttentionMap, ids: Tensor, first_window: int, examples: 
     mass[:, :, 0] = 0.0
     # Distances, and the tokens on both sides.
     by_head = mass.transpose(0, 1).reshape(H, -1)  # (H, B * T * KEYS)
-    distance = (torch.arange(T)[:, None] - keys).abs().transpose(0, 1).reshape(H, -1)
-    bins = torch.bucketize(distance, torch.tensor(EDGES[1:-1]), right=True)
+    distance = (torch.arange(T, device="cpu")[:, None] - keys).abs().transpose(0, 1).reshape(H, -1)
+    bins = torch.bucketize(distance, torch.tensor(EDGES[1:-1], device="cpu"), right=True)
     kept.distances.scatter_add_(1, bins, by_head)
-    received = torch.zeros(H, B * T, dtype=torch.float64)
-    place = keys.clamp(min=0) + T * torch.arange(B)[:, None, None, None]
+    received = torch.zeros(H, B * T, dtype=torch.float64, device="cpu")
+    place = keys.clamp(min=0) + T * torch.arange(B, device="cpu")[:, None, None, None]
     received.scatter_add_(1, place.transpose(0, 1).reshape(H, -1), by_head)
     kept.query_ids, kept.query_mass = _tally(ids, mass.sum(-1).transpose(0, 1).reshape(H, -1))
     kept.key_ids, kept.key_mass = _tally(ids, received)
@@ -175,7 +175,7 @@ def collect_examples(m: AttentionMap, ids: Tensor, first_window: int, examples: 
     mass[:, :, : min(FIRST_QUERY, T // 2)] = 0.0
     flat = mass.flatten(2)  # (B, H, T * KEYS)
     peak = flat.amax(-1)  # (B, H)
-    at = torch.arange(flat.shape[-1]).where(flat == peak[..., None], flat.shape[-1]).amin(-1)
+    at = torch.arange(flat.shape[-1], device="cpu").where(flat == peak[..., None], flat.shape[-1]).amin(-1)
     tenths = (peak * TENTHS).long().clamp(0, TENTHS - 1).T  # (H, B)
     kept.peaks.scatter_add_(1, tenths, (peak.T > 0).long())
     strongest, windows = peak.T.sort(dim=1, descending=True, stable=True)
@@ -197,15 +197,17 @@ def _cut_excerpts(
 ) -> None:
     """Fill in the excerpts of the first n examples: their tokens and the weights among them."""
     H, T = len(windows), ids.shape[1]
-    rows = torch.arange(H)[:, None]
+    rows = torch.arange(H, device="cpu")[:, None]
     # The query's strongest keys: the example's own, and others that have a share of the attention.
     own, share = (x[windows, rows, query][..., :AROUND_KEYS] for x in (keys, weights))  # (H, n, AROUND_KEYS)
     strongest = share.masked_fill(own <= 0, 0.0).amax(-1, keepdim=True)
     own = own.masked_fill((share < LEAST_SHARE) & (share < strongest), -1)
-    near = own[..., None] + torch.arange(-AROUND, AROUND + 1)
+    near = own[..., None] + torch.arange(-AROUND, AROUND + 1, device="cpu")
     near = near.masked_fill(own[..., None] < 0, -1).flatten(2)
-    about = query[..., None] + torch.arange(-BEFORE, AFTER + 1)
-    positions = torch.cat([torch.zeros(H, n, 1, dtype=torch.long), about, near], 2)  # (H, n, LENGTH)
+    about = query[..., None] + torch.arange(-BEFORE, AFTER + 1, device="cpu")
+    positions = torch.cat(
+        [torch.zeros(H, n, 1, dtype=torch.long, device="cpu"), about, near], 2
+    )  # (H, n, LENGTH)
     # Each position once, in order; T stands for none.
     positions = positions.masked_fill((positions < 0) | (positions >= T), T).sort(-1).values
     again = torch.zeros_like(positions, dtype=torch.bool)
@@ -228,7 +230,9 @@ def _cut_excerpts(
 def _tally(ids: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     """The heaviest tokens of each head, and their mass, from the mass (H, B * T) of each position."""
     tokens, place = torch.unique(ids, return_inverse=True)
-    sums = torch.zeros(len(mass), len(tokens), dtype=torch.float64).index_add_(1, place.flatten(), mass)
+    sums = torch.zeros(len(mass), len(tokens), dtype=torch.float64, device="cpu").index_add_(
+        1, place.flatten(), mass
+    )
     return _heaviest(tokens.int().expand(len(mass), -1), sums)
 
 

@@ -92,7 +92,7 @@ def _measure(
     B, H, T, S = m.matrix
     if isinstance(m, LinearAttentionMap):
         scores, null = linear_scores(m, scorer)
-        sink_key = torch.full((B, H), -1)
+        sink_key = torch.full((B, H), -1, device="cpu")
         by_name = {"value": scores, "null": null, "relabelled": {}, "without_sink": {}}
     else:
         scores, sink_key = scorer.score(m, statistics)
@@ -108,8 +108,8 @@ def _measure(
         for name, part in by_name.items()
     }
     # Count how often each key was the sink key; a head without one counts at index 0, which is dropped.
-    counts = torch.zeros(H, S + 1, dtype=torch.int64)
-    counts.scatter_add_(1, sink_key.cpu().mT + 1, torch.ones(H, B, dtype=torch.int64))
+    counts = torch.zeros(H, S + 1, dtype=torch.int64, device="cpu")
+    counts.scatter_add_(1, sink_key.cpu().mT + 1, torch.ones(H, B, dtype=torch.int64, device="cpu"))
     return RunningSums.from_pieces({name: x.cpu() for name, x in sums.items()}, counts[:, 1:])
 
 

@@ -39,7 +39,7 @@ def repeated(
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for _ in range(draws):
-        drawn = torch.randperm(vocab_size, generator=generator)
+        drawn = torch.randperm(vocab_size, generator=generator, device="cpu")
         rows.append(drawn[drawn != (-1 if start is None else start)][:tokens].repeat(times))
     ids = torch.stack(rows)
     return ids if start is None else torch.cat([ids.new_full((draws, 1), start), ids], 1)

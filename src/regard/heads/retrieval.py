@@ -178,13 +178,16 @@ class AnswerRun(NamedTuple):
 
 def _count_hits(m: AttentionMap, context: NeedleContext, written: list[int]) -> HitCounts:
     """Count for a layer's map (1, H, T, T) of the context and all but the last of the written tokens."""
-    place, tokens = context.needle, torch.tensor(context.ids[context.needle.start : context.needle.stop])
+    place, tokens = (
+        context.needle,
+        torch.tensor(context.ids[context.needle.start : context.needle.stop], device="cpu"),
+    )
     first = len(context.ids) - 1  # the query that predicts the first token of the answer
     rows: AttentionMap = m[:, :, first : first + len(written)]
     best = rows.topk(1).indices[0, :, :, 0].cpu()  # (H, rows)
     # Only tokens that are copied from the answer count; if the answer was read, these are all of them.
-    is_copied = torch.tensor([token in context.answer for token in written])
-    same = torch.tensor(written)[:, None] == tokens  # (rows, needle)
+    is_copied = torch.tensor([token in context.answer for token in written], device="cpu")
+    same = torch.tensor(written, device="cpu")[:, None] == tokens  # (rows, needle)
     inside = (best >= place.start) & (best < place.stop)  # (H, rows)
     at = (best - place.start).clamp(0, len(place) - 1)
     hits = inside & same.expand(len(best), -1, -1).gather(-1, at.unsqueeze(-1)).squeeze(-1) & is_copied
@@ -325,7 +328,7 @@ def _run(model: nn.Module, ids: list[int], last: int) -> tuple[Capture, Tensor |
     from regard.gpt.model import GPT
     from regard.recorder.context import capture, model_inputs
 
-    inputs = model_inputs(model, {"input_ids": torch.tensor([ids])})
+    inputs = model_inputs(model, {"input_ids": torch.tensor([ids], device="cpu")})
     with capture(model) as seen:
         if isinstance(model, GPT):
             return seen, model.logits(model.states(inputs["input_ids"])[0, -last:])

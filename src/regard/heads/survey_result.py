@@ -90,7 +90,9 @@ def write_result(result: SurveyResult, path: Path) -> None:
         "table": table.to_json(),
     }
     # As a tensor: the order of a safetensors file's metadata is not fixed.
-    text = torch.tensor(bytearray(json.dumps(about).encode("ascii", "replace")), dtype=torch.uint8)
+    text = torch.tensor(
+        bytearray(json.dumps(about).encode("ascii", "replace")), dtype=torch.uint8, device="cpu"
+    )
     write_safetensors(path, {ABOUT: text, **name_tensors(result.examples)}, {"format": FORMAT})
 
 
@@ -117,7 +119,7 @@ def read_survey(path: str | PathLike[str]) -> SurveyResult:
 def _parse(content: SafetensorContent) -> SurveyResult:
     """The result in a file; a ValueError names the field that is wrong."""
     tensors = dict(content.tensors)
-    text = tensors.pop(ABOUT, torch.zeros(0))
+    text = tensors.pop(ABOUT, torch.zeros(0, device="cpu"))
     if text.dtype != torch.uint8 or text.ndim != 1:
         raise ValueError(f"{ABOUT}: expected bytes of JSON, got {tuple(text.shape)} {text.dtype}")
     about = parse_object(bytes(text.numpy()).decode("ascii", "replace"))

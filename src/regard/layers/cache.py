@@ -83,7 +83,7 @@ class KVCache:
 
     def select(self, rows: Tensor | Sequence[int]) -> None:
         """Keep the sequences `rows` of the batch, in this order; a beam search may repeat one."""
-        index = torch.as_tensor(rows)
+        index = rows if isinstance(rows, Tensor) else torch.tensor(rows, device="cpu")
         if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"rows: expected whole numbers (rows,), got {tuple(index.shape)} {index.dtype}")
         if self._memory is not None:

@@ -107,9 +107,11 @@ def make_bins(
     pad = pad and fits and 0 < PADDING_SHARE * added <= int(sizes.sum())
     lengths = torch.full_like(sizes, largest) if pad else sizes  # in places
     chunks = -(-lengths // CHUNK)
-    bin_of_place = torch.arange(len(sizes)).repeat_interleave(lengths)
+    bin_of_place = torch.arange(len(sizes), device="cpu").repeat_interleave(lengths)
     first_place = lengths.cumsum(0) - lengths
-    number = torch.arange(len(bin_of_place)) - first_place[bin_of_place]  # of a place in its bin
+    number = (
+        torch.arange(len(bin_of_place), device="cpu") - first_place[bin_of_place]
+    )  # of a place in its bin
     last_number = sizes[bin_of_place] - 1
     places, padding = starts[bin_of_place] + torch.minimum(number, last_number), number > last_number
     chunk_of_place = (chunks.cumsum(0) - chunks)[bin_of_place] + number // CHUNK
@@ -117,9 +119,11 @@ def make_bins(
     equal = fits and (pad or not added)
     edges = [*range(0, len(places), max_side // largest * largest if equal else max_side), len(places)]
     if interleave := interleave and equal and largest > 1:
-        order = torch.cat([torch.arange(a, b).view(-1, largest).mT.flatten() for a, b in pairwise(edges)])
+        order = torch.cat(
+            [torch.arange(a, b, device="cpu").view(-1, largest).mT.flatten() for a, b in pairwise(edges)]
+        )
         places, padding, bin_of_place = places[order], padding[order], bin_of_place[order]
-    ends = torch.tensor([(a, b - 1) for a, b in pairwise(edges)], dtype=torch.long).view(-1, 2)
+    ends = torch.tensor([(a, b - 1) for a, b in pairwise(edges)], dtype=torch.long, device="cpu").view(-1, 2)
     sides = [
         TileSide(
             slice(a, b),
@@ -135,7 +139,7 @@ def make_bins(
             pairwise(edges), *(x[ends].tolist() for x in (chunk_of_place, bin_of_place, places)), strict=True
         )
     ]
-    bin_of_chunk = torch.arange(len(sizes)).repeat_interleave(chunks)
+    bin_of_chunk = torch.arange(len(sizes), device="cpu").repeat_interleave(chunks)
     return Bins(
         sizes.to(device),
         places.to(device),
@@ -155,7 +159,7 @@ def _join(x: Tensor, owner: Tensor, owners: slice, reduce: Literal["sum", "amax"
 
 def whole_bins(n: int, max_side: int, device: torch.device) -> Bins:
     """All of n positions in one bin, in tile sides of at most `max_side`."""
-    return make_bins(torch.tensor([[0], [n]]), max_side, device)
+    return make_bins(torch.tensor([[0], [n]], device="cpu"), max_side, device)
 
 
 def find_runs(positions: Tensor) -> Tensor:
@@ -168,7 +172,7 @@ def find_runs(positions: Tensor) -> Tensor:
 def block_table(q_bins: Bins, k_bins: Bins, T: int, S: int) -> Blocks:
     """The blocks of a map of T queries and S keys that lie between the tile sides of its bins."""
     q, k = (
-        torch.tensor([(side.first, side.last) for side in bins.sides]).view(-1, 2).unbind(-1)
+        torch.tensor([(side.first, side.last) for side in bins.sides], device="cpu").view(-1, 2).unbind(-1)
         for bins in (q_bins, k_bins)
     )
     q_first, q_last = (x[:, None] + S - T for x in q)

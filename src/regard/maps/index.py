@@ -59,7 +59,9 @@ def parse_index(index: Any, axes: Axes, matrix: tuple[int, int, int, int]) -> Ma
         item = by_name.get(name, slice(None))
         if isinstance(item, slice):
             start, stop, step = item.indices(size)
-            spans[name] = slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step)
+            spans[name] = (
+                slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step, device="cpu")
+            )
         elif isinstance(item, Tensor | list | range) and name in ("rows", "keys"):
             expected = f"whole numbers in one dimension for {name}"
             spans[name] = _check_positions(check_whole_numbers("index", item, expected), size, name)

@@ -50,7 +50,7 @@ class KeptOverview(NamedTuple):
         if row_spans is None or col_spans is None:
             return None
         # The number of queries in each row of cells counts them as many times as their mean is worth.
-        edges = torch.arange(0, T + self.size, self.size).clamp(max=T)
+        edges = torch.arange(0, T + self.size, self.size, device="cpu").clamp(max=T)
         queries = edges.diff()[: self.mass.shape[2]].to(self.mass)
         counts = (rows[1] - rows[0]).to(self.mass)
         mass = _join(_join(self.mass * queries[:, None], -2, *row_spans), -1, *col_spans) / counts[:, None]
@@ -64,8 +64,8 @@ class KeptOverview(NamedTuple):
             return None
         first = starts // self.size
         counts = (stops + self.size - 1) // self.size - first
-        spans = torch.arange(len(starts)).repeat_interleave(counts)
-        number = torch.arange(len(spans)) - (counts.cumsum(0) - counts)[spans]
+        spans = torch.arange(len(starts), device="cpu").repeat_interleave(counts)
+        number = torch.arange(len(spans), device="cpu") - (counts.cumsum(0) - counts)[spans]
         return first[spans] + number, spans, len(starts)
 
 

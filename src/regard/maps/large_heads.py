@@ -51,7 +51,7 @@ class PreciseHeads(NamedTuple):
 
 def no_large_heads(B: int, H: int) -> PreciseHeads:
     """The `PreciseHeads` of a map in which float32, or float64 already, serves every head."""
-    return PreciseHeads(torch.zeros(B, H, dtype=torch.bool), None)
+    return PreciseHeads(torch.zeros(B, H, dtype=torch.bool, device="cpu"), None)
 
 
 def find_large_heads(

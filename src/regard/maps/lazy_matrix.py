@@ -88,7 +88,7 @@ class LazyMatrix(ABC):
 
     def visible_blocks(self, blocks: Blocks) -> Tensor:
         """Which of the blocks may hold an entry that is not 0, (R, C)."""
-        return torch.ones(len(blocks.q_first), blocks.k_first.shape[1], dtype=torch.bool)
+        return torch.ones(len(blocks.q_first), blocks.k_first.shape[1], dtype=torch.bool, device="cpu")
 
     @property
     def shape(self) -> torch.Size:

@@ -327,7 +327,7 @@ class LinearAttentionMap(SignedMap):
         most = torch.zeros(B, H, rows.shape[1], cols.shape[1], dtype=self.dtype, device=self.device)
         row_owner, row_places = _owners(rows)
         col_owner, col_places = _owners(cols)
-        row_owner, key_owner = row_owner.to(self.device), torch.full((self.matrix[3],), -1)
+        row_owner, key_owner = row_owner.to(self.device), torch.full((self.matrix[3],), -1, device="cpu")
         key_owner[col_places] = col_owner
         for heads, block in self._sweep(row_places + self.rows.start, int(col_places.min())):
             owner = key_owner[block.keys]
@@ -364,12 +364,12 @@ class LinearAttentionMap(SignedMap):
         """What the magnitudes of every row say: their sum; the entropy and distance of their shares."""
         B, H, T, _ = self.matrix
         total, logs, apart = torch.zeros(3, B, H, T, dtype=self.dtype, device=self.device)
-        at = torch.arange(self.rows.start, self.rows.stop)
+        at = torch.arange(self.rows.start, self.rows.stop, device="cpu")
         position = at.to(total)
         for heads, block in self._sweep(at) if T else ():
             size = block.entries.abs()
             in_block = size.sum(-1)
-            to_end = torch.arange(block.keys.stop - block.keys.start, 0, -1).to(size)
+            to_end = torch.arange(block.keys.stop - block.keys.start, 0, -1, device="cpu").to(size)
             total[:, heads, block.rows] += in_block
             logs[:, heads, block.rows] += torch.special.entr(size).sum(-1)
             apart[:, heads, block.rows] += size @ to_end
@@ -508,12 +508,12 @@ class LinearAttentionMap(SignedMap):
 
 def _as_index(index: slice | Tensor, size: int) -> Tensor:
     """A slice or a tensor of indices as a tensor of indices."""
-    return torch.arange(*index.indices(size)) if isinstance(index, slice) else index
+    return torch.arange(*index.indices(size), device="cpu") if isinstance(index, slice) else index
 
 
 def _owners(bounds: Tensor) -> tuple[Tensor, Tensor]:
     """For spans between bounds (2, n), the span of each place and its position."""
     starts, stops = bounds.cpu()
-    owner = torch.arange(len(starts)).repeat_interleave(stops - starts)
-    offset = torch.arange(len(owner)) - ((stops - starts).cumsum(0) - (stops - starts))[owner]
+    owner = torch.arange(len(starts), device="cpu").repeat_interleave(stops - starts)
+    offset = torch.arange(len(owner), device="cpu") - ((stops - starts).cumsum(0) - (stops - starts))[owner]
     return owner, starts[owner] + offset

@@ -117,7 +117,7 @@ class ChunkedRecurrence:
     def back_from_end(self, u: Tensor) -> Iterator[KeyBlock]:
         """Go back from vectors u (B, H, R, D) that read the state after the last position."""
         counts = [0] * -(-self.stop // self.C)
-        return self._back(u.to(self.inputs.dtype, copy=True), torch.arange(0), counts, 0, 0)
+        return self._back(u.to(self.inputs.dtype, copy=True), torch.arange(0, device="cpu"), counts, 0, 0)
 
     def _back(self, left: Tensor, at: Tensor, counts: list[int], stop: int, first: int) -> Iterator[KeyBlock]:
         """The same for rows of which those before `stop` start at `at`, so many in each chunk."""

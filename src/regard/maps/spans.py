@@ -113,13 +113,13 @@ class Spans:
 
     def bounds(self) -> Tensor:
         """Starts and stops as one tensor, (2, spans)."""
-        return torch.tensor([self.starts, self.stops], dtype=torch.long)
+        return torch.tensor([self.starts, self.stops], dtype=torch.long, device="cpu")
 
     def membership(self, n: int) -> Tensor:
         """The number of the span that each of n positions is in, (n,); −1 outside of all spans."""
         n = check_whole_number("n", n, 0)
         starts, stops = self.bounds()
-        positions = torch.arange(n)
+        positions = torch.arange(n, device="cpu")
         number = torch.searchsorted(starts, positions, right=True) - 1
         inside = (number >= 0) & (positions < torch.cat([stops, stops.new_zeros(1)])[number])
         return number.where(inside, -1)
@@ -157,7 +157,7 @@ def as_bounds(name: str, value: int | Sequence[int] | Tensor | Spans, first: int
 
 def equal_bounds(n: int, count: int) -> Tensor:
     """Starts and stops (2, count) of n positions in equal spans, with edges at floor(i · n / count)."""
-    edges = torch.arange(count + 1) * n // max(count, 1)
+    edges = torch.arange(count + 1, device="cpu") * n // max(count, 1)
     return torch.stack([edges[:-1], edges[1:]])
 
 

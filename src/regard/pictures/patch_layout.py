@@ -57,11 +57,11 @@ class PatchLayout:
 
     def coordinates(self, size: int) -> Tensor:
         """Return the row and column of each of `size` tokens, float (size, 2); NaN where it is no patch."""
-        found = torch.full((size, 2), torch.nan)
+        found = torch.full((size, 2), torch.nan, device="cpu")
         for span in self.spans:
             for token, place in span_places(span):
                 if token < size:
-                    found[token] = torch.tensor(place, dtype=found.dtype)
+                    found[token] = torch.tensor(place, dtype=found.dtype, device="cpu")
         return found
 
 

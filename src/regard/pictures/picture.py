@@ -83,7 +83,7 @@ def display_pixels(x: Tensor, normalisation: Normalisation | None = None) -> Dis
 def _to_range(x: Tensor, normalisation: Normalisation | None) -> tuple[Tensor, str]:
     """Bring pixels (C, H, W) to the range from 0 to 1, and say how."""
     if normalisation is not None:
-        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in normalisation[:2])
+        mean, std = (torch.tensor(numbers, device="cpu").view(-1, 1, 1) for numbers in normalisation[:2])
         shown = x * std + mean
         outside = ((shown < -0.01) | (shown > 1.01)).float().mean()
         if float(outside) <= MOST_OUTSIDE:

@@ -63,7 +63,7 @@ class AttentionCall(NamedTuple):
         """
         if self.whole_mask is None or self.placement is None or self.placement.keys is None:
             return m, v
-        keys = torch.cat([torch.arange(*run) for run in self.placement.keys]).to(v.device)
+        keys = torch.cat([torch.arange(*run, device="cpu") for run in self.placement.keys]).to(v.device)
         return m._with(k=m.k[:, :, keys], mask=self.whole_mask), v[:, :, keys]
 
     def attention_map(self) -> AttentionMap:

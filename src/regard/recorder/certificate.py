@@ -486,9 +486,12 @@ _samples: LRUCache[Tensor] = LRUCache(64)
 def _sample_rows(T: int, max_rows: int) -> Tensor:
     with torch.inference_mode(False):  # they are used later, perhaps outside of that mode
         if max_rows >= T:
-            return torch.arange(T)
-        between = torch.randperm(T - 2, generator=torch.Generator().manual_seed(T))[: max_rows - 2] + 1
-        return torch.cat([torch.tensor([0, T - 1]), between]).sort().values
+            return torch.arange(T, device="cpu")
+        between = (
+            torch.randperm(T - 2, generator=torch.Generator().manual_seed(T), device="cpu")[: max_rows - 2]
+            + 1
+        )
+        return torch.cat([torch.tensor([0, T - 1], device="cpu"), between]).sort().values
 
 
 def _finite_product(weights: Tensor, values: Tensor) -> Tensor:

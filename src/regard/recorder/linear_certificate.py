@@ -158,7 +158,9 @@ def _compare(
     compared = [(recurrence.back(rows), squares.back(rows), lengths, output[:, :, at], factor, own)]
     if final_state is not None:
         generator = torch.Generator().manual_seed(0)
-        probes = torch.randn(PROBES, m.k.shape[-1], generator=generator, dtype=torch.float64).to(m.device)
+        probes = torch.randn(
+            PROBES, m.k.shape[-1], generator=generator, dtype=torch.float64, device="cpu"
+        ).to(m.device)
         u = probes.expand(*m.matrix[:2], -1, -1)
         read = (probes @ final_state.double()).to(final_state.dtype)  # (B, H, PROBES, E)
         lengths = u.square().sum(-1, keepdim=True)

@@ -177,7 +177,7 @@ class PictureReader:
                 rows, cols = rows // 2, cols // 2
             if rows * cols != windows * S or rows % side or cols % side:
                 return None
-            places = torch.arange(rows * cols).view(rows, cols).roll((-shift, -shift), (0, 1))
+            places = torch.arange(rows * cols, device="cpu").view(rows, cols).roll((-shift, -shift), (0, 1))
             places = places.view(rows // side, side, cols // side, side).transpose(1, 2).reshape(-1, S)
             layouts += [
                 PatchLayout((PatchSpan(number if number < MAX_PICTURES else NONE, 0, rows, cols, tuple(x)),))
@@ -228,7 +228,11 @@ class PictureReader:
 def _span(picture: int, first: int, grid: Grid, merge: int = 1) -> PatchSpan:
     """Return the patches of a picture: row by row, or squares of `merge` to a side, one after another."""
     rows, cols = grid
-    places = torch.arange(rows * cols).view(rows // merge, merge, cols // merge, merge).transpose(1, 2)
+    places = (
+        torch.arange(rows * cols, device="cpu")
+        .view(rows // merge, merge, cols // merge, merge)
+        .transpose(1, 2)
+    )
     return PatchSpan(picture, first, rows, cols, tuple(places.flatten().tolist()))
 
 

@@ -32,13 +32,14 @@ def join_token_rows(seen: Capture, ranks: RankGroup) -> None:
         parts = [of_rank[name] for of_rank in everyone]
         if table is not None and all(part is not None for part in parts):
             runs = [of_rank["rows"] for of_rank in everyone]
-            setattr(seen, name, _join(table, [torch.tensor(part) for part in parts], runs))
+            setattr(seen, name, _join(table, [torch.tensor(part, device="cpu") for part in parts], runs))
 
 
 def _join(own: Tensor, parts: list[Tensor], runs: list[Runs]) -> Tensor:
     """The table (B, T) of all ranks, which have these rows; a rank that has it all already keeps its own."""
     positions = [
-        torch.tensor([i for run in of_rank for i in range(*run)], dtype=torch.long) for of_rank in runs
+        torch.tensor([i for run in of_rank for i in range(*run)], dtype=torch.long, device="cpu")
+        for of_rank in runs
     ]
     total = sum(map(len, positions))
     if any(part.shape != (len(own), len(rows)) for part, rows in zip(parts, positions, strict=True)):

@@ -98,7 +98,7 @@ def _in_place(masses: Tensor, table: SpanTable, rows: Sequence[str], cols: Seque
     own_rows, own_cols = (
         [names.index(name) for name in own] for names, own in ((rows, table.rows), (cols, table.cols))
     )
-    placed[:, torch.tensor(own_rows)[:, None], torch.tensor(own_cols)] = masses
+    placed[:, torch.tensor(own_rows, device="cpu")[:, None], torch.tensor(own_cols, device="cpu")] = masses
     absent = [number for number, name in enumerate(rows) if name not in table.rows]
     placed[:, absent] = torch.nan
     return placed

@@ -134,7 +134,9 @@ def _column_parts(spans: Spans, S: int) -> ColumnParts:
     key_column = key_column.masked_fill(key_column < 0, rest)
     names = (*spans.names, SINK_NAME, *([REST_NAME] if has_rest else []))
     assert sink == names.index(SINK_NAME)
-    return ColumnParts(Spans.from_edges(edges), key_column[torch.tensor(edges[:-1])], key_column, names)
+    return ColumnParts(
+        Spans.from_edges(edges), key_column[torch.tensor(edges[:-1], device="cpu")], key_column, names
+    )
 
 
 def _pool(m: AttentionMap, rows: Spans, cols: Spans) -> Tensor:

@@ -20,11 +20,12 @@ X = torch.tensor(
         [0.18, 0.71, 0.29],
         [0.85, 0.22, 0.14],
         [0.09, 0.76, 0.62],
-    ]
+    ],
+    device="cpu",
 )  # (T, d_model)
-WQ = torch.tensor([[0.5, 0.8], [0.3, 0.1], [0.2, 0.6]])  # (d_model, head_dim), so q = X @ WQ
-WK = torch.tensor([[0.4, 0.3], [0.1, 0.7], [0.5, 0.2]])
-WV = torch.tensor([[0.2, 0.5], [0.3, 0.1], [0.4, 0.3]])
+WQ = torch.tensor([[0.5, 0.8], [0.3, 0.1], [0.2, 0.6]], device="cpu")  # (d_model, head_dim), so q = X @ WQ
+WK = torch.tensor([[0.4, 0.3], [0.1, 0.7], [0.5, 0.2]], device="cpu")
+WV = torch.tensor([[0.2, 0.5], [0.3, 0.1], [0.4, 0.3]], device="cpu")
 
 
 def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,11 +36,12 @@ def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def with_weights(layer: AnyLayer, **projections: Tensor) -> AnyLayer:
     """Copy projections such as W_q=WQ, (d_model, head_dim) each, into a stage in evaluation mode; returns it.
 
-    `nn.Linear` stores a projection as (head_dim, d_model).
+    The stage moves to where the projections are. `nn.Linear` stores a projection as (head_dim, d_model).
     """
     with torch.no_grad():
         for name, projection in projections.items():
             layer.get_parameter(f"{name}.weight").copy_(projection.T)
+            layer.to(projection.device)
     return layer.eval()
 
 

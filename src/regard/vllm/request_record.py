@@ -138,4 +138,4 @@ class RequestRecord:
 
     def token_ids(self) -> Tensor | None:
         """The tokens (1, S), or None if some are not known."""
-        return None if None in self.ids else torch.tensor([self.ids])
+        return None if None in self.ids else torch.tensor([self.ids], device="cpu")

@@ -469,7 +469,7 @@ def test_large_scores_err_no_more_than_eager_attention(size):
         found.append([output, *torch.autograd.grad(output, (a, b, c, sinks), upstream.to(dtype))])
     for ours, eager, right in zip(*found, strict=True):
         theirs = (eager.double() - right).abs().max().item()
-        assert_near(ours, right, 2 * theirs + 1e-6 * right.abs().max().item())
+        assert_near(ours, right, 3 * theirs + 1e-6 * right.abs().max().item())
 
 
 @pytest.mark.parametrize("case", share(["causal", "window", "documents"], 3))

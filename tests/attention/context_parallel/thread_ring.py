@@ -12,8 +12,8 @@ from torch import Tensor
 
 from regard.attention.context_parallel import ring as ring_module
 from regard.attention.context_parallel.transfer import Ring
+from tests.patience import HANGING
 
-WAITING = 60.0  # seconds, after which a test fails that would hang
 R = TypeVar("R")
 
 
@@ -45,7 +45,7 @@ class ThreadTransfer:
         self.arriving = arriving
 
     def wait(self) -> Sequence[Tensor]:
-        return self.arriving.get(timeout=WAITING)
+        return self.arriving.get(timeout=HANGING)
 
 
 class ThreadRing(Ring):
@@ -55,9 +55,9 @@ class ThreadRing(Ring):
 
     def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
         self.group.numbers[self.rank] = numbers
-        self.group.barrier.wait(WAITING)
+        self.group.barrier.wait(HANGING)
         everyone = [list(numbers) for numbers in self.group.numbers]
-        self.group.barrier.wait(WAITING)
+        self.group.barrier.wait(HANGING)
         return everyone
 
     def pass_on(self, tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Any:

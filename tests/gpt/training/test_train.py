@@ -31,6 +31,7 @@ from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingRun, train
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, config, corpus, in_another_process, losses, run
+from tests.patience import HANGING
 from tests.sampling import combine
 
 
@@ -232,11 +233,11 @@ def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path: Path) -> None:
         command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     metrics = tmp_path / "run" / METRICS_FILE
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANGING
     while time.monotonic() < deadline and not (metrics.exists() and '"loss"' in metrics.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=HANGING)
     assert process.returncode == 130, stderr
     step = len([line for line in metrics.read_text().splitlines() if '"loss"' in line])
     assert f"stopped at step {step} and saved; go on with: regard train {book}" in stderr
@@ -260,7 +261,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         [*torchrun, str(script), here, str(tmp_path / "two")],
         check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=240,
+        timeout=HANGING,
     )
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in one] == [step for step, _ in two]

@@ -29,6 +29,7 @@ from regard.show.data.units import text_units
 from regard.show.saved import bundle, model_block
 from regard.show.saved.model_block import ModelBlocks, check_model, pack_model
 from regard.show.saved.pack import pack
+from tests.patience import HANGING
 
 DRIVER = Path(__file__).parents[2] / "web" / "model_driver.js"
 STORY = (
@@ -62,7 +63,7 @@ def ask_page(*questions: dict[str, Any]) -> list[Any]:
     """Answers of the page's own modules, which run in Node."""
     command = [compute_driver_executable()[0], str(DRIVER)]
     done = subprocess.run(
-        command, input=json.dumps(questions), capture_output=True, text=True, timeout=120, check=False
+        command, input=json.dumps(questions), capture_output=True, text=True, timeout=HANGING, check=False
     )
     assert done.returncode == 0, done.stderr
     answers: list[Any] = json.loads(done.stdout)

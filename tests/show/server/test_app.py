@@ -28,6 +28,7 @@ from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
 from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
 from tests.captures import captured
+from tests.patience import HANGING
 
 SMALL = Limits(body=4096, characters=200, tokens=64, texts=3, generated=8)
 
@@ -67,7 +68,7 @@ def ask(
     if isinstance(body, dict):
         body, headers = json.dumps(body).encode(), {"content-type": "application/json", **headers}
     with closing(
-        http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=30)
+        http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=HANGING)
     ) as connection:
         connection.request("POST" if body is not None else method, path, body, headers)
         return Answer(connection.getresponse())
@@ -501,7 +502,7 @@ def key_line(running: BackgroundServer) -> str:
 
 def begin(running: BackgroundServer, path: str, body: dict[str, Any]) -> socket.socket:
     """A request that was sent, and whose answer nobody reads."""
-    connection = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=HANGING)
     sent = json.dumps(body).encode()
     connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n"
@@ -516,7 +517,7 @@ def test_one_text_is_read_at_a_time_and_others_are_refused(serve: Callable[..., 
     slow = Slow()
     running = serve(read=slow)
     with closing(begin(running, "/api/capture", {"text": "a"})):
-        assert slow.began.wait(30)
+        assert slow.began.wait(HANGING)
         for path in ("/api/capture", "/api/generate"):
             busy = ask(running, path, body={"text": "b"})
             assert busy.status == 409
@@ -531,7 +532,7 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Back
     slow = Slow()
     running = serve(read=slow)
     begin(running, "/api/capture", {"text": "a"}).close()
-    assert slow.stopped.wait(30)
+    assert slow.stopped.wait(HANGING)
     slow.go_on.set()
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
 
@@ -552,10 +553,10 @@ def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., Ba
 
     running = serve(generate=endless)
     connection = begin(running, "/api/generate", {"text": "a"})
-    assert began.wait(30)
+    assert began.wait(HANGING)
     assert not ended.is_set()
     connection.close()
-    assert ended.wait(30)
+    assert ended.wait(HANGING)
     wait_until(lambda: ask(running, "/api/capture", body={"text": "b"}).status == 200)
 
 
@@ -571,7 +572,7 @@ def test_a_slow_client_holds_nobody_up(serve: Callable[..., BackgroundServer]) -
     running = serve()
     slow = []
     for _ in range(10):
-        connection = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=HANGING)
         connection.sendall(b"GET /api/meta HTTP/1.1\r\nHo")  # and no more, for now
         slow.append(connection)
     for _ in range(5):
@@ -590,7 +591,7 @@ def test_a_request_that_announces_too_much_is_refused_before_it_comes(
     head = (
         f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n{key_line(running)}"
     )
-    with socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=HANGING) as client:
         client.sendall(
             (head + "Content-Type: application/json\r\nContent-Length: 999999999\r\n\r\n{").encode()
         )
@@ -604,7 +605,7 @@ def test_a_request_that_breaks_off_is_no_mistake_of_ours(
     head = (
         f"POST /api/capture HTTP/1.1\r\nHost: 127.0.0.1:{running.bound_address.port}\r\n{key_line(running)}"
     )
-    with socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=HANGING) as client:
         client.sendall((head + 'Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"te').encode())
         time.sleep(0.2)
     running.close()
@@ -651,7 +652,7 @@ def test_work_that_nobody_waits_for_is_dropped(
 
     def row(self: Contents, text: int, layer: str, head: int, row: int, quantity: object) -> torch.Tensor:
         begun.append(row)
-        let_go.wait(30)
+        let_go.wait(HANGING)
         return torch.zeros(1)
 
     monkeypatch.setattr(Contents, "row", row)
@@ -659,7 +660,7 @@ def test_work_that_nobody_waits_for_is_dropped(
     port = running.bound_address.port
     waiting = []
     for number in range(6):
-        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=HANGING)
         path = f"/api/row?text=0&layer=0&head=0&row={number}"
         connection.sendall(
             f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{key_line(running)}\r\n".encode()
@@ -692,9 +693,9 @@ def test_it_ends_quickly_also_while_work_goes_on(serve: Callable[..., Background
     slow = Slow()
     running = serve(read=slow)
     with closing(begin(running, "/api/capture", {"text": "a"})):
-        assert slow.began.wait(30)
+        assert slow.began.wait(HANGING)
         running.close()
-        assert slow.stopped.wait(30)
+        assert slow.stopped.wait(HANGING)
     with pytest.raises(ConnectionError):
         ask(running, "/api/meta")
 
@@ -703,11 +704,11 @@ def test_it_cuts_connections_whose_answers_do_not_come_in_time(
     serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(Contents, "row", lambda *_: (began.set(), go_on.wait(30)))
+    monkeypatch.setattr(Contents, "row", lambda *_: (began.set(), go_on.wait(HANGING)))
     running = serve()
     row = request(running, "GET /api/row?text=0&layer=0&head=0&row=0")
     with closing(connect(running, row)) as client:
-        assert began.wait(30)
+        assert began.wait(HANGING)
         running.close()
         assert not running._server.server_state.connections
         with suppress(ConnectionResetError):
@@ -763,7 +764,7 @@ def request(running: BackgroundServer, line: str, *headers: str) -> bytes:
 
 
 def connect(running: BackgroundServer, sent: bytes = b"") -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=30)
+    client = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=HANGING)
     client.sendall(sent)
     return client
 
@@ -774,7 +775,7 @@ def test_silent_connections_give_way_and_those_that_are_served_stay(
     slow = Slow()
     running = serve(read=slow, limits=Limits(connections=12))
     with closing(begin(running, "/api/capture", {"text": "a"})) as served:
-        assert slow.began.wait(30)
+        assert slow.began.wait(HANGING)
         silent = []
         for _ in range(40):
             silent.append(connect(running))
@@ -885,7 +886,7 @@ def test_what_is_not_http_is_refused_also_in_the_middle_of_a_request(
     slow = Slow()
     running = serve(read=slow)
     with closing(begin(running, "/api/capture", {"text": "a"})) as client:
-        assert slow.began.wait(30)
+        assert slow.began.wait(HANGING)
         client.sendall(b"nonsense\r\n\r\n")
         slow.go_on.set()
         assert b'{"text": 1}' in b"".join(iter(lambda: client.recv(4096), b""))

@@ -18,6 +18,7 @@ from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
 from regard.show.server.jobs import ReportProgress
 from tests.captures import captured, predicted
+from tests.patience import HANGING
 from tests.show.server.test_app import SMALL, ask, bearer, reader
 
 HEAD = {"kind": "head", "layer": "1", "head": 2}
@@ -135,15 +136,17 @@ def test_one_run_at_a_time_and_it_stops_with_its_client(serve: Callable[..., Bac
             stopped.set()
 
     running = serve(run_cut=slow)
-    with closing(http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=30)) as client:
+    with closing(
+        http.client.HTTPConnection("127.0.0.1", running.bound_address.port, timeout=HANGING)
+    ) as client:
         body = json.dumps({"text": 0, "cuts": [HEAD]}).encode()
         client.request("POST", "/api/cut", body, {"content-type": "application/json", **bearer(running)})
         client.getresponse().readline()
-        assert begun.wait(20)
+        assert begun.wait(HANGING)
         busy = ask(running, "/api/cut", body={"text": 0, "cuts": [HEAD]})
         assert busy.status == 409
         assert busy.json["error"] == (
             "the model is busy running with something cut: try again when it is done"
         )
-    assert stopped.wait(20)
+    assert stopped.wait(HANGING)
     assert len(ask(running, "/api/meta").json["texts"]) == 1

@@ -19,6 +19,7 @@ from regard.show.server.background import BackgroundServer
 from regard.show.server.limits import StoppedError
 from regard.show.server.opening_site import CANCELLED, OpeningSite
 from tests.captures import captured
+from tests.patience import HANGING
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def begin() -> Iterator[Callable[..., Any]]:
             data = None if body is None else json.dumps(body).encode()
             asked = urllib.request.Request(origin + path, data, words)
             try:
-                return stack.enter_context(urllib.request.urlopen(asked, timeout=30))
+                return stack.enter_context(urllib.request.urlopen(asked, timeout=HANGING))
             except urllib.error.HTTPError as refusal:
                 return stack.enter_context(refusal)
 
@@ -67,7 +68,7 @@ def test_progress_is_streamed_and_what_waited_is_answered_once_there_is_somethin
     site.open(Site(Contents(captured(12))))
     assert json.loads(lines.readline()) == {"ready": True}
     assert lines.readline() == b""
-    waiting.join(30)
+    waiting.join(HANGING)
     assert metas[0]["model"] == "random"
     assert begin(running, "api/opening", {}).read() == b'{"ready": true}\n'  # who comes late
     assert begin(running, "api/cancel", {}).status == 409

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from regard.show.server.work_queue import WorkQueue
+from tests.patience import HANGING
 
 
 def test_urgent_work_runs_while_patient_work_does_and_the_least_patient_is_next() -> None:
@@ -15,10 +16,10 @@ def test_urgent_work_runs_while_patient_work_does_and_the_least_patient_is_next(
 
     def block() -> None:
         begun.set()
-        assert go.wait(30)
+        assert go.wait(HANGING)
 
     first = queue.submit(3, block)
-    assert begun.wait(30)
+    assert begun.wait(HANGING)
     later = queue.submit(2, order.append, "scores")
     dropped = queue.submit(1, order.append, "nobody waits for it")
     sooner = queue.submit(1, order.append, "thumbnails")
@@ -48,10 +49,10 @@ def test_what_waits_at_the_end_is_cancelled() -> None:
 
     def block() -> None:
         begun.set()
-        assert go.wait(30)
+        assert go.wait(HANGING)
 
     queue.submit(1, block)
-    assert begun.wait(30)
+    assert begun.wait(HANGING)
     waiting = queue.submit(1, lambda: 7)
     queue.shutdown()
     go.set()

@@ -65,7 +65,7 @@ def _cut(mask: Mask, T: int, S: int, dtype: torch.dtype) -> tuple[RowBlock, ...]
     )
     blocks: list[RowBlock] = []
     area = bias_numbers = 0
-    last = torch.ones(0, 0, dtype=torch.bool)
+    last = torch.ones(0, 0, dtype=torch.bool, device="cpu")
     for rows, columns in tiles.visits_between(mask, [*range(0, T, ROWS), T], [*range(0, S, ROWS), S]):
         if not columns:
             return ()
@@ -84,7 +84,7 @@ def _cut(mask: Mask, T: int, S: int, dtype: torch.dtype) -> tuple[RowBlock, ...]
         if blocks and torch.equal(allowed, last):
             bias = blocks[-1].bias
         elif not bool(allowed.all()):
-            bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -torch.inf)
+            bias = torch.zeros(allowed.shape, dtype=dtype, device="cpu").masked_fill_(~allowed, -torch.inf)
             bias_numbers += bias.numel()
         if area > max_area or bias_numbers > MAX_BIAS_NUMBERS:
             return ()

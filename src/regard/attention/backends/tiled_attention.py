@@ -33,7 +33,7 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
 
 def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) and the row log-sum-exp (B, H, T)."""
-    seed = int(torch.randint(2**62, (1,))) if problem.dropout else 0
+    seed = int(torch.randint(2**62, (1,), device="cpu")) if problem.dropout else 0
     p = problem
     # Products of half-precision inputs are computed in float32, which autocast would undo.
     with torch.autocast(p.q.device.type, enabled=False):

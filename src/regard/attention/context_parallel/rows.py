@@ -59,7 +59,9 @@ def find_runs(name: str, lengths: Sequence[int], order: str) -> list[list[range]
 def join_rows(parts: Sequence[Tensor], runs: Sequence[Sequence[range]]) -> Tensor:
     """The parts (B, heads, rows, …) of all ranks, which hold these runs, in the order of their positions."""
     whole = torch.cat(list(parts), 2)
-    positions = torch.cat([torch.arange(run.start, run.stop) for of_rank in runs for run in of_rank])
+    positions = torch.cat(
+        [torch.arange(run.start, run.stop, device="cpu") for of_rank in runs for run in of_rank]
+    )
     return whole[:, :, positions.argsort().to(whole.device)]
 
 
@@ -75,4 +77,4 @@ def ring_positions(T: int, group: object, *, order: Order = "contiguous") -> Ten
     """
     ring = Ring.of(group)
     runs = split_rows(check_whole_number("T", T, 0), ring.size, check_order(order))[ring.rank]
-    return torch.cat([torch.arange(run.start, run.stop) for run in runs])
+    return torch.cat([torch.arange(run.start, run.stop, device="cpu") for run in runs])

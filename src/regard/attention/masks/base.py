@@ -76,7 +76,7 @@ class Mask:
         cols: Span,
         shape: tuple[int, ...] | None = None,
         *,
-        device: torch.device | None = None,
+        device: torch.device | str = "cpu",
     ) -> Tensor:
         """Visibility in a tile: boolean (rows, cols), or (B, H, rows, cols) if it varies with batch or head.
 
@@ -101,7 +101,7 @@ class Mask:
         cols: Span,
         shape: tuple[int, ...] | None = None,
         *,
-        device: torch.device | None = None,
+        device: torch.device | str = "cpu",
     ) -> Tensor | None:
         """The numbers added to the scores of a tile, or None if the mask adds none.
 
@@ -335,7 +335,11 @@ def _join_tensors(
     sizes = [-1] * tensors[0].ndim
     expanded = [x.expand(*sizes[:axis], n, *sizes[axis + 1 :]) for x, n in zip(tensors, counts, strict=True)]
     others = {(*x.shape[:axis], *x.shape[axis + 1 :], x.dtype) for x in expanded}
-    return torch.cat(expanded, axis).index_select(axis, torch.tensor(order)) if len(others) == 1 else None
+    return (
+        torch.cat(expanded, axis).index_select(axis, torch.tensor(order, device="cpu"))
+        if len(others) == 1
+        else None
+    )
 
 
 def conjunction(masks: Iterable[Mask]) -> Mask:

@@ -287,7 +287,7 @@ def _deduplicate(tiles: Tensor) -> tuple[Tensor, Tensor]:
         return tiles, torch.zeros(0, dtype=torch.int64, device=tiles.device)
     words = tiles.flatten(1).view(torch.int64)  # (tiles, bytes / 8)
     hash_factors = torch.randint(
-        -(1 << 62), 1 << 62, words.shape[1:], generator=torch.Generator().manual_seed(0)
+        -(1 << 62), 1 << 62, words.shape[1:], generator=torch.Generator().manual_seed(0), device="cpu"
     )
     _, number = torch.unique((words * hash_factors.to(tiles.device)).sum(-1), return_inverse=True)
     first = torch.full((int(number.max()) + 1,), len(tiles), device=tiles.device)

@@ -52,7 +52,7 @@ def full_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 
 def grid(
-    rows: Span, cols: Span, shape: tuple[int, ...] | None = None, device: torch.device | None = None
+    rows: Span, cols: Span, shape: tuple[int, ...] | None = None, device: torch.device | str = "cpu"
 ) -> Grid:
     """The index tensors of a tile. Query i of T stands at position i + S − T."""
     B, H, T, S = (1, 1, 0, 0) if shape is None else full_shape(shape)
@@ -63,7 +63,7 @@ def grid(
 
 
 def indices(
-    name: str, span: Span, length: int | None, device: torch.device | None
+    name: str, span: Span, length: int | None, device: torch.device | str
 ) -> tuple[Tensor, slice | Tensor]:
     """The indices of a slice, a range or a tensor, and the same as a slice where that is possible.
 
@@ -105,12 +105,12 @@ def one_block(T: int, S: int) -> Blocks:
     return block_table(T, S, max(T, 1), max(S, 1))
 
 
-def block_table(T: int, S: int, rows: int, cols: int, device: torch.device | None = None) -> Blocks:
+def block_table(T: int, S: int, rows: int, cols: int, device: torch.device | str = "cpu") -> Blocks:
     """The matrix of T queries and S keys cut into blocks of rows × cols, smaller at the far edges."""
     return blocks_between([*range(0, max(T, 1), rows), T], [*range(0, max(S, 1), cols), S], device)
 
 
-def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device | None = None) -> Blocks:
+def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device | str = "cpu") -> Blocks:
     """The matrix cut at these edges, which start at 0 and end at T and S."""
     T, S = q_edges[-1], k_edges[-1]
     q = torch.tensor(q_edges, device=device).view(-1, 1) + S - T

@@ -630,7 +630,7 @@ def _looks_boolean(tensor: Tensor) -> bool:
 
 def alibi(heads: int) -> Mask:
     """Attention with linear biases: slopes 2^(−8/H), 2^(−16/H), … as published, for any number of heads."""
-    return Alibi(torch.tensor(alibi_slopes(check_whole_number("alibi(heads)", heads))))
+    return Alibi(torch.tensor(alibi_slopes(check_whole_number("alibi(heads)", heads)), device="cpu"))
 
 
 def alibi_slopes(heads: int) -> list[float]:

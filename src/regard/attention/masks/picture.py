@@ -33,4 +33,4 @@ def mask_output(mask: Mask) -> dict[str, str]:
 
 def _sample(size: int) -> Tensor:
     """Return all indices, or `MOST_CELLS` of them at equal distances."""
-    return torch.linspace(0, size - 1, min(size, MOST_CELLS)).round().long()
+    return torch.linspace(0, size - 1, min(size, MOST_CELLS), device="cpu").round().long()

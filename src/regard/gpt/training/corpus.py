@@ -93,7 +93,7 @@ class Corpus:
         """
         available = (len(self.validation) - 1) // self.context_length
         count = max(1, min(available, max_tokens // self.context_length))
-        windows = torch.linspace(0, available - 1, count, dtype=torch.float64).round().long()
+        windows = torch.linspace(0, available - 1, count, dtype=torch.float64, device="cpu").round().long()
         for starts in torch.split(windows * self.context_length, batch_size)[batches]:
             yield self._windows(self.validation, starts, self.context_length)
 

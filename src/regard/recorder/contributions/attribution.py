@@ -186,7 +186,7 @@ class _TermSums:
         self.squares = 0.0  # of all products that are added up: their rounding errors are independent
         terms = stream_pass.terms
         self.blocks = list(dict.fromkeys(term.block for term in terms if term.kind == "mlp"))
-        self.mlps = torch.zeros(len(self.blocks), dtype=torch.float64)
+        self.mlps = torch.zeros(len(self.blocks), dtype=torch.float64, device="cpu")
         self.heads: dict[int | str, Tensor] = {}
         self.gradients: dict[int | str, HeadGradient] = {}
 
@@ -265,7 +265,7 @@ class _TermSums:
     ) -> Attribution:
         """Return the sums as an attribution."""
         widest = max((len(x) for x in self.heads.values()), default=0)
-        heads = torch.zeros(len(self.heads), widest, dtype=torch.float64)
+        heads = torch.zeros(len(self.heads), widest, dtype=torch.float64, device="cpu")
         for i, amounts in enumerate(self.heads.values()):
             heads[i, : len(amounts)] = amounts
         return Attribution(

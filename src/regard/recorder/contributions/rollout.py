@@ -23,7 +23,7 @@ def roll_out(maps: Sequence[AttentionMap], position: int, norms: Sequence[Tensor
     each layer, multiply the weights on each key: ‖W_h v_j‖.
     """
     T = maps[0].shape[-1]
-    shares = torch.zeros(T, dtype=torch.float64)
+    shares = torch.zeros(T, dtype=torch.float64, device="cpu")
     shares[position] = 1.0
     for i in reversed(range(len(maps))):
         shares = _step(shares, maps[i], None if norms is None else norms[i])

@@ -53,12 +53,12 @@ def attention_call(call: RingCall) -> AttentionCall:
     tensors = call.q, call.k, call.v, call.output, call.lse
     whole = AttentionCall(*tensors, call.mask, *settings, own_lse=True)
     H, (G, S) = call.q.shape[1], call.k.shape[1:3]
-    rows = torch.cat([torch.arange(run.start, run.stop) for run in call.q_runs])
+    rows = torch.cat([torch.arange(run.start, run.stop, device="cpu") for run in call.q_runs])
     if len(rows) == call.T:  # a ring of one
         return whole
     runs = (tuple((run.start, run.stop) for run in of_rank if run) for of_rank in (call.q_runs, call.k_runs))
     return whole._replace(
-        mask=Positions(call.mask, rows, torch.arange(S), call.T, S),
+        mask=Positions(call.mask, rows, torch.arange(S, device="cpu"), call.T, S),
         placement=Placement(H, tuple(range(G)), *runs),
         whole_mask=storable_mask(call.mask, (len(call.q), H, call.T, S), call.q.device),
     )

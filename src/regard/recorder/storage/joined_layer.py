@@ -92,14 +92,14 @@ def _put_together(pieces: Sequence[Piece], shape: Sequence[int]) -> Tensor:
     whole = first.new_empty(*shape, *first.shape[3:])
     for tensor, heads, positions in pieces:
         runs = ((0, shape[2]),) if positions is None else positions
-        rows = torch.cat([torch.arange(*run) for run in runs])
+        rows = torch.cat([torch.arange(*run, device="cpu") for run in runs])
         expected = (shape[0], len(heads), len(rows), *first.shape[3:])
         if tensor.shape != expected or tensor.dtype != first.dtype:
             raise ValueError(f"expected {expected} {first.dtype}, got {tuple(tensor.shape)} {tensor.dtype}")
         if positions is None:
             whole[:, heads] = tensor
         else:
-            whole[:, torch.tensor(heads)[:, None], rows] = tensor
+            whole[:, torch.tensor(heads, device="cpu")[:, None], rows] = tensor
     return whole
 
 

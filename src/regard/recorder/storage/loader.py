@@ -212,6 +212,9 @@ def _layer(described: dict[str, Any], path: Path, shard: ShardId | None) -> Stor
             f"got {shorten(shape)} and {shorten(heads)}"
         )
     _check_size(shape, file, size)
+    checksum = get_field(described, "checksum", int)
+    if not 0 <= checksum < 1 << 32:
+        raise ValueError(f"checksum: expected a number from 0 to {(1 << 32) - 1}, got {checksum}")
     number, evidence = get_field(described, "number", int), get_field(described, "evidence", dict)
     name, stack = get_field(described, "name", str), get_field(described, "stack", str)
     placement = _placement(_optional(described, "placement", dict), heads)
@@ -226,6 +229,7 @@ def _layer(described: dict[str, Any], path: Path, shard: ShardId | None) -> Stor
         read_evidence(evidence),
         heads,
         path / file,
+        checksum,
         placement=placement,
         shard=shard,
     )
@@ -252,7 +256,7 @@ def _table(described: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor |
             check_type(name, number, int)
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{name}: expected rows of one length, got {shorten([len(row) for row in rows])}")
-    return torch.tensor(rows, dtype=torch.long).view(len(rows), -1 if rows else 0).to(dtype)
+    return torch.tensor(rows, dtype=torch.long, device="cpu").view(len(rows), -1 if rows else 0).to(dtype)
 
 
 def _predictions(described: dict[str, Any] | None, ids: Tensor | None) -> Predictions | None:
@@ -277,10 +281,10 @@ def _predictions(described: dict[str, Any] | None, ids: Tensor | None) -> Predic
                 check_type(name, number, int if name in ("likeliest", "ranks") else float)
     losses = [torch.nan if loss is None else loss for loss in lists["losses"]]
     return Predictions(
-        torch.tensor(lists["likeliest"], dtype=torch.long).view(B, T, k),
-        torch.tensor(lists["probabilities"], dtype=torch.float32).view(B, T, k),
-        torch.tensor(losses, dtype=torch.float32).view(B, T - 1),
-        torch.tensor(lists["ranks"], dtype=torch.long).view(B, T - 1),
+        torch.tensor(lists["likeliest"], dtype=torch.long, device="cpu").view(B, T, k),
+        torch.tensor(lists["probabilities"], dtype=torch.float32, device="cpu").view(B, T, k),
+        torch.tensor(losses, dtype=torch.float32, device="cpu").view(B, T - 1),
+        torch.tensor(lists["ranks"], dtype=torch.long, device="cpu").view(B, T - 1),
         {int(n): check_type("words", w, str) for n, w in get_field(described, "words", dict).items()},
     )
 

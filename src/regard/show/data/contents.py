@@ -555,7 +555,7 @@ class Contents:
         self.check_text(text)
         layers = self.texts[text].layers if layer == "mean" else [self.layer(text, layer)]
         number = None if head == "mean" else _number("head", head)
-        total, count = torch.zeros(()), 0
+        total, count = torch.zeros((), device="cpu"), 0
         for chosen in layers:
             m = self._quantity_map(text, chosen, number, quantity)
             m = for_display(m) if number is None else m

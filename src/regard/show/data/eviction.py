@@ -44,11 +44,11 @@ def layer_eviction(m: AttentionMap | LinearAttentionMap) -> dict[str, Any]:
     if isinstance(m, LinearAttentionMap):
         nothing = [[[None] * len(SINKS) for _ in sizes] for _ in range(H)]
         return {"windows": sizes, "sinks": list(SINKS), "lost": nothing, "queries": 0, "ahead": False}
-    rows = torch.arange(T)
+    rows = torch.arange(T, device="cpu")
     if T > QUERIES:
-        rows = (2 * torch.arange(QUERIES) + 1) * T // (2 * QUERIES)
+        rows = (2 * torch.arange(QUERIES, device="cpu") + 1) * T // (2 * QUERIES)
     positions = rows + m.first_position
-    window_sizes = torch.tensor(sizes, dtype=torch.long)
+    window_sizes = torch.tensor(sizes, dtype=torch.long, device="cpu")
     lost: list[list[list[float | None]]] = []
     ahead = False
     for h in range(H):
@@ -56,7 +56,7 @@ def layer_eviction(m: AttentionMap | LinearAttentionMap) -> dict[str, Any]:
         weights = head.tile(at).reshape(len(rows), S).cpu()
         visible = head.mask.tile(at, slice(0, S), head.matrix, device=m.device)
         visible = visible.reshape(-1, *visible.shape[-2:])[0].expand(len(rows), S).cpu()
-        ahead = ahead or bool((visible & (torch.arange(S) > positions[:, None])).any())
+        ahead = ahead or bool((visible & (torch.arange(S, device="cpu") > positions[:, None])).any())
         policies = []
         for sinks in SINKS:
             loss = eviction_loss(weights, positions, window_sizes, sinks)  # (rows, windows)

@@ -42,7 +42,7 @@ def trace_row(m: AttentionMap, values: Tensor | None, row: int, H: int, G: int) 
     visible = m.mask.allowed(cells).expand(1, 1, 1, S).reshape(S).cpu()
     bias = m.mask.score_bias(cells)
     if bias is None:
-        added = torch.zeros(S).double()
+        added = torch.zeros(S, device="cpu").double()
     else:
         added = bias.detach().expand(1, 1, 1, S).reshape(S).double().cpu()
     score = k @ q  # (S,)

@@ -32,9 +32,9 @@ def build_example() -> dict[str, Any]:
     """
     q, k, v = (x[None] for x in project(X))  # (1, T, 2)
     projected = [q, k, v]
-    layer = multi_head(num_heads=2)
-    split = [layer.split(W(X)).detach() for W in (layer.W_q, layer.W_k, layer.W_v)]  # (2, T, 1) each
-    with torch.no_grad():
+    with torch.no_grad(), torch.device("cpu"):
+        layer = multi_head(num_heads=2)
+        split = [layer.split(W(X)) for W in (layer.W_q, layer.W_k, layer.W_v)]  # (2, T, 1) each
         outputs = (
             simplified_self_attention(X)[0],
             with_example_weights(UnscaledSelfAttention(3, head_dim=2))(X)[0],
@@ -73,7 +73,9 @@ def _stage(
     H, T, _ = q.shape
     m = attention_map(q[None], k[None], mask=mask, scale=scale)  # (1, H, T, T)
     heads = [[trace_row(m[:, h : h + 1], v[h], row, H, H) for row in range(T)] for h in range(H)]
-    traced = torch.cat([torch.tensor([row["output"] for row in rows]) for rows in heads], -1)  # (T, H · E)
+    traced = torch.cat(
+        [torch.tensor([row["output"] for row in rows], device="cpu") for rows in heads], -1
+    )  # (T, H · E)
     return {
         "name": name,
         "about": about,

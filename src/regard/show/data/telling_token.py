@@ -40,9 +40,9 @@ def telling_query(
     weights[:, mean > SINK_SHARE] = 0
     weights[:, 0] = 0
     own = (rows.cpu() + S - T).clamp(0, S - 1)
-    weights[torch.arange(len(candidates)), own] = 0
+    weights[torch.arange(len(candidates), device="cpu"), own] = 0
     if keys is not None:
-        weights[:, torch.tensor([token not in words for token in keys])] = 0
+        weights[:, torch.tensor([token not in words for token in keys], device="cpu")] = 0
     return candidates[int(weights.amax(1).argmax())]
 
 

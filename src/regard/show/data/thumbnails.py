@@ -58,10 +58,12 @@ def thumbnail(
     # Sample queries, and prepare the matrices that add queries and keys up into cells.
     most = max(4, min(QUERIES, MOST_WEIGHTS // (SIDE * S)))
     rows, line = _sample_evenly([y * T // high for y in range(high + 1)], most)
-    to_line = (line == torch.arange(high)[:, None]).to(zero)  # (high, rows)
-    edges = torch.tensor([x * S // wide for x in range(1, wide + 1)])  # as `AttentionMap.pool` sets them
-    cell = torch.bucketize(torch.arange(S), edges, right=True)
-    to_cell = (cell[:, None] == torch.arange(wide)).to(zero)  # (S, wide)
+    to_line = (line == torch.arange(high, device="cpu")[:, None]).to(zero)  # (high, rows)
+    edges = torch.tensor(
+        [x * S // wide for x in range(1, wide + 1)], device="cpu"
+    )  # as `AttentionMap.pool` sets them
+    cell = torch.bucketize(torch.arange(S, device="cpu"), edges, right=True)
+    to_cell = (cell[:, None] == torch.arange(wide, device="cpu")).to(zero)  # (S, wide)
     is_query = torch.ones(T, dtype=torch.bool, device=m.device)  # queries that count for the sink
     if is_token is not None:
         is_token = is_token.to(m.device)
@@ -85,7 +87,7 @@ def thumbnail(
     # Draw: the mean mass of each cell, stretched to 64 × 64 if the text is short.
     mass = mass / to_line.sum(1, keepdim=True)  # (H, high, wide)
     picture = (1 + 254 * mass.clamp(0, 1).sqrt()).where(visible_mass > 0, 0)
-    source_rows, source_cols = (torch.arange(SIDE) * n // SIDE for n in (high, wide))
+    source_rows, source_cols = (torch.arange(SIDE, device="cpu") * n // SIDE for n in (high, wide))
     thumbs = picture[:, source_rows][:, :, source_cols].round().to(torch.uint8).cpu().numpy()
     keys, shares = find_sink_keys(received, seen_by, active, is_token)
     if isinstance(m, LinearAttentionMap):
@@ -110,4 +112,6 @@ def _sample_evenly(edges: list[int], most: int) -> tuple[Tensor, Tensor]:
         count = min(most, last - first)
         rows += [first + (2 * n + 1) * (last - first) // (2 * count) for n in range(count)]
         line += [y] * count
-    return torch.tensor(rows, dtype=torch.long), torch.tensor(line, dtype=torch.long)
+    return torch.tensor(rows, dtype=torch.long, device="cpu"), torch.tensor(
+        line, dtype=torch.long, device="cpu"
+    )

@@ -156,7 +156,7 @@ class TilePyramid:
     def _queries_per_row(self, z: int, first: int, count: int) -> Tensor:
         """Return the number of queries in each of `count` rows of cells from row `first` on, (count, 1)."""
         edges = [self.rows[min(self.T, (first + y) << z)] for y in range(count + 1)]
-        return torch.tensor(edges).diff().float()[:, None]
+        return torch.tensor(edges, device="cpu").diff().float()[:, None]
 
 
 def attention_of(m: ShownMap) -> MapData | LinearAttentionMap:
@@ -168,7 +168,7 @@ def pool_cells(m: ShownMap, rows: range, keys: range, size: int) -> TileCells:
     """Pool a region of a map (1, 1, T, S) into cells of `size` queries by `size` keys."""
     shape = (-(-len(rows) // size), -(-len(keys) // size))
     attention = attention_of(m)
-    mass, peak = torch.zeros(shape), torch.full(shape, -1.0)
+    mass, peak = torch.zeros(shape, device="cpu"), torch.full(shape, -1.0, device="cpu")
     for row_span in _even_spans(rows, size):
         for key_span in _even_spans(keys, size):
             if not _visible(attention, row_span, key_span)[0]:
@@ -183,7 +183,7 @@ def pool_cells(m: ShownMap, rows: range, keys: range, size: int) -> TileCells:
             pair = (pooled, pooled) if isinstance(pooled, Tensor) else pooled
             mass[here], peak[here] = (x.reshape(high, wide).float().cpu() for x in pair)
     if not isinstance(m, AttentionMap):
-        peak = torch.zeros(shape)
+        peak = torch.zeros(shape, device="cpu")
     return TileCells(mass, peak.where(visible_cells(attention, rows, keys, size), -1.0))
 
 
@@ -199,7 +199,7 @@ def pool_units(m: ShownMap, rows: Edges, cols: Edges) -> TileCells:
     pair = (pooled, pooled) if isinstance(pooled, Tensor) else pooled
     mass, peak = (x.reshape(shape).float().cpu() for x in pair)
     if not isinstance(m, AttentionMap):
-        peak = torch.zeros(shape)
+        peak = torch.zeros(shape, device="cpu")
     return TileCells(mass, peak.where(visible_units(attention_of(m), rows, cols), -1.0))
 
 
@@ -210,7 +210,7 @@ def _cell_edges(edges: Edges, units: range, size: int) -> list[int]:
 
 def visible_units(m: MapData | LinearAttentionMap, rows: Edges, cols: Edges) -> Tensor:
     """Return which cells between edges hold a key visible to one of their queries, (rows, cols)."""
-    visible = torch.zeros(len(rows) - 1, len(cols) - 1, dtype=torch.bool)
+    visible = torch.zeros(len(rows) - 1, len(cols) - 1, dtype=torch.bool, device="cpu")
     for down in _chunks(rows):
         for across in _chunks(cols):
             row_span = slice(rows[down.start], rows[down.stop])
@@ -237,8 +237,10 @@ def _chunks(edges: Edges) -> Iterator[slice]:
 
 def _membership(edges: Edges, units: slice) -> Tensor:
     """Return which of the tokens of some units each unit holds, as 0 and 1, (units, tokens)."""
-    sizes = torch.tensor([last - first for first, last in pairwise(edges[units.start : units.stop + 1])])
-    numbers = torch.arange(len(sizes))
+    sizes = torch.tensor(
+        [last - first for first, last in pairwise(edges[units.start : units.stop + 1])], device="cpu"
+    )
+    numbers = torch.arange(len(sizes), device="cpu")
     return numbers.repeat_interleave(sizes).eq(numbers[:, None]).float()
 
 

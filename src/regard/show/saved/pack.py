@@ -243,7 +243,7 @@ def _pack_linear_layer(m: LinearAttentionMap) -> tuple[list[Array], tuple[float,
     keys, norms = inputs.keys(everything)
     one_of_group = slice(None, None, H // max(m.k.shape[1], 1))  # the heads of a group have the same q and k
     q, k = (x[0, one_of_group].cpu() for x in (inputs.queries(everything), keys * norms))  # (G, S, D)
-    skip = torch.zeros(H) if m.skip is None else m.skip
+    skip = torch.zeros(H, device="cpu") if m.skip is None else m.skip
     arrays = [
         _float24("q", q),
         _float24("k", k),
@@ -262,7 +262,7 @@ def _pack_linear_layer(m: LinearAttentionMap) -> tuple[list[Array], tuple[float,
 def _unpack(m: AttentionMap, arrays: list[Array]) -> AttentionMap:
     """Return the map as the page computes it: numbers times steps in float32, then all in float64."""
     by_name = {a.name: torch.from_numpy(a.data).float() for a in arrays if a.name != "lse"}
-    q, k = (by_name[name] * by_name.get(f"{name}_step", torch.ones(())) for name in ("q", "k"))
+    q, k = (by_name[name] * by_name.get(f"{name}_step", torch.ones((), device="cpu")) for name in ("q", "k"))
     lse = torch.from_numpy(next(a.data for a in arrays if a.name == "lse")).double()
     return m._with(q=q.double()[None], k=k.double()[None], lse=lse[None], sinks=None)
 
@@ -277,7 +277,7 @@ def _measure_error(
     _, H, T, S = m.matrix
     if not T or not S:
         return 0.0, 0.0
-    rows = torch.linspace(0, T - 1, min(T, SAMPLED_ROWS)).round().long()
+    rows = torch.linspace(0, T - 1, min(T, SAMPLED_ROWS), device="cpu").round().long()
     relative = absolute = 0.0
     for first in range(0, len(rows), step := max(1, CHUNK // (H * S))):
         chunk = rows[first : first + step]
@@ -358,7 +358,7 @@ def _pack_bias(m: AttentionMap | LinearAttentionMap) -> list[Array]:
     assert added is not None
     dense = added.detach().expand(1, heads, T, S)[0].float().cpu().clamp(min=-1e30)  # (heads, T, S)
     relative = torch.cat([dense[:, :, 0].flip(1), dense[:, 0, 1:]], 1)  # by key − query, from 1 − T to S − 1
-    index = torch.arange(S) - torch.arange(T)[:, None] + T - 1
+    index = torch.arange(S, device="cpu") - torch.arange(T, device="cpu")[:, None] + T - 1
     if bool(torch.equal(relative[:, index], dense)):
         return [Array("relative", "f32", relative.numpy())]
     return [Array("dense", "f32", dense.numpy())]

@@ -200,7 +200,9 @@ class Answers:
     def _thumbs(self, query: Query) -> bytes:
         """Return the pictures of a layer's heads, and after them each head's sink key and its share."""
         thumbs, sinks, _ = self.contents.thumbnail(query.number("text"), query["layer"])
-        pairs = torch.tensor([[sink["key"], sink["share"]] for sink in sinks], dtype=torch.float64)
+        pairs = torch.tensor(
+            [[sink["key"], sink["share"]] for sink in sinks], dtype=torch.float64, device="cpu"
+        )
         return thumbs.tobytes() + pairs.numpy().astype("<f8", copy=False).tobytes()
 
     def _heads(self, query: Query) -> Json:

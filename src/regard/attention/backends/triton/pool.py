@@ -160,7 +160,7 @@ def _bounds(length: int, bins: PoolBins) -> Tensor:
     """The starts and stops (2, bins) of bins, on the CPU."""
     if isinstance(bins, Tensor):
         return bins.cpu()
-    edges = torch.arange(bins + 1) * length // bins
+    edges = torch.arange(bins + 1, device="cpu") * length // bins
     return torch.stack([edges[:-1], edges[1:]])
 
 
