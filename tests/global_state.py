@@ -33,6 +33,7 @@ LEARNED = (
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
 )  # pytest sets one, and importing PyTorch another
+WARNINGS = "__warningregistry__"  # Python adds it to a module that warns for the first time
 # What torch.compile and Transformers put there for good when they are first used.
 TAGGED = ("__init__", "__setstate__", "___needs_generation_tag_patch", "smart_apply")
 # Started once, used until the end: what forks for multiprocessing, the browser's driver, a watch on bars, and
@@ -61,7 +62,7 @@ def state() -> dict[str, Any]:
         "Matplotlib's settings": dict(dict.items(matplotlib.rcParams)),
         "PyTorch's printing": vars(torch._tensor_str.PRINT_OPTS).copy(),
         "PyTorch's flags": flags(),
-        "torch.nn.functional": vars(nn.functional).copy(),
+        "torch.nn.functional": {key: x for key, x in vars(nn.functional).items() if key != WARNINGS},
         "torch.nn.Module": {key: value for key, value in vars(nn.Module).items() if key not in TAGGED},
         "torch.nn.MultiheadAttention": dict(vars(nn.MultiheadAttention)),
         "hooks on every module": {name: len(getattr(modules, name)) for name in HOOKS},

@@ -143,6 +143,23 @@ def test_differential_attention(wrong, name):
     assert names(report)[0] == name, str(report)
 
 
+def test_a_backward_pass_that_fails_is_a_finding():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            return differential(q, k, v)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("dq: expected contiguous rows")
+
+    report = check(lambda q, k, v: Fails.apply(q, k, v), oracle=differential)
+    (failure,) = report.failures
+    assert failure.name == "gradients"
+    assert "its backward pass raises ValueError: dq" in failure.detail
+    assert names(report) == []
+
+
 def test_an_option_that_one_ignores_is_found():
     report = check(lambda q, k, v, lam=0.8: differential_fused(q, k, v), oracle=differential)
     assert failed(report) == {"lam=0.65"}

@@ -13,7 +13,7 @@ class Entry:
     """One implementation: the options that check() is given, and what it must say.
 
     ``mistakes`` are names of which one must be diagnosed first, for what is wrong; ``why`` is a phrase of the
-    sentence that says why nothing was decided.
+    sentence that says why nothing was decided, or what failed.
     """
 
     name: str

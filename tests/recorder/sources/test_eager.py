@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -298,6 +299,93 @@ def test_other_products_are_refused_by_name(attend: Attend) -> None:
         regard.capture(model, inputs=x)
 
 
+# Heads in front of the batch, which are not texts.
+
+
+def heads_first(x: Tensor) -> Tensor:
+    return x.transpose(0, 1)  # (H, B, T, D)
+
+
+def heads_first_in_memory(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous()
+
+
+def heads_first_merged(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous().view(-1, T, D)  # (H · B, T, D)
+
+
+def heads_first_reshaped(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).reshape(-1, T, D)
+
+
+def texts_first_merged(x: Tensor) -> Tensor:
+    return x.reshape(-1, T, D)  # (B · H, T, D)
+
+
+def arranged(arrange: Callable[[Tensor], Tensor], is_fused: bool) -> nn.Sequential:
+    """A model whose queries, keys and values are arranged in some way before its attention."""
+
+    def attend(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        texts, weights = len(q), (q @ k.mT / math.sqrt(D)).detach().softmax(-1)
+        q, k, v = (arrange(x) for x in (q, k, v))
+        if is_fused:
+            output = functional.scaled_dot_product_attention(q, k, v)
+        else:
+            output = (q @ k.mT / math.sqrt(D)).softmax(-1) @ v
+        if arrange is texts_first_merged:
+            return output.view(texts, H, T, D), weights
+        return output.reshape(H, texts, T, D).transpose(0, 1), weights
+
+    return stack(attend)[0]
+
+
+ARRANGED = [heads_first, heads_first_in_memory, heads_first_merged, heads_first_reshaped]
+
+
+@pytest.mark.parametrize("texts", [2, H])
+@pytest.mark.parametrize("arrange", ARRANGED)
+def test_heads_in_front_of_the_batch_of_the_fused_function_are_refused(
+    arrange: Callable[[Tensor], Tensor], texts: int
+) -> None:
+    model = arranged(arrange, is_fused=True)
+    with pytest.raises(RuntimeError, match="0: its heads stand in front of the batch, where they cannot be"):
+        regard.capture(model, inputs=torch.randn(texts, T, H * D))
+
+
+@pytest.mark.parametrize("texts", [2, H])
+@pytest.mark.parametrize("arrange", [heads_first_merged, heads_first_reshaped])
+def test_heads_that_are_merged_with_the_batch_behind_them_are_refused(
+    arrange: Callable[[Tensor], Tensor], texts: int
+) -> None:
+    model = arranged(arrange, is_fused=False)
+    with pytest.raises(RuntimeError, match="0: Own, as its heads stand in front of the batch"):
+        regard.capture(model, inputs=torch.randn(texts, T, H * D))
+
+
+@pytest.mark.parametrize(
+    ("arrange", "texts"), [(texts_first_merged, 2), (texts_first_merged, H), (heads_first_merged, 1)]
+)
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_merged_heads_that_can_be_told_from_texts_are_heads(
+    arrange: Callable[[Tensor], Tensor], texts: int, is_fused: bool
+) -> None:
+    model = arranged(arrange, is_fused)
+    seen = assert_is_what_the_model_used(model, torch.randn(texts, T, H * D))
+    assert seen[0].shape == (texts, H, T, T)
+
+
+def test_one_head_of_as_many_texts_as_there_are_heads_stays_one_head() -> None:
+    """A module that calls its heads one by one, with four texts and four heads."""
+
+    def one_by_one(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = [causal_weights(q[:, [h]], k[:, [h]]) @ v[:, h : h + 1] for h in range(H)]
+        return torch.cat(outputs, 1), causal_weights(q, k)
+
+    model, _ = stack(one_by_one)
+    seen = regard.capture(model, inputs=torch.randn(H, T, H * D))
+    assert {layer.shape for layer in seen.layers} == {(H, 1, T, T)}
+
+
 # Softmaxes that are no attention.
 
 
@@ -361,6 +449,68 @@ def test_a_softmax_that_is_no_attention_is_no_layer(attend: Attend) -> None:
     with pytest.warns(UserWarning, match="could not be captured"):
         seen = regard.capture(whole, inputs=x)
     assert [layer.name for layer in seen.layers] == ["1"]
+
+
+class Router(nn.Module):
+    """Chooses among experts for every token by a softmax and two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(3, H * D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.softmax(x @ self.experts.T, -1) @ self.experts
+
+
+class TokenSampler(Router):
+    """Has the same products, and another name."""
+
+
+class AttentionPooling(nn.Module):
+    """Reduces a text to one vector by a learned query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, H * D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.query @ x.mT, -1) @ x
+
+
+class Writer(nn.Module):
+    """A model with blocks of attention and something else, which also samples what it writes."""
+
+    def __init__(self, beside: type[nn.Module] | None, pooler: type[nn.Module] | None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"part": (beside or nn.Identity)(), "attention": Own(plain)}) for _ in range(3)
+        )
+        self.pooler = None if pooler is None else pooler()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            for part in block.values():
+                x = part(x)
+        return x if self.pooler is None else self.pooler(x)
+
+    def sample(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1)
+
+
+@pytest.mark.parametrize(
+    ("beside", "pooler"), [(None, None), (Router, None), (TokenSampler, None), (None, AttentionPooling)]
+)
+def test_what_stands_beside_attention_does_not_shift_its_numbers(
+    beside: type[nn.Module] | None, pooler: type[nn.Module] | None
+) -> None:
+    torch.manual_seed(0)
+    model, x = Writer(beside, pooler).eval(), torch.randn(B, T, H * D)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the sampler and the pooler are missing
+        seen, last = (regard.capture(model, inputs=x, layers=layers) for layers in (None, [2]))
+    assert [layer.key for layer in seen.layers] == [0, 1, 2]
+    assert [layer.name for layer in seen.layers] == [f"blocks.{n}.attention" for n in range(3)]
+    assert [layer.name for layer in last.layers] == ["blocks.2.attention"]
 
 
 # Captures, threads, compilation, edits.

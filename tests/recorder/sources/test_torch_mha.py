@@ -286,8 +286,23 @@ def test_nested_tensors_keep_their_zeros() -> None:
     with torch.no_grad():
         seen = captured(model, x, src_key_padding_mask=hidden)
         assert float(model(x, src_key_padding_mask=hidden)[0, 5:].abs().max()) == 0.0
-    assert str(seen[0].mask) == "padding([5, 70, 31])"
+    assert str(seen[0].mask) == "padding([5, 70, 31]) & documents(3×70)"
     assert float(seen[2, 1][0, :5, 5:].abs().max()) == 0.0
+
+
+def test_rows_of_padding_that_the_fused_encoder_does_not_compute_are_zeros() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x, hidden = torch.randn(2, 9, 16), torch.arange(9) >= torch.tensor([4, 9])[:, None]
+    with torch.no_grad(), regard.capture(model, values=True) as seen:
+        model(x, src_key_padding_mask=hidden)
+    assert seen.certificate.certified, str(seen.certificate)
+    for captured_layer in seen.layers:
+        rows = captured_layer.map.to_dense().sum(-1)  # (B, H, T)
+        assert float(rows[0, :, 4:].abs().max()) == 0.0
+        assert float((captured_layer.map @ captured_layer.values)[0, :, 4:].abs().max()) == 0.0
+        assert float((rows[1] - 1).abs().max()) < 1e-5
+        assert "5 without a visible key are shown as zeros" in str(captured_layer.evidence)
 
 
 def test_float_masks_as_the_fast_path_reads_them() -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import regard
 from regard import safetensor_files
 from regard.file_lock import InUseError, LostLockError
+from regard.files import CaptureFileError
 from regard.gpt import GPT, Config
 from regard.recorder.certificate import Evidence
 from regard.recorder.layer import Layer
@@ -343,6 +344,10 @@ def test_predictions_of_the_right_sizes_are_not_damaged(tmp_path: Path) -> None:
         at("layers", 0, "heads", [0, 1]),
         at("layers", 0, "number", True),
         at("layers", 0, "evidence", {}),
+        at("layers", 0, "checksum", None),
+        at("layers", 0, "checksum", "0"),
+        at("layers", 0, "checksum", -1),
+        at("layers", 0, "checksum", 1 << 32),
         at("layers", 0, "evidence", "difference", "much"),
         at("layers", 0, "evidence", "rows", 1.5),
         at("layers", 0, "evidence", "surprise", 1),
@@ -385,6 +390,26 @@ def test_a_layer_unlike_the_index_is_refused(tmp_path: Path) -> None:
     back = regard.load(damaged(tmp_path, at("layers", 0, "shape", [2, 4, 6, 7])))
     with pytest.raises(ValueError, match=r"layer-0-.* is damaged: expected a layer of \(2, 4, 6, 7\)"):
         back[0]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_flipped_bit_is_noticed_when_its_layer_is_first_used(tmp_path: Path, is_large: bool) -> None:
+    large = layer(0, T=2**13)  # more than one piece of a file
+    seen = Capture([large]) if is_large else a_capture(2)
+    seen.save(tmp_path)
+    back = regard.load(tmp_path)
+    file = back.layers[0].file
+    contents = bytearray(file.read_bytes())
+    assert (len(contents) > layer_file.PIECE_BYTES) == is_large
+    contents[-3] ^= 1  # in a tensor
+    file.write_bytes(contents)
+    with pytest.raises(CaptureFileError, match=r"layer-0-.* is damaged: expected a file with the checksum"):
+        back[0]
+    if not is_large:
+        assert torch.equal(back[1].q, seen[1].q)
+    contents[-3] ^= 1
+    file.write_bytes(contents)
+    assert torch.equal(regard.load(tmp_path)[0].q, seen[0].q)
 
 
 def test_damaged_layers_are_refused_by_name(tmp_path: Path) -> None:

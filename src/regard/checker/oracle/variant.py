@@ -285,6 +285,8 @@ class AttentionVariant:
         how = self.masking
         if how in ("fill", "scaled"):
             return scores.masked_fill(~allowed, self.fill)
+        if how == "add fill":
+            return scores + (~allowed).to(scores) * self.fill
         if how == "add":
             return scores + allowed.to(scores)
         if how == "add hidden":

@@ -1,4 +1,4 @@
-"""Whether the code has a backward pass at all: custom operators and kernels often have none.
+"""Whether the code has a backward pass that runs: custom operators and kernels often have none.
 
 A detach in differentiable code is a mistake; an operator without a derivative is not. They are told apart by
 following the numbers: through PyTorch's own operators they could have been differentiated.
@@ -7,7 +7,7 @@ following the numbers: through PyTorch's own operators they could have been diff
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,27 +28,34 @@ _NO_DERIVATIVE = re.compile(
 _ALLOCATES = re.compile(r"new_|(empty|zeros|ones|full|rand|randn)(_like)?$")  # no number is carried over
 
 
-def missing_backward(session: CheckSession, question: Question) -> str | None:
-    """Return why the code has no backward pass; None if it has one, or should have one."""
+class BackwardPass(NamedTuple):
+    """What one run of forward and backward showed, as text: "" where nothing is amiss."""
+
+    missing: str = ""  # why the code has no backward pass, and need not have one
+    failure: str = ""  # the error that its backward pass raises
+
+
+def run_backward(session: CheckSession, question: Question) -> BackwardPass:
+    """Run the code on inputs that require gradients, then its backward pass."""
     tracked = question.to(session.dtype).map_inputs(lambda x: x.clone().requires_grad_())
     reply = session.subject.run(tracked)
     if reply.answer is None:  # it ran on inputs without gradients
-        return f"inputs that require gradients raise {reply.error_line}"
+        return BackwardPass(f"inputs that require gradients raise {reply.error_line}")
     output = reply.answer.output
     if not output.requires_grad:
-        return _why_untracked(session, question)
+        return BackwardPass(_why_untracked(session, question))
     try:
-        torch.autograd.grad(output.sum(), tracked.q, retain_graph=True, allow_unused=True)
-    except (RuntimeError, NotImplementedError) as error:
+        torch.autograd.grad(output.sum(), tracked.q, allow_unused=True)
+    except Exception as error:  # what the author's backward pass raises can be of any kind
         line = Reply(None, error).error_line
         if isinstance(error, NotImplementedError) or _NO_DERIVATIVE.search(line):
-            return line
-        raise
-    return None
+            return BackwardPass(line)
+        return BackwardPass(failure=line)
+    return BackwardPass()
 
 
-def _why_untracked(session: CheckSession, question: Question) -> str | None:
-    """Return why an output does not require gradients; None if only a detach explains it."""
+def _why_untracked(session: CheckSession, question: Question) -> str:
+    """Return why an output does not require gradients; "" if only a detach explains it."""
     if session.module is None:
         return "its output has no gradient at all, so it is for inference only"
     layout = session.subject.kernel_layout
@@ -59,7 +66,7 @@ def _why_untracked(session: CheckSession, question: Question) -> str | None:
         followed.add(question.q, question.k, question.v)
         reply = session.subject.run(question)
     if reply.answer is None or followed.reaches(reply.answer.output):
-        return None
+        return ""
     return "its output is not made by operators of PyTorch that have a derivative"
 
 

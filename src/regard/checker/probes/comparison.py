@@ -19,6 +19,7 @@ from regard.checker.intent import TOLERANCE
 from regard.checker.oracle.oracle import relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
+from regard.checker.probes.backward import run_backward
 from regard.checker.probes.dependence import name_difference, visible_heads, visible_tokens
 from regard.checker.probes.intervention import name_by_intervention
 from regard.checker.probes.kernels import kernel_questions
@@ -439,6 +440,9 @@ def compare_gradients(pair: ReferencePair) -> None:
     if isinstance(theirs, str):
         session.add_skip("gradients", f"{pair.name} has none: {theirs}")
         return
+    if failure := run_backward(session, question).failure:
+        session.add_failure("gradients", f"the output agrees, but its backward pass raises {failure}")
+        return
     mine = _gradients(session, question, [a for a, _ in pair.match.pairs])
     if isinstance(mine, str):
         evidence = f"The output has no gradient at all: {mine}."
@@ -477,10 +481,7 @@ def _gradients(session: CheckSession, question: Question, names: list[str]) -> d
     if module is not None:
         parameters = dict(module.named_parameters())
         tensors |= {name: parameters[name] for name in names if parameters[name].requires_grad}
-    try:
-        gradients = output_gradients(reply.answer.output, list(tensors.values()))
-    except (RuntimeError, NotImplementedError) as error:
-        return str(error).splitlines()[0][:160]
+    gradients = output_gradients(reply.answer.output, list(tensors.values()))
     return gradients if isinstance(gradients, str) else dict(zip(tensors, gradients, strict=True))
 
 

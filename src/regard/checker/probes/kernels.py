@@ -11,6 +11,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 
 _LENGTHS = ((5, 3, 6), (7, 3, 11))  # queries and keys of three items
+_TOLD = {"lengths", "query starts", "key starts"}  # arguments that tell a kernel the lengths
 
 
 def kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
@@ -46,6 +47,9 @@ def _ragged(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
     """Return questions whose items have lengths of their own."""
     kernel, cases = session.subject.kernel_layout, session.cases
     if kernel is None or not kernel.ragged:
+        return []
+    if not kernel.names.keys() & _TOLD:
+        session.add_skip("lengths that differ", "none of its arguments is known to hold the lengths")
         return []
     queries, keys = (tuple(-(-n // cases.multiple) * cases.multiple for n in side) for side in _LENGTHS)
     if kernel.square or not kernel.ragged_queries:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
-from regard.checker.probes.backward import missing_backward
+from regard.checker.probes.backward import BackwardPass, run_backward
 from regard.checker.session import CheckSession
 
 
@@ -49,7 +49,7 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
     if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
         return None
     output = reply.answer.output
-    differentiable = output.requires_grad and missing_backward(session, question) is None
+    differentiable = output.requires_grad and run_backward(session, question) == BackwardPass()
     for row in range(T - 1):
         # Change all later tokens: no row up to this one may change.
         changed = session.subject.run(question.map_inputs(partial(_change_from, start=row + 1)))
@@ -61,7 +61,11 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
         # The gradient of these rows by all later tokens must be 0.
         if differentiable:
             inputs = list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values())
-            gradients = torch.autograd.grad(before.sum(), inputs, retain_graph=True, allow_unused=True)
+            try:
+                gradients = torch.autograd.grad(before.sum(), inputs, retain_graph=True, allow_unused=True)
+            except Exception:  # its backward pass runs once for each forward pass
+                differentiable = False
+                continue
             if any(g is not None and float(g[..., row + 1 :, :].abs().max()) > 1e-12 for g in gradients):
                 return row, row + 1, "a gradient flows"
     return ()

@@ -1,4 +1,4 @@
-"""Edge cases of masks: rows without a visible key, NaN in hidden keys, finite numbers added, T ≠ S."""
+"""Edge cases of masks: empty rows, extreme scores, NaN in hidden keys, finite numbers added, T ≠ S."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from regard.checker.oracle.oracle import (
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
+from regard.checker.probes.numbers import check_extreme, extreme_size
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 
@@ -29,6 +30,7 @@ def probe_masks(session: CheckSession) -> None:
         return
     if "mask" in session.subject.arguments or "padding" in session.subject.arguments:
         _empty_rows(session, intent)
+        _extreme_scores(session, intent)
         if session.subject.mask_form.kind != "lowest":  # Transformers' padding holds tokens, never NaN
             _nan_in_padding(session)
     if "mask" in session.subject.arguments or "bias" in session.subject.arguments:
@@ -68,6 +70,23 @@ def _empty_rows(session: CheckSession, intent: Intent) -> None:
         uniform = replace(CORRECT, fill=-1e9).answer(intent.apply(question), intent.wiring).output
         same = relative_error(reply.answer, Answer(uniform)) < TOLERANCE
         session.add_pass("empty rows", "the mean over hidden keys" if same else "no NaN")
+
+
+def _extreme_scores(session: CheckSession, intent: Intent) -> None:
+    """Check that hidden keys stay hidden where scores are in the hundreds: every query sees one key only."""
+    arguments, form = session.subject.arguments, session.subject.mask_form
+    plain = session.cases.plain("mask, extreme scores", seed=54, size=extreme_size(session))
+    plain = with_explicit_mask(session, plain)
+    B, T, S = plain.q.shape[0], plain.q.shape[-2], plain.k.shape[-2]
+    visible = torch.arange(S) == 0
+    questions = []
+    if "mask" in arguments and form.rank != 1:
+        questions.append(replace(plain, mask=visible.repeat(T, 1)))
+    if "padding" in arguments or form.rank == 1:
+        questions.append(replace(plain, padding=visible.repeat(B, 1), name="padding, extreme scores"))
+    for question in questions:
+        if check_extreme(session, question, intent) is None:
+            session.add_pass(question.name)
 
 
 def _nan_in_padding(session: CheckSession) -> None:

@@ -5,10 +5,11 @@ All of them need an output that is right; they judge how accurate it is.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.probes.backward import missing_backward
+from regard.checker.probes.backward import run_backward
 from regard.checker.probes.derivatives import probe_derivatives
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
@@ -157,17 +158,21 @@ def record_imprecision(session: CheckSession, name: str, detail: str, error: flo
 
 def _gradients(session: CheckSession, intent: Intent) -> None:
     """Compare the gradients of the inputs with the oracle's."""
-    if session.compared is not session.subject:  # the oracle knows only a part of the module
-        probe_derivatives(session)
+    if not session.options.get("gradients", True):
+        session.add_skip("gradients", "as you asked")
         return
     question = session.cases.plain("gradients", seed=21)
     if "causal" in session.subject.arguments and session.options.get("causal") is None:
         question = replace(question, flag=True)
-    if not session.options.get("gradients", True):
-        session.add_skip("gradients", "as you asked")
+    missing, failure = run_backward(session, question)
+    if failure:
+        session.add_failure("gradients", f"the output is right, but its backward pass raises {failure}")
         return
-    if (reason := missing_backward(session, question)) is not None:
-        session.add_skip("gradients", f"it has no backward pass: {reason}")
+    if session.compared is not session.subject:  # the oracle knows only a part of the module
+        probe_derivatives(session)
+        return
+    if missing:
+        session.add_skip("gradients", f"it has no backward pass: {missing}")
         return
     got = _input_gradients(session, question, intent, None)
     if isinstance(got, str):
@@ -237,7 +242,7 @@ def output_gradients(output: Tensor, tensors: list[Tensor]) -> list[Tensor] | st
     direction = torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output.dtype)
     try:
         gradients = torch.autograd.grad((output * direction).sum(), tensors, allow_unused=True)
-    except (RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # what the author's backward pass raises can be of any kind
         return (str(error).splitlines() or [type(error).__name__])[0][:160]
     return [
         torch.zeros_like(x, dtype=torch.float64) if g is None else g.double()
@@ -287,18 +292,42 @@ def _extreme_scores(session: CheckSession, intent: Intent) -> None:
     flag: dict[str, Any] = {}
     if "causal" in session.subject.arguments and session.options.get("causal") is None:
         flag["flag"] = True
-    size = 14.0 if session.module is None else 12.0
     for seed in (30, 31):
-        question = replace(session.cases.plain("extreme scores", seed=seed, size=size), **flag)
-        measured = _ratio(session, question, intent, _FLOAT32)
+        question = session.cases.plain("extreme scores", seed=seed, size=extreme_size(session))
+        measured = check_extreme(session, replace(question, **flag), intent)
         if isinstance(measured, str):
             session.add_failure("extreme scores", measured)
-            return
-        error, ratio = measured
-        if not ratio <= LIMIT and not error <= ROUNDED_SCORES:
-            _diagnose_extreme_scores(session, question, intent, error, ratio / LIMIT)
+        if measured is not None:
             return
     session.add_pass("extreme scores")
+
+
+def extreme_size(session: CheckSession) -> float:
+    """Return the size of inputs whose scores are in the hundreds."""
+    return 14.0 if session.module is None else 12.0
+
+
+def check_extreme(session: CheckSession, question: Question, intent: Intent) -> str | bool | None:
+    """Run a question with extreme scores, and diagnose a wrong answer.
+
+    Returns None if the answer is right, True if it is wrong and recorded, or the error if there was one.
+    """
+    measured = _ratio(session, question, intent, _FLOAT32)
+    if isinstance(measured, str):
+        return measured
+    error, ratio = measured
+    if ratio <= LIMIT or error <= ROUNDED_SCORES:
+        return None
+    _diagnose_extreme_scores(session, question, intent, error, ratio / LIMIT)
+    return True
+
+
+def _extreme_changes() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the mistakes that extreme scores show; a value that hides too little is filled in, or added."""
+    for name in ("softmax-overflow", "renormalised-after-softmax", "weak-mask-value"):
+        yield from ((name, change) for change in get_mistake(name).changes)
+    for value, masking in itertools.product(range(-1, -1001, -1), ("fill", "add fill")):
+        yield "weak-mask-value", {"fill": float(value), "masking": masking}
 
 
 def _diagnose_extreme_scores(
@@ -309,23 +338,20 @@ def _diagnose_extreme_scores(
     interpreted = intent.apply(question).to(_FLOAT32)
     broken = not bool(reply.answer.output.isfinite().all())
     detail = "NaN or inf where scores are in the hundreds" if broken else describe_difference(error)
-    for name in ("softmax-overflow", "renormalised-after-softmax", "weak-mask-value"):
-        for change in get_mistake(name).changes:
-            with torch.no_grad():
-                answer = replace(CORRECT, **change).answer(interpreted, intent.wiring)
-            remaining = relative_error(reply.answer, answer)
-            if remaining < 1e-2:
-                evidence = (
-                    f"With scores in the hundreds your output equals attention {get_mistake(name).what}"
-                )
-                evidence += f", NaN for NaN, {describe_agreement(remaining)}."
-                session.add_mistake("extreme scores", detail, name, evidence, remaining, distance=distance)
-                return
+    for name, change in _extreme_changes():
+        with torch.no_grad():
+            answer = replace(CORRECT, **change).answer(interpreted, intent.wiring)
+        remaining = relative_error(reply.answer, answer)
+        if remaining < 1e-2:
+            evidence = f"With scores in the hundreds your output equals attention {get_mistake(name).what}"
+            evidence += f", NaN for NaN, {describe_agreement(remaining)}."
+            session.add_mistake(question.name, detail, name, evidence, remaining, distance=distance)
+            return
     if broken:
         evidence = f"The output holds {detail}."
-        session.add_mistake("extreme scores", detail, "softmax-overflow", evidence, distance=distance)
+        session.add_mistake(question.name, detail, "softmax-overflow", evidence, distance=distance)
     else:
-        session.add_failure("extreme scores", detail)
+        session.add_failure(question.name, detail)
 
 
 def _strides(session: CheckSession) -> None:

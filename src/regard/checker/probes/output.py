@@ -338,6 +338,10 @@ def _error(session: CheckSession, observation: Observation) -> float:
 def _diagnose_output(session: CheckSession, observations: list[Observation], wrong: dict[str, float]) -> None:
     """Find the mistakes behind a wrong output, or say why there is no verdict, or show a failing case."""
     understanding = session.understanding
+    if convention := _lengths_convention(session, observations, wrong):
+        session.undecided = convention
+        _record_results(session, [o for o in observations if o.question.name not in wrong], {})
+        return
     intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
     unknown = _unknown(session, intents[0])
     matches = diagnose(observations, intents, session.source)
@@ -378,6 +382,54 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
             session.add_diagnosis("precision-lost", evidence, worst, distance=distance)
         else:
             session.example = _smallest_failure(session, observations, intents[0])
+
+
+def _lengths_convention(
+    session: CheckSession, observations: list[Observation], wrong: dict[str, float]
+) -> str:
+    """Return a sentence if a kernel on a cache is right under another convention of its lengths; else ""."""
+    kernel = session.subject.kernel_layout
+    if kernel is None or "lengths" not in kernel.names or wrong.keys() != {"lengths that differ"}:
+        return ""
+    name = kernel.names["lengths"]
+    ragged = [_one_query(o.question) for o in observations if o.question.name in wrong]
+    conventions = (
+        (_before_the_new, f"`{name}` counts the keys before the new one", f"subtracts this from `{name}`"),
+        (_at_the_end, "the keys of a text are the last ones of its cache", "moves them there"),
+    )
+    for convention, meaning, change in conventions:
+        replies = [session.compared.run(convention(question).to(session.dtype)) for question in ragged]
+        answers = [
+            Observation(question, reply.answer)
+            for question, reply in zip(ragged, replies, strict=True)
+            if reply.answer is not None
+        ]
+        if len(answers) == len(ragged) and all(_error(session, answer) < TOLERANCE for answer in answers):
+            return f"it is right if {meaning}, which only you know: if so, check a function that {change}"
+    return ""
+
+
+def _one_query(question: Question) -> Question:
+    """Return a question on lengths that differ for the last query of every item alone."""
+    queries, keys = question.all_lengths()
+    last = torch.stack([item[..., n - 1 : n, :] for item, n in zip(question.q, queries, strict=True)])
+    return replace(question, q=last, lengths=((1,) * len(keys), keys))
+
+
+def _before_the_new(question: Question) -> Question:
+    """Return a question whose lengths leave out the key of the query's own token."""
+    queries, keys = question.all_lengths()
+    return replace(question, lengths=(queries, tuple(n - 1 for n in keys)))
+
+
+def _at_the_end(question: Question) -> Question:
+    """Return a question in whose cache the keys of every item are the last ones."""
+    lengths = question.all_lengths()[1]
+
+    def move(x: Tensor) -> Tensor:
+        return torch.stack([item.roll(x.shape[-2] - n, -2) for item, n in zip(x, lengths, strict=True)])
+
+    return replace(question, k=move(question.k), v=move(question.v))
 
 
 def _only_masks(wrong: dict[str, float]) -> bool:

@@ -56,8 +56,8 @@ class LinearStrip:
             return None
         old = self.state.to(state)  # a cache may store it in another dtype
         if torch.equal(old, state):
-            return StripStep("after", old)
-        step = StripStep("after", old, state)
+            return StripStep("after", (old,))
+        step = StripStep("after", (old,), (state,))
         match = step.match()
         return step if match is not None and bool(match.any(1).all()) else None
 

@@ -19,7 +19,7 @@ from regard.recorder.certificate import Evidence, join_evidence, sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.layer import Layer
 
-PROBES = 64  # the number of keys of the first call that are kept for comparison with later calls
+PROBES = 64  # the number of keys that are kept for comparison with later calls if the first call is in a file
 
 
 class StripStep(NamedTuple):
@@ -27,17 +27,20 @@ class StripStep(NamedTuple):
 
     kind: Literal["after", "again", "beside"]
     """New keys after the old ones, the same keys again (as an encoder's), or other keys beside them."""
-    old: Tensor | None = None
-    """The keys (B, G, n, D) that were compared, as the strip has them."""
-    new: Tensor | None = None
+    old: tuple[Tensor, ...] = ()
+    """The keys (B, G, n, D) that were compared, as the strip has them, in parts."""
+    new: tuple[Tensor, ...] | None = None
     """The same keys as the call has them, if they differ because a beam search has reordered the batch."""
 
     def match(self) -> Tensor | None:
         """Return which old sequences each new sequence may continue, boolean (B, B)."""
-        if self.old is None:
+        if not self.old:
             return None
-        new = self.old if self.new is None else self.new
-        return torch.stack([(self.old == sequence).flatten(1).all(1) for sequence in new])
+        parts = [
+            torch.stack([(old == sequence).flatten(1).all(1) for sequence in new])
+            for old, new in zip(self.old, self.old if self.new is None else self.new, strict=True)
+        ]
+        return torch.stack(parts).all(0)
 
 
 class Addition(NamedTuple):
@@ -64,8 +67,9 @@ class Strip:
         self.mask, self.evidence = m.mask, layer.evidence
         self.T, self.S = m.matrix[2:]
         self.first_keys = self.S
-        self.probed = sampled_rows(self.S, PROBES).to(m.device)
-        self.probes = m.k[:, :, self.probed].clone()  # (B, G, n, D)
+        # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample of those in a file.
+        self.probed = sampled_rows(self.S, self.S if layer.in_memory else PROBES).to(m.device)
+        self.probes = m.k if layer.in_memory else m.k[:, :, self.probed].clone()
         self.order: Tensor | None = None  # how the first call's batch has been reordered since
         self.q: list[Tensor] = []
         self.k: list[Tensor] = []
@@ -94,18 +98,19 @@ class Strip:
 
     def _compare(self, kind: Literal["after", "again"], k: Tensor, first: int) -> StripStep | None:
         """Return the step if keys k equal the strip's from number `first` on, the batch in any order."""
-        here = (self.probed >= first) & (self.probed < first + k.shape[2])
-        at = self.probed[here] - first
-        old, new = self.probes[:, :, here], k[:, :, at]
+        start, stop = torch.searchsorted(self.probed, self.probed.new_tensor([first, first + k.shape[2]]))
+        at = self.probed[start:stop] - first
+        new = k[:, :, : len(at)] if len(self.probed) == self.first_keys else k[:, :, at]
+        pairs = [(self.probes[:, :, start:stop], new)]
         if self.k:
-            later = torch.cat(self.k, 2)
-            old = torch.cat([old, later[:, :, max(first - self.first_keys, 0) :]], 2)
-            new = torch.cat([new, k[:, :, max(self.first_keys - first, 0) :]], 2)
-        if old.shape != new.shape or not old.shape[2]:
+            later = torch.cat(self.k, 2)[:, :, max(first - self.first_keys, 0) :]
+            pairs.append((later, k[:, :, max(self.first_keys - first, 0) :]))
+        if any(old.shape != new.shape for old, new in pairs) or not any(old.shape[2] for old, _ in pairs):
             return None
-        if torch.equal(old, new):
-            return StripStep(kind, old)
-        step = StripStep(kind, old, new)
+        olds, news = zip(*pairs, strict=True)
+        if all(map(torch.equal, olds, news)):
+            return StripStep(kind, olds)
+        step = StripStep(kind, olds, news)
         match = step.match()
         return step if match is not None and bool(match.any(1).all()) else None
 

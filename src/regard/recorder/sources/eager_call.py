@@ -19,12 +19,11 @@ from regard.recorder.attention_call import AttentionCall
 from regard.recorder.map_preparation import write_count
 from regard.recorder.sources.eager_trace import CHANGED, LOW, EagerAttention, Scores
 from regard.recorder.sources.function_arguments import is_certified
+from regard.recorder.sources.head_order import HEADS_FIRST, HeadOrderError, head_counts
 from regard.recorder.sources.mask_recognition import read_mask
 from regard.recorder.sources.sdpa import autocast, equal_heads
 
 DENSE_LIMIT = 1 << 28  # bytes of weights, or of a bias, that a call keeps
-HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
-"""Attributes that hold a module's number of heads."""
 
 
 def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCall:
@@ -38,11 +37,10 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     lead = output.shape[:-2]
     if len([n for n in lead if n > 1]) > 2 and T != S:
         raise ValueError(f"it attends in blocks of {T} queries and {S} keys, which are no map of the text")
-    if attention.stacked in _head_counts(module) and len(lead) == 1 and lead[0] > attention.stacked > 1:
-        raise ValueError(
-            "its heads are concatenated along the batch, where they cannot be told from texts: reshape them "
-            "to (B, H, T, D), or capture one text at a time"
-        )
+    if attention.stacked in head_counts(module) and len(lead) == 1 and lead[0] > attention.stacked > 1:
+        raise HeadOrderError(HEADS_FIRST)
+    if (axes := attention.leading_axes) is not None and math.prod(axes.sizes) == math.prod(lead):
+        axes.split(head_counts(module))
     if not _sums_to_one(whole):
         raise ValueError("its weights do not sum to 1 over the keys that they are multiplied with")
     problem = attention.weights.problem
@@ -108,21 +106,15 @@ def _batch_and_heads(scores: Scores | None, lead: torch.Size, module: nn.Module)
     if shape is not None:
         return math.prod(shape[:-1]), shape[-1]
     count = math.prod(lead)
-    heads = next((heads for heads in _head_counts(module) if count % heads == 0), 1)
+    heads = next((heads for heads in head_counts(module) if count % heads == 0), 1)
     return count // heads, heads
-
-
-def _head_counts(module: nn.Module) -> list[int]:
-    """Return the numbers of heads that a module or its configuration names."""
-    holders = (module, getattr(module, "config", None))
-    counts = (getattr(holder, name, None) for holder in holders for name in HEADS)
-    return [n for n in counts if isinstance(n, int) and n > 0]
 
 
 def has_heads_first(attention: EagerAttention, module: nn.Module) -> bool:
     """Whether the axes before the queries are (H, B), by the number of heads that the module names."""
-    lead, heads = attention.output.shape[:-2], _head_counts(module)
-    return len(lead) == 2 and lead[0] in heads and lead[1] not in heads
+    lead, heads, axes = attention.output.shape[:-2], head_counts(module), attention.leading_axes
+    is_told = len(lead) == 2 and lead[0] in heads and lead[1] not in heads
+    return is_told and not (axes is not None and axes.sizes == lead and axes.is_inner_first is False)
 
 
 def _lead_of(scores: Scores) -> tuple[int, ...]:

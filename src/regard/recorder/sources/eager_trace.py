@@ -26,6 +26,7 @@ from regard.recorder.attention_call import dropout_problem
 from regard.recorder.map_preparation import write_count
 from regard.recorder.sources import products
 from regard.recorder.sources.call_stack import calling_modules
+from regard.recorder.sources.head_order import LeadingAxes, leading_axes, note_axes
 from regard.recorder.sources.products import Product, arrange
 
 LOW = -1e3  # scores that are set to less than this are masked
@@ -138,6 +139,8 @@ class EagerAttention:
     """Whether the values are themselves a product with attention weights."""
     stacked: int
     """From how many tensors the values were concatenated along their first axis; 0 if they were not."""
+    leading_axes: LeadingAxes | None
+    """The first two axes of the values, (B, H) or (H, B), which may have been merged; None if not known."""
     restore: Callable[[Tensor], Tensor] = field(repr=False)
     """Turns an output (…, T, E) into what the product returned."""
 
@@ -153,6 +156,7 @@ class EagerAttention:
             unchanged=None if self.unchanged is None else self.unchanged.transpose(0, 1),
             v=self.v.transpose(0, 1),
             output=self.output.transpose(0, 1),
+            leading_axes=None,
             restore=lambda x: self.restore(x.transpose(0, 1)),
         )
 
@@ -202,6 +206,7 @@ class EagerTrace(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and args[0] in self.weights and _writes(func):
             self._copy_weights(args[0])
         output = func(*args, **kwargs)
+        note_axes(func, args, output)
         tensors = _tensors_among(args, kwargs)
         if name in CONCATENATING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0:
             self.stacked[output] = len(tensors)
@@ -296,6 +301,7 @@ class EagerTrace(TorchFunctionMode):
             modules=_common(weights.modules, _modules()),
             is_composed=product.right in self.mixed,
             stacked=int(self.stacked.get(product.right, 0)),  # type: ignore[no-untyped-call]
+            leading_axes=leading_axes(product.right),
             restore=restore,
         )
         edited = self.hear(attention)

@@ -32,6 +32,14 @@ from regard.maps import kept_overview
 from regard.maps.kept_overview import KeptOverview
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
+from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources.head_order import (
+    HeadOrderError,
+    LeadingAxes,
+    head_counts,
+    leading_axes,
+    note_axes,
+)
 from regard.recorder.sources.mask_recognition import masked_entries, read_mask
 from regard.recorder.sources.token_mixers import mixes_tokens
 
@@ -123,7 +131,9 @@ class AttentionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is original and not _computing.get():
             return observed_attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
+        note_axes(func, args, output)
+        return output
 
 
 def intercept_in(file: ModuleType) -> None:
@@ -189,6 +199,9 @@ def _observed(
         reason = "it runs inside a transform of torch.func, which hides its numbers"
         notify(listeners, UnreadableCall(reason))
         return run(query, key, value)
+    # Those who listen instead are told about (B, H, T, D).
+    axes = leading_axes(query, value, key) if _instead.get() is None else None
+    counts = [] if axes is None else head_counts(calling_module())
     query, key, value = autocast(query, key, value)
     kept: KeptOverview | None = None
     try:
@@ -200,13 +213,39 @@ def _observed(
     if output is None:
         output = run(query, key, value)
     with reading_mode(listeners), listening():
-        call = read_or_explain(attention_call, query, key, value, output, attn_mask, is_causal, scale, lse)
+        tensors: tuple[Tensor, ...] = (query, key, value, output)
+        mask = attn_mask
+        call: Call
+        try:
+            if axes is not None:
+                tensors, mask = _with_heads(axes, counts, tensors, mask)
+            call = read_or_explain(attention_call, *tensors, mask, is_causal, scale, lse)
+        except HeadOrderError as error:
+            call = UnreadableCall(str(error))
         if isinstance(call, AttentionCall):
             call = call._replace(problem=dropout_problem(dropout_p), kept=kept)
         call = notify(listeners, call)
     if isinstance(call, AttentionCall) and call.used is not None:
         return call.used.reshape(output.shape)
     return output
+
+
+def _with_heads(
+    axes: LeadingAxes, counts: list[int], tensors: tuple[Tensor, ...], mask: Tensor | None
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Return q, k, v, the output and the mask as (B, H, …) where (B · H, …) was passed.
+
+    A `HeadOrderError` says that heads cannot be told from texts.
+    """
+    if tensors[0].ndim == 4:
+        axes.check(counts)
+        return tensors, mask
+    shape, count = axes.split(counts), len(tensors[0])
+    if shape is None or any(len(x) != count for x in tensors):
+        return tensors, mask
+    if mask is not None and mask.ndim == 3 and len(mask) == count:
+        mask = mask.reshape(*shape, *mask.shape[1:])
+    return tuple(x.reshape(*shape, *x.shape[1:]) for x in tensors), mask
 
 
 def read_or_explain(

@@ -19,7 +19,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import Padding
+from regard.attention.masks.named_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.sources.mask_recognition import as_rule
@@ -232,7 +232,12 @@ def _recompute(
     q, k, v = (part.view(B, T, heads, width // heads).transpose(1, 2) for part in projected)
     rows, is_token = sampled_rows(T).to(x.device), x.new_ones(B, 1, 1)
     if lengths is not None:
-        mask = Padding(lengths) if mask is full else mask & Padding(lengths)
+        # The kernel computes no row of padding: it is a document of its own, whose keys are hidden.
+        is_padding = torch.arange(T, device=x.device) >= lengths[:, None]  # (B, T)
+        padding = (
+            Padding(lengths) & Documents(is_padding.long()) if bool(is_padding.any()) else Padding(lengths)
+        )
+        mask = padding if mask is full else mask & padding
         is_token = (rows < lengths[:, None]).to(x.dtype)[..., None]
     output, lse = attend(q, k, v, mask=mask, return_lse=True)
     call = AttentionCall(q, k, v, output, lse, mask, (width // heads) ** -0.5)

@@ -65,9 +65,9 @@ def save(seen: Capture, path: str | os.PathLike[str]) -> None:
 class StoredLayer(Layer):
     """A layer whose tensors are in a file. Every use of them opens it; its `settings` are read once.
 
-    `shape` and `evidence` come from `capture.json`, so that neither needs the file. `folder` is the folder
-    that wrote it: a temporary one is deleted with the last of its layers. `shard` is the shard that it
-    belongs to, as its file has to say too.
+    `shape` and `evidence` come from `capture.json`, so that neither needs the file. `checksum` is that of the
+    file, which is compared at its first use. `folder` is the folder that wrote it: a temporary one is deleted
+    with the last of its layers. `shard` is the shard that it belongs to, as its file has to say too.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class StoredLayer(Layer):
         evidence: Evidence,
         heads: Sequence[int],
         file: Path,
+        checksum: int,
         folder: Folder | None = None,
         placement: Placement | None = None,
         shard: ShardId | None = None,
@@ -86,6 +87,8 @@ class StoredLayer(Layer):
         super().__init__(number, name, stack, None, evidence, heads, placement=placement)
         self._shape = tuple(shape)
         self.file = file
+        self.checksum = checksum
+        self._is_checked = False
         self.folder = folder
         self.shard = shard
 
@@ -109,6 +112,12 @@ class StoredLayer(Layer):
                 f"{self.file} is damaged: expected a layer of {self.shape}, as {INDEX} says, "
                 f"got {data.matrix}"
             )
+        if not self._is_checked and (found := layer_file.checksum(self.file)) != self.checksum:
+            raise CaptureFileError(
+                f"{self.file} is damaged: expected a file with the checksum {self.checksum:08x}, as {INDEX} "
+                f"says, got {found:08x}"
+            )
+        self._is_checked = True
         return data
 
 
@@ -151,6 +160,10 @@ class Folder:
         weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
         return folder
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Folder:
+        """Return the folder itself, whose files the copies of its layers read."""
+        return self
+
     def expect(self, layers: int) -> None:
         """Do nothing."""
 
@@ -184,6 +197,7 @@ class Folder:
             layer.evidence,
             layer.heads,
             file,
+            layer_file.checksum(file),
             self,
             layer.placement,
             self.shard,
@@ -191,19 +205,20 @@ class Folder:
 
     def finish(self, seen: Capture) -> None:
         """Write `capture.json`, so that the folder holds this capture, and delete the files of older ones."""
-        names = [layer.file.name for layer in seen.layers if isinstance(layer, StoredLayer)]
-        if len(names) != len(seen.layers):
+        stored = [layer for layer in seen.layers if isinstance(layer, StoredLayer)]
+        if len(stored) != len(seen.layers):
             raise ValueError("finish: expected layers that this folder wrote")
         self._own()
         seen.shard = self.shard
         if seen.fingerprint is None:  # a capture that was put together by hand
             seen.seal()
         pictures = write_pictures(seen.pictures, self.path, next(self._names))
-        text = json.dumps(to_json(seen, names, pictures), ensure_ascii=False, indent=1, allow_nan=False)
+        text = json.dumps(to_json(seen, stored, pictures), ensure_ascii=False, indent=1, allow_nan=False)
         with atomic_write(self.path / INDEX) as file:
             file.write_text(text, encoding="utf-8")
         remove_temporary_files(self.path, "layer-*.safetensors")
         remove_temporary_files(self.path, "picture-*.png")
+        names = [layer.file.name for layer in stored]
         for path in self.path.iterdir():
             is_ours = LAYER_FILE.fullmatch(path.name) or PICTURE_FILE.fullmatch(path.name)
             if is_ours and path.name not in (*names, *pictures):
@@ -219,10 +234,10 @@ def versions() -> dict[str, str]:
     return numbers
 
 
-def to_json(seen: Capture, files: Sequence[str], pictures: Sequence[str]) -> dict[str, Any]:
+def to_json(seen: Capture, stored: Sequence[StoredLayer], pictures: Sequence[str]) -> dict[str, Any]:
     """Describe a capture as plain data, without its tensors.
 
-    `files` are the names of its layers' files, and `pictures` those of its pictures'.
+    `stored` are its layers, and `pictures` the names of its pictures' files.
     """
     layers = [
         {
@@ -231,11 +246,12 @@ def to_json(seen: Capture, files: Sequence[str], pictures: Sequence[str]) -> dic
             "stack": layer.stack,
             "shape": list(layer.shape),
             "heads": list(layer.heads),
-            "file": file,
+            "file": layer.file.name,
+            "checksum": layer.checksum,
             "placement": None if layer.placement is None else layer.placement._asdict(),
             "evidence": describe_evidence(layer.evidence),
         }
-        for layer, file in zip(seen.layers, files, strict=True)
+        for layer in stored
     ]
     return {
         "format": FORMAT,

@@ -6,6 +6,7 @@ also opens as a map. Tensors are memory-mapped: they are read from disk when the
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import TensorMask
-from regard.files import CaptureFileError, shorten
+from regard.files import CaptureFileError, open_file, shorten
 from regard.maps import AttentionMap, LinearAttentionMap, linear_loader, linear_storage, storage
 from regard.recorder.layer import LayerData, LayerMap
 from regard.recorder.summary import LayerSummary
@@ -23,6 +24,7 @@ FORMAT = "regard.Summary 1"
 VALUES = "values"
 SHARD = "shard"
 DIMENSIONS = {"mass": 4, "max": 4}  # of the fields of a summary; those of the others are (B, H, …)
+PIECE_BYTES = 1 << 20  # of a file that are read at a time for its checksum
 MAX_MASK_BYTES = 1 << 28  # the largest mask tensor that is written in place of a mask that is a function
 
 
@@ -36,6 +38,15 @@ def write(data: LayerData, path: Path, shard: str = "") -> None:
         storage.save(with_storable_mask(data.map), path, values, label)
     elif data.summary is not None:
         write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT, **label})
+
+
+def checksum(path: Path) -> int:
+    """Compute the CRC-32 of a layer's file."""
+    value = 0
+    with open_file(path, CaptureFileError, "the file of a layer") as file:
+        while piece := file.read(PIECE_BYTES):
+            value = zlib.crc32(piece, value)
+    return value
 
 
 def read(path: Path, shard: str = "", is_map: bool = True) -> LayerData:

@@ -212,6 +212,9 @@ def _layer(described: dict[str, Any], path: Path, shard: ShardId | None) -> Stor
             f"got {shorten(shape)} and {shorten(heads)}"
         )
     _check_size(shape, file, size)
+    checksum = get_field(described, "checksum", int)
+    if not 0 <= checksum < 1 << 32:
+        raise ValueError(f"checksum: expected a number from 0 to {(1 << 32) - 1}, got {checksum}")
     number, evidence = get_field(described, "number", int), get_field(described, "evidence", dict)
     name, stack = get_field(described, "name", str), get_field(described, "stack", str)
     placement = _placement(_optional(described, "placement", dict), heads)
@@ -226,6 +229,7 @@ def _layer(described: dict[str, Any], path: Path, shard: ShardId | None) -> Stor
         read_evidence(evidence),
         heads,
         path / file,
+        checksum,
         placement=placement,
         shard=shard,
     )

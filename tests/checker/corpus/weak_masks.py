@@ -1,0 +1,77 @@
+"""Masks that hide with a finite number: low enough for any score, or for small scores only."""
+
+import torch
+from torch import nn
+
+from tests.checker.corpus import Entry
+
+
+def filled(value):
+    def attention(q, k, v, mask=None):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, value)
+        return scores.softmax(-1) @ v
+
+    return attention
+
+
+def added(value):
+    def attention(q, k, v, mask=None):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores + (1.0 - mask.to(scores)) * value
+        return scores.softmax(-1) @ v
+
+    return attention
+
+
+def padded(q, k, v, key_padding_mask=None):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(key_padding_mask[:, None, None], -100.0)
+    return scores.softmax(-1) @ v
+
+
+class Layer(nn.Module):
+    """Attention whose mask is an argument of its forward pass."""
+
+    value = -torch.inf
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x, mask=None):
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return self.proj(filled(self.value)(q, k, v, mask).transpose(1, 2).flatten(2))
+
+
+class WeakLayer(Layer):
+    value = -100.0
+
+
+class TokenLayer(WeakLayer):
+    """Its mask is one of tokens, (B, S)."""
+
+    def forward(self, x, attention_mask=None):
+        return super().forward(x, None if attention_mask is None else attention_mask[:, None, None].bool())
+
+
+def weak(name, thing):
+    return Entry(f"mask: {name}", thing, verdict="wrong", mistakes=("weak-mask-value",))
+
+
+ENTRIES = [
+    Entry("mask: filled with -inf", Layer),
+    Entry("mask: filled with -1e9", filled(-1e9)),
+    Entry("mask: added as -1e4", added(-1e4)),
+    weak("filled with -100", filled(-100.0)),
+    weak("filled with -50", filled(-50.0)),
+    weak("filled with -73", filled(-73.0)),
+    weak("added as -100", added(-100.0)),
+    weak("padding filled with -100", padded),
+    weak("filled with -100 in a layer", WeakLayer),
+    weak("of tokens, filled with -100", TokenLayer),
+]
