@@ -294,18 +294,20 @@ class EagerTrace(TorchFunctionMode):
 
         part = weights.part
         used = arrange(product.left, product.left_labels, [*lead, t, s])
+        v = arrange(product.right, product.right_labels, [*lead, s, *width]).flatten(-len(width))
+        is_ordered = product.right_labels[: len(lead)] == tuple(lead)
         attention = EagerAttention(
             weights=weights,
             used=used,
             unchanged=None
             if part is None
             else arrange(part.reshape(product.left.shape), product.left_labels, [*lead, t, s]),
-            v=arrange(product.right, product.right_labels, [*lead, s, *width]).flatten(-len(width)),
+            v=v,
             output=arrange(output, product.labels, order).flatten(-len(width)),
             modules=_common(weights.modules, _modules()),
             is_composed=product.right in self.mixed,
             stacked=int(self.stacked.get(product.right, 0)),  # type: ignore[no-untyped-call]
-            leading_axes=leading_axes(product.right),
+            leading_axes=leading_axes(product.right if is_ordered else v),
             restore=restore,
         )
         edited = self.hear(attention)
