@@ -6,6 +6,8 @@ first call and put back.
 
 from __future__ import annotations
 
+import inspect
+import re
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from torch import Tensor
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 _ABSENT = object()
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
 
 
 class FunctionState:
@@ -25,7 +28,7 @@ class FunctionState:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._restorers: list[Callable[[], object]] = []
         self._seen: set[int] = set()
-        called: Any = getattr(function, "func", function)  # of a functools.partial
+        called: Any = inspect.unwrap(getattr(function, "func", function))  # of a functools.partial
         if not isinstance(called, types.FunctionType):  # an object that is called
             self._remember_contents(getattr(called, "__dict__", {}))
             called = getattr(type(called), "__call__", None)  # noqa: B004
@@ -38,7 +41,7 @@ class FunctionState:
             restore()
 
     def _remember_function(self, function: types.FunctionType) -> None:
-        if id(function) in self._seen:
+        if id(function) in self._seen or _PACKAGES.search(function.__code__.co_filename):
             return
         self._seen.add(id(function))
         self._remember_contents(function.__dict__)
