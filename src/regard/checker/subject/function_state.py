@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+_CONTAINERS = (dict, list, set, deque)
 _ABSENT = object()
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
 
@@ -76,7 +76,7 @@ class FunctionState:
         if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
             numbers = value.detach().clone()
             self._restorers.append(partial(_rewrite, value, numbers))
-        elif type(value) in _CONTAINERS:
+        elif isinstance(value, _CONTAINERS):
             contents = value.copy()
             self._restorers.append(partial(_refill, value, contents))
             for part in value.values() if isinstance(value, dict) else value:
