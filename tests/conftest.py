@@ -52,7 +52,7 @@ def pytest_collection():
 def _same_start(request):
     """Every test starts from the same random state, and may not change what the others start from."""
     torch.manual_seed(0)
-    torch._C._set_mkldnn_enabled(True)  # PyTorch itself leaves oneDNN where a processor has no bfloat16
+    torch._C._set_mkldnn_enabled(True)  # which PyTorch itself leaves where a processor has no bfloat16
     before = global_state.state()
     yield
     pyplot.close("all")

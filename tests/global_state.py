@@ -98,7 +98,6 @@ def flags() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic, warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "products of float32": torch.get_float32_matmul_precision(),
-        "oneDNN": torch._C._get_mkldnn_enabled(),
         "fast path": torch.backends.mha.get_fastpath_enabled(),
         "flash": torch.backends.cuda.flash_sdp_enabled(),
         "memory-efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),

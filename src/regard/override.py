@@ -30,11 +30,15 @@ class SharedOverride:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
-        self._before: dict[tuple[int, str], tuple[Any, Any]] = {}  # the owner, and its own value or None
+        self._before: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
+        """The owner, its own value or None, and what it has been replaced by."""
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open a block; when the last open block ends, every replaced attribute is restored."""
+        """Open a block; when the last open block ends, every replaced attribute is restored.
+
+        An attribute that somebody else has set or deleted since stays as it is.
+        """
         with self._lock:
             self._open += 1
         try:
@@ -43,17 +47,18 @@ class SharedOverride:
             with self._lock:
                 self._open -= 1
                 if not self._open:
-                    for (_, name), (owner, own) in self._before.items():
-                        _set_own(owner, name, own)
+                    for (_, name), (owner, own, replacement) in self._before.items():
+                        if vars(owner).get(name) is replacement:
+                            _set_own(owner, name, own)
                     self._before.clear()
 
     def replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         """Set `owner.name` to `wrap(owner.name)`, once, while a block is open."""
         with self._lock:
             if self._open and (id(owner), name) not in self._before:
-                own = vars(owner).get(name)
-                _set_own(owner, name, wrap(getattr(owner, name)))
-                self._before[id(owner), name] = (owner, own)
+                own, replacement = vars(owner).get(name), wrap(getattr(owner, name))
+                _set_own(owner, name, replacement)
+                self._before[id(owner), name] = (owner, own, replacement)
 
 
 def _set_own(owner: Any, name: str, value: Any) -> None:
@@ -157,6 +162,8 @@ def _intercept(obj: Any, name: str) -> None:
 
 def _class_method(kind: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of a class that looks for wrappers when objects of just this class call it."""
+    if getattr(method, "dispatches", None) == (kind, name):  # somebody has read it in a block and put it back
+        return method
 
     @functools.wraps(method)
     def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,6 +172,7 @@ def _class_method(kind: type, name: str, method: Callable[..., Any]) -> Callable
             return method(self, *args, **kwargs)
         return _call((id(self), name), functools.partial(method, self), args, kwargs)
 
+    dispatch.dispatches = (kind, name)  # type: ignore[attr-defined]
     return dispatch
 
 

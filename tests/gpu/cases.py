@@ -58,6 +58,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for name, mask in masks().items():
         for dtype in (BF16, F32):
             yield f"attention, {name}, {dtype}", partial(attention, mask, dtype)
+        yield f"the GPU is the default device, {name}", partial(default_device, mask)
     for name, mask in masks().items():
         yield f"attention, {name}, width 128", partial(attention, mask, BF16, 128, 128)
     yield "attention, float16", partial(attention, regard.causal, F16)
@@ -689,3 +690,20 @@ def large_gradients(size: float) -> None:
         error, theirs = ((x.double() - c).abs().max().item() for x in (a, b))
         theirs = 0.0 if math.isnan(theirs) else theirs  # scores over float16's largest number
         assert error <= NEAR * theirs + unit, f"off by {error:.1e}, eager by {theirs:.1e}"
+
+
+def default_device(mask: Mask, default: str = "cuda", places: tuple[str, ...] = ("cpu", "cuda")) -> None:
+    """With a default device, tensors give the bits that they give without it, where they are."""
+    for place in places:
+        draw = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(2, 4, n, 16, generator=draw, device="cpu").to(place) for n in (T, S, S))
+        found = []
+        for device in ("cpu", default):
+            with torch.device(device):
+                m = regard.attention_map(q, k, mask=mask)
+                parts = [regard.attend(q, k, v, mask=mask), m @ v, m.pool(8, 8), m.pool([0, 7, T], 5, "max")]
+                parts += [m.topk(3).values, m.diagonal(-1), m.mass(regard.window(9)), *m.statistics()]
+                found.append([*parts, m[0, 1, 3], m.tile(slice(7, 90), range(0, S, 3))])
+        for with_it, without in zip(*found, strict=True):
+            assert with_it.device == without.device == q.device
+            assert torch.equal(with_it, without)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import dataclasses
+import gc
+import inspect
 import json
 import pickle
 import threading
@@ -14,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import regard
 from regard.override import MethodWrappers
 from regard.recorder.certificate import sampled_rows
+from regard.recorder.sources import sdpa
 from tests.attack.capture import MODELS, Encoder, llama
 from tests.patience import HANGING
 
@@ -178,6 +183,67 @@ def test_a_forward_that_was_read_inside_a_capture_and_put_back_is_heard_once() -
     seen = regard.capture(model, inputs=(ids,))
     assert [layer.key for layer in seen.layers] == [0, 1, 2]
     assert seen.certificate.certified
+
+
+@torch.no_grad()
+def test_what_others_patch_inside_a_capture_stays() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(x, x, x)
+
+    model, x = nn.Sequential(Attention(), Attention()), torch.randn(1, 2, 5, 8)
+    own = model[0].forward
+    model[0].forward = lambda x: own(x)  # so that a capture replaces it in the object
+    with pytest.MonkeyPatch.context() as undo:
+        with regard.capture(model) as seen:
+            inner, function = Attention.forward, functional.scaled_dot_product_attention
+            undo.setattr(Attention, "forward", lambda self, x: 2 * inner(self, x))
+            undo.setattr(functional, "scaled_dot_product_attention", lambda *args: 3 * function(*args))
+            model[0].forward = patched = lambda x: 5 * own(x)
+            model(x)
+        assert seen.certificate.certified
+        assert model[0].forward is patched
+        assert torch.equal(Attention()(x), 6 * sdpa.original(x, x, x))
+    # Put back what was read inside of the block, the capture's own: it is heard once, and restored.
+    seen = regard.capture(model, inputs=x)
+    assert [layer.name for layer in seen.layers] == ["0", "1"]
+    Attention.forward = inspect.unwrap(Attention.forward)
+    functional.scaled_dot_product_attention = sdpa.original
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda seen: pickle.loads(pickle.dumps(seen)),
+    "replace": dataclasses.replace,
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        *((way, {}) for way in COPIES),
+        ("copy", {"budget": 0}),
+        ("deepcopy", {"budget": 0}),
+        ("copy", {"contributions": True}),
+        ("deepcopy", {"contributions": True}),
+    ],
+)
+def test_a_copy_of_a_capture_keeps_its_certificate(way: str, options: dict[str, Any]) -> None:
+    model = llama("sdpa").eval()
+    with torch.no_grad(), regard.capture(model, **options) as seen:
+        model(random_ids())
+    twin = COPIES[way](seen)
+    assert twin.certificate.certified, str(twin.certificate)
+    weights = twin[1].to_dense()
+    assert torch.equal(weights, seen[1].to_dense())
+    del seen
+    gc.collect()
+    assert torch.equal(twin[1].to_dense(), weights)
+    if not options:
+        twin[1].q.zero_()
+        assert "written to after its attention had run" in str(twin.certificate[1])
+        assert not COPIES[way](twin).certificate.certified
 
 
 def compiled_in_place(model: nn.Module) -> nn.Module:

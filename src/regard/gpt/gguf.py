@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,7 +128,8 @@ def _dequantize(path: Path, tensor: GGUFTensor, heads: int | None) -> Tensor:
     from gguf.quants import dequantize
 
     with converting_errors(path, ModelFileError, f"a GGUF file whose {shorten(tensor.name)} can be read"):
-        data = dequantize(map_bytes(path, tensor), GGMLQuantizationType(tensor.type))
+        with np.errstate(invalid="ignore"):  # NaN stays NaN; some processors warn of it
+            data = dequantize(map_bytes(path, tensor), GGMLQuantizationType(tensor.type))
         values = torch.from_numpy(data.copy())
         if heads is None:
             return values

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -163,9 +163,23 @@ class Layer:
         self.placement = placement
         """Where its map is in that of the model's layer, or None if it is the whole layer."""
         self._data = LayerData(attention_map, values, summary)
-        # The model's own tensors are stored, not copies of them, unless they had been written to before.
-        tensors = (getattr(attention_map, name, None) for name in ("q", "k", "decay", "beta"))
-        self._write_counts = [(x, write_count(x)) for x in tensors if x is not None]
+        self._write_counts = self._count_writes()
+
+    def _count_writes(self) -> list[tuple[Tensor, int | None]]:
+        """Return the tensors of the map and how often each was written to.
+
+        They are the model's own, not copies of them, unless they had been written to before.
+        """
+        tensors = (getattr(self._data.map, name, None) for name in ("q", "k", "decay", "beta"))
+        return [(x, write_count(x)) for x in tensors if x is not None]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy gets, whose evidence is that of the layer as it is now."""
+        return {**vars(self), "_evidence": self.evidence, "_write_counts": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._write_counts = self._count_writes()
 
     @property
     def evidence(self) -> Evidence:

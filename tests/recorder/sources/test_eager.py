@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -448,6 +449,68 @@ def test_a_softmax_that_is_no_attention_is_no_layer(attend: Attend) -> None:
     with pytest.warns(UserWarning, match="could not be captured"):
         seen = regard.capture(whole, inputs=x)
     assert [layer.name for layer in seen.layers] == ["1"]
+
+
+class Router(nn.Module):
+    """Chooses among experts for every token by a softmax and two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(3, H * D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.softmax(x @ self.experts.T, -1) @ self.experts
+
+
+class TokenSampler(Router):
+    """Has the same products, and another name."""
+
+
+class AttentionPooling(nn.Module):
+    """Reduces a text to one vector by a learned query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, H * D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.query @ x.mT, -1) @ x
+
+
+class Writer(nn.Module):
+    """A model with blocks of attention and something else, which also samples what it writes."""
+
+    def __init__(self, beside: type[nn.Module] | None, pooler: type[nn.Module] | None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"part": (beside or nn.Identity)(), "attention": Own(plain)}) for _ in range(3)
+        )
+        self.pooler = None if pooler is None else pooler()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            for part in block.values():
+                x = part(x)
+        return x if self.pooler is None else self.pooler(x)
+
+    def sample(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1)
+
+
+@pytest.mark.parametrize(
+    ("beside", "pooler"), [(None, None), (Router, None), (TokenSampler, None), (None, AttentionPooling)]
+)
+def test_what_stands_beside_attention_does_not_shift_its_numbers(
+    beside: type[nn.Module] | None, pooler: type[nn.Module] | None
+) -> None:
+    torch.manual_seed(0)
+    model, x = Writer(beside, pooler).eval(), torch.randn(B, T, H * D)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the sampler and the pooler are missing
+        seen, last = (regard.capture(model, inputs=x, layers=layers) for layers in (None, [2]))
+    assert [layer.key for layer in seen.layers] == [0, 1, 2]
+    assert [layer.name for layer in seen.layers] == [f"blocks.{n}.attention" for n in range(3)]
+    assert [layer.name for layer in last.layers] == ["blocks.2.attention"]
 
 
 # Captures, threads, compilation, edits.

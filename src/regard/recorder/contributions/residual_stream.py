@@ -128,6 +128,10 @@ class ResidualStream:
     token_id: Callable[[str], int] | None = None
     """Returns the id of a text that is one token."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ResidualStream:
+        """Return the stream itself: neither its graph nor the model's own weights can be copied."""
+        return self
+
     def locate(self, position: int, batch: int) -> tuple[StreamPass, int]:
         """Return the pass that computed the logits at a position, and their row in its state.
 

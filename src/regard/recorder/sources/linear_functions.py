@@ -33,7 +33,7 @@ from regard.recorder.sources.linear_modules import (
     linear_layer_ids,
     linear_modules,
 )
-from regard.recorder.sources.listener import attention_modules
+from regard.recorder.sources.listener import attention_modules, numbered_modules
 
 QK_NORM = 1e-6  # what the kernels add to the sum of squares
 Arguments = Mapping[str, Any]
@@ -75,7 +75,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     if receiver.is_editor:
         yield
         return
-    listener = LinearListener(receiver, linear_layer_ids(model, attention_modules(model)))
+    listener = LinearListener(receiver, linear_layer_ids(model, numbered_modules(attention_modules(model))))
     receiver.expect(listener.layer_ids.values())
     with ExitStack() as undo:
         undo.enter_context(_override.opened())

@@ -9,7 +9,8 @@ means is read in `sdpa`, `transformers_interface` and `eager_call`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
 from regard.recorder.sources.linear_modules import linear_modules
-from regard.recorder.sources.token_mixers import computes_softmax_attention
+from regard.recorder.sources.token_mixers import computes_softmax_attention, kind_of
 
 MULTI_HEAD = "multi_head_attention_forward"  # which some modules call without `nn.MultiheadAttention`
 FUNCTIONS = (
@@ -39,6 +40,10 @@ FUNCTIONS = (
     "dispatch_attention_fn",
 )
 """Names in the code of a module whose attention can be heard; the last is diffusers'."""
+NO_LAYERS = re.compile(
+    r"pool|^(?!.*att).*(rout|moe|expert|gate|gating|sampl|norm|embed|rotary|position)", re.IGNORECASE
+)
+"""Matches the names of classes whose softmax is not over the tokens of a text, such as routers."""
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -53,6 +58,23 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
             or ring_attention.may_attend_on_ring(module)
         )
     }
+
+
+def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return those of some attention modules that count as layers, by name.
+
+    The others have a softmax and a product in their code, but are routers, samplers or poolers by the names
+    of their classes, or contain other attention modules: as a model that samples what it writes. If one of
+    them is heard nevertheless, its layer has the module's own name.
+    """
+    found = set(modules.values())
+    numbered = {
+        name: module
+        for name, module in modules.items()
+        if any(module_uses_name(module, function) for function in FUNCTIONS)
+        or not (NO_LAYERS.search(kind_of(module)) or found & set(module.modules()) - {module})
+    }
+    return numbered or dict(modules)
 
 
 def fits(model: nn.Module) -> bool:
@@ -151,13 +173,17 @@ def _strides(x: Tensor, other: Tensor) -> tuple[int, ...]:
 
 
 class Listener:
-    """Passes the attention calls of one model's modules to one receiver."""
+    """Passes the attention calls of one model's modules to one receiver.
 
-    def __init__(self, model: nn.Module, receiver: CallReceiver) -> None:
+    `modules` are the model's `attention_modules`.
+    """
+
+    def __init__(self, model: nn.Module, receiver: CallReceiver, modules: Mapping[str, nn.Module]) -> None:
         self.receiver = receiver
+        self.modules = frozenset(modules.values())
         self.names = {module: name for name, module in model.named_modules()}
         self.parents = {child: module for module in model.modules() for child in module.children()}
-        self.layer_ids = assign_layer_ids(attention_modules(model))
+        self.layer_ids = assign_layer_ids(numbered_modules(modules))
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
 
@@ -175,8 +201,8 @@ class Listener:
         layer_id, part = self.layer_id(module), None
         if isinstance(call, AttentionCall):
             call = place_heads(module, self.parents.get(module), call)
-        # Only modules in `layer_ids` are hooked, so only their earlier calls are known to be of one run.
-        earlier = self.earlier.setdefault(module, []) if module in self.layer_ids else []
+        # Only attention modules are hooked, so only their earlier calls are known to be of one run.
+        earlier = self.earlier.setdefault(module, []) if module in self.modules else []
         if isinstance(call, AttentionCall):
             this = EarlierCall.of(call)
             same = next((i for i, other in enumerate(earlier) if this.same_weights(other)), None)
@@ -197,7 +223,7 @@ class Listener:
 
     def layer_id(self, module: nn.Module) -> LayerId:
         """Return the layer id of a module."""
-        if module not in self.layer_ids:  # its code did not show that it would be heard
+        if module not in self.layer_ids:  # nothing showed that it would be heard
             return LayerId(number_in(self.names[module], 0), self.names[module])
         return self.layer_ids[module]
 
@@ -257,10 +283,11 @@ def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
 @contextmanager
 def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     """Listen to the model's attention; restore everything on leaving."""
-    listener = Listener(model, receiver)
+    modules = attention_modules(model)
+    listener = Listener(model, receiver, modules)
     receiver.expect(listener.layer_ids.values())
     wrappers = MethodWrappers()
-    for module in listener.layer_ids:
+    for module in listener.modules:
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
         if computes_softmax_attention(module):
             wrappers.add(module, "forward", functools.partial(eager_trace.run_traced, _hear_eager))
@@ -271,10 +298,10 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         if is_transformers(model):
             from regard.recorder.sources import transformers_interface
 
-            if not listener.layer_ids and not linear_modules(model):
+            if not modules and not linear_modules(model):
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
-        if any(module_uses_name(module, MULTI_HEAD) for module in listener.layer_ids):
+        if any(module_uses_name(module, MULTI_HEAD) for module in listener.modules):
             undo.enter_context(torch_mha.intercepted_functions())
         wants_overview = functools.partial(listener.wants_overview, None)
         heard = sdpa.CallListener(listener.hear, receiver.is_editor, wants_overview)

@@ -160,6 +160,10 @@ class Folder:
         weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
         return folder
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Folder:
+        """Return the folder itself, whose files the copies of its layers read."""
+        return self
+
     def expect(self, layers: int) -> None:
         """Do nothing."""
 
