@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from regard.recorder.sources.code_names import function_name
+
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 """Attributes that hold a module's number of heads."""
 HEADS_FIRST = (
     "its heads stand in front of the batch, where they cannot be told from texts: reshape them to "
     "(B, H, T, D)"
 )
-COPYING = {"contiguous", "clone", "reshape", "view", "flatten", "reshape_as", "view_as", "to"}
+COPYING = {"contiguous", "clone", "reshape", "view", "flatten", "reshape_as", "view_as", "to", "_unsafe_view"}
 
 
 def head_counts(module: nn.Module) -> list[int]:
@@ -88,7 +90,7 @@ def _axes_of(x: Tensor) -> LeadingAxes | None:
 def note_axes(function: Any, args: tuple[Any, ...], output: Any) -> None:
     """Note the leading axes of a tensor that a torch function has copied or whose axes it has merged."""
     x = args[0] if args else None
-    if getattr(function, "__name__", "") not in COPYING or not isinstance(x, Tensor) or output is x:
+    if function_name(function) not in COPYING or not isinstance(x, Tensor) or output is x:
         return
     if not isinstance(output, Tensor) or (axes := _axes_of(x)) is None:
         return
