@@ -600,3 +600,11 @@ def test_nothing_is_held_of_a_layer_that_was_not_asked_for() -> None:
         gc.collect()
         queries = [x for x in gc.get_objects() if type(x) is Tensor and x.shape == (1, 4, 11, 8)]
         assert {x.data_ptr() for x in queries} == {seen[1].q.data_ptr()}
+
+
+def test_no_keys_are_held_where_statistics_alone_are_stored() -> None:
+    model = llama(max_position_embeddings=128)
+    with torch.no_grad(), regard.capture(model, store="statistics"):
+        model(torch.randint(1, 97, (1, 101)), use_cache=False)
+        gc.collect()
+        assert not [x for x in gc.get_objects() if type(x) is Tensor and x.shape == (1, 2, 101, 8)]

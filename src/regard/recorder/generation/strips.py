@@ -19,7 +19,7 @@ from regard.recorder.certificate import Evidence, join_evidence, sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.layer import Layer
 
-PROBES = 64  # the number of keys that are kept for comparison with later calls if the first call is in a file
+PROBES = 64  # the number of keys that are kept for comparison with later calls if not all are in memory
 
 
 class StripStep(NamedTuple):
@@ -67,9 +67,10 @@ class Strip:
         self.mask, self.evidence = m.mask, layer.evidence
         self.T, self.S = m.matrix[2:]
         self.first_keys = self.S
-        # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample of those in a file.
-        self.probed = sampled_rows(self.S, self.S if layer.in_memory else PROBES).to(m.device)
-        self.probes = m.k if layer.in_memory else m.k[:, :, self.probed].clone()
+        # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample if none are kept.
+        is_kept = layer.in_memory and layer.data().map is m
+        self.probed = sampled_rows(self.S, self.S if is_kept else PROBES).to(m.device)
+        self.probes = m.k if is_kept else m.k[:, :, self.probed].clone()
         self.order: Tensor | None = None  # how the first call's batch has been reordered since
         self.q: list[Tensor] = []
         self.k: list[Tensor] = []
