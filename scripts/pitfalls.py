@@ -109,7 +109,13 @@ SIGHTS = {
         "padded-keys-leak",
         "dot-t-on-a-batch",
     ),
-    "The output changes from call to call": ("dropout-in-eval", "stale-cache", "page-tail-read"),
+    "The output changes from call to call": (
+        "dropout-in-eval",
+        "input-overwritten",
+        "state-between-calls",
+        "stale-cache",
+        "page-tail-read",
+    ),
     "The map is flat": ("softmax-twice", "scaled-by-width", "scaled-twice", "softcap-not-multiplied"),
     "Every row of the map is one-hot at the start": ("no-scale", "scale-multiplied"),
     "Rows of the map do not sum to 1": (

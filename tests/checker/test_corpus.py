@@ -6,11 +6,15 @@
 import pytest
 
 from regard.checker import check
-from tests.checker.corpus import Entry, backward_passes, decode_steps, entries, weak_masks
+from tests.checker.corpus import Entry, backward_passes, calls, decode_steps, entries, many_heads, weak_masks
 from tests.sampling import share
 
 ENTRIES = entries()
-EVERY_RUN = [*backward_passes.ENTRIES, *decode_steps.ENTRIES, *weak_masks.ENTRIES]
+EVERY_RUN = [
+    entry
+    for module in (backward_passes, calls, decode_steps, many_heads, weak_masks)
+    for entry in module.ENTRIES
+]
 OTHERS = [entry for entry in ENTRIES if entry not in EVERY_RUN]
 
 

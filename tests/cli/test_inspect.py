@@ -308,6 +308,21 @@ def test_what_is_no_capture_is_said_in_a_line(
     regard.attention_map(x, x).save(tmp_path / "map.safetensors")
     said = fails(monkeypatch, capsys, tmp_path / "map.safetensors")
     assert "expected a capture" in said
-    (tmp_path / "text.bin").write_bytes(b"\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("contents", "problem"),
+    [(b"\xff\xfe", "expected UTF-8 text"), (b"a\0b", "contains zero bytes"), (b" ", "is empty")],
+)
+def test_a_file_without_text_is_said_to_be_the_file(
+    contents: bytes,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "text.bin").write_bytes(contents)
     said = fails(monkeypatch, capsys, "--file", tmp_path / "text.bin")
-    assert "expected UTF-8 text" in said
+    assert "file: expected" in said
+    assert problem in said
+    assert "corpus" not in said

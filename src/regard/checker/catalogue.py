@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from regard.checker.mistakes.cache import CACHE_MISTAKES
+from regard.checker.mistakes.calls import CALL_MISTAKES
 from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
 from regard.checker.mistakes.dropout import DROPOUT_MISTAKES
 from regard.checker.mistakes.heads import HEAD_MISTAKES
@@ -29,6 +30,7 @@ THEMES: dict[str, tuple[Mistake, ...]] = {
     "positions": POSITION_MISTAKES,
     "dropout": DROPOUT_MISTAKES,
     "modules": MODULE_MISTAKES,
+    "calls": CALL_MISTAKES,
     "numbers": NUMBER_MISTAKES,
     "kernels": KERNEL_MISTAKES,
     "several processes": DISTRIBUTED_MISTAKES,

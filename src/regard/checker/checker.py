@@ -20,9 +20,11 @@ from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
 from regard.checker.patched_functions import patched_functions
 from regard.checker.probes.cache import ADAPTER, probe_cache
+from regard.checker.probes.calls import probe_inputs_kept, probe_state
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs
 from regard.checker.probes.leaks import find_leak, probe_batch, probe_causality
+from regard.checker.probes.many_heads import probe_many_heads
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
@@ -100,8 +102,8 @@ def check(
         torch.manual_seed(0)
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
-        options = {"causal": causal, "true_means": true_means, "cached": cached, "gradients": gradients}
-        options["device"] = device
+        options: dict[str, Any] = {"causal": causal, "true_means": true_means, "cached": cached}
+        options |= {"gradients": gradients, "device": device, "scale": scale}
         if processes is not None:
             session = check_on_processes(thing, processes, given, options, scale, oracle)
             return _assemble(session, started, strict=strict)
@@ -190,6 +192,8 @@ def _run_probes(session: CheckSession) -> None:
             distance=math.inf,
             warning=True,
         )
+    if probe_state(session):
+        return
     kernel = session.subject.kernel_layout
     for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
         probe(session)
@@ -221,6 +225,7 @@ def _explain_error(session: CheckSession) -> None:
 PROBES = (
     probe_batch,
     probe_output,
+    probe_inputs_kept,
     probe_inputs,
     probe_causality,
     probe_numbers,
@@ -229,6 +234,7 @@ PROBES = (
     probe_cache,
     probe_positions,
     probe_module_state,
+    probe_many_heads,
 )
 MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
 

@@ -96,6 +96,33 @@ _TESTS = (
         """,
     ),
     _test(
+        "inputs-are-kept",
+        "A call leaves its inputs as they were.",
+        function="""
+            inputs = torch.randn(3, 2, 4, 6, 16)
+            before = inputs.clone()
+            attention(*inputs, is_causal=True)
+            assert torch.equal(inputs, before)
+        """,
+    ),
+    _test(
+        "earlier-calls-do-not-matter",
+        "A call gives the same output after a call on a shorter text as without it.",
+        function="""
+            q, k, v = torch.randn(3, 2, 4, 6, 16)
+            attention(q[:, :, :4], k[:, :, :4], v[:, :, :4], is_causal=True)
+            expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            torch.testing.assert_close(attention(q, k, v, is_causal=True), expected)
+        """,
+        head="""
+            head, fresh = (CausalHead(32, 16, max_len=64).eval() for _ in range(2))
+            fresh.load_state_dict(head.state_dict())
+            x = torch.randn(2, 6, 32)
+            head(x[:, :4])
+            torch.testing.assert_close(head(x), fresh(x))
+        """,
+    ),
+    _test(
         "future-does-not-matter",
         "A causal output does not move when a later token does: not by one bit, however loud the token.",
         function="""

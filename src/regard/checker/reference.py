@@ -17,6 +17,7 @@ from torch import nn
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
 from regard.checker.probes.cache import probe_cache
+from regard.checker.probes.calls import probe_inputs_kept, probe_state
 from regard.checker.probes.comparison import COMPARISONS, ReferencePair
 from regard.checker.probes.dependence import visible_heads, visible_tokens
 from regard.checker.probes.dropout import probe_dropout
@@ -57,8 +58,11 @@ def compare_with_reference(
     session.notes.append(f"compared with {pair.name}, your reference")
     if pair.match.note:
         session.notes.append(pair.match.note)
+    if probe_state(session):
+        return session
     for compare in COMPARISONS:
         compare(pair)
+    probe_inputs_kept(session)
     probe_dropout(session)
     probe_cache(session)
     probe_module_state(session)

@@ -22,6 +22,7 @@ LESSON = {  # the lesson after which a theme is known
     "mask": 4,
     "dropout": 5,
     "modules": 5,
+    "calls": 5,
     "numbers": 5,
     "heads and batch": 6,
     "positions": 8,

@@ -15,7 +15,7 @@ def read_texts(texts: list[str] | None, files: list[Path] | None, default: str) 
     """The texts of the options --text and --file, or the `default` if there are none."""
     from regard.gpt.training.corpus import read
 
-    return [*(texts or []), *(read(path) for path in files or [])] or [default]
+    return [*(texts or []), *(read(path, "file") for path in files or [])] or [default]
 
 
 def cut_windows(model: Model, texts: list[str], length: int, most: int) -> list[Tensor]:

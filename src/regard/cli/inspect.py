@@ -156,7 +156,8 @@ def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
     from regard.gpt.training.corpus import read
     from regard.show.data.titles import title_of_text
 
-    found = [(title_of_text(text), text) for text in given] + [(path.name, read(path)) for path in files]
+    found = [(title_of_text(text), text) for text in given]
+    found += [(path.name, read(path, "file")) for path in files]
     for title, words in found:
         if not words.strip():
             raise ValueError(f"text: expected some text to read, and {title!r} is empty")

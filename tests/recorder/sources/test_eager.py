@@ -374,6 +374,48 @@ def test_merged_heads_that_can_be_told_from_texts_are_heads(
     assert seen[0].shape == (texts, H, T, T)
 
 
+class LearnedQueries(nn.Module):
+    """Queries that are the same for all texts, of a module that does not name its number of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(H, 3, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = x.unflatten(-1, (H, D)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(self.queries.expand(len(x), -1, -1, -1), keys, keys)
+
+
+class OneHeadOfTokensFirst(nn.Module):
+    """One head, of texts (T, B, D) whose tokens come first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1).contiguous().transpose(0, 1).unsqueeze(1)
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(LearnedQueries, (B, H, 3, T)), (OneHeadOfTokensFirst, (B, 1, T, T))]
+)
+def test_axes_whose_strides_show_nothing_are_texts_and_heads(
+    kind: type[nn.Module], shape: tuple[int, ...]
+) -> None:
+    seen = regard.capture(nn.Sequential(kind()), inputs=torch.randn(B, T, H * D))
+    assert seen[0].shape == shape
+    assert seen.certificate.certified
+
+
+def test_as_many_tokens_in_front_of_the_batch_as_there_are_heads_are_tokens() -> None:
+    def tokens_first(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (x.permute(2, 0, 1, 3).contiguous() for x in (q, k, v))  # (T, B, H, D)
+        weights = torch.softmax(torch.einsum("ibnd,jbnd->ijbn", q, k), dim=1)
+        output = torch.einsum("ijbn,jbnd->ibnd", weights, v)
+        return output.permute(1, 2, 0, 3), weights.permute(2, 3, 0, 1)
+
+    model, _ = stack(tokens_first)
+    assert_is_what_the_model_used(model, torch.randn(B, H, H * D))
+
+
 def test_one_head_of_as_many_texts_as_there_are_heads_stays_one_head() -> None:
     """A module that calls its heads one by one, with four texts and four heads."""
 

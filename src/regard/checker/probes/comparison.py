@@ -206,6 +206,7 @@ def _trials(pair: ReferencePair) -> Iterator[Trial]:
         yield Trial(cases.biased(seed=14))
     if pair.reference.subject.layout in ("BHTD", "BTHD"):
         yield Trial(cases.plain("grouped heads", G=2, seed=8), needed=False)
+        yield Trial(cases.plain("many heads", B=1, H=9, seed=17), needed=False)
     if pair.reference.subject.inputs != "x":
         yield Trial(cases.plain("cross-attention", T=4, S=7, seed=9), needed=False)
         if flag:

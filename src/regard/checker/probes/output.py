@@ -136,6 +136,7 @@ def _observe(session: CheckSession) -> list[Observation]:
     attends = kernel is None or not kernel.makes_mask
     if subject.layout in ("BHTD", "BTHD") and attends:
         optional.append(cases.plain("grouped heads", G=2, seed=8))
+        optional.append(cases.plain("many heads", B=1, H=9, seed=16))
     questions += kernel_questions(session, flag)
     optional += optional_kernel_questions(session, flag)
     if not single_length and (kernel is None or not kernel.square):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.function_state import FunctionState
 from regard.checker.subject.layouts.layout import is_required
 from regard.checker.subject.layouts.recognize import recognize_layouts
 from regard.checker.subject.subject import MaskForm, Subject, arguments_of, copy_module
@@ -147,6 +148,7 @@ def _of_function(
         init[key] for key in init if vocabulary.argument(key) == "head_width" and type(init[key]) is int
     ]
     subject.head_width = widths[0] if widths else None
+    subject.state = FunctionState(function)
     return _with_conventions(subject, true_means)
 
 
@@ -163,7 +165,7 @@ def _of_kernel(function: Callable[..., Any], init: dict[str, Any], name: str) ->
     subject = Subject(name, function, None, None, init, options, ["q", "k", "v"], "qkv", "BHTD", extra=extra)
     if options.get("mask") == "attention_mask":
         subject.mask_form = MaskForm("lowest", 4)
-    return subject.replaced(kernel_layouts=tuple(layouts))
+    return subject.replaced(kernel_layouts=tuple(layouts), state=FunctionState(function))
 
 
 _TIME_FIRST = re.compile(

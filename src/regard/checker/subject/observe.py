@@ -28,7 +28,14 @@ class ObservedSubject(Subject):
     core: Core | None = None
     _seen: dict[tuple[int, torch.dtype], tuple[Tensor, list[Tensor]]] = field(default_factory=dict)
 
-    def run(self, question: Question, *, module: nn.Module | None = None, dropout: bool = False) -> Reply:
+    def run(
+        self,
+        question: Question,
+        *,
+        module: nn.Module | None = None,
+        dropout: bool = False,
+        watched: bool = False,
+    ) -> Reply:
         """Run the module on a question, item by item; the answer's output is the merged heads (B, T, H·E)."""
         merged = []
         for item in question.items():

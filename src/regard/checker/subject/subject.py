@@ -23,6 +23,8 @@ from regard.checker.errors import CheckError
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
+from regard.checker.subject.function_state import FunctionState
+from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
 from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of, to_device
 from regard.checker.subject.tables import RotaryTables
 
@@ -132,12 +134,34 @@ class Reply:
     answer: Answer | None
     error: BaseException | None = None
     used_dot_t: bool = False  # .T was used on other than two dimensions
+    overwritten: tuple[str, ...] = ()  # the inputs that hold other numbers after the call, if it was watched
 
     @property
     def error_line(self) -> str:
         """The error in one line."""
         text = (str(self.error).strip().splitlines() or [""])[0]
         return f"{type(self.error).__name__}: {text}"[:240]
+
+
+class WatchedCall:
+    """Code under test that notes which of its inputs it overwrites.
+
+    `names` are the arguments to watch, those that are passed by position first and in their order.
+    """
+
+    def __init__(self, target: Callable[..., Any], names: list[str]) -> None:
+        self.target, self.names = target, names
+        self.overwritten: tuple[str, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        named = dict(zip(self.names, args, strict=False)) | kwargs
+        watched = {name: x for name, x in named.items() if name in self.names and hasattr(x, "shape")}
+        before = {name: torch.as_tensor(x).detach().clone() for name, x in watched.items()}
+        try:
+            return self.target(*args, **kwargs)
+        finally:
+            after = {name: torch.as_tensor(x).detach() for name, x in watched.items()}
+            self.overwritten = tuple(name for name in after if not torch.equal(before[name], after[name]))
 
 
 @dataclass
@@ -168,6 +192,7 @@ class Subject:
     kernel_layout: KernelLayout | None = None  # the one that it takes; None for plain tensors
     device: str = "cpu"
     step: Callable[..., Any] | None = None  # the caller's way to run it, if it runs only with a cache
+    state: FunctionState | None = None  # that of a function before its first call
     _copies: dict[tuple[torch.dtype, str], nn.Module] = field(default_factory=dict)
 
     @property
@@ -212,29 +237,44 @@ class Subject:
         *,
         module: nn.Module | None = None,
         dropout: bool = False,
+        watched: bool = False,
     ) -> Reply:
-        """Run the code on a question; an error it raises is part of the reply.
+        """Run the code on a copy of a question; an error it raises is part of the reply.
 
-        `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled.
+        `module` is run instead of the subject's own copy. `dropout` leaves dropout enabled. `watched` notes
+        which inputs the code overwrites.
         """
         self.asked.append(question)
         target = self.target if self.module is None else (module or self.runnable(question.dtype))
         if module is not None and not any(x.is_meta for x in module.parameters()):
             target = module.to(self.device)
         assert target is not None
+        call = WatchedCall(target, self._inputs_to_keep()) if watched and self.step is None else None
         monitor = CallMonitor(dropout)
         try:
             with monitor:
-                answer = self._call(target, question)
-            return Reply(answer, None, monitor.used_dot_t)
+                answer = self._call(call or target, question.map_inputs(torch.clone))
+            return Reply(answer, None, monitor.used_dot_t, call.overwritten if call else ())
         except CheckError:
             raise
         except (Exception, SystemExit) as error:
             return Reply(None, error, monitor.used_dot_t)
 
+    def _inputs_to_keep(self) -> list[str]:
+        """Return the arguments that a call must not write into: all inputs but a cache."""
+        options = [self.arguments[m] for m in ("mask", "padding", "bias") if m in self.arguments]
+        if self.kernel_layout is None:
+            return [*self.positional, *options]
+        names, cached = self.kernel_layout.names, self.kernel_layout.kind in CACHED_LAYOUTS
+        roles = ("query",) if cached else ("query", "key", "value", "kv", "qkv")
+        return [names[role] for role in roles if role in names] + options
+
     def _call(self, target: Callable[..., Any], question: Question) -> Answer:
         """Call the code on the subject's device; the answer is on the CPU."""
-        keywords = self._keywords(question)
+        keywords = {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in self._keywords(question).items()
+        }
         if self.kernel_layout is not None:
             return self.kernel_layout.run(target, question, keywords, self.device)
         tensors = [to_device(x, self.device) for x in self._inputs(question)]

@@ -130,8 +130,8 @@ def token_tensor(ids: np.ndarray) -> Tensor:
     return torch.from_numpy(ids.astype(np.int32))
 
 
-def read(path: Path) -> str:
-    """The text of a UTF-8 file; a `TextFileError` says why it cannot be read."""
+def read(path: Path, argument: str = "corpus") -> str:
+    """The text of a UTF-8 file; a `TextFileError` says why it cannot be read, and of which argument it is."""
     pieces = []
     with open_file(path, TextFileError, "a text file") as file:
         try:
@@ -141,18 +141,19 @@ def read(path: Path) -> str:
                     break
             data = b"".join(pieces)
         except MemoryError:
-            raise TextFileError(f"corpus: expected text that fits into memory, got {path}") from None
+            raise TextFileError(f"{argument}: expected text that fits into memory, got {path}") from None
     if not data.strip():
-        raise TextFileError(f"corpus: expected text, but {path} is empty")
+        raise TextFileError(f"{argument}: expected text, but {path} is empty")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise TextFileError(
-            f"corpus: expected UTF-8 text, but {path} is not at byte {error.start}: "
+            f"{argument}: expected UTF-8 text, but {path} is not at byte {error.start}: "
             "is it binary, or in another encoding?"
         ) from None
     if "\0" in text:
-        raise TextFileError(f"corpus: expected text, but {path} contains zero bytes: it is binary, or UTF-16")
+        problem = f"but {path} contains zero bytes: it is binary, or UTF-16"
+        raise TextFileError(f"{argument}: expected text, {problem}")
     return text
 
 

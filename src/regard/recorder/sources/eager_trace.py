@@ -26,15 +26,18 @@ from regard.recorder.attention_call import dropout_problem
 from regard.recorder.map_preparation import write_count
 from regard.recorder.sources import products
 from regard.recorder.sources.call_stack import calling_modules
+from regard.recorder.sources.code_names import function_name
 from regard.recorder.sources.head_order import LeadingAxes, leading_axes, note_axes
 from regard.recorder.sources.products import Product, arrange
 
 LOW = -1e3  # scores that are set to less than this are masked
 PRIMES = (2, 3, 5, 7, 11, 13, 17)  # lengths of axes that show how a function permutes them
 RESHAPING = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"}
+RESHAPING |= {"unsafe_view"}
 PERMUTING = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "adjoint"}
 SELECTING = {
     "__getitem__",
+    "slice",
     "chunk",
     "split",
     "unbind",
@@ -57,6 +60,7 @@ SAME = {
     "detach",
     "data",
 }
+SAME |= {"to_copy", "alias", "lift_fresh_copy"}  # operators of exported graphs
 SAME |= {"nan_to_num", "clamp", "clamp_min", "clamp_max", "maximum", "max", "dropout", "cuda", "cpu"}
 CONCATENATING = {"cat", "concat", "concatenate"}
 SECOND_SOFTMAX = "it takes a softmax of a softmax"
@@ -290,18 +294,20 @@ class EagerTrace(TorchFunctionMode):
 
         part = weights.part
         used = arrange(product.left, product.left_labels, [*lead, t, s])
+        v = arrange(product.right, product.right_labels, [*lead, s, *width]).flatten(-len(width))
+        is_ordered = product.right_labels[: len(lead)] == tuple(lead)
         attention = EagerAttention(
             weights=weights,
             used=used,
             unchanged=None
             if part is None
             else arrange(part.reshape(product.left.shape), product.left_labels, [*lead, t, s]),
-            v=arrange(product.right, product.right_labels, [*lead, s, *width]).flatten(-len(width)),
+            v=v,
             output=arrange(output, product.labels, order).flatten(-len(width)),
             modules=_common(weights.modules, _modules()),
             is_composed=product.right in self.mixed,
             stacked=int(self.stacked.get(product.right, 0)),  # type: ignore[no-untyped-call]
-            leading_axes=leading_axes(product.right),
+            leading_axes=leading_axes(product.right if is_ordered else v),
             restore=restore,
         )
         edited = self.hear(attention)
@@ -498,7 +504,7 @@ def _is_low(value: Any) -> bool:
 
 def _name(func: Any) -> str:
     """Return the name of a torch function: without the marks of operators and of writing in place."""
-    name: str = getattr(func, "__name__", "")
+    name = function_name(func)
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", "")
     if name in products.NAMES or name == "__getitem__":
@@ -536,7 +542,7 @@ def _is_parameter(x: Tensor) -> bool:
 
 def _writes(func: Any) -> bool:
     """Whether a function writes to its first argument, by its name."""
-    name: str = getattr(func, "__name__", "")
+    name = function_name(func)
     return name.startswith(("__i", "__setitem")) or (name.endswith("_") and not name.endswith("__"))
 
 

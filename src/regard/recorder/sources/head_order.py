@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from regard.recorder.sources.code_names import function_name
+
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 """Attributes that hold a module's number of heads."""
 HEADS_FIRST = (
     "its heads stand in front of the batch, where they cannot be told from texts: reshape them to "
     "(B, H, T, D)"
 )
-COPYING = {"contiguous", "clone", "reshape", "view", "flatten", "reshape_as", "view_as", "to"}
+COPYING = {"contiguous", "clone", "reshape", "view", "flatten", "reshape_as", "view_as", "to", "_unsafe_view"}
 
 
 def head_counts(module: nn.Module) -> list[int]:
@@ -43,9 +45,9 @@ class LeadingAxes(NamedTuple):
     def has_heads_first(self, counts: Collection[int]) -> bool:
         """Whether the axes are (H, B) and not (B, H), beside the numbers of heads that a module names."""
         first, second = (n in counts for n in self.sizes)
-        if self.sizes[0] == 1 or first == second:
-            return self.sizes[0] > 1 and self.is_inner_first is True
-        return first and self.is_inner_first is not False
+        if first == second:  # then memory has to tell, which it does not of an axis of length 1
+            return self.is_inner_first is True and 1 not in self.sizes
+        return first and self.sizes[0] > 1 and self.is_inner_first is not False
 
     def check(self, counts: Collection[int]) -> None:
         """Raise a `HeadOrderError` if the axes are (H, B)."""
@@ -61,7 +63,7 @@ class LeadingAxes(NamedTuple):
         if heads == 1 and self.is_inner_first and self.has_heads_first(counts):
             return heads, texts
         self.check(counts)
-        return self.sizes if heads in counts or self.is_inner_first is False else None
+        return self.sizes if heads in counts else None
 
 
 _noted: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -81,14 +83,14 @@ def _axes_of(x: Tensor) -> LeadingAxes | None:
     if x.ndim != 4 or x.is_nested:
         return None
     sizes, (first, second, third, _) = (x.shape[0], x.shape[1]), x.stride()
-    is_natural = first >= second >= third or sizes[0] == 1
-    return LeadingAxes(sizes, None if is_natural else first < second)
+    is_shown = 0 not in (first, second) and not first >= second >= third  # an expanded axis has stride 0
+    return LeadingAxes(sizes, first < second if is_shown else None)
 
 
 def note_axes(function: Any, args: tuple[Any, ...], output: Any) -> None:
     """Note the leading axes of a tensor that a torch function has copied or whose axes it has merged."""
     x = args[0] if args else None
-    if getattr(function, "__name__", "") not in COPYING or not isinstance(x, Tensor) or output is x:
+    if function_name(function) not in COPYING or not isinstance(x, Tensor) or output is x:
         return
     if not isinstance(output, Tensor) or (axes := _axes_of(x)) is None:
         return

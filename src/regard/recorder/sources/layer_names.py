@@ -1,29 +1,16 @@
 """Assigns layer ids to attention modules by their names: the stack, and the number in it.
 
-Also reads which names the code of a module's class uses, from its bytecode. Transformers' models name their
-modules in many ways; the few rules here cover those that were tested.
+Transformers' models name their modules in many ways; the few rules here cover those that were tested.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
-import inspect
 from collections import Counter
 from collections.abc import Mapping
-from types import CodeType, FunctionType
-from typing import Any
 
 from torch import nn
 
 from regard.recorder.layer import LayerId
-
-# The operator @ as this Python writes it in bytecode: an operation and its argument, a byte each.
-_MATMUL = next(
-    bytes((s.opcode, s.arg or 0))
-    for s in dis.get_instructions(compile("a @ b", "", "eval"))
-    if s.argrepr == "@"
-)
 
 
 def assign_layer_ids(modules: Mapping[str, nn.Module]) -> dict[nn.Module, LayerId]:
@@ -50,57 +37,6 @@ def assign_layer_ids(modules: Mapping[str, nn.Module]) -> dict[nn.Module, LayerI
 def number_in(name: str, default: int) -> int:
     """Return the first part of a module's name that is a number, or `default` if there is none."""
     return next((int(part) for part in name.split(".") if part.isdigit()), default)
-
-
-@functools.cache
-def called_names(kind: Any) -> frozenset[str]:
-    """Return the names in the code of a class's methods, and of the functions of its files that they call.
-
-    What the base classes of torch and Transformers do for every model is left out. The operator @ counts as
-    the name "matmul".
-    """
-    names: set[str] = set()
-    pending: list[Any] = []
-    for base in kind.__mro__:
-        if not base.__module__.startswith(("torch.", "transformers.modeling_utils", "builtins")):
-            pending += vars(base).values()
-    visited: set[Any] = set()
-    while pending:
-        function = pending.pop()
-        function = inspect.unwrap(function) if callable(function) else function
-        code = getattr(function, "__code__", None)
-        if code is None or code in visited:
-            continue
-        visited.add(code)
-        for inner in (code, *code.co_consts):  # with the comprehensions and functions inside the function
-            if isinstance(inner, CodeType):
-                names |= set(inner.co_names)
-                if _multiplies_matrices(inner.co_code):
-                    names.add("matmul")
-        variables = getattr(function, "__globals__", {})
-        called = [variables[name] for name in code.co_names if isinstance(variables.get(name), FunctionType)]
-        pending += [f for f in called if not f.__module__.startswith(("torch", "transformers.", "regard."))]
-        pending += [f for f in called if f.__module__ == function.__module__]
-    return frozenset(names)
-
-
-def _multiplies_matrices(bytecode: bytes) -> bool:
-    """Whether the operator @ is in some bytecode. `dis` would take a hundred times longer."""
-    return _MATMUL in bytecode and _MATMUL in {bytecode[i : i + 2] for i in range(0, len(bytecode), 2)}
-
-
-def class_uses_name(kind: type, name: str) -> bool:
-    """Whether the code of a class uses this name."""
-    return name in called_names(kind)
-
-
-def module_uses_name(module: nn.Module, name: str) -> bool:
-    """Whether the code of a module, or of an object that computes for it, uses this name.
-
-    The modules of diffusers hold such an object, which they call their processor.
-    """
-    helpers = (x for x in vars(module).values() if callable(x) and not isinstance(x, nn.Module | type))
-    return any(class_uses_name(kind, name) for kind in (type(module), *map(type, helpers)))
 
 
 def _group(name: str, module: nn.Module) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from torch import nn
 
 from regard.recorder.layer import LayerId
-from regard.recorder.sources.layer_names import assign_layer_ids, class_uses_name
+from regard.recorder.sources.code_names import class_uses_name
+from regard.recorder.sources.layer_names import assign_layer_ids
 
 GATED_DELTA_RULE = (
     "torch_chunk_gated_delta_rule",

@@ -25,19 +25,17 @@ from regard.recorder.map_preparation import write_count
 from regard.recorder.receiver import CallReceiver, Part
 from regard.recorder.sources import eager_trace, ring_attention, sdpa, torch_mha
 from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources.code_names import module_names
 from regard.recorder.sources.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import place_heads
-from regard.recorder.sources.layer_names import assign_layer_ids, module_uses_name, number_in
+from regard.recorder.sources.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.linear_modules import linear_modules
 from regard.recorder.sources.token_mixers import computes_softmax_attention, kind_of
 
 MULTI_HEAD = "multi_head_attention_forward"  # which some modules call without `nn.MultiheadAttention`
-FUNCTIONS = (
-    "scaled_dot_product_attention",
-    MULTI_HEAD,
-    "ALL_ATTENTION_FUNCTIONS",
-    "dispatch_attention_fn",
+FUNCTIONS = frozenset(
+    ("scaled_dot_product_attention", MULTI_HEAD, "ALL_ATTENTION_FUNCTIONS", "dispatch_attention_fn")
 )
 """Names in the code of a module whose attention can be heard; the last is diffusers'."""
 NO_LAYERS = re.compile(
@@ -53,7 +51,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if not isinstance(module, nn.MultiheadAttention)
         and (
-            any(module_uses_name(module, function) for function in FUNCTIONS)
+            not FUNCTIONS.isdisjoint(module_names(module))
             or computes_softmax_attention(module)
             or ring_attention.may_attend_on_ring(module)
         )
@@ -71,7 +69,7 @@ def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     numbered = {
         name: module
         for name, module in modules.items()
-        if any(module_uses_name(module, function) for function in FUNCTIONS)
+        if not FUNCTIONS.isdisjoint(module_names(module))
         or not (NO_LAYERS.search(kind_of(module)) or found & set(module.modules()) - {module})
     }
     return numbered or dict(modules)
@@ -301,7 +299,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
             if not modules and not linear_modules(model):
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
-        if any(module_uses_name(module, MULTI_HEAD) for module in listener.modules):
+        if any(MULTI_HEAD in module_names(module) for module in listener.modules):
             undo.enter_context(torch_mha.intercepted_functions())
         wants_overview = functools.partial(listener.wants_overview, None)
         heard = sdpa.CallListener(listener.hear, receiver.is_editor, wants_overview)

@@ -19,7 +19,7 @@ from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import Placement
 from regard.recorder.sources import sdpa
-from regard.recorder.sources.layer_names import module_uses_name
+from regard.recorder.sources.code_names import module_names
 from regard.recorder.storage.layer_file import storable_mask
 
 
@@ -27,7 +27,7 @@ def may_attend_on_ring(module: nn.Module) -> bool:
     """Whether the code of a module calls `attend`, in a process that is one of several."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return False
-    return module_uses_name(module, "attend") and not isinstance(module, Attention)
+    return "attend" in module_names(module) and not isinstance(module, Attention)
 
 
 @contextmanager

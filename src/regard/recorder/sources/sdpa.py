@@ -33,6 +33,7 @@ from regard.maps.kept_overview import KeptOverview
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources.code_names import function_name
 from regard.recorder.sources.head_order import (
     HeadOrderError,
     LeadingAxes,
@@ -41,10 +42,12 @@ from regard.recorder.sources.head_order import (
     note_axes,
 )
 from regard.recorder.sources.mask_recognition import masked_entries, read_mask
-from regard.recorder.sources.token_mixers import mixes_tokens
+from regard.recorder.sources.token_mixers import FUSED_OPERATORS, mixes_tokens
 
 aten = torch.ops.aten
 original = functional.scaled_dot_product_attention
+FUNCTIONS = (original, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
+"""The function, and the operator that stands for it in exported graphs."""
 
 Call = AttentionCall | UnreadableCall
 
@@ -129,11 +132,24 @@ class AttentionMode(TorchFunctionMode):
     """Intercepts the function where its caller holds it in an attribute, a default argument or a table."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is original and not _computing.get():
+        if func in FUNCTIONS and not _computing.get():
             return observed_attention(*args, **(kwargs or {}))
+        if FUSED_OPERATORS.search(function_name(func)) and not _computing.get():
+            _report_operator(function_name(func))
         output = func(*args, **(kwargs or {}))
         note_axes(func, args, output)
         return output
+
+
+def _report_operator(name: str) -> None:
+    """Tell the listeners of this context that a module calls an operator which cannot be heard.
+
+    Those who listen instead hear the function around it, and so do those who listen to Regard's own layers.
+    """
+    if _instead.get() is None and not type(calling_module()).__module__.startswith("regard."):
+        notify(
+            current_listeners(), UnreadableCall(f"it calls PyTorch's operator {name}, which cannot be heard")
+        )
 
 
 def intercept_in(file: ModuleType) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from regard.override import MethodWrappers
-from regard.recorder.sources.layer_names import called_names
+from regard.recorder.sources.code_names import called_names, has_graph, module_names, script_names
 
 MIXERS = re.compile(
     r"attention|attn|mamba|ssm|ssd|statespace|delta(net|rule)|recurrent|rglru|lstm|gru|rnn|retention|rwkv|hyena"
@@ -53,6 +53,11 @@ FUNCTIONS = {
     "memory_efficient_attention",
 }
 """Functions that compute attention."""
+FUSED_OPERATORS = re.compile(
+    r"^_(scaled_dot_product_\w*attention\w*|\w+_multi_head_attention|transformer_encoder_layer_fwd"
+    r"|(efficient|cudnn)_attention_forward|varlen_attn)$"
+)
+"""Matches the names of the operators under PyTorch's attention functions, which cannot be heard."""
 
 
 def mixes_tokens(module: nn.Module, model: str = "") -> bool:
@@ -63,10 +68,12 @@ def mixes_tokens(module: nn.Module, model: str = "") -> bool:
     if isinstance(module, nn.RNNBase):
         return True
     kind = type(module)
-    if kind.__module__.startswith("torch.") or kind.__name__ == "Conv1D":  # GPT-2's name for a linear layer
+    if isinstance(module, torch.jit.ScriptModule):
+        return computes_attention(script_names(module))
+    if _is_torchs(module) or kind.__name__ == "Conv1D":  # GPT-2's name for a linear layer
         return False
     name = kind_of(module).removeprefix(model) or kind.__name__
-    computes = _computes_attention(cast(Any, kind))
+    computes = computes_attention(module_names(module))
     if TOKENWISE.search(name) and not (computes and not ROUTERS.search(name)):
         return False
     return bool(MIXERS.search(name)) or computes
@@ -91,11 +98,17 @@ def _common_prefix(names: Collection[str]) -> str:
     return first[: next((i for i, is_equal in enumerate(equal) if not is_equal), len(first))]
 
 
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether a module is one of PyTorch's, and not a graph that was made of other code."""
+    return type(module).__module__.startswith("torch.") and not has_graph(module)
+
+
 @functools.cache
-def _computes_attention(kind: Any) -> bool:
-    """Whether the methods of a class call an attention function, or both a softmax and a matrix product."""
-    names = called_names(kind)
-    return bool(FUNCTIONS & names) or (bool({"softmax", "exp"} & names) and bool(PRODUCTS & names))
+def computes_attention(names: frozenset[str]) -> bool:
+    """Whether code that uses these names calls an attention function, or both a softmax and a product."""
+    if FUNCTIONS & names or any(FUSED_OPERATORS.search(name) for name in names):
+        return True
+    return bool({"softmax", "_softmax", "exp"} & names) and bool(PRODUCTS & names)
 
 
 def computes_softmax_attention(module: nn.Module) -> bool:
@@ -104,24 +117,22 @@ def computes_softmax_attention(module: nn.Module) -> bool:
     Only running it shows whether that is attention. Modules that use Transformers' `AttentionInterface` are
     left out: the eager attention in their files is one of its functions.
     """
-    kind = type(module)
-    if kind.__module__.startswith("torch.") or not _has_product(cast(Any, kind)):
+    if _is_torchs(module) or not _has_product(names := module_names(module)):
         return False
-    if not _has_softmax(cast(Any, kind)) and not any(isinstance(x, nn.Softmax) for x in module.children()):
+    if not _has_softmax(names) and not any(isinstance(x, nn.Softmax) for x in module.children()):
         return False
     return not any(isinstance(x, FUSED) for x in module.modules())
 
 
 @functools.cache
-def _has_softmax(kind: Any) -> bool:
-    """Whether the code of a class names a softmax."""
-    return any(name.lower().endswith("softmax") and "log" not in name for name in called_names(kind))
+def _has_softmax(names: frozenset[str]) -> bool:
+    """Whether code that uses these names names a softmax."""
+    return any(name.lower().endswith("softmax") and "log" not in name for name in names)
 
 
 @functools.cache
-def _has_product(kind: Any) -> bool:
-    """Whether the code of a class names a matrix product, and not Transformers' interface."""
-    names = called_names(kind)
+def _has_product(names: frozenset[str]) -> bool:
+    """Whether code that uses these names names a matrix product, and not Transformers' interface."""
     return "ALL_ATTENTION_FUNCTIONS" not in names and any("matmul" in x or x in PRODUCTS for x in names)
 
 
@@ -203,7 +214,7 @@ class TokenMixers:
         match = MIXERS.search(kind_of(module).removeprefix(self.prefixes.get(type(module).__module__, "")))
         if isinstance(module, nn.RNNBase) or match is None:
             return isinstance(module, nn.RNNBase)
-        return not match[0].lower().startswith("att") or _computes_attention(cast(Any, type(module)))
+        return not match[0].lower().startswith("att") or computes_attention(module_names(module))
 
     def _beside_attention(self, name: str, heard: Collection[str]) -> bool:
         """Whether a module is in a stack of blocks in which attention was heard."""
