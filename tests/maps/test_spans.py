@@ -141,6 +141,7 @@ def test_runs_hold_every_position_of_every_span_once(pick: Any) -> None:
 
 
 def test_spans_at_the_sizes_that_tiles_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the small tiles
     monkeypatch.setattr(head_pass, "QUERIES", 512)
     monkeypatch.setattr(head_pass, "KEYS", 512)
     q, k = torch.randn(1, 2, 1300, 8).double(), torch.randn(1, 1, 1500, 8).double()
