@@ -67,15 +67,15 @@ def state() -> dict[str, Any]:
         "torch.nn.MultiheadAttention": dict(vars(nn.MultiheadAttention)),
         "hooks on every module": {name: len(getattr(modules, name)) for name in HOOKS},
     }
-    found["torch.nn.functional"].pop("__warningregistry__", None)  # where Python notes what was warned of
     found["sys.modules"].pop("transformers", None)  # it replaces itself when its models are first used
     if (models := imported("transformers.modeling_utils")) is not None:
         found["AttentionInterface"] = dict(vars(models.AttentionInterface))
         found["Transformers' attentions"] = models.AttentionInterface._global_mapping.copy()
         found["Transformers' own attentions"] = models.ALL_ATTENTION_FUNCTIONS._local_mapping.copy()
         found["Transformers' logging"] = logging.getLogger("transformers").level
-    if (masks := imported("transformers.masking_utils")) is not None:
-        found["Transformers' masks"] = masks.AttentionMaskInterface._global_mapping.copy()
+        # Regard adds its own to these once `modeling_utils` is imported, and not before.
+        if (masks := imported("transformers.masking_utils")) is not None:
+            found["Transformers' masks"] = masks.AttentionMaskInterface._global_mapping.copy()
     return found
 
 
