@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 
 from torch import nn
 
@@ -29,3 +29,11 @@ def calling_modules() -> Iterator[nn.Module]:
 def calling_module() -> nn.Module:
     """Return the innermost module whose code is running, or `NO_MODULE`."""
     return next(calling_modules(), NO_MODULE)
+
+
+def is_running(code: CodeType) -> bool:
+    """Whether the function that has this code was called and has not returned yet."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None

@@ -26,13 +26,14 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 from regard.attention.backends import fused_attention
 from regard.attention.backends.problem import AttentionProblem, prepare
 from regard.attention.backends.triton import launch
+from regard.attention.context_parallel.ring import ring_attend, ring_listeners
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
 from regard.maps import kept_overview
 from regard.maps.kept_overview import KeptOverview
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
-from regard.recorder.sources.call_stack import calling_module
+from regard.recorder.sources.call_stack import calling_module, is_running
 from regard.recorder.sources.code_names import function_name
 from regard.recorder.sources.head_order import (
     HeadOrderError,
@@ -144,8 +145,11 @@ class AttentionMode(TorchFunctionMode):
 def _report_operator(name: str) -> None:
     """Tell the listeners of this context that a module calls an operator which cannot be heard.
 
-    Those who listen instead hear the function around it, and so do those who listen to Regard's own layers.
+    Those who listen instead hear the function around it, and so do those who listen to Regard's own layers
+    or to a ring.
     """
+    if ring_listeners.get() and is_running(ring_attend.__code__):
+        return
     if _instead.get() is None and not type(calling_module()).__module__.startswith("regard."):
         notify(
             current_listeners(), UnreadableCall(f"it calls PyTorch's operator {name}, which cannot be heard")
