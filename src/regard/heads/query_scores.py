@@ -256,9 +256,8 @@ class TextScorer:
         for b in range(len(ids)):
             text = slice(None) if self.is_token_key is None else self.is_token_key[b]
             tokens = ids[b, text]
-            ids[b, text] = tokens[
-                torch.randperm(len(tokens), generator=generator, device="cpu").to(tokens.device)
-            ]
+            order = torch.randperm(len(tokens), generator=generator, device="cpu")
+            ids[b, text] = tokens[order.to(tokens.device)]
         other = copy.copy(self)
         other.__dict__.pop("_blocks", None)  # those of the tokens as they were
         other.ids, other.null = ids, {}

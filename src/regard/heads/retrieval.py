@@ -178,10 +178,8 @@ class AnswerRun(NamedTuple):
 
 def _count_hits(m: AttentionMap, context: NeedleContext, written: list[int]) -> HitCounts:
     """Count for a layer's map (1, H, T, T) of the context and all but the last of the written tokens."""
-    place, tokens = (
-        context.needle,
-        torch.tensor(context.ids[context.needle.start : context.needle.stop], device="cpu"),
-    )
+    place = context.needle
+    tokens = torch.tensor(context.ids[place.start : place.stop], device="cpu")
     first = len(context.ids) - 1  # the query that predicts the first token of the answer
     rows: AttentionMap = m[:, :, first : first + len(written)]
     best = rows.topk(1).indices[0, :, :, 0].cpu()  # (H, rows)

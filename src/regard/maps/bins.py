@@ -109,9 +109,8 @@ def make_bins(
     chunks = -(-lengths // CHUNK)
     bin_of_place = torch.arange(len(sizes), device="cpu").repeat_interleave(lengths)
     first_place = lengths.cumsum(0) - lengths
-    number = (
-        torch.arange(len(bin_of_place), device="cpu") - first_place[bin_of_place]
-    )  # of a place in its bin
+    # The number of each place in its bin.
+    number = torch.arange(len(bin_of_place), device="cpu") - first_place[bin_of_place]
     last_number = sizes[bin_of_place] - 1
     places, padding = starts[bin_of_place] + torch.minimum(number, last_number), number > last_number
     chunk_of_place = (chunks.cumsum(0) - chunks)[bin_of_place] + number // CHUNK

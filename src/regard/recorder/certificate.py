@@ -487,10 +487,8 @@ def _sample_rows(T: int, max_rows: int) -> Tensor:
     with torch.inference_mode(False):  # they are used later, perhaps outside of that mode
         if max_rows >= T:
             return torch.arange(T, device="cpu")
-        between = (
-            torch.randperm(T - 2, generator=torch.Generator().manual_seed(T), device="cpu")[: max_rows - 2]
-            + 1
-        )
+        generator = torch.Generator().manual_seed(T)
+        between = torch.randperm(T - 2, generator=generator, device="cpu")[: max_rows - 2] + 1
         return torch.cat([torch.tensor([0, T - 1], device="cpu"), between]).sort().values
 
 

@@ -335,11 +335,10 @@ def _join_tensors(
     sizes = [-1] * tensors[0].ndim
     expanded = [x.expand(*sizes[:axis], n, *sizes[axis + 1 :]) for x, n in zip(tensors, counts, strict=True)]
     others = {(*x.shape[:axis], *x.shape[axis + 1 :], x.dtype) for x in expanded}
-    return (
-        torch.cat(expanded, axis).index_select(axis, torch.tensor(order, device="cpu"))
-        if len(others) == 1
-        else None
-    )
+    if len(others) > 1:
+        return None
+    joined = torch.cat(expanded, axis)
+    return joined.index_select(axis, torch.tensor(order, device=joined.device))
 
 
 def conjunction(masks: Iterable[Mask]) -> Mask:

@@ -133,10 +133,11 @@ class AttentionMode(TorchFunctionMode):
     """Intercepts the function where its caller holds it in an attribute, a default argument or a table."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in FUNCTIONS and not _computing.get():
-            return observed_attention(*args, **(kwargs or {}))
-        if FUSED_OPERATORS.search(function_name(func)) and not _computing.get():
-            _report_operator(function_name(func))
+        if not _computing.get():
+            if func in FUNCTIONS:
+                return observed_attention(*args, **(kwargs or {}))
+            if FUSED_OPERATORS.search(name := function_name(func)):
+                _report_operator(name)
         output = func(*args, **(kwargs or {}))
         note_axes(func, args, output)
         return output

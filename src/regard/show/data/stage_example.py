@@ -73,9 +73,8 @@ def _stage(
     H, T, _ = q.shape
     m = attention_map(q[None], k[None], mask=mask, scale=scale)  # (1, H, T, T)
     heads = [[trace_row(m[:, h : h + 1], v[h], row, H, H) for row in range(T)] for h in range(H)]
-    traced = torch.cat(
-        [torch.tensor([row["output"] for row in rows], device="cpu") for rows in heads], -1
-    )  # (T, H · E)
+    outputs = [torch.tensor([row["output"] for row in rows], device="cpu") for rows in heads]
+    traced = torch.cat(outputs, -1)  # (T, H · E)
     return {
         "name": name,
         "about": about,
