@@ -80,7 +80,14 @@ def answer_pytorch_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name in PYTORCH_ARGUMENTS:
-                raise TypeError(f"{function.__name__}() has no argument {name!r}: {PYTORCH_ARGUMENTS[name]}")
+                raise unknown_argument(function, name)
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def unknown_argument(function: Callable[..., object], name: str) -> TypeError:
+    """The error of a call with an argument that `function` has not, and what to write instead of PyTorch's."""
+    if name in PYTORCH_ARGUMENTS:
+        return TypeError(f"{function.__name__}() has no argument {name!r}: {PYTORCH_ARGUMENTS[name]}")
+    return TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")

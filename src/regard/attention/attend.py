@@ -5,6 +5,7 @@ With `group=` the sequence is spread over several processes, which is in `contex
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, overload
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from regard.attention.arguments import answer_pytorch_arguments
+from regard.attention.arguments import unknown_argument
 from regard.attention.backends.choice import (
     BACKENDS,
     check_name,
@@ -64,7 +65,6 @@ def attend(
 ) -> tuple[Tensor, Tensor]: ...
 
 
-@answer_pytorch_arguments
 def attend(
     q: Tensor,
     k: Tensor,
@@ -79,6 +79,7 @@ def attend(
     backend: str = "auto",
     group: Any = None,
     order: Order = "contiguous",
+    **unknown: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Fused attention of q (B, H, T, D) on k (B, G, S, D) and v (B, G, S, E). It stores no T×S matrix.
 
@@ -107,6 +108,8 @@ def attend(
     >>> regard.attend(q, k, v, mask=regard.causal & regard.window(3)).shape
     torch.Size([1, 2, 5, 8])
     """
+    if unknown:  # taken here, since a decorator would cost every call two microseconds
+        raise unknown_argument(attend, next(iter(unknown)))
     if group is not None:
         whole = ring_attend(
             q, k, v, group=group, order=order, backend=backend,
@@ -120,6 +123,12 @@ def attend(
         compute = operator.choose_form(q, k, mask, softcap, sinks, dropout)
     output, lse = compute(q, k, v, mask, scale, softcap, sinks, dropout, backend, return_lse)
     return output if lse is None else (output, lse)
+
+
+_signature = inspect.signature(attend)
+attend.__signature__ = _signature.replace(  # type: ignore[attr-defined]
+    parameters=[each for name, each in _signature.parameters.items() if name != "unknown"]
+)
 
 
 class Explanation(NamedTuple):

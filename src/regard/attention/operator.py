@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.choice import forced_name, run, unsupported_reason
-from regard.attention.backends.plan import attend_by_plan
+from regard.attention.backends.plan import attend_anew, attend_by_plan
 from regard.attention.backends.problem import prepare, with_four_dimensions
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask, full
@@ -41,8 +41,8 @@ def choose_form(
         return _uncompiled
     known = mask is None or mask is full or (mask is causal and q.shape[-2] == k.shape[-2])
     if (known and softcap is None and sinks is None) or dropout or _in_transformation():
-        return attend_by_plan
-    return _as_operator if mask is None or (isinstance(mask, Mask) and not mask.trainable) else attend_by_plan
+        return attend_anew
+    return _as_operator if mask is None or (isinstance(mask, Mask) and not mask.trainable) else attend_anew
 
 
 def _in_transformation() -> bool:

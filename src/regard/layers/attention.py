@@ -115,10 +115,13 @@ class Attention(nn.Module):
         - `positions`, (T,) or (B, T), are for rotary only. By default tokens count on from the cache's
           length, and the last query is aligned with the last key.
         """
-        self._check("x", x)
         if cache is not None and not isinstance(cache, KVCache):
             raise ValueError(f"cache: expected a KVCache for this layer, got {type(cache).__name__}")
-        q, k, v, qk = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
+        try:
+            q, k, v, qk = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
+        except (RuntimeError, TypeError, ValueError):
+            self._check("x", x)  # which says what is wrong with x; asked in every call it would take time
+            raise
         if self.query_norm is not None and self.key_norm is not None:
             q, k, qk = self.query_norm(q), self.key_norm(k), None
         if self.rotary is not None:
@@ -175,10 +178,6 @@ class Attention(nn.Module):
 
     def _check(self, name: str, x: Tensor, batch: int | None = None) -> None:
         weight = self.qkv.weight
-        if type(x) is Tensor and x.ndim == 3 and x.layout is torch.strided and not x.is_nested:
-            same = x.dtype is weight.dtype and x.device == weight.device
-            if same and x.shape[2] == self.d_model and batch in (None, len(x)):
-                return  # the common case, which runs for every layer
         check_floats(name, x, values=False)
         if x.ndim != 3 or x.shape[2] != self.d_model or batch not in (None, len(x)):
             B = "batch" if batch is None else batch
