@@ -87,7 +87,7 @@ def answer_pytorch_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def unknown_argument(function: Callable[..., object], name: str) -> TypeError:
-    """The error of a call with an argument that `function` has not, and what to write instead of PyTorch's."""
+    """The error of a call of `function` with an argument that it has not; it answers PyTorch's by its own."""
     if name in PYTORCH_ARGUMENTS:
         return TypeError(f"{function.__name__}() has no argument {name!r}: {PYTORCH_ARGUMENTS[name]}")
     return TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")

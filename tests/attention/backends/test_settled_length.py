@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from regard.attention.backends import settled_length
+import regard
+from regard.attention.backends import plan, settled_length
 from regard.attention.backends.settled_length import SettledLength
 
 
@@ -84,3 +85,20 @@ def test_it_does_not_go_over_inside_a_cuda_graph(calls: list[str], monkeypatch: 
     step(attention, 8)
     step(attention, 8)
     assert calls[-1] == "cudnn"
+
+
+def test_a_settled_length_has_a_plan_of_its_own(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_plans", {})
+    q, long, short = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 8, 8)
+    regard.attend(q, short, short)
+    found, key = plan.find_plan(q, short, short, None, None, None, None, 0.0, "auto")
+    assert found is not None
+    assert key is not None
+    plan._plans[key] = found._replace(kernel=SettledLength(8**-0.5))  # as on a GPU
+    for _ in range(8):
+        regard.attend(q, short, short)
+    assert calls == ["flash"] * 4 + ["cudnn"] * 4
+    regard.attend(q, long, long)
+    regard.attend(q, short, short)  # which cuDNN has planned for
+    assert calls[8:] == ["flash", "cudnn"]
+    assert plan.find_plan(q, long, long, None, None, None, None, 0.0, "auto")[1] == key

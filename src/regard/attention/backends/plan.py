@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from regard.attention.backends import fused_attention
 from regard.attention.backends.choice import choose, forced_backend, run
 from regard.attention.backends.problem import AttentionProblem, prepare, with_four_dimensions
+from regard.attention.backends.settled_length import SettledLength
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
 
@@ -60,15 +61,13 @@ def attend_by_plan(
     backend: Any,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """What `attend` returns for these arguments, and the row log-sum-exp if `return_lse`; not for compilers."""
+    """What `attend` returns, uncompiled, for these arguments; the row log-sum-exp if `return_lse`."""
     plan, key = find_plan(q, k, v, mask, scale, softcap, sinks, dropout, backend)
     if plan is None:
         return attend_anew(q, k, v, mask, scale, softcap, sinks, dropout, backend, return_lse, key)
     if plan.kernel is not None and not return_lse:
         return plan.kernel(q, k, v), None
-    problem = AttentionProblem(
-        *with_four_dimensions(q, k, v), plan.mask, plan.scale, softcap, None, dropout
-    )
+    problem = AttentionProblem(*with_four_dimensions(q, k, v), plan.mask, plan.scale, softcap, None, dropout)
     return _run(problem, plan, q, v, return_lse)
 
 
@@ -85,7 +84,7 @@ def attend_anew(
     return_lse: bool,
     key: tuple[Any, ...] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`attend_by_plan` of a call without a plan: check it and choose its backend, and cache these under `key`.
+    """`attend_by_plan` of a call without a plan: check it, choose its backend, and cache both under `key`.
 
     Under a mode nothing is cached, since there the questions about a kernel may have other answers.
     """
@@ -97,10 +96,7 @@ def attend_anew(
     plan = Plan(problem.mask, problem.scale, name, fused_attention.bind(problem) if bound else None)
     # On other devices the environment decides whether Triton interprets, and a plan must not outlive that.
     if key is not None and (name == "torch" or q.is_cuda):
-        if len(_plans) >= MAXSIZE:
-            for old in list(_plans)[: MAXSIZE // 8]:
-                _plans.pop(old, None)  # another thread may have been faster
-        _plans[key] = plan
+        _store(key, plan)
     return _run(problem, plan, q, v, return_lse)
 
 
@@ -144,21 +140,33 @@ def find_plan(
         if not (k.dtype is dtype is v.dtype and k.device == device == v.device):
             return None, None
         shape, k_shape, v_shape, k_step, v_step = q.shape, k.shape, v.shape, k.stride(), v.stride()
-        sizes: tuple[Any, ...] = shape, k_shape, v_shape, k_step, v_step
-        if (mask is None or mask is causal) and shape[-2] == 1 < k_shape[-2] == v_shape[-2]:
-            # A query that sees every key: the length of a cache is another one at each step.
-            mask = None
-            k_lead, v_lead = tuple(k_shape)[:-2], tuple(v_shape)[:-2]
-            sizes = shape, k_lead, k_shape[-1], v_lead, v_shape[-1], k_step[-1], v_step[-1]
-        key = (
-            sizes, q.stride(), dtype, device,
-            True if mask is causal else mask,  # whose hash takes a microsecond
-            scale, softcap, dropout, backend, _forced_backend(), needs_grad,
+        others = (
+            q.stride(), dtype, device, scale, softcap, dropout, backend, _forced_backend(), needs_grad,
             _flash_enabled() if q.is_cpu else _settings(),
         )  # fmt: skip
+        # The hash of a mask takes a microsecond.
+        key: tuple[Any, ...] = (shape, k_shape, v_shape, k_step, v_step), mask is causal or mask, others
+        plan = _plans.get(key)
+        if plan is not None or shape[-2] != 1 or not (mask is None or mask is causal):
+            return plan, key
+        if not 1 < k_shape[-2] == v_shape[-2]:
+            return None, key
     except (RuntimeError, IndexError):  # a sparse tensor has no strides, a nested one no shape, a number none
         return None, None
-    return _plans.get(key), key
+    # One query that sees every key: the length of a cache is another one at each step, until it settles.
+    k_lead, v_lead = tuple(k_shape)[:-2], tuple(v_shape)[:-2]
+    any_length = (shape, k_lead, k_shape[-1], v_lead, v_shape[-1], k_step[-1], v_step[-1]), None, others
+    plan = _plans.get(any_length)
+    if plan is not None and isinstance(plan.kernel, SettledLength) and plan.kernel.has_settled(k, v):
+        _store(key, plan._replace(kernel=plan.kernel.run_cudnn))
+    return plan, any_length
+
+
+def _store(key: tuple[Any, ...], plan: Plan) -> None:
+    if len(_plans) >= MAXSIZE:
+        for old in list(_plans)[: MAXSIZE // 8]:
+            _plans.pop(old, None)  # another thread may have been faster
+    _plans[key] = plan
 
 
 def _settings() -> tuple[Any, ...]:
