@@ -371,15 +371,24 @@ def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: tor
     steps = trace(q.double(), k.double(), k.double(), mask)
     lse = torch.logsumexp(steps.masked, -1).float()
     assert launch.unsupported_map_reason(q, k, mask) is None
-    mass, peak = triton_pool.pool(q, k, lse, mask, 64**-0.5, None, rows, cols)
-    bands = [steps.weights[..., i * t // rows : (i + 1) * t // rows, :] for i in range(rows)]
     edges = [slice(j * s // cols, (j + 1) * s // cols) for j in range(cols)]
-    mean, most = torch.stack([b.mean(-2) for b in bands], -2), torch.stack([b.amax(-2) for b in bands], -2)
-    true_mass = torch.stack([mean[..., edge].sum(-1) for edge in edges], -1)
-    true_peak = torch.stack([most[..., edge].amax(-1) for edge in edges], -1)
-    assert distance(mass, true_mass) < 1e-5, f"mass: error {distance(mass, true_mass):.1e}"
-    assert distance(peak, true_peak) < 1e-5, f"peak: error {distance(peak, true_peak):.1e}"
-    assert torch.equal(mass == 0, true_mass.float() == 0) or true_mass[true_mass > 0].min() < 1e-30
+    for gain in (None, torch.randn(2, 4, s, device="cuda")):
+        entries = steps.weights if gain is None else steps.weights * gain.double().unsqueeze(-2)
+        mass, peak = triton_pool.pool(q, k, lse, mask, 64**-0.5, None, rows, cols, gain)
+        bands = [entries[..., i * t // rows : (i + 1) * t // rows, :] for i in range(rows)]
+        mean, top, low = (
+            torch.stack([getattr(x, name)(-2) for x in bands], -2) for name in ("mean", "amax", "amin")
+        )
+        true_mass = torch.stack([mean[..., edge].sum(-1) for edge in edges], -1)
+        top = torch.stack([top[..., edge].amax(-1) for edge in edges], -1)
+        low = torch.stack([low[..., edge].amin(-1) for edge in edges], -1)
+        most = torch.maximum(top, -low)
+        assert distance(mass, true_mass) < 1e-5, f"mass: error {distance(mass, true_mass):.1e}"
+        assert distance(peak.abs(), most) < 1e-5, f"peak: error {distance(peak.abs(), most):.1e}"
+        clear = (top + low).abs() > 1e-3 * most  # rounding decides between one magnitude with two signs
+        assert torch.equal((peak < 0)[clear], (-low > top)[clear]), "peak: sign"
+        if gain is None:
+            assert torch.equal(mass == 0, true_mass.float() == 0) or true_mass[true_mass > 0].min() < 1e-30
 
 
 def long_pool() -> None:

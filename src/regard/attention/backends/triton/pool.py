@@ -32,7 +32,7 @@ from regard.attention.masks.block_lists import (
 from regard.attention.masks.memo import memoize_on_mask
 from regard.lru import LRUCache
 
-REDUCTIONS: tuple[Literal["sum", "amax"], ...] = ("sum", "amax")  # of the mass and of the peak
+REDUCTIONS: tuple[Literal["sum", "amax"], ...] = ("sum", "amax", "amax")  # of the mass, peak and trough
 MAX_SIDES = 32  # that are cached: moving one to a GPU makes the host wait for what runs there
 PoolBins = int | Tensor
 """A number of equal bins, or the starts and stops of bins, (2, bins): disjoint and in increasing order."""
@@ -56,12 +56,7 @@ def pool(
     its queries) and the peak (the entry of largest magnitude, with its sign). The edges of equal bins are
     floor(i · T / rows) and floor(j · S / cols).
     """
-    if gain is not None and bool((gain < 0).any()):
-        # The kernel takes gains of one sign.
-        above, below = (
-            pool(q, k, lse, mask, scale, softcap, rows, cols, part.clamp(min=0.0)) for part in (gain, -gain)
-        )
-        return above[0] - below[0], torch.where(below[1] > above[1], -below[1], above[1])
+    signed = gain is not None and bool((gain < 0).any())
     B, H, T, D = q.shape
     S = k.shape[2]
     scores = scores_of(mask, scale, softcap, T, S, q.device)
@@ -89,15 +84,16 @@ def pool(
         # Lists hold blocks in no order of keys, so the parts of a bin are combined afterwards.
         parts = col_layout.parts if visits is None else 1
         cells = _launch(
-            q, k, lse, scores, visits, row_layout, col_layout, parts, config, 1 / sizes, gain, width
+            q, k, lse, scores, visits, row_layout, col_layout, parts, config, 1 / sizes, gain, signed, width
         )
         joined = []
-        for part, reduce in zip(cells, REDUCTIONS, strict=True):
+        for part, reduce in zip(cells, REDUCTIONS, strict=False):
             by_row = row_layout.join(part, -2, row_layout.parts, counts[0], reduce)
             joined.append(col_layout.join(by_row, -1, col_layout.parts // parts, counts[1], reduce))
         # A bin is in one layout; the others have 0 for it.
         pooled = [a.add_(b) for a, b in zip(pooled, joined, strict=True)] if pooled else joined
-    return pooled[0], pooled[1]
+    mass, peak, *trough = pooled
+    return mass, torch.where(trough[0] > peak, -trough[0], peak) if trough else peak
 
 
 class Layout(NamedTuple):
@@ -196,19 +192,24 @@ def _launch(
     config: configs.KernelConfig,
     share: Tensor,
     gain: Tensor | None,
+    signed: bool,
     width: int,
 ) -> Tensor:
-    """Mass and peak of every run, (2, B, H, runs, runs); `parts` blocks of keys are joined by the kernel."""
+    """Mass and peak of every run, (2, B, H, runs, runs); `parts` blocks of keys are joined by the kernel.
+
+    With a `signed` gain the trough comes third.
+    """
     from regard.attention.backends.triton.pool_kernel import pool_kernel
 
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
     bin_rows, bin_cols = len(down.spans), len(across.spans) // parts
-    cells = torch.zeros(2, B, H, bin_rows, bin_cols, dtype=torch.float32, device=q.device)
+    cells = torch.zeros(3 if signed else 2, B, H, bin_rows, bin_cols, dtype=torch.float32, device=q.device)
     # Triton launches on the current device.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         pool_kernel[(-(-bin_rows // down.bins) * B * H,)](
             q, k, descriptor(k, config.tma, config.cols, width), lse.contiguous(), cells[0], cells[1],
+            cells[2] if signed else None,
             share[down.spans], None if gain is None else gain.float().contiguous(),
             scores.slopes, lists, scores.band or Band(), down.places, across.places,
             q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, bin_rows, bin_cols,

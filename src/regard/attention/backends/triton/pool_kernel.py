@@ -13,6 +13,7 @@ import triton.language as tl
 
 from regard.attention.backends.triton.tile import (
     LOG2E,
+    block_at,
     gather_rows,
     in_band,
     key_blocks,
@@ -26,7 +27,7 @@ from regard.attention.backends.triton.tile import (
 
 @triton.jit
 def pool_kernel(
-    q, k, k_tma, lse, mass, peak, share, gain, slopes, lists, band, row_index, col_index,
+    q, k, k_tma, lse, mass, peak, trough, share, gain, slopes, lists, band, row_index, col_index,
     q_step, k_step, heads, group, T, S, factor, cap, bin_rows, bin_cols,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
@@ -36,9 +37,10 @@ def pool_kernel(
 
     A block holds ROW_BINS × COL_BINS bins, or a bin is PARTS blocks wide.
 
-    gain, 0 or above, multiplies the weights of each key of each head. BITS says that the lists have tiles of
-    bits for what is visible in partial blocks; otherwise the band says it. row_index and col_index hold the
-    query and key in each place of a block, −1 for a gap; without them place n holds index n.
+    gain multiplies the weights of each key of each head. trough, which a gain below 0 needs, is how far the
+    lowest entry of a bin is below 0; peak is then how far the highest is above. BITS says that the lists have
+    tiles of bits for what is visible in partial blocks; otherwise the band says it. row_index and col_index
+    hold the query and key in each place of a block, −1 for a gap; without them place n holds index n.
     """
     blocks = tl.cdiv(bin_rows, ROW_BINS)
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -72,6 +74,8 @@ def pool_kernel(
     at = (head.to(tl.int64) * bin_rows + row_bin)[:, None] * bin_cols + tl.arange(0, COL_BINS)[None, :]
     mass += at
     peak += at
+    if trough is not None:
+        trough += at
 
     if lists is None:
         last_row = tl.minimum(first_row + ROWS, T) - 1
@@ -80,8 +84,8 @@ def pool_kernel(
         full_first, full_last, last = list_of(lists, b, h, block)
         first = full_first
 
-    # Where a bin is PARTS blocks wide, a tile of sums and a tile of maxima are kept until it ends.
-    sums, peaks = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
+    # Where a bin is PARTS blocks wide, tiles of sums and of maxima are kept until it ends.
+    sums, peaks, troughs = _empty(ROWS, COLS), _empty(ROWS, COLS), _empty(ROWS, COLS)
     for part in tl.static_range(3):
         if part == 0:
             start, stop = first, full_first
@@ -90,81 +94,118 @@ def pool_kernel(
         else:
             start, stop = full_last, last
         if part != 0 or (lists is None and band.behind is not None):
-            sums, peaks = _past_keys(
-                sums, peaks, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band,
-                col_index, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S, factor, cap, slope,
-                bin_cols, start, stop, last, part != 1, D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, BITS,
-                PRECISION,
+            sums, peaks, troughs = _past_keys(
+                sums, peaks, troughs, query, level, own_share, inside, mass, peak, trough, gain, k, k_tma,
+                lists, band, col_index, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
+                factor, cap, slope, bin_cols, start, stop, last, part != 1,
+                D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, BITS, PRECISION,
             )  # fmt: skip
 
 
 @triton.jit
+def _empty(ROWS: tl.constexpr, COLS: tl.constexpr):
+    return tl.zeros([ROWS, COLS], tl.float32)
+
+
+@triton.jit
 def _past_keys(
-    sums, peaks, query, level, own_share, inside, mass, peak, gain, k, k_tma, lists, band, col_index, k_step,
+    sums, peaks, troughs, query, level, own_share, inside, mass, peak, trough, gain, k, k_tma, lists, band,
+    col_index, k_step,
     b, g, position, S, factor, cap, slope, bin_cols, start, stop, last,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        block = i
-        if lists is not None:
-            block = tl.load(lists.block + i)
-        key_first = block * COLS
+        following = block_at(lists, i + 1, start, stop)
+        key_first = (i if lists is None else block) * COLS
         key = key_first + tl.arange(0, COLS)
         if col_index is not None:
             key = tl.load(col_index + key)
             keys = gather_rows(k, k_step, key, D, D_PAD)
         else:
             keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)
-
-        product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
-        score = scored(product, factor, cap, slope, position[:, None], key[None, :])
-        weight = tl.exp2(score - level[:, None])
+        # What comes from memory is asked for before the product, which it then does not hold up.
+        allowed, own_gain = None, None
         if PARTIAL:
             if BITS:
                 allowed = tile_bits(lists, i, ROWS, COLS, False)
             else:
                 allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
+        if gain is not None:
+            own_gain = tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
+
+        product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
+        score = scored(product, factor, cap, slope, position[:, None], key[None, :])
+        weight = tl.exp2(score - level[:, None])
+        if PARTIAL:
             weight = tl.where(allowed, weight, 0.0)
         if gain is not None:
-            weight *= tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
+            weight *= own_gain
 
+        above, below = weight, None
+        if trough is not None:
+            above, below = tl.where(weight < 0, 0.0, weight), tl.where(weight > 0, 0.0, -weight)
         col = block // PARTS * COL_BINS
         if PARTS == 1:
             _store_bins(
-                mass + col, peak + col, weight, weight, own_share, inside, bin_cols - col,
+                mass, peak, trough, weight, above, below, own_share, inside, col, bin_cols,
                 ROWS, COLS, ROW_BINS, COL_BINS,
             )  # fmt: skip
         else:
             sums += weight
-            peaks = tl.maximum(peaks, weight)
+            peaks = tl.maximum(peaks, above)
+            if trough is not None:
+                troughs = tl.maximum(troughs, below)
             if block % PARTS == PARTS - 1 or i == last - 1:  # the bin ends here
                 _store_bins(
-                    mass + col, peak + col, sums, peaks, own_share, inside, bin_cols - col,
+                    mass, peak, trough, sums, peaks, troughs, own_share, inside, col, bin_cols,
                     ROWS, COLS, ROW_BINS, COL_BINS,
                 )  # fmt: skip
-                sums, peaks = tl.zeros([ROWS, COLS], tl.float32), tl.zeros([ROWS, COLS], tl.float32)
-    return sums, peaks
+                sums, peaks, troughs = _empty(ROWS, COLS), _empty(ROWS, COLS), _empty(ROWS, COLS)
+        block = following
+    return sums, peaks, troughs
 
 
 @triton.jit
 def _store_bins(
-    mass, peak, sums, peaks, own_share, inside, bins_left,
+    mass, peak, trough, sums, peaks, troughs, own_share, inside, col, bin_cols,
     ROWS: tl.constexpr, COLS: tl.constexpr, ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr,
 ):  # fmt: skip
-    """Store the mean over queries of `sums`, and the largest of `peaks`, in each bin of a tile."""
+    """Store the mean over queries of `sums` and the largest of `peaks` and `troughs`, from bin `col` on."""
+    there = inside[:, None] & (tl.arange(0, COL_BINS) < bin_cols - col)[None, :]
+    total = _sum_of_bins(sums, ROWS, COLS, ROW_BINS, COL_BINS)
+    tl.store(mass + col, total * own_share[:, None], mask=there)
+    tl.store(peak + col, _max_of_bins(peaks, ROWS, COLS, ROW_BINS, COL_BINS), mask=there)
+    if trough is not None:
+        tl.store(trough + col, _max_of_bins(troughs, ROWS, COLS, ROW_BINS, COL_BINS), mask=there)
+
+
+@triton.jit
+def _sum_of_bins(
+    tile, ROWS: tl.constexpr, COLS: tl.constexpr, ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr
+):  # fmt: skip
+    """The sum of each bin of a tile, (ROW_BINS, COL_BINS)."""
     if COLS // COL_BINS == 4:  # the other branch computes wrong numbers here (Triton 3.6 on Hopper)
-        total = tl.sum(tl.sum(sums.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS), 3), 1)
-        most = tl.max(tl.max(peaks.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS), 3), 1)
+        bins = tile.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS)
+        return tl.sum(tl.sum(bins, 3), 1)
     else:
-        total = tl.sum(_by_bin(sums, ROWS, COLS, ROW_BINS, COL_BINS), 1).reshape(ROW_BINS, COL_BINS)
+        return tl.sum(_by_bin(tile, ROWS, COLS, ROW_BINS, COL_BINS), 1).reshape(ROW_BINS, COL_BINS)
+
+
+@triton.jit
+def _max_of_bins(
+    tile, ROWS: tl.constexpr, COLS: tl.constexpr, ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr
+):  # fmt: skip
+    """The largest entry of each bin of a tile without negative ones, (ROW_BINS, COL_BINS)."""
+    if COLS // COL_BINS == 4:  # as above
+        bins = tile.reshape(ROW_BINS, ROWS // ROW_BINS, COL_BINS, COLS // COL_BINS)
+        return tl.max(tl.max(bins, 3), 1)
+    else:
         # Floats above 0 sort as their bits do, and a warp finds the largest integer in one instruction.
-        bits = _by_bin(peaks, ROWS, COLS, ROW_BINS, COL_BINS).to(tl.int32, bitcast=True)
-        most = tl.max(bits, 1).to(tl.float32, bitcast=True).reshape(ROW_BINS, COL_BINS)
-    there = inside[:, None] & (tl.arange(0, COL_BINS) < bins_left)[None, :]
-    tl.store(mass, total * own_share[:, None], mask=there)
-    tl.store(peak, most, mask=there)
+        bits = _by_bin(tile, ROWS, COLS, ROW_BINS, COL_BINS).to(tl.int32, bitcast=True)
+        return tl.max(bits, 1).to(tl.float32, bitcast=True).reshape(ROW_BINS, COL_BINS)
 
 
 @triton.jit

@@ -86,13 +86,19 @@ def _past_keys(
         key = key_first + tl.arange(0, COLS)
         keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
+        # What comes from memory is asked for before the product, which it then does not hold up.
+        allowed, own_gain = None, None
+        if PARTIAL:
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
+        if gain is not None:
+            own_gain = tl.load(gain + key, mask=key < S, other=0.0)[None, :]
+
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         weight = tl.exp2(score - level[:, None])
         if gain is not None:
-            weight *= tl.load(gain + key, mask=key < S, other=0.0)[None, :]
+            weight *= own_gain
         if PARTIAL:
-            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
             weight = tl.where(allowed, weight, 0.0)
         total += tl.sum(weight, 1)
         block = following

@@ -103,10 +103,12 @@ def _past_keys(
         key = key_first + tl.arange(0, COLS)
         keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
+        allowed = None
+        if PARTIAL:  # asked for before the product, which it then does not hold up
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS, TURNED=True)
         product = tl.dot(keys, query.T, input_precision=PRECISION)  # (COLS, ROWS)
         log = scored(product, factor, cap, slope, position[None, :], key[:, None]) - level[None, :]
         if PARTIAL:
-            allowed = visible(lists, i, band, position, key, S, ROWS, COLS, TURNED=True)
             log = tl.where(allowed, log, -EMPTY_ROW_LSE)  # first of all, since a hidden entry may be NaN
         weight = tl.exp2(log)
         surprise += weight * log

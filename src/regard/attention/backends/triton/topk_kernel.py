@@ -102,10 +102,12 @@ def _past_keys(
         key = key_first + tl.arange(0, COLS)
         keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
+        allowed = None
+        if PARTIAL:  # asked for before the product, which it then does not hold up
+            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         if PARTIAL:
-            allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
             score = tl.where(allowed, score, float("-inf"))
 
         top = tl.max(score, 1)
