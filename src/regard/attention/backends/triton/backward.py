@@ -14,7 +14,6 @@ import triton.language as tl
 
 from regard.attention.backends.triton.tile import (
     LOG2E,
-    block_at,
     key_blocks,
     list_of,
     load_block,
@@ -106,10 +105,10 @@ def _past_keys(
     PARTIAL: tl.constexpr, UNSEEN: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr,
     E_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        following = block_at(lists, i + 1, start, stop)
-        key_first = (i if lists is None else block) * COLS
+        key_first = i * COLS
+        if lists is not None:
+            key_first = tl.load(lists.block + i) * COLS
         key = key_first + tl.arange(0, COLS)
         allowed = None
         if PARTIAL:
@@ -127,7 +126,6 @@ def _past_keys(
             factor, cap, slope, position[:, None], key[None, :],
         )  # fmt: skip
         total = tl.dot(d_product.to(keys.dtype), keys, total, input_precision=PRECISION)  # (ROWS, D)
-        block = following
     return total
 
 
@@ -197,10 +195,10 @@ def _past_queries(
     PARTIAL: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        following = block_at(lists, i + 1, start, stop)
-        first_row = (i if lists is None else block) * ROWS
+        first_row = i * ROWS
+        if lists is not None:
+            first_row = tl.load(lists.block + i) * ROWS
         row = first_row + tl.arange(0, ROWS)
         query = load_block(q, q_step, q_tma, b, h, first_row, T, True, D, ROWS, D_PAD)  # (ROWS, D)
         do = load_block(grad, grad_step, grad_tma, b, h, first_row, T, True, E, ROWS, E_PAD)  # (ROWS, E)
@@ -218,7 +216,6 @@ def _past_queries(
         )  # fmt: skip
         v_total = tl.dot(weight.to(do.dtype), do, v_total, input_precision=PRECISION)
         k_total = tl.dot(d_product.to(query.dtype), query, k_total, input_precision=PRECISION)
-        block = following
     return k_total, v_total
 
 

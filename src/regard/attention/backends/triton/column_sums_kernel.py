@@ -12,7 +12,6 @@ import triton.language as tl
 
 from regard.attention.backends.triton.tile import (
     LOG2E,
-    block_at,
     gather_rows,
     in_band,
     list_of,
@@ -88,10 +87,10 @@ def _past_queries(
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        following = block_at(lists, i + 1, start, stop)
-        first_row = (i if lists is None else block) * ROWS
+        first_row = i * ROWS
+        if lists is not None:
+            first_row = tl.load(lists.block + i) * ROWS
         row = first_row + tl.arange(0, ROWS)
         if row_index is None:
             real = row < T
@@ -106,15 +105,17 @@ def _past_queries(
         level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
 
         position = row + S - T
-        allowed = own_weight[:, None] != 0.0  # a row that does not count may hold anything
-        if PARTIAL:  # asked for before the product, which it then does not hold up
-            if BITS:
-                allowed = allowed & tile_bits(lists, i, ROWS, COLS, False)
-            else:
-                allowed = allowed & in_band(position[:, None], key[None, :], S, band)
+        bits = None
+        if PARTIAL and BITS:  # asked for before the product, which it then does not hold up
+            bits = tile_bits(lists, i, ROWS, COLS, False)
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         weight = tl.exp2(score - level[:, None]) * own_weight[:, None]
+        allowed = own_weight[:, None] != 0.0  # a row that does not count may hold anything
+        if PARTIAL:
+            if BITS:
+                allowed = allowed & bits
+            else:
+                allowed = allowed & in_band(position[:, None], key[None, :], S, band)
         total += tl.where(allowed, weight, 0.0)
-        block = following
     return total

@@ -13,7 +13,6 @@ import triton.language as tl
 
 from regard.attention.backends.triton.tile import (
     LOG2E,
-    block_at,
     gather_rows,
     in_band,
     key_blocks,
@@ -116,33 +115,30 @@ def _past_keys(
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    block = block_at(lists, start, start, stop)
     for i in tl.range(start, stop):
-        following = block_at(lists, i + 1, start, stop)
-        key_first = (i if lists is None else block) * COLS
+        block = i
+        if lists is not None:
+            block = tl.load(lists.block + i)
+        key_first = block * COLS
         key = key_first + tl.arange(0, COLS)
         if col_index is not None:
             key = tl.load(col_index + key)
             keys = gather_rows(k, k_step, key, D, D_PAD)
         else:
             keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)
-        # What comes from memory is asked for before the product, which it then does not hold up.
-        allowed, own_gain = None, None
-        if PARTIAL:
-            if BITS:
-                allowed = tile_bits(lists, i, ROWS, COLS, False)
-            else:
-                allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
-        if gain is not None:
-            own_gain = tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
+        allowed = None
+        if PARTIAL and BITS:  # asked for before the product, which it then does not hold up
+            allowed = tile_bits(lists, i, ROWS, COLS, False)
 
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         weight = tl.exp2(score - level[:, None])
         if PARTIAL:
+            if not BITS:
+                allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
             weight = tl.where(allowed, weight, 0.0)
         if gain is not None:
-            weight *= own_gain
+            weight *= tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
 
         above, below = weight, None
         if trough is not None:
@@ -164,7 +160,6 @@ def _past_keys(
                     ROWS, COLS, ROW_BINS, COL_BINS,
                 )  # fmt: skip
                 sums, peaks, troughs = _empty(ROWS, COLS), _empty(ROWS, COLS), _empty(ROWS, COLS)
-        block = following
     return sums, peaks, troughs
 
 
