@@ -42,3 +42,18 @@ def test_values_whose_keys_meet_a_condition_are_discarded() -> None:
         cache.get(key, lambda: "kept")
     cache.discard_if(lambda key: key[0] == 0)
     assert [key in cache for key in ((0, "a"), (1, "a"), (0, "b"))] == [False, True, False]
+
+
+def test_values_are_evicted_until_their_bytes_fit() -> None:
+    cache: LRUCache[str] = LRUCache(8, max_bytes=10)
+    for key, nbytes in (("a", 4), ("b", 3), ("c", 3), ("b", 2)):  # which is used last, and smaller
+        cache.store(key, key, nbytes)
+    cache.store("d", "d", 5)
+    assert [key for key in "abcd" if key in cache] == ["b", "c", "d"]
+    cache.store("e", "e", 10)
+    assert [key for key in "abcde" if key in cache] == ["e"]
+    cache.discard("e")
+    cache.store("f", "f", 10)
+    assert "f" in cache
+    cache.store("g", "g", 11)  # more than all that it may hold
+    assert len(cache) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,9 @@ Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Value]):
-    """A cache of at most `maxsize` values; the least recently used one is evicted first.
+    """A cache of at most `maxsize` values, and of `max_bytes` if their sizes are given to `store`.
+
+    The least recently used value is evicted first.
 
     >>> cache = LRUCache(maxsize=2)
     >>> [cache.get(key, lambda: key.upper()) for key in "abac"]
@@ -20,9 +23,10 @@ class LRUCache(Generic[Value]):
     (True, False)
     """
 
-    def __init__(self, maxsize: int) -> None:
-        self.maxsize = maxsize
-        self._values: dict[Hashable, list[Any]] = {}  # the value, and when it was used last
+    def __init__(self, maxsize: int, max_bytes: float = math.inf) -> None:
+        self.maxsize, self.max_bytes = maxsize, max_bytes
+        self._values: dict[Hashable, list[Any]] = {}  # the value, when it was used last, and its bytes
+        self._total = 0  # bytes
         self._clock = itertools.count()
         self._lock = threading.Lock()
 
@@ -46,7 +50,7 @@ class LRUCache(Generic[Value]):
     def find(self, key: Hashable) -> Value | None:
         """Return the value cached under `key`, or None if there is none.
 
-        It takes no lock and moves nothing, since every call of `attend` waits for it.
+        It takes no lock and moves nothing, since calls of `attend` wait for it.
         """
         entry = self._values.get(key)
         if entry is None:
@@ -54,23 +58,34 @@ class LRUCache(Generic[Value]):
         entry[1] = next(self._clock)
         return entry[0]  # type: ignore[no-any-return]
 
-    def store(self, key: Hashable, value: Value) -> None:
-        """Cache `value` under `key`. If that is too much, evict an eighth, since finding the oldest takes
-        time."""
+    def store(self, key: Hashable, value: Value, nbytes: int = 0) -> None:
+        """Cache `value`, which takes `nbytes`, under `key`.
+
+        If there are too many values then, an eighth goes, since finding the oldest takes time.
+        """
         with self._lock:
-            self._values[key] = [value, next(self._clock)]
-            if len(self._values) > self.maxsize:
+            self._discard(key)
+            self._values[key] = [value, next(self._clock), nbytes]
+            self._total += nbytes
+            least = 1 + self.maxsize // 8 if len(self._values) > self.maxsize else 0
+            if least or self._total > self.max_bytes:
                 oldest_first = sorted(self._values, key=lambda key: self._values[key][1])
-                for old in oldest_first[: 1 + self.maxsize // 8]:
-                    del self._values[old]
+                for n, old in enumerate(oldest_first):
+                    if n >= least and self._total <= self.max_bytes:
+                        break
+                    self._discard(old)
 
     def discard_if(self, condition: Callable[[Any], bool]) -> None:
         """Remove the values whose keys meet a condition."""
         with self._lock:
             for key in [key for key in self._values if condition(key)]:
-                del self._values[key]
+                self._discard(key)
 
     def discard(self, key: Hashable) -> None:
         """Remove the value cached under `key`, if there is one."""
         with self._lock:
-            self._values.pop(key, None)
+            self._discard(key)
+
+    def _discard(self, key: Hashable) -> None:
+        entry = self._values.pop(key, None)
+        self._total -= 0 if entry is None else entry[2]

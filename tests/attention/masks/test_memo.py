@@ -68,11 +68,11 @@ def test_tensors_are_not_kept_alive_and_few_results_are():
     make = Counter()
     for n in range(3 * memo.MAXSIZE):
         memoize_on_mask(regard.window(n + 1), "a", make)
-    assert len(memo._cache) == memo.MAXSIZE
+    assert len(memo._cache) <= memo.MAXSIZE
     assert memoize_on_mask(regard.window(3 * memo.MAXSIZE), "a", make) == make.made  # the latest are there
     mask = regard.padding(torch.ones(1, 4, dtype=torch.bool))
     memoize_on_mask(mask, "a", make)
-    ((ref,), _), _ = list(memo._cache._values.values())[-1]
+    ((ref,), _), *_ = list(memo._cache._values.values())[-1]
     del mask
     gc.collect()
     assert ref() is None
@@ -96,7 +96,20 @@ def test_what_is_too_large_is_not_kept(monkeypatch):
     assert len(memo._cache) == 1
     monkeypatch.setattr(memo, "MAX_BYTES", 31)
     memoize_on_mask(mask, "b", lambda: torch.zeros(8))
+    memoize_on_mask(mask, "c", lambda: [(torch.zeros(4), None), torch.zeros(4)])
     assert len(memo._cache) == 1
+    memoize_on_mask(mask, "d", lambda: torch.zeros(4).expand(100, 4))
+    assert len(memo._cache) == 2
+
+
+def test_values_are_evicted_by_their_size(monkeypatch):
+    monkeypatch.setattr(memo, "_cache", LRUCache(memo.MAXSIZE, 100))
+    mask = regard.causal | regard.prefix(5)
+    for key in "abc":
+        memoize_on_mask(mask, key, lambda: torch.zeros(8))  # of 32 bytes
+    memoize_on_mask(mask, "a", lambda: pytest.fail("computed again"))
+    memoize_on_mask(mask, "d", lambda: torch.zeros(12))
+    assert [key for _, key in memo._cache._values] == ["a", "d"]
 
 
 def test_values_that_numpy_changes_are_noticed():

@@ -23,13 +23,15 @@ from regard.attention.masks.named_masks import Rule
 from regard.attention.masks.pure import LARGE, identify_function, identify_tensor
 from regard.lru import LRUCache
 
-MAXSIZE = 8
+MAXSIZE = 64
 """How many values are cached, over all masks."""
 MAX_BYTES = 1 << 30
-"""The size of the largest value that is cached, if it says its `nbytes`."""
+"""The size of the largest value that is cached."""
+ALL_BYTES = 2 << 30
+"""The size of all values that are cached."""
 
 V = TypeVar("V")
-_cache: LRUCache[tuple[list[weakref.ref[Tensor]], Any]] = LRUCache(MAXSIZE)
+_cache: LRUCache[tuple[list[weakref.ref[Tensor]], Any]] = LRUCache(MAXSIZE, ALL_BYTES)
 
 
 def memoize_on_mask(mask: Mask, key: Hashable, compute: Callable[[], V]) -> V:
@@ -45,10 +47,21 @@ def memoize_on_mask(mask: Mask, key: Hashable, compute: Callable[[], V]) -> V:
         return cast(V, entry[1])
     with torch.inference_mode(False):  # later calls may need gradients
         value = compute()
+    nbytes = _nbytes(value)
     # Another thread may have changed the mask meanwhile.
-    if getattr(value, "nbytes", 0) <= MAX_BYTES and _identify(mask, []) == identity:
-        _cache.store((identity, key), ([weakref.ref(tensor) for tensor in tensors], value))
+    if nbytes <= MAX_BYTES and _identify(mask, []) == identity:
+        _cache.store((identity, key), ([weakref.ref(tensor) for tensor in tensors], value), nbytes)
     return value
+
+
+def _nbytes(value: object) -> int:
+    """The memory of a tensor, of tables that say theirs, and of all that are in a list or tuple."""
+    if isinstance(value, Tensor):
+        return value.untyped_storage().nbytes()  # that of an expanded tensor is small
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    return sum(map(_nbytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def is_memoized(mask: Mask) -> bool:
