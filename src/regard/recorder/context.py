@@ -112,9 +112,9 @@ def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> s
     """Explain why a model that ran has no captured layer."""
     cause = "".join(f" ({name}: {reason})" for name, reason in list(unreadable.items())[:1])
     return (
-        f"{type(model).__name__} ran, but no attention call was heard{cause}: it called neither "
-        "scaled_dot_product_attention nor Transformers' AttentionInterface, and multiplied no values "
-        "with a softmax of products of queries and keys; "
+        f"{type(model).__name__} ran, but no attention call was heard{cause}: it called none of "
+        "scaled_dot_product_attention, regard.attend and Transformers' AttentionInterface, and multiplied no "
+        "values with a softmax of products of queries and keys; "
         "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
     )
 

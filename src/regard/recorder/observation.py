@@ -84,7 +84,8 @@ def choose_sources(
     if not attachments:
         raise ValueError(
             f"model: expected one with attention that capture recognises (Transformers' interface, PyTorch's "
-            f"attention, a softmax between two matrix products), got {type(model).__name__}: "
+            "attention, regard.attend, a softmax between two matrix products), "
+            f"got {type(model).__name__}: "
             "name its attention modules with adapters={name: adapter}"
         )
     return attachments

@@ -20,6 +20,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx, nn
 
+from regard.attention.attend import attend
+
 # The operator @ as this Python writes it in bytecode: an operation and its argument, a byte each.
 _MATMUL = next(
     bytes((s.opcode, s.arg or 0))
@@ -35,6 +37,9 @@ EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 OTHERS = ("torch", "transformers.", "regard.")
 """How the names of the files begin whose functions are not followed from another file."""
+ATTEND = "regard.attend"
+"""Stands among the names for the function itself, by whichever name it is called; other functions have its
+name as well."""
 SCRIPT_NAMES = re.compile(r'aten::(\w+)|name="(\w+)"')  # of operators and functions in a graph of TorchScript
 
 
@@ -105,7 +110,9 @@ def _held_names(value: Any) -> frozenset[str]:
     for function in _functions_in(value):
         if function not in _function_names:
             is_read = _is_followed(function) or isinstance(function, BuiltinFunctionType)
-            _function_names[function] = _names_in([function]) if is_read else frozenset()
+            _function_names[function] = (
+                _names_in([function]) if is_read else frozenset([ATTEND] if function is attend else [])
+            )
         names |= _function_names[function]
     return names
 
@@ -139,9 +146,12 @@ def _names_in(functions: Iterable[Any]) -> frozenset[str]:
             if _multiplies_matrices(part.co_code):
                 names.add("matmul")
         used = {name for part in inner for name in part.co_names}
+        calls = list(_called_by(function, used))
+        if attend in calls and _is_followed(function):
+            names.add(ATTEND)
         pending += [
             called
-            for called in _called_by(function, used)
+            for called in calls
             if _is_followed(called)
             or called.__module__ == function.__module__
             or isinstance(called, BuiltinFunctionType)
@@ -169,6 +179,8 @@ def _called_by(function: Any, names: set[str]) -> Iterator[Any]:
             yield from _functions_in(value)
         elif value.__name__ not in visited and not value.__name__.startswith(OTHERS):
             visited.add(value.__name__)
+            if value.__name__ == "regard" and "attend" in names:  # which has it once it is asked for
+                yield attend
             values += [vars(value)[name] for name in names if name in vars(value)]
 
 

@@ -1,9 +1,10 @@
 """Listens to a model's attention while the model's own implementation computes it.
 
-It hears three things: PyTorch's `scaled_dot_product_attention`, whichever module calls it, the functions of
-Transformers' `AttentionInterface`, and attention that a module computes by a softmax in its own code. Nothing
-in the model is switched or replaced. This file knows which module of the model a call belongs to; what a call
-means is read in `sdpa`, `transformers_interface` and `eager_call`.
+It hears four things: PyTorch's `scaled_dot_product_attention` and `regard.attend`, whichever module calls
+them, the functions of Transformers' `AttentionInterface`, and attention that a module computes by a softmax
+in its own code. Nothing in the model is switched or replaced. This file knows which module of the model a
+call belongs to; what a call means is read in `sdpa`, `attend_function`, `transformers_interface` and
+`eager_call`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import write_count
 from regard.recorder.receiver import CallReceiver, Part
-from regard.recorder.sources import eager_trace, ring_attention, sdpa, torch_mha
+from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, torch_mha
 from regard.recorder.sources.call_stack import calling_module
-from regard.recorder.sources.code_names import module_names
+from regard.recorder.sources.code_names import ATTEND, module_names
 from regard.recorder.sources.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import place_heads
@@ -51,7 +52,8 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if not isinstance(module, nn.MultiheadAttention)
         and (
-            not FUNCTIONS.isdisjoint(module_names(module))
+            not FUNCTIONS.isdisjoint(names := module_names(module))
+            or ATTEND in names
             or computes_softmax_attention(module)
             or ring_attention.may_attend_on_ring(module)
         )
@@ -61,9 +63,9 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return those of some attention modules that count as layers, by name.
 
-    The others have a softmax and a product in their code, but are routers, samplers or poolers by the names
-    of their classes, or contain other attention modules: as a model that samples what it writes. If one of
-    them is heard nevertheless, its layer has the module's own name.
+    The others have a softmax and a product or `attend` in their code, but are routers, samplers or poolers by
+    the names of their classes, or contain other attention modules: as a model that samples what it writes. If
+    one of them is heard nevertheless, its layer has the module's own name.
     """
     found = set(modules.values())
     numbered = {
@@ -292,6 +294,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(wrappers.active())
         undo.enter_context(sdpa.intercepted(model))
+        undo.enter_context(attend_function.heard())
         undo.enter_context(ring_attention.heard())
         if is_transformers(model):
             from regard.recorder.sources import transformers_interface

@@ -102,8 +102,23 @@ def reading_mode(listeners: Iterable[CallListener]) -> AbstractContextManager[An
     return nullcontext() if any(listener.is_editor for listener in listeners) else torch.no_grad()
 
 
-_computing: ContextVar[bool] = ContextVar("computing", default=False)  # inside `observed_attention`
+_computing: ContextVar[bool] = ContextVar("computing", default=False)
 _override = SharedOverride()
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Inside the block, an attention is being computed: the functions that it calls are not heard as well."""
+    token = _computing.set(True)
+    try:
+        yield
+    finally:
+        _computing.reset(token)
+
+
+def is_computing() -> bool:
+    """Whether this runs inside of `computing`."""
+    return _computing.get()
 
 
 @contextmanager
@@ -185,11 +200,8 @@ def observed_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Compute `scaled_dot_product_attention` and pass the call to the listeners of this context."""
-    token = _computing.set(True)
-    try:
+    with computing():
         return _observed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    finally:
-        _computing.reset(token)
 
 
 def _observed(
@@ -336,7 +348,8 @@ def attend_with_overview(problem: AttentionProblem) -> tuple[Tensor, Tensor, Kep
     _, _, T, S = problem.matrix
     if T < kept_overview.MIN_QUERIES or not launch.pools_in_forward(problem):
         return None
-    output, lse, cells = launch.run_with_cells(problem, kept_overview.cell_size(T, S))
+    with computing():
+        output, lse, cells = launch.run_with_cells(problem, kept_overview.cell_size(T, S))
     return output, lse, KeptOverview(*cells)
 
 

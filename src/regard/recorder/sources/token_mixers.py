@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from regard.override import MethodWrappers
-from regard.recorder.sources.code_names import called_names, has_graph, module_names, script_names
+from regard.recorder.sources.code_names import ATTEND, called_names, has_graph, module_names, script_names
 
 MIXERS = re.compile(
     r"attention|attn|mamba|ssm|ssd|statespace|delta(net|rule)|recurrent|rglru|lstm|gru|rnn|retention|rwkv|hyena"
@@ -46,6 +46,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 SCANS = {"cumsum", "cumprod", "cummax", "logcumsumexp", "roll", "fft", "rfft", "conv1d", "flip"}
 FUNCTIONS = {
+    ATTEND,
     "scaled_dot_product_attention",
     "flash_attn_func",
     "flash_attn_varlen_func",

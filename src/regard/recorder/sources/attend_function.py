@@ -1,0 +1,89 @@
+"""`regard.attend` as an attention call: in modules of your own, of any model.
+
+While a capture is open, `attend` computes by `observed_attend`, which returns the same bits: it runs the same
+kernel, takes the row log-sum-exp as well, and passes the call to those who listen to
+`scaled_dot_product_attention`, which it stands for. Regard's own code is not heard: its layers, and its
+attention for Transformers, are sources of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention.attend import attend
+from regard.attention.backends.plan import attend_by_plan
+from regard.attention.backends.problem import prepare
+from regard.attention.inputs import as_batch_mask
+from regard.override import SharedOverride
+from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
+from regard.recorder.sources import sdpa
+
+_override = SharedOverride()
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """While any such block is open, calls of `attend` go to the listeners of the context that makes them."""
+    with _override.opened():
+        _override.replace(sys.modules[attend.__module__], attend_by_plan.__name__, lambda _: observed_attend)
+        yield
+
+
+def observed_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    backend: str,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute a call of `attend` and pass it to the listeners of this context."""
+    plain = functools.partial(
+        attend_by_plan, q, k, v, mask, scale, softcap, sinks, dropout, backend
+    )  # which takes `return_lse`
+    listeners = sdpa.current_listeners()
+    caller = sys._getframe(2).f_globals.get("__name__", "")  # of the code that called `attend`
+    if not listeners or sdpa.is_computing() or caller.startswith("regard."):
+        return plain(return_lse)
+    with sdpa.computing():
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            reason = "it runs inside a transform of torch.func, which hides its numbers"
+            sdpa.notify(listeners, UnreadableCall(reason))
+            return plain(return_lse)
+        problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+        device, results = q.device.type, None
+        lowers = torch.is_autocast_enabled(device)  # in some kernels, and not in those that return the lse
+        if backend == "auto" and not dropout and not lowers and sdpa.wants_overview(listeners):
+            results = sdpa.attend_with_overview(problem)
+        output, lse, kept = (*plain(return_lse or not lowers), None) if results is None else results
+        call: sdpa.Call = AttentionCall(
+            q=problem.q.to(output.dtype),
+            k=problem.k.to(output.dtype),
+            v=problem.v.to(output.dtype),
+            output=output.reshape(*problem.q.shape[:-1], v.shape[-1]),
+            lse=None if lse is None or lowers else lse.reshape(problem.q.shape[:-1]),
+            mask=as_batch_mask(mask, q),
+            scale=problem.scale,
+            softcap=softcap,
+            sinks=sinks,
+            own_lse=not lowers,
+            problem=dropout_problem(dropout),
+            kept=kept,
+        )
+        with sdpa.reading_mode(listeners), sdpa.listening(), torch.autocast(device, enabled=False):
+            call = sdpa.notify(listeners, call)
+    output = output.reshape(*q.shape[:-1], v.shape[-1])
+    if isinstance(call, AttentionCall) and call.used is not None:
+        output = call.used.reshape(output.shape)
+    return output, lse.reshape(q.shape[:-1]) if return_lse and lse is not None else None

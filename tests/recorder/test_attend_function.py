@@ -1,0 +1,180 @@
+"""`regard.attend` in modules of one's own is captured and edited as any other attention is."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+from regard import attend
+from regard.attention.steps import trace
+from regard.layers import Attention
+
+MASKS = {
+    "none": None,
+    "causal": regard.causal,
+    "window": regard.causal & regard.window(5),
+    "alibi": regard.causal & regard.alibi(4),
+    "tensor": torch.ones(12, 12, dtype=torch.bool).tril(),
+    "padding": regard.padding(torch.tensor([12, 7])),
+}
+
+
+def by_package(*args: Any, **options: Any) -> Any:
+    return regard.attend(*args, **options)
+
+
+def by_name(*args: Any, **options: Any) -> Any:
+    return attend(*args, **options)
+
+
+WAYS = {
+    "package": by_package,
+    "name": by_name,
+    "held": attend,
+    "partial": functools.partial(attend, backend="auto"),
+    "closure": (lambda own: lambda *args, **options: own(*args, **options))(attend),
+}
+
+
+class Own(nn.Module):
+    def __init__(self, function: Any = by_package, **options: Any) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 32), nn.Linear(16, 16)
+        self.function, self.options = function, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).split([16, 8, 8], -1)  # 4 heads on 2
+        q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (q, k, v))
+        result = self.function(q, k, v, **self.options)
+        heads = result[0] if isinstance(result, tuple) else result
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Any, Tensor]:
+    with regard.capture(model, **options) as seen:
+        output = model(x)
+    return seen, output
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_the_maps_are_certified_and_the_output_keeps_its_bits(name: str, return_lse: bool) -> None:
+    model = nn.Sequential(*(Own(mask=MASKS[name], return_lse=return_lse) for _ in range(2)))
+    x = torch.randn(2, 12, 16)
+    expected = model(x)
+    seen, output = run(model, x)
+    assert torch.equal(output, expected)
+    assert seen.certificate.certified
+    assert all("own attention output" in str(evidence) for evidence in seen.certificate)
+    assert [layer.name for layer in seen.layers] == ["0", "1"]
+    q, k, _ = model[0].qkv(x).split([16, 8, 8], -1)
+    q, k = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (q, k))
+    right = trace(q, k, k, mask=MASKS[name]).weights
+    assert torch.allclose(seen[0].to_dense(), right, atol=1e-6)
+    assert torch.equal(model(x), expected)  # and nothing stays behind
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_recognised_by_whichever_name_it_is_called(way: str) -> None:
+    model = nn.Sequential(Own(WAYS[way]))
+    seen, _ = run(model, torch.randn(1, 9, 16))
+    assert seen.certificate.certified
+    assert seen[0].shape == (1, 4, 9, 9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"softcap": 3.0}, {"sinks": torch.randn(4)}, {"scale": 0.1}, {"backend": "tiled"}, {"backend": "steps"}],
+    ids=lambda options: next(iter(options)) + str(options.get("backend", "")),
+)
+def test_its_other_arguments_are_shown(options: dict[str, Any]) -> None:
+    model, x = nn.Sequential(Own(mask=regard.causal, **options)), torch.randn(1, 9, 16)
+    expected = model(x)
+    seen, output = run(model, x)
+    assert torch.equal(output, expected)
+    assert seen.certificate.certified
+    assert seen[0].softcap == options.get("softcap")
+    assert seen[0].scale == options.get("scale", 0.5)
+
+
+def test_dropout_is_not_certified() -> None:
+    seen, _ = run(nn.Sequential(Own(dropout=0.5)), torch.randn(1, 9, 16))
+    assert not seen.certificate.certified
+    assert "dropout 0.5 was on" in str(seen.certificate)
+
+
+def test_edits_change_what_the_model_goes_on_with() -> None:
+    model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(1, 9, 16)
+    with regard.intervene(model, regard.ablate(0, 1)):
+        output = model(x)
+    kept = []
+    with model[0].out.register_forward_pre_hook(lambda _, given: kept.append(given[0].clone())):
+        model(x)
+    kept[0][..., 4:8] = 0.0
+    assert torch.allclose(output, model[0].out(kept[0]), atol=1e-6)
+
+
+def test_gradients_flow_as_without_a_capture() -> None:
+    model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(1, 9, 16)
+    right = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    with regard.capture(model):
+        found = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("mask", [None, regard.causal, regard.causal & regard.window(3)], ids=str)
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_autocast_lowers_what_it_lowers_without_a_capture(mask: Any, return_lse: bool) -> None:
+    def in_float32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        return regard.attend(q.float(), k.float(), v.float(), **options)
+
+    model, x = nn.Sequential(Own(in_float32, mask=mask, return_lse=return_lse)), torch.randn(1, 9, 16)
+    kept: list[Tensor] = []
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        model[0].out.register_forward_pre_hook(lambda _, given: kept.append(given[0])),
+    ):
+        model(x)
+        seen, _ = run(model, x)
+    assert kept[0].dtype == kept[1].dtype
+    assert torch.equal(*kept)
+    assert seen.certificate.certified
+
+
+class Mixed(nn.Module):
+    """A layer of Regard's, a module that calls `attend` and one that calls PyTorch's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Attention(16, 4, mask=regard.causal)
+        self.second = Own(mask=regard.causal)
+        self.third = Own(lambda q, k, v: scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.second(self.first(x)))
+
+
+def test_beside_other_attention_every_layer_is_heard_once() -> None:
+    seen, _ = run(Mixed(), torch.randn(1, 9, 16))
+    assert seen.certificate.certified
+    assert sorted(layer.name for layer in seen.layers) == ["first", "second", "third"]
+
+
+def test_attention_outside_of_the_model_is_not_recorded() -> None:
+    model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(1, 9, 16)
+    with regard.capture(model) as seen:
+        model(x)
+        q = torch.randn(1, 2, 20, 4)
+        attend(q, q, q)
+        Own()(x)
+    assert [tuple(m.shape) for m in seen] == [(1, 4, 9, 9)]
+
+
+def test_transforms_of_functions_are_reported() -> None:
+    model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(3, 1, 9, 16)
+    with pytest.raises(RuntimeError, match=r"inside a transform of torch\.func"), regard.capture(model):
+        torch.func.vmap(model)(x)
