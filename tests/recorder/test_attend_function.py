@@ -178,3 +178,59 @@ def test_transforms_of_functions_are_reported() -> None:
     model, x = nn.Sequential(Own(mask=regard.causal)), torch.randn(3, 1, 9, 16)
     with pytest.raises(RuntimeError, match=r"inside a transform of torch\.func"), regard.capture(model):
         torch.func.vmap(model)(x)
+
+
+class Overwriting(nn.Module):
+    """It writes to its mask's tensor once the attention is computed, as code with buffers of its own does."""
+
+    def __init__(self, how: str, tensor: Tensor) -> None:
+        super().__init__()
+        self.how, self.tensor, self.layer = how, tensor, Attention(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "layer":
+            output = self.layer(x, mask=self.mask())
+        else:
+            q = x.unflatten(-1, (4, 4)).transpose(1, 2)
+            if self.how == "SDPA":
+                heads = scaled_dot_product_attention(q, q, q, attn_mask=self.tensor)
+            else:
+                heads = attend(q, q, q, mask=self.mask())
+            output = heads.transpose(1, 2).flatten(2)
+        self.tensor.copy_(self.tensor.roll(1, -1))
+        return output
+
+    def mask(self) -> Any:
+        return regard.documents(self.tensor) if len(self.tensor) == 1 else self.tensor
+
+
+@pytest.mark.parametrize("how", ["attend", "layer", "SDPA", "attend, documents", "layer, documents"])
+def test_a_mask_that_is_overwritten_is_shown_as_it_was(how: str) -> None:
+    tensor = torch.rand(9, 9) < 0.6
+    tensor.fill_diagonal_(True)
+    if "documents" in how:
+        tensor = torch.tensor([[0] * 4 + [1] * 5])
+    model = nn.Sequential(*(Overwriting(how.split(",")[0], tensor) for _ in range(2)))
+    masks = [tensor.roll(n, -1) for n in range(2)]
+    seen, _ = run(model, torch.randn(1, 9, 16))
+    assert seen.certificate.certified
+    for m, mask in zip(seen, masks, strict=True):
+        shown = regard.documents(mask).to_dense(9) if "documents" in how else mask
+        assert torch.equal(m.to_dense()[0, 0] > 0, shown.view(9, 9))
+
+
+def test_layers_share_the_copy_of_their_mask() -> None:
+    mask = torch.rand(9, 9) < 0.6
+    mask.fill_diagonal_(True)
+    seen, _ = run(nn.Sequential(*(Own(mask=mask) for _ in range(3))), torch.randn(1, 9, 16))
+    tensors = {id(m.mask.tensor) for m in seen}
+    assert len(tensors) == 1
+    assert tensors != {id(mask)}
+
+
+def test_an_expanded_mask_is_copied_once() -> None:
+    row = torch.rand(1, 1, 1, 9) < 0.6
+    row[..., 0] = True
+    seen, _ = run(nn.Sequential(Own(mask=row.expand(2, 4, 9, 9))), torch.randn(2, 9, 16))
+    assert seen.certificate.certified
+    assert seen[0].mask.tensor.untyped_storage().nbytes() == 9

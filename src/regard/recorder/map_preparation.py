@@ -6,15 +6,21 @@ something much larger. The functions here copy such tensors and leave the others
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
+from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
 from regard.recorder.placement import kv_slots
+
+MASK_COPIES = 16
+"""How many copies of the tensors in masks a recording compares a tensor with."""
 
 
 class SelectedHeads(NamedTuple):
@@ -89,6 +95,39 @@ def compact_map(m: AttentionMap) -> AttentionMap:
     owned = {name: own_memory(getattr(m, name)) for name in ("q", "k", "lse")}
     sinks = None if m.sinks is None else m.sinks.clone()  # a parameter, as `skip` is
     return m._with(**owned, sinks=sinks, kept=m.kept)
+
+
+class MaskCopies:
+    """Copies of the tensors in masks, which a program may write to later. Equal tensors share a copy."""
+
+    def __init__(self) -> None:
+        self._copies: deque[Tensor] = deque(maxlen=MASK_COPIES)
+
+    def own(self, mask: Mask) -> Mask:
+        """Return the mask with tensors of its own. Those that a function reads remain the function's."""
+        whole: Any = mask
+        if not is_dataclass(type(mask)):
+            return mask
+        values = {field.name: getattr(whole, field.name) for field in fields(whole)}
+        owned = {
+            name: self.own(value) if isinstance(value, Mask) else self._copy(value)
+            for name, value in values.items()
+            if isinstance(value, Mask | Tensor)
+        }
+        changed = {name: value for name, value in owned.items() if value is not values[name]}
+        return replace(whole, **changed) if changed else mask
+
+    def _copy(self, x: Tensor) -> Tensor:
+        # An expanded tensor holds each of its numbers once.
+        once = x.detach()[tuple(slice(None if step else 1) for step in x.stride())]
+        for copy in self._copies:
+            alike = copy.shape == once.shape and copy.dtype == x.dtype and copy.device == x.device
+            if alike and torch.equal(copy, once):
+                break
+        else:
+            copy = once.clone()
+            self._copies.append(copy)
+        return copy if copy.shape == x.shape else copy.expand(x.shape)
 
 
 def own_memory(x: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from regard.recorder.layer import Layer, LayerId
 from regard.recorder.linear_call import LinearCall
 from regard.recorder.linear_certificate import examine_linear
 from regard.recorder.map_preparation import (
+    MaskCopies,
     cast_map,
     compact_linear_map,
     compact_map,
@@ -130,6 +131,7 @@ class Recording(CallReceiver):
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
         self._new_pictures: ReadPictures | None = None  # of this forward pass
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
+        self._mask_copies = MaskCopies()
         self._strips: dict[Slot, Strip | LinearStrip] = {}
         self._additions: list[
             tuple[Strip, Addition] | tuple[LinearStrip, LinearAddition]
@@ -207,6 +209,8 @@ class Recording(CallReceiver):
             local = self._selected_heads(call)
             if local == []:
                 return  # the selected heads are on other ranks
+            whole_mask = None if call.whole_mask is None else self._mask_copies.own(call.whole_mask)
+            call = call._replace(mask=self._mask_copies.own(call.mask), whole_mask=whole_mask)
             whole, evidence = self._examine(call, against)
             own, v = call.own_part(whole, call.v.detach())
             selected, indices, kv_heads = select_heads(own, local)

@@ -95,9 +95,7 @@ def document(results: Results) -> str:
 def _in_words(result: dict[str, Any]) -> str:
     """The reason without the advice that follows it in every refusal, and without names of single layers."""
     text = reason_of(result, 400)
-    text = re.split(
-        r" calls neither|: it called |; regard\.capture|: name its attention", text
-    )[0]
+    text = re.split(r" calls neither|: it called |; regard\.capture|: name its attention", text)[0]
     return text if len(text) <= 150 else text[:149] + "…"
 
 
