@@ -30,10 +30,18 @@ SHORT_ROWS = {
 """The rows of the short table: a label, and the first of these names that was measured."""
 
 
-def newest(device: str) -> dict[str, Any] | None:
-    """The newest result for a device, if there is one."""
-    files = sorted((ROOT / "results").glob(f"{device}-*.json"))
-    return json.loads(files[-1].read_text()) if files else None
+PASSES = ("forward", "look")
+"""The passes that have a table. `--only` measures one of them anew, so they may come from two runs."""
+Results = dict[str, dict[str, Any]]
+"""The newest result of a device for each of `PASSES`."""
+
+
+def newest(device: str) -> Results:
+    """The newest results for a device that have rows of each pass; none of them if one pass has none."""
+    files = sorted((ROOT / "results").glob(f"{device}-*.json"), reverse=True)
+    every = [json.loads(path.read_text()) for path in files]
+    found = {p: next((r for r in every if any(row["pass"] == p for row in r["rows"])), None) for p in PASSES}
+    return {p: result for p, result in found.items() if result is not None} if all(found.values()) else {}
 
 
 def select_rows(result: dict[str, Any], passes: str) -> list[dict[str, Any]]:
@@ -73,14 +81,14 @@ def describe_machine(result: dict[str, Any]) -> str:
     return f"{chip}, PyTorch {machine['torch']}, {result['date']}"
 
 
-def full_tables(results: dict[str, dict[str, Any]]) -> list[str]:
+def full_tables(results: dict[str, Results]) -> list[str]:
     """Return everything that was measured on each device, for docs/performance.md."""
     lines: list[str] = []
-    for title, result in results.items():
-        forward, look = select_rows(result, "forward"), select_rows(result, "look")
+    for title, newest in results.items():
+        forward, look = (select_rows(newest[p], p) for p in PASSES)
         first = forward[0]
         lines += [
-            f"**{title}**: {describe_machine(result)}; causal, width {first['D']}, {first['dtype']}.",
+            f"**{title}**: {describe_machines(newest)}; causal, width {first['D']}, {first['dtype']}.",
             "",
             "The forward pass, its time over the fused one and its peak memory:",
             "",
@@ -94,12 +102,18 @@ def full_tables(results: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def short_table(results: dict[str, dict[str, Any]]) -> list[str]:
+def describe_machines(newest: Results) -> str:
+    """The machine of a device's results; of both runs if the tables come from two."""
+    forward, look = (describe_machine(newest[p]) for p in PASSES)
+    return forward if forward == look else f"{forward} (the forward pass) and {newest['look']['date']}"
+
+
+def short_table(results: dict[str, Results]) -> list[str]:
     """Return six rows, each at one length on each device, for README.md."""
     titles, columns = [], []
-    for title, result in results.items():
+    for title, newest in results.items():
         T = SHORT_LENGTHS[title]
-        rows = {r["who"]: r for p in ("forward", "look") for r in select_rows(result, p) if r["T"] == T}
+        rows = {r["who"]: r for p in PASSES for r in select_rows(newest[p], p) if r["T"] == T}
         first = next(iter(rows.values()))
         titles.append(f"{title[0].lower()}{title[1:]}, {T:,} tokens, {first['heads']} heads")
         columns.append(rows)
@@ -107,7 +121,7 @@ def short_table(results: dict[str, dict[str, Any]]) -> list[str]:
     for label, names in SHORT_ROWS.items():
         cells = [next(cell(rows[name]) for name in names if name in rows) for rows in columns]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    machines = "; ".join(describe_machine(result) for result in results.values())
+    machines = "; ".join(map(describe_machines, results.values()))
     return [*lines, "", f"Measured on {machines}. [All tables](docs/performance.md) say how."]
 
 
@@ -134,7 +148,7 @@ def main() -> None:
 def documents() -> dict[Path, str]:
     """Return the text of each document with its tables made anew."""
     measured = {"On a CPU": newest("cpu"), "On a GPU": newest("cuda")}
-    results = {title: result for title, result in measured.items() if result is not None}
+    results = {title: newest for title, newest in measured.items() if newest}
     tables = {README: short_table(results), PERFORMANCE: full_tables(results)}
     return {path: updated(path.read_text(encoding="utf-8"), lines) for path, lines in tables.items()}
 
