@@ -59,12 +59,14 @@ class LRUCache(Generic[Value]):
         return entry[0]  # type: ignore[no-any-return]
 
     def store(self, key: Hashable, value: Value, nbytes: int = 0) -> None:
-        """Cache `value`, which takes `nbytes`, under `key`.
+        """Cache `value`, which takes `nbytes`, under `key`, unless it is larger than all may be together.
 
         If there are too many values then, an eighth goes, since finding the oldest takes time.
         """
         with self._lock:
             self._discard(key)
+            if nbytes > self.max_bytes:
+                return
             self._values[key] = [value, next(self._clock), nbytes]
             self._total += nbytes
             least = 1 + self.maxsize // 8 if len(self._values) > self.maxsize else 0

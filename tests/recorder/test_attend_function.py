@@ -1,6 +1,7 @@
 """`regard.attend` in modules of one's own is captured and edited as any other attention is."""
 
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -231,6 +232,208 @@ def test_layers_share_the_copy_of_their_mask() -> None:
 def test_an_expanded_mask_is_copied_once() -> None:
     row = torch.rand(1, 1, 1, 9) < 0.6
     row[..., 0] = True
-    seen, _ = run(nn.Sequential(Own(mask=row.expand(2, 4, 9, 9))), torch.randn(2, 9, 16))
+    mask = regard.tensor_mask(row.expand(2, 4, 9, 9))
+    seen, _ = run(nn.Sequential(Own(mask=mask)), torch.randn(2, 9, 16))
     assert seen.certificate.certified
     assert seen[0].mask.tensor.untyped_storage().nbytes() == 9
+
+
+def chunked(function: Any, settings: list[dict[str, Any]]) -> nn.Module:
+    """A module that computes its queries in chunks of three, each with settings of its own."""
+
+    def by_chunk(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = [function(q[:, :, 3 * n : 3 * n + 3], k, v, **each) for n, each in enumerate(settings)]
+        return torch.cat(parts, 2)
+
+    return nn.Sequential(Own(by_chunk))
+
+
+PYTORCHS = functools.partial(scaled_dot_product_attention, enable_gqa=True)
+DIFFERENT = {
+    "scale": [{"scale": 0.1}, {"scale": 1.0}, {"scale": 3.0}],
+    "softcap": [{"softcap": 0.1}, {}, {"softcap": 1.0}],
+    "sinks": [{}, {"sinks": torch.zeros(4)}, {"sinks": torch.ones(4)}],
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_chunks_with_other_scores_are_maps_of_their_own(name: str) -> None:
+    model, x = chunked(attend, DIFFERENT[name]), torch.randn(1, 9, 16)
+    seen, _ = run(model, x)
+    assert seen.certificate.certified
+    q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in model[0].qkv(x).split([16, 8, 8], -1))
+    assert len(list(seen)) == 3
+    for n, (m, settings) in enumerate(zip(seen, DIFFERENT[name], strict=True)):
+        right = trace(q[:, :, 3 * n : 3 * n + 3], k, v, **settings).weights
+        assert torch.allclose(m.to_dense(), right, atol=1e-6)
+
+
+def test_chunks_with_the_same_scores_are_one_map() -> None:
+    seen, _ = run(chunked(attend, [{"softcap": 2.0, "sinks": torch.ones(4)}] * 3), torch.randn(1, 9, 16))
+    assert [tuple(m.shape) for m in seen] == [(1, 4, 9, 9)]
+    seen, _ = run(chunked(PYTORCHS, [{}] * 3), torch.randn(1, 9, 16))
+    assert [tuple(m.shape) for m in seen] == [(1, 4, 9, 9)]
+
+
+@pytest.mark.parametrize("function", [attend, PYTORCHS], ids=["attend", "PyTorch's"])
+def test_steps_with_another_scale_are_passes_of_their_own(function: Any) -> None:
+    kept: list[Tensor] = []
+
+    def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept.append(k)
+        keys = torch.cat(kept, 2)
+        return function(q, keys, keys, scale=math.log(keys.shape[2]))
+
+    model = nn.Sequential(Own(cached))
+    with torch.no_grad(), regard.capture(model) as seen:
+        for length in (6, 1, 1):
+            model(torch.randn(1, length, 16))
+    assert seen.certificate.certified
+    assert [tuple(m.shape) for m in seen] == [(1, 4, 1, 8)]
+    assert seen[0].scale == math.log(8)
+
+
+@pytest.mark.parametrize("other", [{"softcap": 0.1}, {"sinks": torch.ones(4)}], ids=["softcap", "sinks"])
+def test_a_second_attention_with_other_scores_is_a_layer_of_its_own(other: dict[str, Any]) -> None:
+    model = nn.Sequential(Own(lambda q, k, v: attend(q, k, v) + attend(q, k, v, **other)))
+    seen, _ = run(model, torch.randn(1, 9, 16))
+    assert [layer.key for layer in seen.layers] == [0, "attention2.0"]
+    assert seen["attention2.0"].softcap == other.get("softcap")
+
+
+def test_a_static_cache_under_a_boolean_mask_is_one_map() -> None:
+    cache, position = torch.zeros(1, 2, 16, 4), [0]
+
+    def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        start, stop = position[0], position[0] + q.shape[2]
+        cache[:, :, start:stop], position[0] = k, stop
+        mask = torch.arange(16) <= torch.arange(start, stop)[:, None]
+        return attend(q, cache, cache, mask=mask)
+
+    model = nn.Sequential(Own(cached))
+    with torch.no_grad(), regard.capture(model) as seen:
+        for length in (6, 1, 1):
+            model(torch.randn(1, length, 16))
+    assert seen.certificate.certified
+    assert [tuple(m.shape) for m in seen] == [(1, 4, 8, 8)]
+
+
+class PlainMask(regard.Mask):
+    """A mask that is no dataclass."""
+
+    def __init__(self, visible: Tensor) -> None:
+        self.visible = visible
+
+    def allowed(self, grid: Any) -> Tensor:
+        return self.visible[grid.rows, grid.cols]
+
+
+def test_a_mask_that_is_no_dataclass_is_copied() -> None:
+    visible = torch.ones(9, 9, dtype=torch.bool).tril()
+    seen, _ = run(nn.Sequential(Own(mask=PlainMask(visible))), torch.randn(1, 9, 16))
+    visible.fill_(True)
+    assert seen.certificate.certified
+    assert torch.equal(seen[0].to_dense()[0, 0] > 0, torch.ones(9, 9, dtype=torch.bool).tril())
+
+
+class Observed(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        return regard.attend(q, k, v, mask=mask)
+
+
+class Observed2(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        return super().attend(q, k, v, mask)
+
+
+@pytest.mark.parametrize("kind", [Observed, Observed2])
+def test_a_layer_that_overrides_attend_is_heard_once(kind: type[Attention]) -> None:
+    model = nn.Sequential(kind(16, 4, mask=regard.causal), Own(), kind(16, 4, mask=regard.causal))
+    seen, _ = run(model, torch.randn(1, 9, 16))
+    assert seen.certificate.certified
+    assert not seen.missing
+    assert sorted(layer.name for layer in seen.layers) == ["0", "1", "2"]
+
+
+class WithFlag(nn.Module):
+    """It calls no attention, but has an attribute of that name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.attend = nn.Linear(16, 16), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.attend else self.linear(x)
+
+
+def test_an_attribute_called_attend_is_no_attention() -> None:
+    seen, _ = run(nn.Sequential(Own(), WithFlag(), Own()), torch.randn(1, 9, 16))
+    assert not seen.missing
+    with pytest.raises(ValueError, match="expected one with attention that capture recognises"):
+        regard.capture(nn.Sequential(WithFlag()), inputs=torch.randn(1, 9, 16))
+
+
+class Default(nn.Module):
+    def forward(self, x: Tensor, function: Any = attend) -> Any:
+        return function(x[:, None], x[:, None], x[:, None])
+
+
+class KeywordDefault(nn.Module):
+    def forward(self, x: Tensor, *, function: Any = attend) -> Any:
+        return function(x[:, None], x[:, None], x[:, None])
+
+
+class Static(nn.Module):
+    function = staticmethod(attend)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x[:, None], x[:, None], x[:, None])
+
+
+class Table(nn.Module):
+    functions = {"own": attend}  # noqa: RUF012
+
+    def forward(self, x: Tensor) -> Any:
+        return self.functions["own"](x[:, None], x[:, None], x[:, None])
+
+
+class Partial(nn.Module):
+    function = functools.partial(attend, mask=regard.causal)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x[:, None], x[:, None], x[:, None])
+
+
+class LocalImport(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        from regard import attend as local
+
+        return local(x[:, None], x[:, None], x[:, None])
+
+
+class LocalPackage(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        import regard as package
+
+        return package.attend(x[:, None], x[:, None], x[:, None])
+
+
+@pytest.mark.parametrize("kind", [Default, KeywordDefault, Static, Table, Partial, LocalImport, LocalPackage])
+def test_it_is_recognised_wherever_a_class_holds_it(kind: type[nn.Module]) -> None:
+    seen, _ = run(nn.Sequential(kind()), torch.randn(1, 9, 16))
+    assert seen.certificate.certified
+    assert seen[0].shape == (1, 1, 9, 9)
+
+
+def test_a_compiled_function_is_named_as_missing() -> None:
+    compiled = torch.compile(attend, backend="eager")
+    model = nn.Sequential(Own(), Own(lambda q, k, v: compiled(q, k, v)))
+    with pytest.warns(UserWarning, match="Own"):
+        seen, _ = run(model, torch.randn(1, 9, 16))
+    assert set(seen.missing) == {"1"}
+
+
+def test_values_without_a_width_do_not_stop_the_model() -> None:
+    model = nn.Sequential(Own(), Own(lambda q, k, v: attend(q, k, v) + attend(q, k, v[..., :0]).sum()))
+    with pytest.warns(UserWarning, match="width of 0"):
+        run(model, torch.randn(1, 9, 16))

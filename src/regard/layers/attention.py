@@ -118,8 +118,10 @@ class Attention(nn.Module):
         if cache is not None and not isinstance(cache, KVCache):
             raise ValueError(f"cache: expected a KVCache for this layer, got {type(cache).__name__}")
         try:
+            if x.device != self.qkv.weight.device:  # PyTorch multiplies tensors of the meta device with any
+                raise ValueError("x: another device")
             q, k, v, qk = self._project(x, context)  # (B, H, T, D), (B, G, S, D), (B, G, S, D)
-        except (RuntimeError, TypeError, ValueError):
+        except (RuntimeError, TypeError, ValueError, AttributeError):
             self._check("x", x)  # which says what is wrong with x; asked in every call it would take time
             raise
         if self.query_norm is not None and self.key_norm is not None:

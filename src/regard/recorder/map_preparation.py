@@ -6,10 +6,10 @@ something much larger. The functions here copy such tensors and leave the others
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,30 @@ from torch import Tensor
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
+from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import kv_slots
+
+
+class ScoreSettings:
+    """How a call makes scores of products, beside its mask. One map holds calls only if they do it alike."""
+
+    def __init__(self, scale: float, softcap: float | None, sinks: Tensor | None) -> None:
+        self.numbers, self.sinks = (scale, softcap), sinks
+
+    @classmethod
+    def of(cls, x: AttentionMap | AttentionCall) -> ScoreSettings:
+        """Return those of a map or of a call."""
+        return cls(x.scale, x.softcap, None if x.sinks is None else x.sinks.detach())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ScoreSettings) or self.numbers != other.numbers:
+            return False
+        if self.sinks is None or other.sinks is None:
+            return self.sinks is other.sinks
+        return torch.equal(self.sinks, other.sinks)
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 MASK_COPIES = 16
 """How many copies of the tensors in masks a recording compares a tensor with."""
@@ -105,29 +128,30 @@ class MaskCopies:
 
     def own(self, mask: Mask) -> Mask:
         """Return the mask with tensors of its own. Those that a function reads remain the function's."""
-        whole: Any = mask
-        if not is_dataclass(type(mask)):
-            return mask
-        values = {field.name: getattr(whole, field.name) for field in fields(whole)}
+        values = vars(mask)
         owned = {
             name: self.own(value) if isinstance(value, Mask) else self._copy(value)
             for name, value in values.items()
             if isinstance(value, Mask | Tensor)
         }
         changed = {name: value for name, value in owned.items() if value is not values[name]}
-        return replace(whole, **changed) if changed else mask
+        if not changed:
+            return mask
+        own = copy.copy(mask)
+        vars(own).update(changed)
+        return own
 
     def _copy(self, x: Tensor) -> Tensor:
         # An expanded tensor holds each of its numbers once.
         once = x.detach()[tuple(slice(None if step else 1) for step in x.stride())]
-        for copy in self._copies:
-            alike = copy.shape == once.shape and copy.dtype == x.dtype and copy.device == x.device
-            if alike and torch.equal(copy, once):
+        for own in self._copies:
+            alike = own.shape == once.shape and own.dtype == x.dtype and own.device == x.device
+            if alike and torch.equal(own, once):
                 break
         else:
-            copy = once.clone()
-            self._copies.append(copy)
-        return copy if copy.shape == x.shape else copy.expand(x.shape)
+            own = once.clone()
+            self._copies.append(own)
+        return own if own.shape == x.shape else own.expand(x.shape)
 
 
 def own_memory(x: Tensor) -> Tensor:

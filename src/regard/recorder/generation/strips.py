@@ -18,6 +18,7 @@ from regard.maps import AttentionMap
 from regard.recorder.certificate import Evidence, join_evidence, sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.layer import Layer
+from regard.recorder.map_preparation import ScoreSettings
 
 PROBES = 64  # the number of keys that are kept for comparison with later calls if not all are in memory
 
@@ -64,7 +65,7 @@ class Strip:
 
     def __init__(self, layer: Layer, m: AttentionMap) -> None:
         self.layer = layer
-        self.mask, self.evidence = m.mask, layer.evidence
+        self.mask, self.evidence, self.scores = m.mask, layer.evidence, ScoreSettings.of(m)
         self.T, self.S = m.matrix[2:]
         self.first_keys = self.S
         # The keys (B, G, n, D) of the first call: those in memory, or copies of a sample if none are kept.
@@ -89,6 +90,8 @@ class Strip:
         """
         B, H, T, S = m.matrix
         if self.layer.shape[:2] != (B, H) or m.k.shape[1] != self.probes.shape[1]:
+            return None
+        if self.scores != ScoreSettings.of(m):
             return None
         cached = S - T  # old keys that this call still has, the last ones
         # As many queries as keys on the same keys are the same text once more, not a continuation of it.

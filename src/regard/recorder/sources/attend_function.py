@@ -57,9 +57,11 @@ def observed_attend(
     if not listeners or sdpa.is_computing() or caller.startswith("regard."):
         return plain(return_lse)
     with sdpa.computing():
+        unreadable = "its values have a width of 0" if v.shape[-1] == 0 else None
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            reason = "it runs inside a transform of torch.func, which hides its numbers"
-            sdpa.notify(listeners, UnreadableCall(reason))
+            unreadable = "it runs inside a transform of torch.func, which hides its numbers"
+        if unreadable is not None:
+            sdpa.notify(listeners, UnreadableCall(unreadable))
             return plain(return_lse)
         problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
         device, results = q.device.type, None
@@ -67,21 +69,22 @@ def observed_attend(
         if backend == "auto" and not dropout and not lowers and sdpa.wants_overview(listeners):
             results = sdpa.attend_with_overview(problem)
         output, lse, kept = (*plain(return_lse or not lowers), None) if results is None else results
-        call: sdpa.Call = AttentionCall(
-            q=problem.q.to(output.dtype),
-            k=problem.k.to(output.dtype),
-            v=problem.v.to(output.dtype),
-            output=output.reshape(*problem.q.shape[:-1], v.shape[-1]),
-            lse=None if lse is None or lowers else lse.reshape(problem.q.shape[:-1]),
-            mask=as_batch_mask(mask, q),
-            scale=problem.scale,
-            softcap=softcap,
-            sinks=sinks,
-            own_lse=not lowers,
-            problem=dropout_problem(dropout),
-            kept=kept,
-        )
+        called_q, called_k, called_v = (x.to(output.dtype) for x in (problem.q, problem.k, problem.v))
+        heads = output.reshape(*problem.q.shape[:-1], v.shape[-1])
+        tensors = called_q, called_k, called_v, heads
+        own_lse = None if lse is None or lowers else lse.reshape(problem.q.shape[:-1])
         with sdpa.reading_mode(listeners), sdpa.listening(), torch.autocast(device, enabled=False):
+            call: sdpa.Call
+            if isinstance(mask, Tensor) and q.ndim == 4:  # which may be one of Regard's masks as a matrix
+                call = sdpa.read_or_explain(
+                    sdpa.attention_call, *tensors, mask, False, problem.scale, own_lse
+                )
+            else:
+                rule, is_own = as_batch_mask(mask, q), own_lse is not None
+                call = AttentionCall(*tensors, own_lse, rule, problem.scale, own_lse=is_own)
+            if isinstance(call, AttentionCall):
+                reason = dropout_problem(dropout)
+                call = call._replace(softcap=softcap, sinks=sinks, problem=reason, kept=kept)
             call = sdpa.notify(listeners, call)
     output = output.reshape(*q.shape[:-1], v.shape[-1])
     if isinstance(call, AttentionCall) and call.used is not None:

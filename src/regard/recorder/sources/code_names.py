@@ -12,7 +12,8 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -28,6 +29,10 @@ _MATMUL = next(
     for s in dis.get_instructions(compile("a @ b", "", "eval"))
     if s.argrepr == "@"
 )
+GLOBAL, IMPORT = dis.opmap["LOAD_GLOBAL"], dis.opmap["IMPORT_NAME"]  # bit 0 of a global: it is called
+ATTRIBUTES = {dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap}
+ATTRIBUTE_BITS = 1 if sys.version_info >= (3, 12) else 0  # that precede the number of an attribute's name
+EXTENDED, CACHE = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", 0)
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 TABLES = (dict, list, tuple)
 TABLE_SIZE = 256  # the most entries of a table that are looked at
@@ -57,9 +62,11 @@ def called_names(kind: Any) -> frozenset[str]:
     the name "matmul".
     """
     bases = ("torch.", "transformers.modeling_utils", "builtins")
-    return _names_in(
+    values = [
         x for base in kind.__mro__ if not base.__module__.startswith(bases) for x in vars(base).values()
-    )
+    ]
+    tables = (x for x in values if isinstance(x, (*TABLES, functools.partial)))
+    return _names_in([*values, *(function for table in tables for function in _functions_in(table))])
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
@@ -110,9 +117,8 @@ def _held_names(value: Any) -> frozenset[str]:
     for function in _functions_in(value):
         if function not in _function_names:
             is_read = _is_followed(function) or isinstance(function, BuiltinFunctionType)
-            _function_names[function] = (
-                _names_in([function]) if is_read else frozenset([ATTEND] if function is attend else [])
-            )
+            is_read = is_read or inspect.unwrap(function) is attend
+            _function_names[function] = _names_in([function]) if is_read else frozenset()
         names |= _function_names[function]
     return names
 
@@ -134,6 +140,9 @@ def _names_in(functions: Iterable[Any]) -> frozenset[str]:
     while pending:
         function = pending.pop()
         function = inspect.unwrap(function) if callable(function) else function
+        if function is attend:
+            names.add(ATTEND)
+            continue
         if isinstance(function, BuiltinFunctionType):
             names.add(function.__name__)
         code = getattr(function, "__code__", None)
@@ -146,15 +155,13 @@ def _names_in(functions: Iterable[Any]) -> frozenset[str]:
             if _multiplies_matrices(part.co_code):
                 names.add("matmul")
         used = {name for part in inner for name in part.co_names}
-        calls = list(_called_by(function, used))
-        if attend in calls and _is_followed(function):
-            names.add(ATTEND)
         pending += [
             called
-            for called in calls
+            for called in _called_by(function, used)
             if _is_followed(called)
             or called.__module__ == function.__module__
             or isinstance(called, BuiltinFunctionType)
+            or (inspect.unwrap(called) is attend and _is_followed(function))
         ]
     return frozenset(names)
 
@@ -170,7 +177,13 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 def _called_by(function: Any, names: set[str]) -> Iterator[Any]:
     """Yield the functions that a function may call by these names, and those that it holds in its closure."""
     variables = getattr(function, "__globals__", {})
-    values = [variables[name] for name in names if name in variables]
+    known = [name for name in names if name in variables]
+    loaded = _loaded_names(function.__code__) if known or "attend" in names else frozenset()
+    values = [variables[name] for name in known if name in loaded]
+    if "attend" in names and _loads_attend(loaded, variables):
+        yield attend
+    values += getattr(function, "__defaults__", None) or ()
+    values += (getattr(function, "__kwdefaults__", None) or {}).values()
     values += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell)]
     visited: set[str] = set()
     while values:
@@ -179,9 +192,37 @@ def _called_by(function: Any, names: set[str]) -> Iterator[Any]:
             yield from _functions_in(value)
         elif value.__name__ not in visited and not value.__name__.startswith(OTHERS):
             visited.add(value.__name__)
-            if value.__name__ == "regard" and "attend" in names:  # which has it once it is asked for
-                yield attend
             values += [vars(value)[name] for name in names if name in vars(value)]
+
+
+def _loaded_names(code: CodeType) -> frozenset[str]:
+    """Return the names of the globals that some code loads, "name.attribute" if it asks one for an attribute,
+    and "import name" for each file that it imports."""
+    loaded: set[str] = set()
+    for part in _codes_in(code):
+        high, before = 0, ""
+        for operation, low in zip(part.co_code[::2], part.co_code[1::2], strict=True):
+            number = high | low
+            high = number << 8 if operation == EXTENDED else 0
+            if operation == GLOBAL:
+                loaded.add(before := part.co_names[number >> 1])
+            elif operation == IMPORT:
+                loaded.add(f"import {part.co_names[number]}")
+            elif operation in ATTRIBUTES and before:
+                loaded.add(f"{before}.{part.co_names[number >> ATTRIBUTE_BITS]}")
+            before = before if operation in (GLOBAL, EXTENDED, CACHE) else ""
+    return frozenset(loaded)
+
+
+def _loads_attend(loaded: frozenset[str], variables: Mapping[str, Any]) -> bool:
+    """Whether code that loads these names asks the package for its function, or imports it."""
+    for name in loaded:
+        if name.partition(".")[0] == "import regard":
+            return True
+        value = variables.get(name)
+        if isinstance(value, ModuleType) and value.__name__ == "regard" and f"{name}.attend" in loaded:
+            return True
+    return False
 
 
 def _is_set(cell: Any) -> bool:

@@ -25,7 +25,14 @@ from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver, PassTokens
-from regard.recorder.sources.sdpa import Call, CallListener, attend_with_overview, notify, wants_overview
+from regard.recorder.sources.sdpa import (
+    Call,
+    CallListener,
+    attend_with_overview,
+    computing,
+    notify,
+    wants_overview,
+)
 
 _ATTEND = Attention.attend
 
@@ -116,14 +123,15 @@ class LayerWatch:
         if is_plain and not dropout and wants_overview(listeners):
             with_overview = attend_with_overview(prepare(q, k, v, mask=mask, **settings))
         kept = None
-        if with_overview is not None:
-            output, lse, kept = with_overview
-        elif is_plain:
-            output, lse = attend(q, k, v, mask=mask, **settings, dropout=dropout, return_lse=True)
-        else:
-            output = own_attend(q, k, v, mask)
-            with torch.no_grad():
-                lse = attend(q, k, k, mask=mask, **settings, return_lse=True)[1]
+        with computing():
+            if with_overview is not None:
+                output, lse, kept = with_overview
+            elif is_plain:
+                output, lse = attend(q, k, v, mask=mask, **settings, dropout=dropout, return_lse=True)
+            else:
+                output = own_attend(q, k, v, mask)
+                with torch.no_grad():
+                    lse = attend(q, k, k, mask=mask, **settings, return_lse=True)[1]
         settings["scale"] = q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
         all_k, v, mask = self._with_evicted_keys(q, k, v, mask)
         k, kept = all_k, kept if all_k is k else None

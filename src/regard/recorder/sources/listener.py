@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
+from regard.layers import Attention
 from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
-from regard.recorder.map_preparation import write_count
+from regard.recorder.map_preparation import ScoreSettings, write_count
 from regard.recorder.receiver import CallReceiver, Part
 from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, torch_mha
 from regard.recorder.sources.call_stack import calling_module
@@ -51,6 +52,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
         name: module
         for name, module in model.named_modules()
         if not isinstance(module, nn.MultiheadAttention)
+        and not (isinstance(module, Attention) and type(module).forward is Attention.forward)
         and (
             not FUNCTIONS.isdisjoint(names := module_names(module))
             or ATTEND in names
@@ -98,7 +100,7 @@ class EarlierCall(NamedTuple):
     q: Tensor
     k: Tensor
     mask: Mask
-    scale: float
+    scores: ScoreSettings
     write_counts: tuple[int | None, int | None]
     """How often q and k had been written to in place."""
     is_part: bool = False
@@ -107,7 +109,9 @@ class EarlierCall(NamedTuple):
     @classmethod
     def of(cls, call: AttentionCall) -> EarlierCall:
         """Remember a call."""
-        return cls(call.q, call.k, call.mask, call.scale, (write_count(call.q), write_count(call.k)))
+        return cls(
+            call.q, call.k, call.mask, ScoreSettings.of(call), (write_count(call.q), write_count(call.k))
+        )
 
     @property
     def unchanged(self) -> bool:
@@ -122,7 +126,7 @@ class EarlierCall(NamedTuple):
         return (
             earlier.unchanged
             and self.mask is earlier.mask
-            and self.scale == earlier.scale
+            and self.scores == earlier.scores
             and torch.equal(self.q, earlier.q)
             and torch.equal(self.k, earlier.k)
         )
@@ -136,6 +140,8 @@ class EarlierCall(NamedTuple):
 
         Some vision towers cut their tokens into images or windows, and some code its queries into chunks.
         """
+        if self.scores != calls[0].scores:
+            return None
         if self.is_beside(calls[0]):
             return "beside"
         return "rows" if self.has_next_rows(calls) else None
