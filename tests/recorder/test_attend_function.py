@@ -437,3 +437,42 @@ def test_values_without_a_width_do_not_stop_the_model() -> None:
     model = nn.Sequential(Own(), Own(lambda q, k, v: attend(q, k, v) + attend(q, k, v[..., :0]).sum()))
     with pytest.warns(UserWarning, match="width of 0"):
         run(model, torch.randn(1, 9, 16))
+
+
+REACH = 3
+
+
+def within_reach(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q - k < REACH
+
+
+def test_variables_that_a_function_reads_are_shown_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, table = 2, torch.arange(9) % 3
+    rules = [
+        regard.rule(within_reach),
+        regard.rule(lambda b, h, q, k: (q - k < own) | (q == k)),
+        regard.rule(lambda b, h, q, k, table=table: table[q] >= table[k]),
+        regard.rule(lambda b, h, q, k: within_reach(b, h, q, k) | (table[q] == table[k])),
+        regard.rule(lambda b, h, q, k: q >= k),
+    ]
+    model = nn.Sequential(*(Own(mask=each) for each in rules))
+    right = [each.to_dense(9).view(9, 9) for each in rules]
+    seen, _ = run(model, torch.randn(1, 9, 16))
+    assert seen.certificate.certified
+    own = 9
+    table.fill_(0)
+    monkeypatch.setitem(globals(), "REACH", 1)
+    assert not torch.equal(rules[0].to_dense(9).view(9, 9), right[0])
+    assert not torch.equal(rules[1].to_dense(9).view(9, 9), right[1])
+    for m, expected in zip(seen, right, strict=True):
+        assert torch.equal(m.to_dense()[0, 0] > 0, expected)
+    assert str(seen[0].mask) == "rule(within_reach)"
+    assert seen[4].mask.predicate is rules[4].predicate
+
+
+def test_layers_share_a_function_that_was_frozen() -> None:
+    reach = 4
+    mask = regard.rule(lambda b, h, q, k: q - k < reach)
+    seen, _ = run(nn.Sequential(*(Own(mask=mask) for _ in range(3))), torch.randn(1, 9, 16))
+    assert len({id(m.mask.predicate) for m in seen}) == 1
+    assert seen[0].mask.predicate is not mask.predicate

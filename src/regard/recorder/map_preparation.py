@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
+from regard.attention.masks.pure import freeze_function, identify_function
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import kv_slots
@@ -121,25 +122,43 @@ def compact_map(m: AttentionMap) -> AttentionMap:
 
 
 class MaskCopies:
-    """Copies of the tensors in masks, which a program may write to later. Equal tensors share a copy."""
+    """Copies of what masks hold and a program may change later: tensors, and variables that functions read.
+
+    Equal tensors share a copy, and functions with equal variables are one.
+    """
 
     def __init__(self) -> None:
         self._copies: deque[Tensor] = deque(maxlen=MASK_COPIES)
+        self._functions: deque[tuple[Hashable, list[Tensor], Any]] = deque(maxlen=MASK_COPIES)
 
     def own(self, mask: Mask) -> Mask:
-        """Return the mask with tensors of its own. Those that a function reads remain the function's."""
-        values = vars(mask)
-        owned = {
-            name: self.own(value) if isinstance(value, Mask) else self._copy(value)
-            for name, value in values.items()
-            if isinstance(value, Mask | Tensor)
-        }
-        changed = {name: value for name, value in owned.items() if value is not values[name]}
+        """Return the mask with tensors of its own, and with pure functions that read what they read now.
+
+        Other functions remain as they are, and what they answer may change.
+        """
+        owned = {name: self._own(value) for name, value in vars(mask).items()}
+        changed = {name: value for name, value in owned.items() if value is not vars(mask)[name]}
         if not changed:
             return mask
         own = copy.copy(mask)
         vars(own).update(changed)
         return own
+
+    def _own(self, value: Any) -> Any:
+        if isinstance(value, Mask):
+            return self.own(value)
+        if isinstance(value, Tensor):
+            return self._copy(value)
+        tensors: list[Tensor] = []
+        identity = identify_function(value, tensors)
+        if identity is None:
+            return value
+        for known, _, frozen in self._functions:
+            if known == identity:
+                return frozen
+        # While the tensors are held, no other one gets their identity.
+        self._functions.append((identity, tensors, freeze_function(value, self._copy)))
+        return self._functions[-1][2]
 
     def _copy(self, x: Tensor) -> Tensor:
         # An expanded tensor holds each of its numbers once.

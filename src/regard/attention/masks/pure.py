@@ -17,10 +17,10 @@ What is not noticed: another function put in the place of one of PyTorch's own.
 from __future__ import annotations
 
 import dis
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from hashlib import blake2b
-from types import BuiltinFunctionType, CodeType, EllipsisType, FunctionType, NoneType
-from typing import NamedTuple
+from types import BuiltinFunctionType, CellType, CodeType, EllipsisType, FunctionType, NoneType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,6 +132,30 @@ def _identify(value: object, tensors: list[Tensor], depth: int) -> Hashable | No
     if kind is BuiltinFunctionType:
         return (kind, value) if value in BUILTINS else None
     return identify_function(value, tensors, depth - 1)
+
+
+def freeze_function(function: FunctionType, copy_tensor: Callable[[Tensor], Tensor]) -> FunctionType:
+    """A pure function that reads its variables as they are now, for good, and copies of its tensors."""
+    names, scope, cells = _read(function.__code__).names, function.__globals__, function.__closure__ or ()
+    if not (names or cells or function.__defaults__ or function.__kwdefaults__):
+        return function
+
+    def freeze(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return copy_tensor(value)
+        if type(value) is tuple:
+            return tuple(map(freeze, value))
+        return freeze_function(value, copy_tensor) if type(value) is FunctionType else value
+
+    frozen = FunctionType(
+        function.__code__,
+        {name: freeze(scope[name]) for name in (*names, "__builtins__") if name in scope},
+        function.__name__,
+        freeze(function.__defaults__),
+        tuple(CellType(freeze(cell.cell_contents)) for cell in cells),
+    )
+    frozen.__kwdefaults__ = {name: freeze(value) for name, value in (function.__kwdefaults__ or {}).items()}
+    return frozen
 
 
 class _Code(NamedTuple):
