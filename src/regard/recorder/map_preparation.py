@@ -31,7 +31,7 @@ class ScoreSettings:
     @classmethod
     def of(cls, x: AttentionMap | AttentionCall) -> ScoreSettings:
         """Return those of a map or of a call."""
-        return cls(x.scale, x.softcap, None if x.sinks is None else x.sinks.detach())
+        return cls(x.scale, x.softcap, None if x.sinks is None else x.sinks.detach().clone())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ScoreSettings) or self.numbers != other.numbers:
@@ -182,6 +182,19 @@ def own_memory(x: Tensor) -> Tensor:
 def copy_if_written(x: Tensor) -> Tensor:
     """Return x, or a copy if it has been written to in place and may be again, as a static cache is."""
     return x if write_count(x) == 0 else x.clone()
+
+
+def copy_if_trained(x: Tensor) -> Tensor:
+    """Return x, or a copy if it is a parameter or a view of one: not all optimizers count their writes."""
+    owner = x if x._base is None else x._base
+    return x.detach().clone() if owner.is_leaf and owner.requires_grad else x
+
+
+def mask_write_counts(mask: Mask) -> tuple[int | None, ...]:
+    """Return `write_count` of each tensor that a mask holds."""
+    values = vars(mask).values()
+    inner = (count for value in values if isinstance(value, Mask) for count in mask_write_counts(value))
+    return (*inner, *(write_count(value) for value in values if isinstance(value, Tensor)))
 
 
 def write_count(x: Tensor) -> int | None:

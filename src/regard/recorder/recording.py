@@ -32,6 +32,7 @@ from regard.recorder.map_preparation import (
     cast_map,
     compact_linear_map,
     compact_map,
+    copy_if_trained,
     own_memory,
     select_heads,
     select_linear_heads,
@@ -210,7 +211,12 @@ class Recording(CallReceiver):
             if local == []:
                 return  # the selected heads are on other ranks
             whole_mask = None if call.whole_mask is None else self._mask_copies.own(call.whole_mask)
-            call = call._replace(mask=self._mask_copies.own(call.mask), whole_mask=whole_mask)
+            call = call._replace(
+                q=copy_if_trained(call.q),
+                k=copy_if_trained(call.k),
+                mask=self._mask_copies.own(call.mask),
+                whole_mask=whole_mask,
+            )
             whole, evidence = self._examine(call, against)
             own, v = call.own_part(whole, call.v.detach())
             selected, indices, kv_heads = select_heads(own, local)

@@ -1,7 +1,7 @@
 """Joins the masks of several calls into one mask: `causal & padding(…)` for a whole generation.
 
-The mask of the earlier calls usually describes the new rows too. That is assumed first and checked on a
-sample of entries; if it does not hold, each call keeps its own mask in a `PiecewiseMask`.
+The mask of the earlier calls usually describes the new rows too. That is assumed first and checked; if it
+does not hold, or takes too long to check, each call keeps its own mask in a `PiecewiseMask`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named_masks import Documents, Padding, causal
 from regard.recorder.certificate import sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment, segments_of
+
+SAMPLED = 16
+"""How many rows of a mask by position, or of padding, are compared."""
+COMPARED_AT_ONCE, MAX_COMPARED = 1 << 22, 1 << 26
+"""How many entries of another mask are compared at once, and at most."""
 
 
 def join_masks(
@@ -46,8 +51,15 @@ def join_masks(
     extended = _extended(old, before, new, added, kind, (B, H, *before), device)
     if extended is None or extended.shape_error(B, H, *whole) is not None:
         return piecewise
-    rows, keys = (x.to(device) for x in (before.T + sampled_rows(added.T, 16), sampled_rows(S, 4096)))
-    return extended if _agree(extended, piecewise, rows, keys, (B, H, *whole)) else piecewise
+    # A mask by position or of padding has no single row that is unlike the others. Any other may have one.
+    is_regular = all(part.positional or part.is_padding for part in new.conjuncts())
+    if not is_regular and added.T * S > MAX_COMPARED:
+        return piecewise
+    rows = before.T + sampled_rows(added.T, SAMPLED if is_regular else added.T).to(device)
+    keys = torch.arange(S, device=device)
+    parts = torch.split(rows, max(1, COMPARED_AT_ONCE // S))
+    agree = all(_agree(extended, piecewise, part, keys, (B, H, *whole)) for part in parts)
+    return extended if agree else piecewise
 
 
 def _agree(mask: Mask, exact: Mask, rows: Tensor, keys: Tensor, shape: tuple[int, ...]) -> bool:

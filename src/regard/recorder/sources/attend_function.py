@@ -73,6 +73,8 @@ def observed_attend(
         heads = output.reshape(*problem.q.shape[:-1], v.shape[-1])
         tensors = called_q, called_k, called_v, heads
         own_lse = None if lse is None or lowers else lse.reshape(problem.q.shape[:-1])
+        if return_lse and own_lse is not None:
+            own_lse = own_lse.clone()  # as the caller may write to the other
         with sdpa.reading_mode(listeners), sdpa.listening(), torch.autocast(device, enabled=False):
             call: sdpa.Call
             if isinstance(mask, Tensor) and q.ndim == 4:  # which may be one of Regard's masks as a matrix

@@ -62,12 +62,14 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
             f"its weights take {weights.nbytes / 2**20:.0f} MiB, more than the {DENSE_LIMIT >> 20} MiB that "
             "are kept where the queries and keys of an attention in a module's own code cannot be heard"
         )
+    if problem is None and _is_nan_beside_empty_rows(weights, None if known is None else known.mask):
+        problem = "its weights are NaN"
     log_weights = _log_weights(weights)
     dense = _dense_call(weights, log_weights, v, output, problem)
     if known is None:
         return dense
     # With its own keys a call continues others of a generation, which may be understood.
-    with_keys = _with_residual(known, log_weights)
+    with_keys = _with_residual(known, log_weights)._replace(problem=problem)
     return next((call for call in (with_keys, dense) if is_certified(call)), known)
 
 
@@ -190,6 +192,16 @@ class LogWeights(NamedTuple):
 
     logs: Tensor
     lse: Tensor
+
+
+def _is_nan_beside_empty_rows(weights: Tensor, mask: Mask | None) -> bool:
+    """Whether weights (B, H, T, S) are NaN in a row that sees a key, or, without a mask, in any row."""
+    is_nan = weights.isnan().any(-1)
+    if mask is None or not bool(is_nan.any()):
+        return bool(is_nan.any())
+    B, H, T, S = weights.shape
+    seen = mask.tile(range(T), range(S), (B, H, T, S), device=weights.device).any(-1)
+    return bool((is_nan & seen).any())
 
 
 def _log_weights(weights: Tensor) -> LogWeights:

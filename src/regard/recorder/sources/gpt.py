@@ -99,12 +99,10 @@ class LayerWatch:
         self._arguments = _LayerArguments(None, None)
         self._past: tuple[Tensor, Tensor] | None = None  # keys and values of all tokens so far
 
-    def forward(
-        self, forward: Callable[..., Tensor], x: Tensor, context: Tensor | None = None, **options: Any
-    ) -> Tensor:
+    def forward(self, forward: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
         """Run the layer's `forward` and remember its cache and mask for `attend`."""
         self._arguments = _LayerArguments(options.get("cache"), options.get("mask"))
-        return forward(x, context, **options)
+        return forward(*args, **options)
 
     def attend(
         self, own_attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask

@@ -23,7 +23,7 @@ from regard.layers import Attention
 from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
-from regard.recorder.map_preparation import ScoreSettings, write_count
+from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, write_count
 from regard.recorder.receiver import CallReceiver, Part
 from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, torch_mha
 from regard.recorder.sources.call_stack import calling_module
@@ -101,25 +101,22 @@ class EarlierCall(NamedTuple):
     k: Tensor
     mask: Mask
     scores: ScoreSettings
-    write_counts: tuple[int | None, int | None]
-    """How often q and k had been written to in place."""
+    write_counts: tuple[int | None, ...]
+    """How often q, k and the tensors of the mask had been written to in place."""
     is_part: bool = False
     """Whether it belongs to the calls before it."""
 
     @classmethod
     def of(cls, call: AttentionCall) -> EarlierCall:
         """Remember a call."""
-        return cls(
-            call.q, call.k, call.mask, ScoreSettings.of(call), (write_count(call.q), write_count(call.k))
-        )
+        scores, counts = ScoreSettings.of(call), _write_counts(call.q, call.k, call.mask)
+        return cls(call.q, call.k, call.mask, scores, counts)
 
     @property
     def unchanged(self) -> bool:
-        """Whether q and k have certainly not been written to since."""
-        return None not in self.write_counts and self.write_counts == (
-            write_count(self.q),
-            write_count(self.k),
-        )
+        """Whether q, k and the mask have certainly not been written to since."""
+        now = _write_counts(self.q, self.k, self.mask)
+        return None not in self.write_counts and self.write_counts == now
 
     def same_weights(self, earlier: EarlierCall) -> bool:
         """Whether an earlier call had the same weights, whatever its values were."""
@@ -140,7 +137,9 @@ class EarlierCall(NamedTuple):
 
         Some vision towers cut their tokens into images or windows, and some code its queries into chunks.
         """
-        if self.scores != calls[0].scores:
+        first = calls[0]
+        heads = (self.q.shape[:2], self.k.shape[:2]) == (first.q.shape[:2], first.k.shape[:2])
+        if not heads or self.scores != first.scores:
             return None
         if self.is_beside(calls[0]):
             return "beside"
@@ -158,6 +157,10 @@ class EarlierCall(NamedTuple):
             and _strides(self.k, first.k) == _strides(first.k, self.k)
             and (S == rows + T == calls[-1].k.shape[2] + T or T < S == first.k.shape[2])
         )
+
+
+def _write_counts(q: Tensor, k: Tensor, mask: Mask) -> tuple[int | None, ...]:
+    return write_count(q), write_count(k), *mask_write_counts(mask)
 
 
 def _other_tokens(q: Tensor, other: Tensor) -> bool:

@@ -40,7 +40,10 @@ class Origin(NamedTuple):
 
 origins: MutableMapping[Tensor, Callable[[], Origin]] = WeakIdKeyDictionary()
 """Functions that describe mask tensors; they are called only if a tensor is read."""
-_readings: MutableMapping[Tensor, tuple[int, int, tuple[int, int], MaskReading]] = WeakIdKeyDictionary()
+_readings: MutableMapping[Tensor, tuple[int, int, Tensor | tuple[int, int], MaskReading]] = (
+    WeakIdKeyDictionary()
+)
+"""What was read, the sizes, and the tensor's version and number of masked entries, or a copy of it."""
 
 
 def read_mask(mask: Tensor, T: int, S: int) -> MaskReading:
@@ -58,9 +61,8 @@ def read_mask(mask: Tensor, T: int, S: int) -> MaskReading:
 
 def _read_detached(mask: Tensor, T: int, S: int) -> MaskReading:
     """Read a mask tensor without its gradient."""
-    # Some ways of writing to a tensor are not counted, so the number of masked entries is compared as well.
-    version = (0 if mask.is_inference() else mask._version, int(masked_entries(mask.detach()).sum()))
-    if (cached := _readings.get(mask)) is not None and cached[:3] == (T, S, version):
+    cached = _readings.get(mask)
+    if cached is not None and cached[:2] == (T, S) and _is_unchanged(mask, cached[2]):
         return cached[3]
     whole = mask.detach().view((1,) * (4 - mask.ndim) + mask.shape)
     whole = whole[..., :S].expand(-1, -1, -1, S)  # one entry may stand for all keys
@@ -73,8 +75,22 @@ def _read_detached(mask: Tensor, T: int, S: int) -> MaskReading:
         reading = MaskReading(*origin, empty_rows, softly_masked)
     else:
         reading = MaskReading(as_rule(whole, T), S, empty_rows, softly_masked)
-    _readings[mask] = (T, S, version, reading)
+    _readings[mask] = (T, S, mask.clone() if mask.is_inference() else _version(mask), reading)
     return reading
+
+
+def _version(mask: Tensor) -> tuple[int, int]:
+    """Return what tells whether a mask tensor has changed, but for inference mode, which counts no writes.
+
+    Some other ways of writing are not counted either, so the number of masked entries is compared as well.
+    """
+    return mask._version, int(masked_entries(mask.detach()).sum())
+
+
+def _is_unchanged(mask: Tensor, before: Tensor | tuple[int, int]) -> bool:
+    if isinstance(before, Tensor):
+        return torch.equal(mask, before)
+    return not mask.is_inference() and _version(mask) == before
 
 
 def masked_entries(mask: Tensor) -> Tensor:
