@@ -97,7 +97,7 @@ class Comparison:
     alignments: dict[str, tuple[Alignment, Alignment]]
     """By stack, the shared queries and the shared keys, each as positions in a and in b."""
     left_out: tuple[int | str, ...]
-    """The keys of layers that only one capture has."""
+    """The keys of layers that only one capture has, or whose rows are not known to be tokens."""
 
     @property
     def heads(self) -> list[HeadDifference]:
@@ -213,8 +213,9 @@ def compare(seen_a: Capture, seen_b: Capture, *, batch: int | tuple[int, int] | 
     )
     _check_tokenizers(a, b)
     keys_a, keys_b = ([layer.key for layer in text.seen.layers] for text in (a, b))
-    linear = {layer.key for text in (a, b) for layer in text.seen.layers if layer.is_linear}
-    shared_keys = [key for key in keys_a if key in keys_b and key not in linear]
+    layers_of_both = [layer for text in (a, b) for layer in text.seen.layers]
+    others = {x.key for x in layers_of_both if x.is_linear or x.evidence.unplaced is not None}
+    shared_keys = [key for key in keys_a if key in keys_b and key not in others]
     alignments: dict[str, tuple[Alignment, Alignment]] = {}
     places: list[tuple[int | str, int]] = []
     distances: list[Tensor] = []

@@ -32,6 +32,7 @@ class AttentionCall(NamedTuple):
     own_lse: bool = False  # whether lse comes from the implementation, and was not computed from q and k
     softly_masked_rows: bool = False  # whether finite biases mask every key of some query
     problem: str | None = None  # a reason why the call cannot be certified, if one is known
+    unplaced: str | None = None  # why its axes are not known to be texts, heads and tokens, if they are not
     used: Tensor | None = None  # (B, H, T, E) the output with which the model goes on, if an edit changed it
     replaced: Tensor | None = None  # boolean (H, T), where an edit put another output in place of the head's
     heads: tuple[int, ...] | None = None  # the numbers in the model of the heads, where ranks share them

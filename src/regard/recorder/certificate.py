@@ -34,6 +34,10 @@ CERTIFIED = (
 )
 OWN_OUTPUT = "this layer's own attention output"
 KERNEL_OUTPUT = "the output of Regard's kernel, with which the model went on"
+KNOWN_CODE = "known from the code of the model"
+CHANGED = "established by changing tokens and running the model again"
+BY_NUMBER = "known by their number, and nothing was seen that reorders them"
+NO_TOKENS = "its axes are not known to be the tokens"
 SIMILAR_VALUES = "its values are so similar that its output does not determine its weights"
 
 
@@ -80,6 +84,12 @@ class Evidence:
     """The recurrence of a linear layer, such as "gated delta rule"; "" for softmax attention.
 
     The rows of a linear layer need not sum to 1."""
+    unplaced: str | None = None
+    """Why its axes are not known to be the texts, heads and tokens of the capture; None if they are.
+
+    The map then shows a call as it was made: its numbers may be certified, but no tokens belong to them."""
+    tokens: str = ""
+    """What shows that its rows and keys are the tokens of the capture; "" where there are none."""
 
     @property
     def certified(self) -> bool:
@@ -129,12 +139,13 @@ class Evidence:
                 f"not certified: off {self.against} by {self.difference:.1e} (tolerance {self.tolerance:.1e})"
                 f"{own}{sums}; {compared}{cause}; {self.settings}"
             )
+        axes = "" if self.unplaced is None else f"; {NO_TOKENS}: {self.unplaced}"
         empty = f"; {self.empty_rows:,} without a visible key are shown as zeros" if self.empty_rows else ""
         heads = ", ".join(map(str, self.replaced_heads))
         replaced = f"; an edit then replaced the output of head {heads}" if heads else ""
         return (
             f"certified: weights times values are within {self.difference:.1e} of {self.against}{replaced}; "
-            f"{compared} compared{empty}; {self.settings}"
+            f"{compared} compared{empty}; {self.settings}{axes}"
         )
 
 
@@ -204,7 +215,11 @@ class Certificate(Sequence[Evidence]):
         names = [str(key) for key in self.keys]
         width = max(map(len, names), default=0)
         lines = [f"{name:<{width}}  {evidence}" for name, evidence in zip(names, self.evidence, strict=True)]
-        return "\n".join([*lines, *(f"missing: {name} ({kind})" for name, kind in self.missing.items())])
+        lines += [f"missing: {name} ({kind})" for name, kind in self.missing.items()]
+        by_number = [name for name, x in zip(names, self.evidence, strict=True) if x.tokens == BY_NUMBER]
+        if by_number:
+            lines.append(f"tokens of {', '.join(by_number)}: {BY_NUMBER}; verify=True changes some to see")
+        return "\n".join(lines)
 
 
 class WeightMatrix(Protocol):
@@ -429,6 +444,7 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         mask=str(mask),
         window=mask.window_size(),
         problem=first.problem or second.problem,
+        unplaced=first.unplaced or second.unplaced,
         weights=_maximum(weight_errors) if weight_errors else None,
         empty_rows=first.empty_rows + second.empty_rows,
         replaced_heads=tuple(sorted({*first.replaced_heads, *second.replaced_heads})),
@@ -468,6 +484,7 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
         rows=min(sum(x.rows for x in by_rows.values()) for by_rows in by_heads.values()),
         total_rows=max(sum(x.total_rows for x in by_rows.values()) for by_rows in by_heads.values()),
         problem=next((x.problem for x in evidence if x.problem is not None), None),
+        unplaced=next((x.unplaced for x in evidence if x.unplaced is not None), None),
         weights=_maximum(weights) if weights else None,
         scores=max(x.scores for x in evidence),
         empty_rows=max(x.empty_rows for x in evidence),

@@ -25,7 +25,7 @@ from regard.gpt.token_batch import Side
 from regard.pictures.patches import Patches
 from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
-from regard.recorder.observation import Attach, attention_names, choose_sources, observed
+from regard.recorder.observation import Attach, as_ids, attention_names, choose_sources, observed
 from regard.recorder.picture_reader import PictureReader
 from regard.recorder.predictions import Predictions, logits_of, predictions_from
 from regard.recorder.rank_group import RankGroup, find_group
@@ -35,6 +35,7 @@ from regard.recorder.sources.compilation import original_model
 from regard.recorder.sources.token_mixers import TokenMixers
 from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
+from regard.recorder.token_probe import probe_tokens
 from regard.recorder.tokens import decode_tokens, decode_vocabulary, encode_text, token_id
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
@@ -89,6 +90,7 @@ class CaptureBlock:
             if kind is not None:
                 return
             missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
+            self._verify_tokens()
             self.recording.close(missing)
             if self.ranks is not None:
                 self.recording.seen.elsewhere = exchange_evidence(self.recording.seen, self.ranks)
@@ -106,6 +108,27 @@ class CaptureBlock:
                 "capture: open a capture in the thread that runs the model, or run it there by "
                 "contextvars.copy_context().run(model, …)"
             )
+
+    def _verify_tokens(self) -> None:
+        """With `verify=True`, establish which tokens the rows and keys are by changing some of them."""
+        recording = self.recording
+        ids = None if recording.arguments is None else as_ids(recording.arguments.ids)
+        if not recording.verify or recording.arguments is None or ids is None or self.ranks is not None:
+            return
+        if recording.forwards > 1 and all(map(recording.is_known, recording.heard)):
+            return  # generation by a model whose code keeps tokens in order
+        if recording.forwards > 1:
+            warnings.warn(
+                f"verify: no token was changed, since the block ran the model {recording.forwards} times: "
+                "regard.capture(model, inputs=…, verify=True) runs it once",
+                stacklevel=3,
+            )
+            return
+        probed = probe_tokens(self.model, recording.arguments, ids, self.sources)
+        if isinstance(probed, str):
+            warnings.warn(escape(f"verify: no token was changed, since {probed}"), stacklevel=3)
+        else:
+            recording.probed = probed
 
 
 def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> str:
@@ -239,7 +262,9 @@ def capture(
     - `folder`: a folder that each layer is written to as soon as it has run.
     - `budget`: the memory to use, such as "4GiB"; further layers go to a temporary folder.
     - `adapters`: `{module name: adapter}` for attention that is not recognised; see `docs/capture.md`.
-    - `verify`: whether to compare every row with the model's output, and not a sample of 64.
+    - `verify`: whether to compare every row with the model's output, and not a sample of 64, and to establish
+      which tokens the rows and keys of each layer are: the model is run a few times more, with some token ids
+      changed, to see which of them move.
     - `overviews`: whether to keep with each map an overview of at most 256 × 256 cells, from which `pool` and
       the page then answer at once. On a GPU the attention of long texts is then computed by Regard's kernel,
       which hands out the overview with the output; the model goes on with that output, which differs from its

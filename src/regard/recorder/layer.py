@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.recorder.certificate import Evidence, ShardEvidence
+from regard.recorder.certificate import NO_TOKENS, Evidence, ShardEvidence
 from regard.recorder.map_preparation import write_count
 from regard.recorder.placement import Placement
 from regard.recorder.summary import LayerSummary, summarise
@@ -237,6 +237,14 @@ class Layer:
                 f"{m.kind}, with weights of either sign"
             )
         return m
+
+    def check_tokens(self, what: str) -> None:
+        """Raise a ValueError if its rows and keys are not known to be tokens, which `what` needs."""
+        if (reason := self._evidence.unplaced) is not None:
+            raise ValueError(
+                f"layer {self.key}: {what} is defined between tokens, and {NO_TOKENS}: {reason}; "
+                "regard.capture(…, verify=True) looks closer, by changing tokens"
+            )
 
     def head_map(self, head: int) -> LayerMap:
         """Return the map (B, T, S) of one head, by its number in the model."""

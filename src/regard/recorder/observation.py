@@ -8,6 +8,8 @@ calls is decided by the receiver.
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -15,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.gpt import GPT
 from regard.override import MethodWrappers
-from regard.recorder.receiver import CallReceiver, OpenReceiver, PassTokens, open_receivers
+from regard.recorder.receiver import CallReceiver, ModelArguments, OpenReceiver, PassTokens, open_receivers
 from regard.recorder.sources import adapters as adapter_source
 from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources import linear_functions, listener, torch_mha
+from regard.recorder.sources import linear_functions, listener, token_order, torch_mha
 from regard.recorder.sources.compilation import uncompiled
 from regard.recorder.sources.vision_tower import find_pixels
 
@@ -33,7 +36,8 @@ def observed(model: nn.Module, receiver: CallReceiver, sources: Sequence[Attach]
     for name, module in model.named_modules():
         if module is model or listener.is_pretrained(module):
             # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
-            wrappers.add(module, "forward", functools.partial(_run_pass, receiver, "decoder" in name))
+            wrappers.add(module, "forward", functools.partial(_run_pass, receiver, module, "decoder" in name))
+    receiver.known_code = tuple(name for name, module in model.named_modules() if _keeps_order(module))
     with ExitStack() as undo:
         undo.enter_context(uncompiled(model))
         undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(model.modules()))))
@@ -43,30 +47,78 @@ def observed(model: nn.Module, receiver: CallReceiver, sources: Sequence[Attach]
         yield
 
 
+def _keeps_order(module: nn.Module) -> bool:
+    """Whether a model's code is known to keep its texts and tokens in order: Transformers' and Regard's."""
+    package = type(module).__module__
+    return isinstance(module, GPT) or (listener.is_pretrained(module) and package.startswith("transformers."))
+
+
 def _run_pass(
-    receiver: CallReceiver, in_decoder: bool, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    receiver: CallReceiver,
+    model: nn.Module,
+    in_decoder: bool,
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Run a model's `forward` so that the receiver knows where a forward pass begins and ends."""
-    with receiver.forward_pass(_pass_tokens(args, kwargs), in_decoder):
+    arguments = ModelArguments(args, kwargs)
+    tokens = _pass_tokens(forward, arguments)
+    with receiver.forward_pass(tokens, in_decoder), ExitStack() as undo:
+        if receiver.keeps_arguments and receiver.running == 1:
+            receiver.arguments = arguments
+        if _keeps_order(model):
+            undo.enter_context(token_order.paused())
+        elif receiver.watches_tokens and receiver.running == 1 and tokens.ids is not None:
+            receiver.order = undo.enter_context(token_order.TokenOrder(tokens.ids, tokens.others, model))
         return forward(*args, **kwargs)
 
 
-def _pass_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PassTokens:
+def _pass_tokens(forward: Callable[..., Any], arguments: ModelArguments) -> PassTokens:
     """Find the token ids, the padding and the pixels among the arguments of a forward pass."""
-    ids = args[0] if args else kwargs.get("input_ids", kwargs.get("ids"))
+    (args, kwargs), ids = arguments, arguments.ids
     mask = kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.dtype.is_floating_point:
         mask = mask.detach().cpu().to(torch.bool, copy=True)
     else:
         mask = None
-    return PassTokens(_as_ids(ids), _as_ids(kwargs.get("decoder_input_ids")), mask, find_pixels(args, kwargs))
+    first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    return PassTokens(
+        as_ids(ids),
+        as_ids(kwargs.get("decoder_input_ids")),
+        mask,
+        find_pixels(args, kwargs),
+        others=tuple(x for name, x in _named(forward, args, kwargs) if x is not ids and _is_text(name, x)),
+        batch=() if first is None else tuple(first.shape[:2]),
+    )
 
 
-def _as_ids(x: Any) -> Tensor | None:
+NO_TEXT = ("position", "type", "segment", "mask", "label", "target", "length")
+"""Parts of the names of arguments that hold whole numbers for each token, but no text of its own."""
+
+
+def _is_text(name: str, x: Any) -> bool:
+    """Whether an argument may hold the token ids of a text."""
+    return isinstance(x, Tensor) and _is_whole(x) and not any(part in name for part in NO_TEXT)
+
+
+def _named(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a forward pass with their names, "" where the signature has none."""
+    names = list(inspect.signature(forward).parameters) if args else []
+    yield from itertools.zip_longest(names[: len(args)], args, fillvalue="")
+    yield from kwargs.items()
+
+
+def as_ids(x: Any) -> Tensor | None:
     """Return a copy of x if it is a tensor of token ids (B, T), else None."""
-    if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
-        return x.detach().cpu().clone()  # the caller may write to the tensor later
-    return None
+    return x.detach().cpu().clone() if _is_whole(x) else None  # the caller may write to the tensor later
+
+
+def _is_whole(x: Any) -> bool:
+    """Whether this is a tensor (B, T) of whole numbers."""
+    return isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32)
 
 
 def choose_sources(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import OWN_OUTPUT
 from regard.recorder.layer import LayerId
 from regard.recorder.linear_call import LinearCall
+from regard.recorder.sources.token_order import TokenOrder
 from regard.recorder.sources.vision_tower import PixelInputs
 
 
@@ -31,6 +32,29 @@ class PassTokens(NamedTuple):
     target_ids: Tensor | None = None  # (B, T) of a decoder beside an encoder
     attention_mask: Tensor | None = None  # (B, tokens so far), True for tokens and False for padding
     pixels: PixelInputs | None = None  # of the pictures
+    others: tuple[Tensor, ...] = ()  # further arguments that may hold token ids
+    batch: tuple[int, ...] = ()  # the first two lengths of the first tensor, one of which counts the texts
+
+
+class ModelArguments(NamedTuple):
+    """The arguments of a forward pass, and where among them the token ids are."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def ids(self) -> Any:
+        """The token ids, or whatever stands where they are expected."""
+        return self.args[0] if self.args else self.kwargs.get(self._name)
+
+    @property
+    def _name(self) -> str:
+        return "input_ids" if "input_ids" in self.kwargs else "ids"
+
+    def with_ids(self, ids: Tensor) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the arguments with other ids, of the same dtype and on the same device."""
+        ids = ids.to(self.ids)
+        return ((ids, *self.args[1:]), self.kwargs) if self.args else ((), {**self.kwargs, self._name: ids})
 
 
 Part = Literal["beside", "rows"]
@@ -46,6 +70,10 @@ class CallReceiver:
     """Whether it may change the output with which the model goes on."""
     overviews = False
     """Whether the attention of the layers that it selects should hand out overviews."""
+    watches_tokens = False
+    """Whether it matters to the receiver which tokens the rows and keys of a call are."""
+    keeps_arguments = False
+    """Whether the forward pass may be run again later, with other tokens."""
 
     def __init__(self) -> None:
         self.forwards = 0  # forward passes of the model so far
@@ -59,6 +87,9 @@ class CallReceiver:
         self._names: dict[int | str, str] = {}  # by layer key: the name of its module
         self._modules: Counter[str] = Counter()  # modules in each stack
         self._tokens: PassTokens | None = None  # of this forward pass
+        self.order: TokenOrder | None = None  # what was done to the tokens of this forward pass
+        self.arguments: ModelArguments | None = None  # of the forward pass, where it may be run again
+        self.known_code: tuple[str, ...] = ()  # names of modules whose code keeps tokens in order
 
     def selects(self, layer_id: LayerId) -> bool:
         """Whether the calls of this layer matter to the receiver."""
@@ -67,6 +98,10 @@ class CallReceiver:
     def descriptions(self) -> list[str]:
         """Return a sentence for each of its edits, if it is an editor."""
         return []
+
+    def is_known(self, name: str) -> bool:
+        """Whether a module is part of a model whose code is known to keep its tokens in order."""
+        return any(not known or f"{name}.".startswith(f"{known}.") for known in self.known_code)
 
     def expect(self, layer_ids: Collection[LayerId]) -> None:
         """Announce the layers whose attention a source is going to see."""
@@ -91,6 +126,16 @@ class CallReceiver:
 
     def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
         """Receive a call of a linear layer, which only a recording does something with."""
+
+    def disown(self, slot: Slot) -> None:
+        """Learn that the output of an attention call was not used by the module that computed it."""
+
+    def unplace(self, slot: Slot, reason: str) -> None:
+        """Learn that the axes of an attention call are not texts, heads and tokens."""
+
+    def last_slot(self, name: str) -> Slot:
+        """Return the slot of the last call of a module."""
+        return name, self._calls[name] - 1
 
     @contextmanager
     def forward_pass(self, tokens: PassTokens, in_decoder: bool = False) -> Iterator[None]:
@@ -122,7 +167,7 @@ class CallReceiver:
         self._finish_forward()
         self.forwards += 1
         self._calls.clear()
-        self._tokens = tokens
+        self._tokens, self.order = tokens, None
 
     def _take_pixels(self, pixels: PixelInputs | None) -> None:
         """Take the pixels that this forward pass, or a part of it, reads."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,10 +42,13 @@ from regard.recorder.placement import Placement, ShardId
 from regard.recorder.rank_group import RankGroup
 from regard.recorder.receiver import CallReceiver, Part, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
+from regard.recorder.sources import token_order
 from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import MemoryStore, Store
+from regard.recorder.token_axes import other_batch, place
 from regard.recorder.token_rows import join_token_rows
 
+UNUSED = "the module that computed it did not use its output"
 OTHER_TEXT = "it read another text than the one of this capture"
 
 
@@ -90,6 +93,8 @@ class Recording(CallReceiver):
     - `shard`, `ranks`: which part of the capture this process makes, and the processes that make it together.
     """
 
+    watches_tokens = True
+
     def __init__(
         self,
         *,
@@ -120,7 +125,9 @@ class Recording(CallReceiver):
         self.layers = None if layers is None else {str(layer) for layer in layers}
         self.heads = None if heads is None else sorted(set(heads))
         self.dtype, self.values, self.verify, self.join_calls = dtype, values, verify, join_calls
-        self.overviews = overviews
+        self.overviews, self.keeps_arguments = overviews, verify
+        self.probed: Mapping[str, str | None] = {}
+        """By layer name: why its axes are not the tokens, or None, where tokens were changed to see it."""
         self.store: Store = MemoryStore() if store is None else store
         self.decode, self.stream, self.picture_reader = decode, stream, picture_reader
         self.seen = Capture(
@@ -163,7 +170,7 @@ class Recording(CallReceiver):
         """Record an attention call that a module has made, and return it."""
         if torch._C._current_graph_task_id() != -1 or again:
             return call  # recomputed in a backward pass (gradient checkpointing), and recorded before
-        with self._lock:
+        with self._lock, token_order.paused():
             if not self._is_alone():
                 return call
             if isinstance(call, UnreadableCall):
@@ -178,10 +185,28 @@ class Recording(CallReceiver):
         """Record a call of a linear layer."""
         if torch._C._current_graph_task_id() != -1:
             return  # recomputed in a backward pass, and recorded before
-        with self._lock:
+        with self._lock, token_order.paused():
             if self._is_alone():
                 other = self._other_text and call.problem is None
                 self._add_linear_call(layer_id, call._replace(problem=OTHER_TEXT) if other else call)
+
+    def disown(self, slot: Slot) -> None:
+        """Learn that the output of an attention call was not used by the module that computed it."""
+        self._amend(slot, problem=UNUSED)
+
+    def unplace(self, slot: Slot, reason: str) -> None:
+        """Learn that the axes of an attention call are not texts, heads and tokens."""
+        self._amend(slot, unplaced=reason)
+
+    def _amend(self, slot: Slot, **reasons: Any) -> None:
+        """Add reasons to the evidence of the layer that is being recorded, where it has none."""
+        with self._lock:
+            if (strip := self._strips.get(slot)) is not None:
+                new: dict[str, Any] = {
+                    name: getattr(strip.evidence, name) or reason for name, reason in reasons.items()
+                }
+                strip.evidence = dataclasses.replace(strip.evidence, **new)
+                strip.layer.evidence = dataclasses.replace(strip.layer.evidence, **new)
 
     def _begin(self, tokens: PassTokens | None = None) -> None:
         """Begin a forward pass of the model that reads `tokens`."""
@@ -218,6 +243,7 @@ class Recording(CallReceiver):
                 whole_mask=whole_mask,
             )
             whole, evidence = self._examine(call, against)
+            evidence = dataclasses.replace(evidence, unplaced=self._why_unplaced(layer_id.name, call))
             own, v = call.own_part(whole, call.v.detach())
             selected, indices, kv_heads = select_heads(own, local)
             values = v[:, kv_heads] if self.values else None
@@ -317,6 +343,16 @@ class Recording(CallReceiver):
             heads = call.replaced.any(1).nonzero().flatten().tolist()
             evidence = dataclasses.replace(evidence, replaced_heads=tuple(call.numbers(heads)))
         return m, evidence
+
+    def _why_unplaced(self, name: str, call: AttentionCall) -> str | None:
+        """Return why the axes of a call are not known to be texts, heads and tokens; None if they may be."""
+        order, batch = self.order, () if self._tokens is None else self._tokens.batch
+        if call.unplaced is None and order is not None:
+            return order.reason
+        B = len(call.q)
+        if call.unplaced is None and batch and B not in batch and not self.is_known(name):
+            return other_batch(B, batch[0])
+        return call.unplaced
 
     def _start_strip(self, call: FirstCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
@@ -451,6 +487,8 @@ class Recording(CallReceiver):
             if strip.grown:
                 layer = self.store.put(strip.finished(), instead_of=strip.layer)
                 seen.layers[seen.layers.index(strip.layer)] = layer
+        for layer in seen.layers:
+            layer.evidence = place(layer, self.is_known(layer.name), seen.ids, seen.target_ids, self.probed)
         if seen.attention_mask is None and seen.ids is not None:
             seen.attention_mask = self._mask_of_layers(seen.ids.shape)
         if seen.attention_mask is not None and bool(seen.attention_mask.all()):

@@ -219,7 +219,9 @@ class Capture:
         if self.pictures is not None and self.pictures.is_tower(layer.key):
             return None
         ids = self.target_ids if layer.stack == "decoder" and self.target_ids is not None else self.ids
-        return ids if ids is not None and layer.stack != "cross" and ids.shape[1] == layer.shape[3] else None
+        if ids is None or layer.stack == "cross" or layer.evidence.unplaced is not None:
+            return None
+        return ids if tuple(ids.shape) == (layer.shape[0], layer.shape[3]) else None
 
     def output_projection(self, layer: int | str) -> OutputProjection:
         """Return the linear layer through which a layer's heads write to the residual stream.
@@ -363,6 +365,8 @@ class Capture:
         layers = [layer for layer in self.layers if stack is None or layer.stack == stack]
         if not layers:
             raise ValueError(f"stack: expected one of {stacks}, got {stack!r}")
+        for layer in layers:
+            layer.check_tokens("rollout")
         shapes = {layer.shape[2:] for layer in layers}
         if len(shapes) > 1 or any(T != S for T, S in shapes):
             raise ValueError(
@@ -431,6 +435,8 @@ class Capture:
         parts = [f"{len(self)} layer{'s' * (len(self) > 1)} of {shape}", f"{certified} certified"]
         if self.model:
             parts.insert(0, self.model)
+        if unplaced := sum(layer.evidence.unplaced is not None for layer in self.layers):
+            parts.append(f"{unplaced} without tokens")
         if self.missing:
             parts.append(f"{len(self.missing)} missing")
         if self.edits:

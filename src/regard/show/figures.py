@@ -99,7 +99,8 @@ def figure(
         m = m - (against.layer(layer).map if head is None else against[layer, head])[batch]
     T, S = m.shape[-2:]
     # The tokens on each axis: beside an encoder, decoders have tokens of their own.
-    source = None if capture.tokens is None else capture.tokens[batch]
+    is_placed = chosen.evidence.unplaced is None
+    source = capture.tokens[batch] if capture.tokens is not None and is_placed else None
     target = source if capture.target_tokens is None else capture.target_tokens[batch]
     keys = target if chosen.stack == "decoder" else source
     queries = target if chosen.stack in ("decoder", "cross") else source

@@ -58,6 +58,8 @@ def measure_spans(
     """The table of `Capture.spans`, whose arguments these are."""
     b = choose_text(seen, batch)
     layers = [layer for layer in choose_stack(seen, stack) if not layer.is_linear]
+    for layer in layers:
+        layer.check_tokens("attention between spans")
     if not layers:
         raise ValueError("spans: expected a layer of softmax attention, got linear layers only")
     row_spans = _as_spans("rows", rows)

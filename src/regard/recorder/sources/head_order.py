@@ -18,7 +18,7 @@ from regard.recorder.sources.code_names import function_name
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 """Attributes that hold a module's number of heads."""
 HEADS_FIRST = (
-    "its heads stand in front of the batch, where they cannot be told from texts: reshape them to "
+    "its heads seem to stand in front of the batch, where they cannot be told from texts: reshape them to "
     "(B, H, T, D)"
 )
 COPYING = {"contiguous", "clone", "reshape", "view", "flatten", "reshape_as", "view_as", "to", "_unsafe_view"}

@@ -24,7 +24,7 @@ from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, write_count
-from regard.recorder.receiver import CallReceiver, Part
+from regard.recorder.receiver import CallReceiver, Part, Slot
 from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, torch_mha
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.code_names import ATTEND, module_names
@@ -35,6 +35,7 @@ from regard.recorder.sources.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.linear_modules import linear_modules
 from regard.recorder.sources.token_mixers import computes_softmax_attention, kind_of
 
+PARTS = "its module attends in several calls, each with some of its queries or keys"
 MULTI_HEAD = "multi_head_attention_forward"  # which some modules call without `nn.MultiheadAttention`
 FUNCTIONS = frozenset(
     ("scaled_dot_product_attention", MULTI_HEAD, "ALL_ATTENTION_FUNCTIONS", "dispatch_attention_fn")
@@ -105,6 +106,8 @@ class EarlierCall(NamedTuple):
     """How often q, k and the tensors of the mask had been written to in place."""
     is_part: bool = False
     """Whether it belongs to the calls before it."""
+    slot: Slot = ("", 0)
+    """Where the receiver keeps it."""
 
     @classmethod
     def of(cls, call: AttentionCall) -> EarlierCall:
@@ -128,9 +131,32 @@ class EarlierCall(NamedTuple):
             and torch.equal(self.k, earlier.k)
         )
 
-    def is_beside(self, earlier: EarlierCall) -> bool:
-        """Whether two calls are about other tokens of one sequence: queries and keys cut from one tensor."""
-        return _other_tokens(self.q, earlier.q) and _other_tokens(self.k, earlier.k)
+    def is_beside(self, calls: Sequence[EarlierCall]) -> bool:
+        """Whether a call has the next tokens of one sequence, which attend to themselves and to no others.
+
+        Its queries and keys are cut from the tensors of the earlier calls, where those end, and at the same
+        tokens of both: windows that run in another order, or attend to other windows, are maps of their own.
+        """
+        first, tokens = calls[0], sum(call.q.shape[2] for call in calls)
+        return (
+            _other_tokens(self.q, first.q)
+            and _other_tokens(self.k, first.k)
+            and _first_token(first.q) == _first_token(first.k)
+            and _first_token(self.q) == _first_token(self.k) == _first_token(first.q) + tokens
+            and all(call.q.shape[2] == call.k.shape[2] for call in (*calls, self))
+        )
+
+    def is_cut_like(self, first: EarlierCall) -> bool:
+        """Whether two calls of one module have other tokens of the same queries or keys."""
+        pairs = ((self.q, first.q), (self.k, first.k))
+        return self is not first and any(x.ndim == y.ndim and _other_tokens(x, y) for x, y in pairs)
+
+    def place_after(self, first: EarlierCall) -> str:
+        """Which part of its module's attention it is beside the first call, in words."""
+        pairs = ((self.q, first.q), (self.k, first.k))
+        rows, keys = (_first_token(x) - _first_token(y) if _is_one(x, y) else None for x, y in pairs)
+        words = [f"{n:+d} {what}" for what, n in (("queries", rows), ("keys", keys)) if n is not None]
+        return f"{PARTS}; this one begins {' and '.join(words)} from where the first begins"
 
     def part_of(self, calls: Sequence[EarlierCall]) -> Part | None:
         """Return how a call belongs to the module's earlier ones, or None if it does not.
@@ -141,7 +167,7 @@ class EarlierCall(NamedTuple):
         heads = (self.q.shape[:2], self.k.shape[:2]) == (first.q.shape[:2], first.k.shape[:2])
         if not heads or self.scores != first.scores:
             return None
-        if self.is_beside(calls[0]):
+        if self.is_beside(calls):
             return "beside"
         return "rows" if self.has_next_rows(calls) else None
 
@@ -165,14 +191,24 @@ def _write_counts(q: Tensor, k: Tensor, mask: Mask) -> tuple[int | None, ...]:
 
 def _other_tokens(q: Tensor, other: Tensor) -> bool:
     """Whether two tensors (B, H, T, D) are different tokens, and not different heads, of one tensor."""
-    strides = _strides(q, other)
-    if q.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or strides != _strides(other, q):
+    if not _is_one(q, other):
         return False
-    step = strides[2]
+    step = (strides := _strides(q, other))[2]
     apart, rest = divmod(abs(int(q.storage_offset()) - int(other.storage_offset())), max(step, 1))
     # A stride larger than a token's is that of a head or a text, and spans all the tokens.
     tokens = min((x // step for x in strides[:2] if x > step), default=apart + 1) if step else 0
     return not rest and q.shape[2] <= apart < tokens
+
+
+def _is_one(x: Tensor, other: Tensor) -> bool:
+    """Whether two tensors (B, H, T, D) are cut from one."""
+    is_same = x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return is_same and _strides(x, other) == _strides(other, x)
+
+
+def _first_token(x: Tensor) -> int:
+    """The number of the first token of x (B, H, T, D) in memory, where a token holds its channels."""
+    return int(x.storage_offset()) // max(x.stride(2), 1)
 
 
 def _strides(x: Tensor, other: Tensor) -> tuple[int, ...]:
@@ -221,7 +257,16 @@ class Listener:
             earlier.append(this._replace(is_part=part is not None))
             if part is None:
                 layer_id = _numbered(layer_id, earlier)
-        return self.receiver.record(layer_id, call, part=part)
+        call = self.receiver.record(layer_id, call, part=part)
+        slot = self.receiver.last_slot(layer_id.name)
+        if earlier and isinstance(call, AttentionCall):
+            earlier[-1] = earlier[-1]._replace(slot=slot)
+            if part is None and earlier[-1].is_cut_like(earlier[0]):
+                self.receiver.unplace(earlier[0].slot, PARTS)
+                self.receiver.unplace(slot, earlier[-1].place_after(earlier[0]))
+        if module in self.modules:
+            sdpa.if_unused(functools.partial(self.receiver.disown, slot))
+        return call
 
     def wants_overview(self, module: nn.Module | None) -> bool:
         """Whether the attention of a module, or of the one that is running, should hand out an overview."""
@@ -240,7 +285,7 @@ class Listener:
         """Run a module's `forward`, with none of its earlier calls before it and after it."""
         self.earlier.pop(module, None)
         try:
-            return forward(*args, **kwargs)
+            return sdpa.run_and_disown(forward, *args, **kwargs)
         finally:
             self.earlier.pop(module, None)
 
@@ -253,7 +298,8 @@ def _eager_call(attention: EagerAttention) -> AttentionCall | UnreadableCall:
     """Read an attention in a module's own code, or say why it cannot be read."""
     module = attention.modules[-1]
     try:
-        return attention_call(attention, module)
+        call = attention_call(attention, module)
+        return call._replace(unplaced=sdpa.several_axes(attention.output.shape))
     except (ValueError, RuntimeError) as error:
         return UnreadableCall(f"{type(module).__name__}, as {error}")
 

@@ -33,6 +33,7 @@ from regard.maps import kept_overview
 from regard.maps.kept_overview import KeptOverview
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
+from regard.recorder.sources import token_order
 from regard.recorder.sources.call_stack import calling_module, is_running
 from regard.recorder.sources.code_names import function_name
 from regard.recorder.sources.head_order import (
@@ -73,7 +74,9 @@ def listening(*listeners: CallListener) -> Iterator[None]:
     """Inside the block, these listeners and no others receive the calls that this context makes."""
     token = _instead.set(listeners)
     try:
-        yield
+        # Without listeners a call is being read, by operators that are not the model's.
+        with nullcontext() if listeners else token_order.paused():
+            yield
     finally:
         _instead.reset(token)
 
@@ -155,7 +158,68 @@ class AttentionMode(TorchFunctionMode):
                 _report_operator(name)
         output = func(*args, **(kwargs or {}))
         note_axes(func, args, output)
+        if (unused := _unused.get()) and not _computing.get() and _goes_on(func, output):
+            unused.keep_unless((*args, *(kwargs or {}).values()))
         return output
+
+
+class UnusedOutputs:
+    """The outputs of the attention calls of a running module that no function has taken yet."""
+
+    def __init__(self) -> None:
+        self._outputs: list[tuple[Tensor, tuple[Disown, ...]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._outputs)
+
+    def add(self, output: Tensor, disowns: tuple[Disown, ...]) -> None:
+        """Add an output, and what to call if it turns out to be unused."""
+        self._outputs.append((output, disowns))
+
+    def keep_unless(self, values: Iterable[Any]) -> None:
+        """Take out the outputs that are among some values, or in a list or tuple among them."""
+        used = {id(x) for value in values for x in (value if isinstance(value, list | tuple) else (value,))}
+        self._outputs = [entry for entry in self._outputs if id(entry[0]) not in used]
+
+    def disown(self) -> None:
+        """Tell the listeners of the outputs that are left that nothing used them."""
+        for _, disowns in self._outputs:
+            for disown in disowns:
+                disown()
+
+
+Disown = Callable[[], None]
+_unused: ContextVar[UnusedOutputs | None] = ContextVar("unused_outputs", default=None)
+_disowns: ContextVar[list[Disown] | None] = ContextVar("disowns", default=None)
+
+
+def if_unused(disown: Disown) -> None:
+    """Call a function if the module that makes the current attention call does not use its output."""
+    if (disowns := _disowns.get()) is not None:
+        disowns.append(disown)
+
+
+def run_and_disown(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a module's `forward`; attention whose output it neither returns nor works on is disowned."""
+    unused = UnusedOutputs()
+    token = _unused.set(unused)
+    try:
+        output = forward(*args, **kwargs)
+    finally:
+        _unused.reset(token)
+    if unused:
+        unused.keep_unless([output, *(output.values() if isinstance(output, dict) else ())])
+    if any(isinstance(mode, AttentionMode) for mode in _modes()):  # type: ignore[no-untyped-call]
+        unused.disown()
+    return output
+
+
+def _goes_on(func: Any, output: Any) -> bool:
+    """Whether a function passes on what it was given, and does not just look at it, as `allclose` does."""
+    if isinstance(output, Tensor):
+        return output.is_floating_point() or output.is_complex()
+    is_attribute = getattr(func, "__name__", "") == "__get__"  # x.shape, x._base
+    return not is_attribute and not isinstance(output, bool | int | float | torch.Size)
 
 
 def _report_operator(name: str) -> None:
@@ -257,9 +321,16 @@ def _observed(
             call = UnreadableCall(str(error))
         if isinstance(call, AttentionCall):
             call = call._replace(problem=dropout_problem(dropout_p), kept=kept)
-        call = notify(listeners, call)
+        disowns: list[Disown] = []
+        token = _disowns.set(disowns)
+        try:
+            call = notify(listeners, call)
+        finally:
+            _disowns.reset(token)
     if isinstance(call, AttentionCall) and call.used is not None:
-        return call.used.reshape(output.shape)
+        output = call.used.reshape(output.shape)
+    if (unused := _unused.get()) is not None and disowns:
+        unused.add(output, tuple(disowns))
     return output
 
 
@@ -389,8 +460,26 @@ def attention_call(
         lse = lse.masked_fill(empty_rows, -torch.inf)
     mask = prepare(q, k, k, **settings).mask if mask is None else mask
     return AttentionCall(
-        q, k, v, out, lse, mask, settings["scale"], own_lse=own_lse, softly_masked_rows=softly_masked
+        q,
+        k,
+        v,
+        out,
+        lse,
+        mask,
+        settings["scale"],
+        own_lse=own_lse,
+        softly_masked_rows=softly_masked,
+        unplaced=several_axes(query.shape),
     )
+
+
+def several_axes(shape: Sequence[int]) -> str | None:
+    """Return why queries (…, T, D) with more than two axes before T are not those of texts and heads."""
+    lead = [n for n in shape[:-2] if n > 1]
+    if len(lead) < 3:
+        return None
+    sizes = "×".join(map(str, shape))
+    return f"its queries have {len(shape)} dimensions ({sizes}), which may be windows or gathered tokens"
 
 
 def leading_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:

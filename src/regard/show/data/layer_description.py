@@ -79,7 +79,8 @@ def find_axis_tokens(
     names = (TARGET if decodes else TEXT, TARGET if decodes and layer.stack != "cross" else TEXT)
     names = patch_axes or names
     queries, keys = (lists.get(name) or [] for name in names)
-    if len(queries) < T or len(keys) < S or (layer.stack == "cross" and not decodes):
+    is_cross = layer.stack == "cross" and not decodes
+    if len(queries) < T or len(keys) < S or is_cross or layer.evidence.unplaced is not None:
         return AxisTokens(*names, None, None, None, None)
     first_query, first_key = len(queries) - T, len(keys) - S
     return AxisTokens(*names, first_query, first_key, queries[first_query:], keys[first_key:])
@@ -90,6 +91,7 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
         "certified": evidence.certified,
         "text": str(evidence),
         "problem": evidence.problem,
+        "unplaced": evidence.unplaced,
         "difference": _finite(evidence.difference),
         "allowed": _finite(evidence.tolerance),
         "row_sums": _finite(evidence.row_sums),

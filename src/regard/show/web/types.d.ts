@@ -223,6 +223,8 @@ interface Evidence {
   certified: boolean;
   text: string;
   problem: string | null;
+  /** Why the rows and columns are not known to be tokens; null or absent if they are. */
+  unplaced?: string | null;
   difference: number | null;
   allowed: number | null;
   row_sums: number | null;

@@ -92,13 +92,19 @@ export function contextOf(canvas) {
   return context;
 }
 
+/** @param {{ certified: boolean, unplaced?: string | null }} evidence */
+function badgeWords({ certified, unplaced }) {
+  if (!certified) return "Not certified";
+  return unplaced ? "No tokens" : "Certified";
+}
+
 /**
  * A certificate's badge: what was found of a layer, in a word, with the whole sentence as its title.
- * @param {{ certified: boolean, text: string }} evidence
+ * @param {{ certified: boolean, text: string, unplaced?: string | null }} evidence
  * @param {string} [words]
  */
-export function badge(evidence, words = evidence.certified ? "Certified" : "Not certified") {
-  const good = evidence.certified;
+export function badge(evidence, words = badgeWords(evidence)) {
+  const good = evidence.certified && !evidence.unplaced;
   return element("span", {
     class: `badge ${good ? "good" : "bad"}`,
     text: words,

@@ -38,6 +38,7 @@ export function layerName(layer) {
   const marks = [];
   if (layer.window) marks.push(`window ${layer.window}`);
   if (!layer.evidence.certified) marks.push("not certified");
+  else if (layer.evidence.unplaced) marks.push("no tokens");
   return marks.length ? `${layer.key} (${marks.join(", ")})` : layer.key;
 }
 

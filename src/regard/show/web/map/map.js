@@ -90,7 +90,8 @@ export class MapView {
     const name = [state.text, layer.key, state.head, meta.texts.length, quantityName(quantity)].join(" ");
     if (name !== this.named) {
       this.title.textContent = `Layer ${layer.key}, head ${state.head}`;
-      this.proof.replaceChildren(...(layer.evidence.certified ? [] : [badge(layer.evidence)]));
+      const { certified, unplaced } = layer.evidence;
+      this.proof.replaceChildren(...(certified && !unplaced ? [] : [badge(layer.evidence)]));
       this.small.show(state, quantity);
       this.readout.showLayer(captured);
       this.cut.show(layer.key, state.head);

@@ -122,8 +122,11 @@ export class Readout {
  * @param {Evidence} evidence
  */
 function certificate(evidence) {
+  const axes = evidence.unplaced
+    ? "Rows and columns are those of the call, and not known to be tokens. "
+    : "";
   const meaning = evidence.certified
-    ? "These are the weights that the model used: with its values they give its own attention output. "
+    ? `These are the weights that the model used: with its values they give its own attention output. ${axes}`
     : "These may not be the weights that the model used. ";
   const found = evidence.text.replace(/^(not )?certified:? ?(.)/, (_, not, first) => first.toUpperCase());
   return [

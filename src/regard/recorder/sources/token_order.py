@@ -1,0 +1,196 @@
+"""Watches what a model does to its texts and tokens between their ids and its attention.
+
+Shapes alone do not show that row 3 of a map is token 3: a model may read its text backwards, sort its batch,
+send parts of it elsewhere, or read a second text. A `TokenOrder` sees the operators of one forward pass and
+notes the first that may have done so; the maps that are recorded after it then carry no tokens. It is for
+code that nobody here knows: the models of Transformers and Regard's own keep their tokens in order. What it
+cannot see, such as a product with a permutation matrix, `capture(…, verify=True)` finds by changing tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_paused: ContextVar[bool] = ContextVar("token_order_paused", default=False)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Inside the block nothing is noted: the operators are not the model's own, or keep tokens in order."""
+    token = _paused.set(True)
+    try:
+        yield
+    finally:
+        _paused.reset(token)
+
+
+class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operator of a forward pass after which texts or tokens may stand in another order.
+
+    - `ids` (B, T): the token ids that the model was given, on the CPU.
+    - `others`: other arguments of the forward pass that may hold token ids.
+    - `model`: its parameters and buffers are tables, which may be cut in any way.
+    """
+
+    supports_higher_order_operators = True  # flex_attention is one, and is refused by a mode without this
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions inside the model run as they do without the mode."""
+        return True
+
+    def __init__(self, ids: Tensor, others: Sequence[Tensor], model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ids, (self.B, self.T) = ids, ids.shape
+        self.others = {x.data_ptr() for x in others}
+        self.tables = {_memory(x) for x in itertools.chain(model.parameters(), model.buffers())}
+        self.reason: str | None = None
+        """Why the maps that are recorded from now on may be of other texts or tokens; None if nothing is."""
+        self._read_from: set[int] = set()  # the tables from which the ids were read
+        self._read_otherwise: set[int] = set()  # and those from which other whole numbers were
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if self.reason is None and not _paused.get() and hasattr(func, "_schema"):
+            name = func._schema.name.removeprefix("aten::").removesuffix("_")
+            try:
+                self.reason = self._explain(name, args)
+            except (RuntimeError, TypeError, IndexError) as error:  # a kind of tensor without memory or shape
+                self.reason = f"its operator {name} could not be followed ({error})"
+        return output
+
+    def _explain(self, name: str, args: tuple[Any, ...]) -> str | None:
+        """Return what an operator may have done to the order of texts and tokens, or None."""
+        if name == "embedding":
+            return self._explain_lookup(args[0], args[1])
+        if name == "index" and _memory(args[0]) in self.tables:  # table[ids]
+            return self._explain_lookup(args[0], args[1][0]) if len(args[1]) == 1 else None
+        if name in ("stack", "cat"):
+            return self._explain_join(args)
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or x.is_nested or _memory(x) in self.tables:
+            return None
+        if name in ("view", "_unsafe_view", "reshape"):
+            return self._explain_view(x, args[1])
+        if name in EXCHANGING and self.B == self.T and self._is_exchanged(x, args[1:]):
+            return "its texts are as many as their tokens, and it exchanged the two (transpose)"
+        if name not in CUTTING:
+            return None
+        for axis in CUTTING[name](x, args[1:]):
+            if (what := self._axis_of(x, axis % x.ndim)) is not None:
+                return f"it picked or reordered {what} ({name}) before this layer"
+        return None
+
+    def _axis_of(self, x: Tensor, axis: int) -> str | None:
+        """Return what an axis of a tensor holds, if it has as many entries as there are texts or tokens."""
+        is_channels = axis == x.ndim - 1 and x.ndim > 1 and x.is_floating_point()
+        # Another axis of that length may be the one: B heads, or the three of (3, B, H, T, D) for 3 texts.
+        if is_channels or list(x.shape).count(x.shape[axis]) > 1:
+            return None
+        lengths = {self.T: "tokens", self.B: "texts", self.B * self.T: "tokens"}
+        return lengths.get(x.shape[axis]) if x.shape[axis] > 1 else None
+
+    def _explain_lookup(self, table: Tensor, ids: Tensor) -> str | None:
+        """Note a lookup of whole numbers in a table; return a reason if a second text was looked up."""
+        if ids.numel() == self.ids.numel() and torch.equal(ids.detach().cpu().reshape(-1), self.ids.view(-1)):
+            self._read_from.add(_memory(table))
+        else:
+            self._read_otherwise.add(_memory(table))
+            if ids.data_ptr() in self.others:
+                return "the model read the ids of a second argument, too"
+        if self._read_from & self._read_otherwise:
+            return "the model also read other token ids than those it was given"
+        return None
+
+    def _explain_join(self, args: tuple[Any, ...]) -> str | None:
+        """Return a reason if tensors of all texts were put in front of one another, as separate heads are."""
+        tensors, axis = args[0], args[1] if len(args) > 1 else 0
+        if axis != 0 or len(tensors) < 2 or any(_memory(x) in self.tables for x in tensors):
+            return None
+        if all(x.ndim > 2 and x.is_floating_point() and self._has_texts(x) for x in tensors):
+            return "it put several tensors of its texts in front of one another (stack), as heads or texts"
+        return None
+
+    def _has_texts(self, x: Tensor) -> bool:
+        return set(x.shape[:2]) == {self.B, self.T}
+
+    def _explain_view(self, x: Tensor, shape: Sequence[int]) -> str | None:
+        """Return a reason if a new shape cuts the tokens of x (…, T, …) into groups."""
+        if x.ndim < 2 or self.T < 2 or list(x.shape).count(self.T) != 1 or x.shape[-1] == self.T:
+            return None
+        inside = x.shape[list(x.shape).index(self.T) + 1 :].numel()
+        after = list(itertools.accumulate(reversed(_whole_shape(x, shape)), lambda a, b: a * b))
+        if any(inside < n < inside * self.T for n in after):
+            return "it cut its tokens into groups (view) before this layer"
+        return None
+
+    def _is_exchanged(self, x: Tensor, args: tuple[Any, ...]) -> bool:
+        """Whether the first two axes of x, which hold texts and tokens, are exchanged."""
+        axes = args[0] if isinstance(args[0], list | tuple) else args
+        moved = [n % x.ndim for n in axes[:2]]
+        # permute(1, 0, …) names the new order, and transpose(0, 1) the two axes.
+        return self.B > 1 and x.ndim > 2 and (moved == [1, 0] or (moved == [0, 1] and axes is args))
+
+
+def _memory(x: Tensor) -> int:
+    """The address of the memory that a tensor is a view of."""
+    return x.untyped_storage().data_ptr()
+
+
+def _whole_shape(x: Tensor, shape: Sequence[int]) -> list[int]:
+    """The shape of a view, with the length that −1 stands for."""
+    known = [n for n in shape if n != -1]
+    rest = x.numel() // max(torch.Size(known).numel(), 1)
+    return [rest if n == -1 else n for n in shape]
+
+
+def _dimension(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
+    return (args[0],) if args else (0,)
+
+
+def _second_dimension(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
+    return (args[1],) if len(args) > 1 else (0,)
+
+
+def _sliced(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
+    """The axis of a slice that leaves entries out."""
+    defaults: list[Any] = [0, None, None, 1]
+    axis, start, stop, step = [*args, *defaults[len(args) :]]
+    length = len(range(*slice(start, stop, step).indices(x.shape[axis])))
+    return (axis,) if length < x.shape[axis] else ()
+
+
+def _indexed(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
+    """The axes that tensors index."""
+    return [axis for axis, index in enumerate(args[0]) if index is not None]
+
+
+def _listed(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
+    """The axes that a list names, the last one given; all of them if it is empty."""
+    axes = args[-1] if args and isinstance(args[-1], list | tuple) else ()
+    return axes or range(x.ndim)
+
+
+def _rolled(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
+    return args[1] if len(args) > 1 and args[1] else range(x.ndim)
+
+
+EXCHANGING = ("transpose", "permute", "swapaxes")
+CUTTING: dict[str, Callable[[Tensor, tuple[Any, ...]], Collection[int]]] = {
+    "flip": _listed,
+    "roll": _rolled,
+    "slice": _sliced,
+    **dict.fromkeys(("index", "index_put"), _indexed),
+    **dict.fromkeys(("split", "split_with_sizes", "topk"), _second_dimension),
+    **dict.fromkeys(("index_select", "index_add", "index_copy", "gather", "select", "unbind"), _dimension),
+    **dict.fromkeys(("unfold", "sort", "scatter", "scatter_add", "scatter_reduce"), _dimension),
+}
+"""By operator: the axes of its first argument along which entries are picked, cut or reordered."""

@@ -1,0 +1,64 @@
+"""Decides whether the rows and keys of a captured map are the tokens that the model was given.
+
+A map has four axes, and only its own code says what they are. In the models of Transformers and Regard they
+are texts, heads and tokens. In any other code they have to agree with the token ids in number, and nothing
+may have put the tokens in another order on the way (`sources.token_order`); otherwise the map is that of a
+call, and no tokens are attached to it. This file knows shapes; it does not know models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from regard.recorder.certificate import BY_NUMBER, CHANGED, KNOWN_CODE, Evidence
+from regard.recorder.layer import Layer
+
+MOVED = "changing a token moved the rows or keys of other tokens, or not its own"
+
+
+def place(
+    layer: Layer,
+    is_known: bool,
+    ids: Tensor | None,
+    target_ids: Tensor | None,
+    probed: Mapping[str, str | None],
+) -> Evidence:
+    """Return the evidence of a layer with what shows that its axes are tokens, or why they may not be.
+
+    - `is_known`: whether its model's code keeps tokens in order.
+    - `ids`, `target_ids` (B, T): what the model read.
+    - `probed`: by layer name, why changed tokens moved other rows than their own, or None where they did not.
+    """
+    evidence = layer.evidence
+    ids = target_ids if layer.stack == "decoder" and target_ids is not None else ids
+    if ids is None or layer.stack == "cross":
+        return evidence
+    if probed.get(layer.name, MOVED) is None and layer.shape[2] == layer.shape[3]:
+        return replace(evidence, unplaced=None, tokens=CHANGED)
+    if evidence.unplaced is not None:
+        return evidence
+    if is_known:
+        return replace(evidence, tokens=KNOWN_CODE)
+    reason = _other_shape(layer.shape, tuple(ids.shape)) or probed.get(layer.name)
+    return replace(evidence, unplaced=reason, tokens="" if reason is not None else BY_NUMBER)
+
+
+def _other_shape(shape: tuple[int, int, int, int], ids: tuple[int, ...]) -> str | None:
+    """Return why a map (B, H, T, S) is not one of these ids (B, T), or None if it may be."""
+    B, _, T, S = shape
+    if ids[0] != B:
+        return other_batch(B, ids[0])
+    if not T == S == ids[1]:
+        return f"it has {T} queries and {S} keys, and the model was given {ids[1]} tokens"
+    return None
+
+
+def other_batch(B: int, texts: int) -> str:
+    """Say that a map has other texts than the model was given."""
+    return (
+        f"it has {B} batch entries, and the model was given {texts}: heads, windows or a part of the batch "
+        "may stand there; pass queries as (B, H, T, D), or give an adapter"
+    )

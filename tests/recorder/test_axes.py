@@ -1,0 +1,516 @@
+"""What the axes of a captured map are: texts, heads and tokens, or those of a call that nobody can name.
+
+Every model here is written as someone else might, and each is asked which of its layers carry tokens: a layer
+that does must hold the weights of exactly these tokens, and one that does not must say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import regard
+from regard.show.data.layer_description import describe_layer
+
+B, H, T, D = 3, 2, 6, 4
+C = H * D
+torch.manual_seed(0)
+IDS, OTHER = torch.randint(0, 50, (2, B, T))
+
+
+class Attention(nn.Module):
+    """Plain causal attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = H
+        self.qkv = nn.Linear(C, 3 * C)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(y.view(*x.shape[:2], H, D).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sdpa(*self.heads(x), is_causal=True).transpose(1, 2).flatten(2)
+
+
+class Model(nn.Module):
+    """Embeds token ids and attends twice; subclasses do something to the tokens in between."""
+
+    def __init__(self, attention: Callable[[], nn.Module] = Attention) -> None:
+        super().__init__()
+        self.embedding, self.position = nn.Embedding(50, C), nn.Embedding(T, C)
+        self.a, self.b = attention(), attention()
+
+    def embed(self, ids: Tensor) -> Tensor:
+        states: Tensor = self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
+        return states
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        x = x + self.a(x)
+        states: Tensor = x + self.b(x)
+        return states
+
+
+def placed(seen: regard.Capture) -> list[bool]:
+    """Which layers carry tokens."""
+    return [seen.ids_of(layer) is not None for layer in seen.layers]
+
+
+def capture(model: nn.Module, *inputs: Tensor, verify: bool = False) -> regard.Capture:
+    return regard.capture(model.eval(), inputs=inputs or (IDS,), verify=verify)
+
+
+# Models whose axes are the tokens.
+
+
+class Encoder(Model):
+    """PyTorch's encoder, whose fused layers are not to notice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(C, H, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        states: Tensor = self.encoder(self.embed(input_ids))
+        return states
+
+
+class TimeFirst(Model):
+    """(T, B, C), as in older code."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids).transpose(0, 1)
+        return x + self.a(x.transpose(0, 1)).transpose(0, 1)
+
+
+class Stacked(Attention):
+    """(3, B, H, T, D), as timm has it; with three texts the first axis is as long as the second."""
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.qkv(x).view(*x.shape[:2], 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class Rotated(Attention):
+    """Rotary positions, from tables that it makes anew."""
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super().heads(x)
+        angle = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.1])
+        cos, sin = angle.cos(), angle.sin()
+
+        def rotate(y: Tensor) -> Tensor:
+            even, odd = y[..., ::2], y[..., 1::2]
+            return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+
+        return rotate(q), rotate(k), v
+
+
+class Eager(Attention):
+    """Attention written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        hidden = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        weights = (q @ k.mT / D**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class LastToken(Model):
+    """Picks the last token, after all attention."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        return super().forward(input_ids)[:, -1]
+
+
+KEPT = {
+    "plain": Model,
+    "PyTorch's encoder": Encoder,
+    "time first": TimeFirst,
+    "stacked": lambda: Model(Stacked),
+    "rotated": lambda: Model(Rotated),
+    "eager": lambda: Model(Eager),
+    "last token": LastToken,
+}
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("name", KEPT)
+def test_tokens_in_order_are_attached(name: str, verify: bool) -> None:
+    torch.manual_seed(1)
+    model = KEPT[name]()
+    seen = capture(model, verify=verify)
+    assert all(placed(seen)), str(seen.certificate)
+    assert seen.certificate.certified
+    by = {layer.evidence.tokens for layer in seen.layers}
+    assert len(by) == 1
+    assert ("changing tokens" in by.pop()) == verify
+
+
+# Models whose axes are not, in all layers or in some.
+
+
+class Siamese(Model):
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        return self.a(self.embed(input_ids)) + self.a(self.embed(others[0]))
+
+
+class TwoTables(Model):
+    """A second text with an embedding of its own, before any attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Embedding(50, C)
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x, y = self.embed(input_ids), self.second(others[0])
+        return self.a(x) + self.b(y)
+
+
+class Reversed(Model):
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.a(x) + self.b(x.flip(1)).flip(1)
+
+
+class ReversedIds(Model):
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        return self.a(self.embed(input_ids)) + self.b(self.embed(input_ids.flip(1))).flip(1)
+
+
+class Permuted(Model):
+    """Sorts its batch and puts it back, as code for packed sequences does."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x, order = self.embed(input_ids), torch.tensor([2, 0, 1])
+        y = torch.empty_like(x)
+        y[order] = self.b(x[order])
+        return self.a(x) + y
+
+
+class Halves(Model):
+    """Exchanges its halves by slices alone."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.a(x) + self.b(torch.cat([x[:, T // 2 :], x[:, : T // 2]], 1))
+
+
+class Strided(Model):
+    """Exchanges tokens by a view alone: 0 2 4 1 3 5."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.a(x) + self.b(x.view(B, T // 2, 2, C).transpose(1, 2).reshape(B, T, C))
+
+
+class Routed(Model):
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        y = x + self.a(x)
+        y[[1]] = self.b(x[[1]])
+        return y
+
+
+class Depths(Model):
+    """Mixture of depths: the second layer reads the four best tokens."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        x = x + self.a(x)
+        best = x.norm(dim=-1).topk(4, dim=1).indices[..., None].expand(-1, -1, C)
+        return x.scatter_add(1, best, self.b(x.gather(1, best)))
+
+
+class Latents(Model):
+    """A memory token in front, so that key 1 is token 0."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.a(x) + self.b(torch.cat([x.new_ones(B, 1, C), x], 1))[:, 1:]
+
+
+class OneByOne(Attention):
+    """Attends text by text."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([super(OneByOne, self).forward(text[None]) for text in x])
+
+
+class RolledKeys(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return sdpa(q, k.roll(1, 2), v.roll(1, 2)).transpose(1, 2).flatten(2)
+
+
+class HeadsInFront(nn.Module):
+    """(H, B, T, D), of heads that have projections of their own; it names no number of heads."""
+
+    def __init__(self, count: int = B) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(C, 3 * D) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.stack(parts) for parts in zip(*(p(x).chunk(3, -1) for p in self.parts), strict=True))
+        return sdpa(q, k, v).permute(1, 2, 0, 3).flatten(2)[..., :C]
+
+
+class HeadsBesideTexts(HeadsInFront):
+    """(H · B, T, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.cat(parts) for parts in zip(*(p(x).chunk(3, -1) for p in self.parts), strict=True))
+        return torch.cat(sdpa(q, k, v).chunk(len(self.parts)), -1)[..., :C]
+
+
+class Windows(Attention):
+    """(B, H, N, W, D): windows of three tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(2, (2, 3)) for y in self.heads(x))
+        return sdpa(q, k, v).flatten(2, 3).transpose(1, 2).flatten(2)
+
+
+class EagerWindows(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(2, (2, 3)) for y in self.heads(x))
+        return ((q @ k.mT / 2).softmax(-1) @ v).flatten(2, 3).transpose(1, 2).flatten(2)
+
+
+class Gathered(Attention):
+    """Every query has keys of its own, (B, H, T, 1, D) × (B, H, T, 4, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        best = (q @ k.mT).topk(4, -1).indices.sort(-1).values[..., None].expand(-1, -1, -1, -1, D)
+        k, v = (y[:, :, None].expand(-1, -1, T, -1, -1).gather(3, best) for y in (k, v))
+        return sdpa(q[:, :, :, None], k, v)[:, :, :, 0].transpose(1, 2).flatten(2)
+
+
+class OverBatch(Attention):
+    """Texts attend to texts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+
+class OverChannels(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.transpose(2, 3) for y in self.heads(x))
+        return sdpa(q, k, v).transpose(2, 3).transpose(1, 2).flatten(2)
+
+
+class MergedBlocks(Attention):
+    """Two blocks of keys, joined by their log-sum-exp."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        blocks = [slice(0, 3), slice(3, 6)]
+        parts = [sdpa(q, k[:, :, block], v[:, :, block]) for block in blocks]
+        lse = [(q @ k[:, :, block].mT / D**0.5).logsumexp(-1, keepdim=True) for block in blocks]
+        first = torch.sigmoid(lse[0] - lse[1])
+        return (parts[0] * first + parts[1] * (1 - first)).transpose(1, 2).flatten(2)
+
+
+class LocalChunks(Attention):
+    """Queries of each half attend to it and to the token before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        parts = [sdpa(q[:, :, :3], k[:, :, :3], v[:, :, :3]), sdpa(q[:, :, 3:], k[:, :, 2:], v[:, :, 2:])]
+        return torch.cat(parts, 2).transpose(1, 2).flatten(2)
+
+
+class SwappedHalves(Attention):
+    """Each half attends to the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        first, last = slice(0, 3), slice(3, 6)
+        parts = [sdpa(q[:, :, a], k[:, :, b], v[:, :, b]) for a, b in ((first, last), (last, first))]
+        return torch.cat(parts, 2).transpose(1, 2).flatten(2)
+
+
+class LastWindowFirst(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        parts = [sdpa(*(y[:, :, part] for y in (q, k, v))) for part in (slice(3, 6), slice(0, 3))]
+        return torch.cat(parts[::-1], 2).transpose(1, 2).flatten(2)
+
+
+class PreviousWindow(Attention):
+    """The second and third window attend to the one before; the first to nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        parts = [q.new_zeros(len(x), H, 2, D)]
+        parts += [sdpa(q[:, :, n : n + 2], k[:, :, n - 2 : n], v[:, :, n - 2 : n]) for n in (2, 4)]
+        return torch.cat(parts, 2).transpose(1, 2).flatten(2)
+
+
+LOST: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "Siamese": (Siamese, "a"),
+    "two tables": (TwoTables, "a"),
+    "reversed": (Reversed, "a"),
+    "reversed ids": (ReversedIds, "a"),
+    "permuted batch": (Permuted, "a"),
+    "exchanged halves": (Halves, "a"),
+    "strided": (Strided, "a"),
+    "routed": (Routed, "a"),
+    "mixture of depths": (Depths, "a"),
+    "a token in front": (Latents, "a"),
+    **{
+        kind.__name__: (lambda kind=kind: Model(kind), "")  # type: ignore[misc]
+        for kind in (
+            *(
+                OneByOne,
+                RolledKeys,
+                HeadsInFront,
+                HeadsBesideTexts,
+                Windows,
+                EagerWindows,
+                Gathered,
+                OverBatch,
+            ),
+            *(OverChannels, MergedBlocks, LocalChunks, SwappedHalves, LastWindowFirst, PreviousWindow),
+        )
+    },
+}
+"""By name: the model, and the module whose map may carry tokens."""
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("name", LOST)
+def test_what_is_not_in_order_carries_no_tokens(name: str, verify: bool) -> None:
+    torch.manual_seed(1)
+    make, right = LOST[name]
+    try:
+        seen = capture(make(), IDS, OTHER, verify=verify)
+    except RuntimeError as error:  # refused, with a reason
+        assert "no attention call was" in str(error)
+        return
+    for layer, carries in zip(seen.layers, placed(seen), strict=True):
+        if carries:
+            assert layer.name == right, f"{name}: {layer.evidence}"
+        elif layer.evidence.certified:
+            assert layer.evidence.unplaced is not None
+            assert layer.evidence.unplaced in str(seen.certificate)
+    assert not all(placed(seen))
+    assert "without tokens" in repr(seen)
+
+
+class ByMatrix(Model):
+    """Reorders tokens by a product, which is seen only by changing them."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.a(x) + self.b(torch.eye(T).flip(0) @ x)
+
+
+class Experts(Model):
+    """Sends tokens to experts and puts them back: what was picked is in order again."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        x = x.index_add(0, order := torch.randperm(len(x)), x[order].tanh()).view(B, T, C)
+        return x + self.a(x)
+
+
+def test_verify_sees_by_changing_tokens_what_operations_do_not_show() -> None:
+    torch.manual_seed(1)
+    model = ByMatrix()
+    assert placed(capture(model, verify=True)) == [True, False]
+    assert "changing a token moved" in str(capture(model, verify=True).certificate[1])
+    model = Experts()
+    assert placed(capture(model)) == [False]
+    assert placed(capture(model, verify=True)) == [True]
+
+
+def test_verify_says_why_no_token_was_changed() -> None:
+    model = Model().eval()
+    with (
+        pytest.warns(UserWarning, match="no token was changed, since the block ran the model 2 times"),
+        regard.capture(model, verify=True) as seen,
+    ):
+        model(IDS)
+        model(OTHER)
+    assert all(placed(seen))
+
+    class Picky(Model):
+        def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+            if not torch.equal(input_ids, IDS):
+                raise ValueError("I read one text only")
+            return super().forward(input_ids)
+
+    with pytest.warns(UserWarning, match="could not be run again with other tokens .*I read one text only"):
+        seen = capture(Picky(), verify=True)
+    assert all(placed(seen))
+
+
+def test_outputs_are_the_same_bits_while_tokens_are_watched() -> None:
+    torch.manual_seed(1)
+    for make in (*KEPT.values(), *(make for make, _ in LOST.values())):
+        model = make().eval()
+        with torch.no_grad():
+            expected = model(IDS, OTHER)
+            with pytest.MonkeyPatch.context():
+                try:
+                    with regard.capture(model):
+                        output = model(IDS, OTHER)
+                except RuntimeError:
+                    continue
+        assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("ask", [lambda seen: seen.rollout(), lambda seen: seen.spans([0, 3, 6], batch=0)])
+def test_what_needs_tokens_refuses_layers_without(ask: Callable[[regard.Capture], Any]) -> None:
+    seen = capture(Reversed())
+    with pytest.raises(ValueError, match="is defined between tokens, and its axes are not known to be"):
+        ask(seen)
+
+
+def test_heads_and_pages_do_without_the_tokens(tmp_path: Any) -> None:
+    torch.manual_seed(1)
+    seen = capture(Reversed())
+    seen.tokens = [[f"w{n}" for n in row] for row in IDS.tolist()]
+    seen.seal()
+    table = seen.heads()
+    scores = [set(row.scores) for row in table.rows]
+    assert "induction" in {name.split(".")[0] for name in scores[0]}
+    described = [describe_layer(x, x.evidence, {"tokens": seen.tokens[0]}) for x in seen.layers]
+    assert [x["queries_from"] for x in described] == [0, None]
+    assert "its axes are not known to be the tokens" in described[1]["evidence"]["text"]
+    assert seen.to_html(tmp_path / "page.html").exists()
+    seen.save(tmp_path / "folder")
+    again = regard.load(tmp_path / "folder")
+    assert placed(again) == [True, False]
+    assert again.certificate[1].unplaced == seen.certificate[1].unplaced
+
+
+class Decoy(nn.Module):
+    """Attends once for a check, and once in NumPy."""
+
+    def __init__(self, look: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.look = look
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.look(sdpa(q, k, v))
+        weights = torch.from_numpy((q @ k.mT).numpy() * 5).softmax(-1).numpy()
+        return torch.from_numpy(weights) @ v
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: None, lambda x: bool(x.isfinite().all()), lambda x: torch.allclose(x, x)]
+)
+def test_attention_whose_output_goes_nowhere_is_not_certified(look: Callable[[Tensor], Any]) -> None:
+    q, k, v = torch.randn(3, 1, 1, 4, 4)
+    seen = regard.capture(Decoy(look), inputs=(q, k, v))
+    assert not seen.certificate.certified
+    assert "did not use its output" in str(seen.certificate)
