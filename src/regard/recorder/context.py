@@ -90,7 +90,7 @@ class CaptureBlock:
             if kind is not None:
                 return
             missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
-            self._verify_tokens()
+            self._verify_tokens(bool(missing))
             self.recording.close(missing)
             if self.ranks is not None:
                 self.recording.seen.elsewhere = exchange_evidence(self.recording.seen, self.ranks)
@@ -109,8 +109,11 @@ class CaptureBlock:
                 "contextvars.copy_context().run(model, …)"
             )
 
-    def _verify_tokens(self) -> None:
-        """With `verify=True`, establish which tokens the rows and keys are by changing some of them."""
+    def _verify_tokens(self, is_mixed: bool) -> None:
+        """With `verify=True`, establish which tokens the rows and keys are by changing some of them.
+
+        `is_mixed` says that the model mixes tokens in ways that were not captured.
+        """
         recording = self.recording
         ids = None if recording.arguments is None else as_ids(recording.arguments.ids)
         if not recording.verify or recording.arguments is None or ids is None or self.ranks is not None:
@@ -124,7 +127,8 @@ class CaptureBlock:
                 stacklevel=3,
             )
             return
-        probed = probe_tokens(self.model, recording.arguments, ids, self.sources)
+        is_mixed = is_mixed or any(layer.is_linear for layer in recording.seen.layers)
+        probed = probe_tokens(self.model, recording.arguments, ids, self.sources, is_mixed)
         if isinstance(probed, str):
             warnings.warn(escape(f"verify: no token was changed, since {probed}"), stacklevel=3)
         else:

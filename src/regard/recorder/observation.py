@@ -89,6 +89,7 @@ def _pass_tokens(forward: Callable[..., Any], arguments: ModelArguments) -> Pass
         mask,
         find_pixels(args, kwargs),
         others=tuple(x for name, x in _named(forward, args, kwargs) if x is not ids and _is_text(name, x)),
+        cache=kwargs.get("past_key_values"),
         batch=() if first is None else tuple(first.shape[:2]),
     )
 

@@ -33,6 +33,7 @@ class PassTokens(NamedTuple):
     attention_mask: Tensor | None = None  # (B, tokens so far), True for tokens and False for padding
     pixels: PixelInputs | None = None  # of the pictures
     others: tuple[Tensor, ...] = ()  # further arguments that may hold token ids
+    cache: Any = None  # the cache that a Transformers model was given
     batch: tuple[int, ...] = ()  # the first two lengths of the first tensor, one of which counts the texts
 
 
@@ -88,6 +89,7 @@ class CallReceiver:
         self._modules: Counter[str] = Counter()  # modules in each stack
         self._tokens: PassTokens | None = None  # of this forward pass
         self.order: TokenOrder | None = None  # what was done to the tokens of this forward pass
+        self.cache: Any = None  # that the model was given in this forward pass
         self.arguments: ModelArguments | None = None  # of the forward pass, where it may be run again
         self.known_code: tuple[str, ...] = ()  # names of modules whose code keeps tokens in order
 
@@ -168,6 +170,7 @@ class CallReceiver:
         self.forwards += 1
         self._calls.clear()
         self._tokens, self.order = tokens, None
+        self.cache = None if tokens is None else tokens.cache
 
     def _take_pixels(self, pixels: PixelInputs | None) -> None:
         """Take the pixels that this forward pass, or a part of it, reads."""

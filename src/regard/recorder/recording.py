@@ -48,6 +48,7 @@ from regard.recorder.storage.store import MemoryStore, Store
 from regard.recorder.token_axes import other_batch, place
 from regard.recorder.token_rows import join_token_rows
 
+TURNED = "its queries are as wide as the text is long, and lie in memory as if they were channels"
 UNUSED = "the module that computed it did not use its output"
 OTHER_TEXT = "it read another text than the one of this capture"
 
@@ -146,6 +147,7 @@ class Recording(CallReceiver):
         ] = []  # what this forward pass adds to its layers
         self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
         self._started: dict[Slot, Strip | LinearStrip] = {}  # the strips that this forward pass has started
+        self._guesses: Any = None  # the cache of a model that was given several tokens after others
         self._joined_masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # of this forward pass
 
     def selects(self, layer_id: LayerId) -> bool:
@@ -202,9 +204,7 @@ class Recording(CallReceiver):
         """Add reasons to the evidence of the layer that is being recorded, where it has none."""
         with self._lock:
             if (strip := self._strips.get(slot)) is not None:
-                new: dict[str, Any] = {
-                    name: getattr(strip.evidence, name) or reason for name, reason in reasons.items()
-                }
+                new = {name: getattr(strip.evidence, name) or reason for name, reason in reasons.items()}
                 strip.evidence = dataclasses.replace(strip.evidence, **new)
                 strip.layer.evidence = dataclasses.replace(strip.layer.evidence, **new)
 
@@ -259,6 +259,8 @@ class Recording(CallReceiver):
             step = None
             if isinstance(strip, Strip) and self.join_calls and call.whole_mask is None:
                 step = StripStep("beside") if part == "beside" else strip.step(selected)
+                if step is not None and step.kept is not None and self.stream is not None:
+                    step = None  # what the residual stream has added cannot be taken back
             if not isinstance(strip, Strip) or step is None:
                 if strip is not None:
                     self._finish_pass()
@@ -347,9 +349,11 @@ class Recording(CallReceiver):
     def _why_unplaced(self, name: str, call: AttentionCall) -> str | None:
         """Return why the axes of a call are not known to be texts, heads and tokens; None if they may be."""
         order, batch = self.order, () if self._tokens is None else self._tokens.batch
+        B, _, T, D = call.q.shape
         if call.unplaced is None and order is not None:
-            return order.reason
-        B = len(call.q)
+            # XCiT attends between channels; its queries are transposed views.
+            is_turned = T == D == order.T > 1 and call.q.stride(3) > call.q.stride(2)
+            return order.reason or (TURNED if is_turned else None)
         if call.unplaced is None and batch and B not in batch and not self.is_known(name):
             return other_batch(B, batch[0])
         return call.unplaced
@@ -383,17 +387,22 @@ class Recording(CallReceiver):
             if problem is not None:
                 evidence = dataclasses.replace(addition.evidence, problem=problem)
                 addition = addition._replace(evidence=evidence)
+            if isinstance(strip, Strip) and addition.step.kept is not None:
+                strip.rewind(addition.step.kept)
             mask = self._joined_mask(strip, addition, order)
             strip.extend(addition, order, mask)  # type: ignore[arg-type]  # both are of one kind
         self._joined_masks.clear()
         self._continuing.clear()
+        if any(addition.step.kind == "after" and addition.sizes.T > 1 for _, addition in additions):
+            self._guesses = self.cache  # it may hold fewer tokens soon
         if additions or self._started:
             self.seen.edits = tuple(dict.fromkeys((*self.seen.edits, *self._edits)))
         tokens, self._tokens = self._tokens, None
         if tokens is not None and (additions or self._started):
             if not additions and self._reads_other_text(tokens):
                 self._finish_pass()
-            self._add_tokens(tokens, bool(additions), order)
+            kept = {step.kept for _, addition in additions if (step := addition.step).kept is not None}
+            self._add_tokens(tokens, bool(additions), order, min(kept, default=None))
         if self.stream is not None and self.seen.residual is not None:
             self.stream.finish(self.seen.residual, order is not None)
         if self._new_pictures is not None and (additions or self._started):
@@ -440,13 +449,18 @@ class Recording(CallReceiver):
             self._joined_masks[key] = (mask, strip.mask, addition.mask)
         return self._joined_masks[key][0]
 
-    def _add_tokens(self, tokens: PassTokens, continues: bool, order: Tensor | None) -> None:
-        """Put the tokens of a forward pass after those that it continues, or in their place."""
+    def _add_tokens(
+        self, tokens: PassTokens, continues: bool, order: Tensor | None, kept: int | None
+    ) -> None:
+        """Put the tokens of a forward pass after those that it continues, or in their place.
+
+        If only the first ones are `kept`, the others are taken back.
+        """
         seen = self.seen
         for name in ("ids", "target_ids"):
             old, new = getattr(seen, name), getattr(tokens, name)
             if new is not None and old is not None and continues and len(old) == len(new):
-                new = torch.cat([old if order is None else old[order], new], 1)
+                new = torch.cat([(old if order is None else old[order])[:, :kept], new], 1)
             if new is not None:
                 setattr(seen, name, new)
         mask = tokens.attention_mask
@@ -482,6 +496,7 @@ class Recording(CallReceiver):
 
     def _finish_layers(self) -> None:
         """Store the layers that have grown, and complete the tokens that belong to them."""
+        self._take_back_guesses()
         seen = self.seen
         for strip in self._strips.values():
             if strip.grown:
@@ -500,6 +515,17 @@ class Recording(CallReceiver):
         if self.picture_reader is not None and self._pictures is not None:
             seen.pictures = self.picture_reader.locate(self._pictures, seen.layers, seen.ids)
         seen.seal()
+
+    def _take_back_guesses(self) -> None:
+        """Take back the last guesses of a speculative decoding, which the model's cache does not hold now."""
+        length = getattr(self._guesses, "get_seq_length", lambda: None)()
+        self._guesses = None
+        strips = [strip for strip in self._strips.values() if isinstance(strip, Strip)]
+        if length and strips and all(x.can_rewind and x.T == strips[0].T > length for x in strips):
+            for strip in strips:
+                strip.rewind(length)
+            if self.seen.ids is not None:
+                self.seen.ids = self.seen.ids[:, :length]
 
     def _mask_of_layers(self, shape: torch.Size) -> Tensor | None:
         """Return the padding (B, T) in the layers' own masks, for models that take no `attention_mask`."""

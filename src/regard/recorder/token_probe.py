@@ -81,12 +81,20 @@ def _moved(x: Tensor, before: Tensor) -> Tensor:
 
 
 def probe_tokens(
-    model: nn.Module, arguments: ModelArguments, ids: Tensor, sources: Sequence[Attach]
+    model: nn.Module,
+    arguments: ModelArguments,
+    ids: Tensor,
+    sources: Sequence[Attach],
+    mixes_otherwise: bool,
 ) -> Mapping[str, str | None] | str:
     """Return for each layer, by its name, why its axes are not the tokens; None where they are.
 
-    `arguments` are those of the forward pass that was captured, and `ids` (B, T) its token ids. If the model
-    cannot be run again with other ids, the reason is returned instead.
+    - `arguments`: those of the forward pass that was captured, and `ids` (B, T) its token ids.
+    - `sources`: how to attach to the model's attention.
+    - `mixes_otherwise`: whether the model also mixes tokens in other ways than by softmax attention, which
+      go on mixing them; a layer of which this leaves the tokens open is left out.
+
+    If the model cannot be run again with other ids, the reason is returned instead.
     """
     values = [*arguments.args, *arguments.kwargs.values()]
     if any(not isinstance(x, PLAIN) for x in values):
@@ -99,20 +107,29 @@ def probe_tokens(
         runs = [(text != ids, _run(model, arguments, text, sources, held.calls)) for text in texts]
     except Exception as error:  # whatever the model's own code raises for another text
         return f"it could not be run again with other tokens ({type(error).__name__}: {error})"
-    return {
-        name: None if all(_is_placed(run.moved.get(name), changed) for changed, run in runs) else MOVED
-        for name in runs[0][1].moved
-    }
+    found: dict[str, str | None] = {}
+    for name in runs[0][1].moved:
+        pairs = [(_joined(parts), changed) for changed, run in runs for parts in run.moved[name]]
+        if all(moved is not None and torch.equal(moved, changed) for moved, changed in pairs):
+            found[name] = None
+        elif not mixes_otherwise or not all(_may_be_mixed(moved, changed) for moved, changed in pairs):
+            found[name] = MOVED
+    return found
 
 
-def _is_placed(moved: tuple[list[Tensor], list[Tensor]] | None, changed: Tensor) -> bool:
-    """Whether exactly the queries and keys of the tokens that were changed, boolean (B, T), have moved."""
-    return moved is not None and all(
-        len(parts) > 0
-        and all(len(part) == len(changed) for part in parts)
-        and torch.equal(torch.cat(parts, 1), changed)
-        for parts in moved
-    )
+def _joined(parts: list[Tensor]) -> Tensor | None:
+    """What has moved (B, T) in all calls of a layer; None if they are not of the same texts."""
+    return torch.cat(parts, 1) if parts and len({len(part) for part in parts}) == 1 else None
+
+
+def _may_be_mixed(moved: Tensor | None, changed: Tensor) -> bool:
+    """Whether tokens may have moved since a convolution or a recurrence carried the change on to them.
+
+    Then every token that was changed has moved, and nothing has in texts without any.
+    """
+    if moved is None or moved.shape != changed.shape:
+        return False
+    return bool((moved | ~changed).all()) and not bool((moved & ~changed.any(1, keepdim=True)).any())
 
 
 def _changed_texts(ids: Tensor) -> list[Tensor]:

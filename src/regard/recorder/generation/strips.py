@@ -32,6 +32,10 @@ class StripStep(NamedTuple):
     """The keys (B, G, n, D) that were compared, as the strip has them, in parts."""
     new: tuple[Tensor, ...] | None = None
     """The same keys as the call has them, if they differ because a beam search has reordered the batch."""
+    kept: int | None = None
+    """The number of tokens that are left before the call, if it takes later ones back; None for all of them.
+
+    Speculative decoding does so with guesses that were not accepted."""
 
     def match(self) -> Tensor | None:
         """Return which old sequences each new sequence may continue, boolean (B, B)."""
@@ -80,8 +84,8 @@ class Strip:
 
     @property
     def grown(self) -> bool:
-        """Whether anything was added to the first call."""
-        return bool(self.q)
+        """Whether anything was added to the first call, or taken back."""
+        return bool(self.q) or self.layer.shape[2] > self.T
 
     def step(self, m: AttentionMap) -> StripStep | None:
         """Return how a call continues the strip, or None if it does not.
@@ -98,7 +102,34 @@ class Strip:
         continues = cached > 0 or self.layer.stack == "cross"
         if continues and S == self.S and (step := self._compare("again", m.k, 0)) is not None:
             return step
-        return self._compare("after", m.k[:, :, :cached], self.S - cached) if 0 < cached <= self.S else None
+        if not 0 < cached <= self.S:
+            return None
+        step = self._compare("after", m.k[:, :, :cached], self.S - cached)
+        return self._rewind(m.k[:, :, :cached]) if step is None else step
+
+    def _rewind(self, k: Tensor) -> StripStep | None:
+        """Return the step of a call whose old keys k are the first ones of the strip, but not all of them."""
+        kept = k.shape[2]
+        if kept >= self.S or not self.can_rewind:
+            return None
+        own = torch.cat([self.probes, *(part.to(self.probes.device) for part in self.k)], 2)[:, :, :kept]
+        return StripStep("after", (own,), kept=kept) if torch.equal(own, k) else None
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether its last rows can be taken back: its keys are in memory, and its mask goes by position."""
+        is_whole = self.T == self.S and self.probes.shape[2] == self.first_keys
+        return is_whole and all(mask.positional for mask in self.mask.conjuncts())
+
+    def rewind(self, kept: int) -> None:
+        """Take back all tokens but the first ones."""
+        for parts in (self.q, self.k, self.lse, self.v):
+            joined = torch.cat(parts, 2)[:, :, : max(0, kept - self.first_keys)] if parts else None
+            parts[:] = [] if joined is None else [joined]
+        if kept < self.first_keys:
+            self.probes, self.first_keys = self.probes[:, :, :kept], kept
+            self.probed = self.probed[:kept]
+        self.T = self.S = kept
 
     def _compare(self, kind: Literal["after", "again"], k: Tensor, first: int) -> StripStep | None:
         """Return the step if keys k equal the strip's from number `first` on, the batch in any order."""
@@ -152,6 +183,10 @@ class Strip:
         if self.order is not None:
             first = first._with(q=first.q[self.order], k=first.k[self.order], lse=first.lse[self.order])
             values = None if values is None else values[self.order]
+        if self.first_keys < first.matrix[3]:  # some of its tokens were taken back
+            n = self.first_keys
+            first = first._with(q=first.q[:, :, :n], k=first.k[:, :, :n], lse=first.lse[:, :, :n])
+            values = None if values is None else values[:, :, :n]
         q, k, lse = (
             torch.cat([x, *(part.to(first.device) for part in parts)], 2)
             for x, parts in ((first.q, self.q), (first.k, self.k), (first.lse, self.lse))
@@ -160,7 +195,12 @@ class Strip:
             values = torch.cat([values, *(part.to(values.device) for part in self.v)], 2)
         m = first._with(q=q, k=k, lse=lse, mask=self.mask)
         # The first call's tensors may have been written to since.
-        evidence = replace(self.evidence, problem=self.evidence.problem or layer.evidence.problem)
+        evidence = replace(
+            self.evidence,
+            problem=self.evidence.problem or layer.evidence.problem,
+            rows=min(self.evidence.rows, self.T),
+            total_rows=self.T,
+        )
         return Layer(
             layer.number, layer.name, layer.stack, m, evidence, layer.heads, values, placement=layer.placement
         )

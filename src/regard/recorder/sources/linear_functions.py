@@ -23,7 +23,7 @@ from regard.recorder.attention_call import UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.linear_call import LinearCall
 from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import lightning_attention
+from regard.recorder.sources import lightning_attention, token_order
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.linear_modules import (
     GATED_DELTA_RULE,
@@ -107,9 +107,10 @@ def _observed(read: Read, function: Callable[..., Any]) -> Callable[..., Any]:
         arguments = _arguments(signature, args, kwargs) if listeners else {}
         state = arguments.get("state")
         before = state.detach().clone() if isinstance(state, Tensor) else None  # it is written to in place
-        result = function(*args, **kwargs)
+        with token_order.paused():
+            result = function(*args, **kwargs)
         if listeners:
-            with torch.no_grad():
+            with torch.no_grad(), token_order.paused():
                 call = _read_or_explain(read, arguments, before, result)
             if call is not None:
                 for listener in listeners:

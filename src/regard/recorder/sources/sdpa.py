@@ -114,7 +114,8 @@ def computing() -> Iterator[None]:
     """Inside the block, an attention is being computed: the functions that it calls are not heard as well."""
     token = _computing.set(True)
     try:
-        yield
+        with token_order.paused():
+            yield
     finally:
         _computing.reset(token)
 
