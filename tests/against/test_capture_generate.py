@@ -152,3 +152,30 @@ def test_weights_asked_for_are_maps() -> None:
     for step, (maps, matrices) in enumerate(zip(ours.attentions, theirs.attentions, strict=True)):
         assert all(isinstance(map, regard.AttentionMap) for map in maps)
         check(list(maps), matrices, inputs["attention_mask"].bool() if step == 0 else None)
+
+
+@pytest.mark.parametrize(
+    ("family", "way"),  # GPT-2 does not read the number of layers by which Transformers exits early
+    [(family, way) for family in ("llama", "gpt2") for way in ("an assistant", "lookup", "chunks")]
+    + [("llama", "early exit")],
+)
+def test_guesses_that_were_not_accepted_leave_no_trace(family: str, way: str) -> None:
+    """Speculative decoding reads guesses and takes them back; a prompt may be read in chunks."""
+    model = build(*DECODERS[family])
+    options = {
+        "an assistant": {"assistant_model": build(*DECODERS[family])},
+        "lookup": {"prompt_lookup_num_tokens": 3},
+        "early exit": {"assistant_early_exit": 1},
+        "chunks": {"prefill_chunk_size": 4},
+    }[way]
+    settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ids = torch.randint(1, 60, (1, 9), generator=torch.Generator().manual_seed(0))
+    with regard.capture(model) as seen:
+        written = model.generate(ids, **settings, **options)
+    assert torch.equal(written, model.generate(ids, **settings, **options))
+    assert seen.certificate.certified
+    assert seen.boundary == 9
+    assert torch.equal(seen.ids, written[:, :-1])
+    expected = regard.capture(model, inputs={"input_ids": seen.ids})
+    for layer in range(len(expected)):
+        torch.testing.assert_close(seen[layer].to_dense(), expected[layer].to_dense(), atol=1e-4, rtol=0)

@@ -37,6 +37,8 @@ def observed(model: nn.Module, receiver: CallReceiver, sources: Sequence[Attach]
         if module is model or listener.is_pretrained(module):
             # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
             wrappers.add(module, "forward", functools.partial(_run_pass, receiver, module, "decoder" in name))
+        if listener.is_pretrained(module) and hasattr(module, "generate"):
+            wrappers.add(module, "generate", functools.partial(_run_generation, receiver))
     receiver.known_code = tuple(name for name, module in model.named_modules() if _keeps_order(module))
     with ExitStack() as undo:
         undo.enter_context(uncompiled(model))
@@ -45,6 +47,21 @@ def observed(model: nn.Module, receiver: CallReceiver, sources: Sequence[Attach]
             undo.enter_context(attach(model, receiver))
         undo.enter_context(wrappers.active())
         yield
+
+
+def _run_generation(receiver: CallReceiver, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a model's `generate` so that the receiver knows how long the prompt is.
+
+    The calls do not show it: a prompt may be read in chunks, and guesses of several tokens may follow it.
+    """
+    prompt = as_ids(args[0] if args else kwargs.get("inputs", kwargs.get("input_ids")))
+    if receiver.prompt is not None or prompt is None:  # early exit calls it again for its guesses
+        return generate(*args, **kwargs)
+    receiver.prompt = prompt.shape[1]
+    try:
+        return generate(*args, **kwargs)
+    finally:
+        receiver.prompt = None
 
 
 def _keeps_order(module: nn.Module) -> bool:

@@ -89,6 +89,7 @@ class CallReceiver:
         self._modules: Counter[str] = Counter()  # modules in each stack
         self._tokens: PassTokens | None = None  # of this forward pass
         self.order: TokenOrder | None = None  # what was done to the tokens of this forward pass
+        self.prompt: int | None = None  # how many tokens the prompt of the running generation has
         self.cache: Any = None  # that the model was given in this forward pass
         self.arguments: ModelArguments | None = None  # of the forward pass, where it may be run again
         self.known_code: tuple[str, ...] = ()  # names of modules whose code keeps tokens in order

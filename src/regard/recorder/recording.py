@@ -147,6 +147,7 @@ class Recording(CallReceiver):
         ] = []  # what this forward pass adds to its layers
         self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
         self._started: dict[Slot, Strip | LinearStrip] = {}  # the strips that this forward pass has started
+        self._prompt: int | None = None  # of the generation to which this forward pass belongs
         self._guesses: Any = None  # the cache of a model that was given several tokens after others
         self._joined_masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # of this forward pass
 
@@ -211,6 +212,7 @@ class Recording(CallReceiver):
     def _begin(self, tokens: PassTokens | None = None) -> None:
         """Begin a forward pass of the model that reads `tokens`."""
         super()._begin(tokens)
+        self._prompt = self.prompt
         self._note_edits()
 
     def _take_pixels(self, pixels: PixelInputs | None) -> None:
@@ -354,7 +356,7 @@ class Recording(CallReceiver):
             # XCiT attends between channels; its queries are transposed views.
             is_turned = T == D == order.T > 1 and call.q.stride(3) > call.q.stride(2)
             return order.reason or (TURNED if is_turned else None)
-        if call.unplaced is None and batch and B not in batch and not self.is_known(name):
+        if call.unplaced is None and batch and B not in (1, *batch) and not self.is_known(name):
             return other_batch(B, batch[0])
         return call.unplaced
 
@@ -382,8 +384,10 @@ class Recording(CallReceiver):
         additions, self._additions = self._additions, []
         order, problem = self._batch_order([addition.step for _, addition in additions])
         for strip, addition in additions:
-            if addition.step.kind == "after" and addition.sizes.T == 1 and self.seen.boundary is None:
-                self.seen.boundary = strip.T
+            if addition.step.kind == "after" and self.seen.boundary is None:
+                is_prompt_known = self._prompt is not None and self.seen.target_ids is None
+                if is_prompt_known or addition.sizes.T == 1:
+                    self.seen.boundary = self._prompt if is_prompt_known else strip.T
             if problem is not None:
                 evidence = dataclasses.replace(addition.evidence, problem=problem)
                 addition = addition._replace(evidence=evidence)
