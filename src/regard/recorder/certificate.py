@@ -2,7 +2,7 @@
 
 A layer is certified if the map's weights times the values reproduce the output of the model's own attention
 to within rounding, on the rows that were compared, and every row of weights sums to 1. Each row has its own
-tolerance, which depends on the precision and on Σ w |v|, the size of the values that this row uses, not on the
+tolerance, which depends on the precision and on Σ w |v|, the size of the values that the row uses, not on the
 size of the scores. A layer that cannot be compared is not certified, and its evidence says why. This file
 knows maps and tensors; it does not know models.
 """
@@ -417,9 +417,9 @@ def _weight_error(weights: Tensor, own_weights: Tensor, visible: Tensor) -> Tens
 def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
     """1 if the values of some head are too similar for the output to determine the weights.
 
-    A row determines something of its weights if, by its `tolerance` (B, h, rows, E), at least a quarter of the
-    `values` (B, g, S, E) that it sees differ from their median, which a few large values do not move. At least
-    half of the rows of a head have to.
+    A row determines something of its weights if, by its `tolerance` (B, h, rows, E), at least a quarter of
+    the `values` (B, g, S, E) that it sees differ from their median, which a few large values do not move. At
+    least half of the rows of a head have to.
     """
     some = sampled_rows(len(rows), TELLING_ROWS).to(rows.device)
     shape = (*tolerance.shape[:2], *m.matrix[2:])
@@ -433,7 +433,8 @@ def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tens
         keys = is_seen.sum(-1)
         silent += (keys > 1) & (4 * (differs & is_seen).sum(-1) < keys)
         judged += keys > 1
-    return (2 * silent > judged).any().to(values.dtype)
+    undetermined: Tensor = (2 * silent > judged).any()
+    return undetermined.to(values.dtype)
 
 
 def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
