@@ -152,7 +152,9 @@ class Certificate(Sequence[Evidence]):
     evidence: Sequence[Evidence]
     """The evidence of each layer, in the same order."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """The modules that mix tokens and were not captured: the class of each, by its name."""
+    """The attention that was not captured: the class of each module, or the reason, by its name."""
+    other_mixers: Mapping[str, str] = field(default_factory=dict)
+    """The modules that mix tokens without being attention: the class of each, by its name."""
 
     def __len__(self) -> int:
         return len(self.evidence)
@@ -169,15 +171,17 @@ class Certificate(Sequence[Evidence]):
     def __iter__(self) -> Iterator[Evidence]:
         return iter(self.evidence)
 
-    @property
-    def certified(self) -> bool:
-        """Whether there are layers, and every one of them is certified."""
-        return bool(self.evidence) and all(evidence.certified for evidence in self.evidence)
+    def __bool__(self) -> bool:
+        return self.certified
 
     @property
-    def complete(self) -> bool:
-        """Whether every module that mixes tokens was captured, as far as can be determined."""
-        return not self.missing
+    def certified(self) -> bool:
+        """Whether there are layers, each is certified, and no attention is known to be missing.
+
+        Modules that mix tokens without being attention, `other_mixers`, do not count.
+        """
+        every = bool(self.evidence) and all(evidence.certified for evidence in self.evidence)
+        return every and not self.missing
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook shows: a row for each layer, and what was not captured."""
@@ -193,20 +197,27 @@ class Certificate(Sequence[Evidence]):
             for key, evidence in zip(self.keys, self.evidence, strict=True)
         ]
         names = ("layer", "certificate", "off by", "tolerance", "rows compared", "mask")
-        missing = [f"{name} ({kind})" for name, kind in self.missing.items()]
-        caption = f"Not captured: {', '.join(missing)}." if missing else CERTIFIED
-        return bundle(str(self), table_html(names, rows, caption))
+        not_captured = {"Not captured": self.missing, "Not attention, without a map": self.other_mixers}
+        captions = [
+            f"{words}: {', '.join(f'{name} ({kind})' for name, kind in modules.items())}."
+            for words, modules in not_captured.items()
+            if modules
+        ]
+        return bundle(str(self), table_html(names, rows, " ".join(captions) or CERTIFIED))
 
     def __repr__(self) -> str:
         certified = sum(evidence.certified for evidence in self.evidence)
         missing = f", {len(self.missing)} missing" if self.missing else ""
-        return f"Certificate({certified} of {len(self)} layers certified{missing})"
+        others = f", {len(self.other_mixers)} not attention" if self.other_mixers else ""
+        return f"Certificate({certified} of {len(self)} layers certified{missing}{others})"
 
     def __str__(self) -> str:
         names = [str(key) for key in self.keys]
         width = max(map(len, names), default=0)
         lines = [f"{name:<{width}}  {evidence}" for name, evidence in zip(names, self.evidence, strict=True)]
-        return "\n".join([*lines, *(f"missing: {name} ({kind})" for name, kind in self.missing.items())])
+        lines += [f"missing: {name} ({kind})" for name, kind in self.missing.items()]
+        lines += [f"not attention: {name} ({kind})" for name, kind in self.other_mixers.items()]
+        return "\n".join(lines)
 
 
 class WeightMatrix(Protocol):

@@ -467,8 +467,10 @@ class Recording(CallReceiver):
                     return is_token.cpu()
         return None
 
-    def close(self, missing: Mapping[str, str] | None = None) -> None:
-        """Finish the capture. `missing` names the modules that mix tokens and were not captured."""
+    def close(
+        self, missing: Mapping[str, str] | None = None, other_mixers: Mapping[str, str] | None = None
+    ) -> None:
+        """Finish the capture. `missing` is attention that was not captured, `other_mixers` is none."""
         if self.refusal is not None:
             self.seen.layers.clear()
             raise RuntimeError(self.refusal)
@@ -476,7 +478,8 @@ class Recording(CallReceiver):
             self._finish_forward()
             if self.ranks is not None:
                 join_token_rows(self.seen, self.ranks)
-            self.seen.missing.update(missing or {})  # shared with the earlier passes
+            self.seen.missing.update(missing or {})  # shared with the earlier passes, as the next
+            self.seen.other_mixers.update(other_mixers or {})
             self._finish_layers()
         is_empty = not self.seen.layers and self.seen.shard is None
         if self.forwards and self.layers is not None and is_empty and self._names:
