@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.atomic import atomic_write
+from regard.atomic import atomic_write, write_error
 from regard.files import (
     Kind,
     check_regular_file,
@@ -111,7 +112,11 @@ def write_safetensors(
         raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
     separate = _without_shared_memory({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     with atomic_write(path) as temporary:
-        save_file(separate, temporary, metadata=dict(metadata))
+        try:
+            save_file(separate, temporary, metadata=dict(metadata))
+        except SafetensorError as error:  # on a full disk it names neither the file nor an errno
+            code = re.search(r"os error (\d+)", str(error))
+            raise write_error("path", path, OSError(int(code[1]) if code else 0, str(error))) from None
 
 
 def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

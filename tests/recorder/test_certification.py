@@ -119,3 +119,64 @@ def test_what_does_not_fit_is_refused_with_how_to_mend_it(change: dict[str, Any]
     weights, v, output = some_attention()
     with pytest.raises(ValueError, match=message):
         regard.certify(**{"weights": weights, "v": v, "output": output} | change)
+
+
+CLEARLY_OFF = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""The error of a row, relative to its own Σ w |v|, that no rounding in a dtype explains."""
+
+
+def with_a_large_value(dtype: torch.dtype, size: float, seed: int) -> tuple[torch.Tensor, ...]:
+    """Weights (1, 2, 12, 12) that hardly use key 0, values (1, 2, 12, 4) that are large there, the output."""
+    draw = torch.Generator().manual_seed(seed)
+    scores = 2.0 * torch.randn(1, 2, 12, 12, generator=draw, dtype=torch.float64)
+    scores[..., 0] = -14.0
+    v = torch.randn(1, 2, 12, 4, generator=draw, dtype=torch.float64)
+    v[:, :, 0] = size
+    weights, v = scores.softmax(-1).to(dtype), v.to(dtype)
+    return weights, v, (weights.double() @ v.double()).to(dtype)
+
+
+@pytest.mark.parametrize("size", [1.0, 300.0, 3e4, 1e6])
+@pytest.mark.parametrize("dtype", CLEARLY_OFF)
+def test_a_large_value_that_is_hardly_used_does_not_hide_another_map(dtype: torch.dtype, size: float) -> None:
+    if size > torch.finfo(dtype).max:
+        size = 6e4
+    weights, v, output = with_a_large_value(dtype, size, seed=0)
+    assert regard.certify(weights, v, output).certified
+    flipped = torch.cat([weights[..., :1], weights[..., 1:].flip(-1)], -1)
+    evidence = regard.certify(flipped, v, output)
+    assert not evidence.certified
+    assert evidence.difference > 0.1
+
+
+@given(
+    dtype=st.sampled_from(list(CLEARLY_OFF)),
+    size=st.floats(0.01, 6e4),
+    seed=st.integers(0, 2**20),
+    row=st.integers(0, 11),
+    order=st.permutations(range(12)),
+    share=st.floats(0.001, 1.0),
+)
+def test_a_row_is_held_to_its_own_values(
+    dtype: torch.dtype, size: float, seed: int, row: int, order: list[int], share: float
+) -> None:
+    """Exact weights are always certified, and never those of which one row is clearly off."""
+    weights, v, output = with_a_large_value(dtype, size, seed)
+    assert regard.certify(weights, v, output).certified
+    other = weights.clone()
+    other[:, :, row] = torch.lerp(other[:, :, row].double(), other[:, :, row][..., order].double(), share)
+    off = (other.double() @ v.double() - output.double()).abs()
+    room = CLEARLY_OFF[dtype] * (other.double() @ v.double().abs())
+    if dtype == torch.float16:  # it has no weights below 2^-24
+        room += 2.0**-20 * v.double().abs().sum(2, keepdim=True)
+    if bool((off > room).any()):
+        assert not regard.certify(other, v, output).certified
+
+
+@pytest.mark.parametrize("large", [1.0, 100.0])
+def test_values_that_differ_in_one_key_do_not_determine_the_others(large: float) -> None:
+    weights, v = torch.randn(1, 1, 8, 12).softmax(-1), torch.ones(1, 1, 12, 4)
+    v[:, :, 0] += large
+    assert "so similar" in str(regard.certify(weights, v, weights @ v))
+    v[:, :, 4:] = torch.randn(8, 4)  # most of them differ
+    assert regard.certify(weights, v, weights @ v).certified

@@ -170,6 +170,7 @@ def test_an_own_forward_of_a_module_is_kept_and_copied() -> None:
     assert len(seen.layers) == 3
     assert seen.certificate.certified
     with regard.capture(model):
+        model(ids)
         assert copy.deepcopy(model).model.layers[0].self_attn.forward is own
 
 
@@ -516,17 +517,61 @@ class Keeping(nn.Module):
         return nn.functional.scaled_dot_product_attention(self.kept, x, x)
 
 
-def test_queries_that_are_written_to_after_the_block_are_not_certified() -> None:
+def test_queries_that_are_written_to_after_the_block_are_shown_as_they_were() -> None:
     model = Keeping()
     with regard.capture(model) as seen:
         model(torch.randn(1, 2, 5, 8))
-    assert seen.certificate.certified
+    weights = seen[0].to_dense()
     model.kept.zero_()
-    assert not seen.certificate.certified
-    assert "were written to after its attention had run" in str(seen.certificate)
+    assert seen.certificate.certified
+    assert torch.equal(seen[0].to_dense(), weights)
+    assert seen[0].q.abs().min() > 0
 
 
-def test_a_capture_of_nothing_is_not_certified() -> None:
-    with regard.capture(llama("sdpa")) as seen:
-        pass
-    assert not seen.certificate.certified
+def test_a_block_in_which_the_model_does_not_run_raises() -> None:
+    model = llama("sdpa")
+    others = {"none": lambda: None, "a copy": lambda: copy.deepcopy(model)(random_ids())}
+    for name, run in others.items():
+        with (
+            pytest.raises(RuntimeError, match="LlamaForCausalLM did not run inside the block"),
+            regard.capture(model) as seen,
+        ):
+            run()
+        assert not seen.certificate, name
+    with pytest.raises(ZeroDivisionError), regard.capture(model):  # an error of the caller's own goes first
+        raise ZeroDivisionError
+
+
+class CompiledMethod(nn.Module):
+    """Attention in a method that is compiled by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = torch.compile(self._attend, backend="eager")
+
+    def _attend(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x)
+
+
+def test_attention_that_compiled_code_hides_is_said_to_be_compiled() -> None:
+    model, x = nn.Sequential(CompiledMethod()), torch.randn(1, 2, 5, 8)
+    model(x)  # compiled outside of any capture
+    with pytest.raises(RuntimeError, match=r"Sequential ran, but 0\.attend is compiled"):
+        regard.capture(model, inputs=x)
+    with torch.compiler.set_stance("force_eager"):  # as the message says
+        assert regard.capture(model, inputs=x).certificate
+
+
+def test_a_compiled_function_around_the_model_is_said_not_to_run_it() -> None:
+    model, ids = llama("sdpa"), random_ids()
+    run = torch.compile(lambda ids: model(ids).logits, backend="eager")
+    with torch.no_grad():
+        run(ids)
+        with (
+            pytest.raises(RuntimeError, match=r"did not run inside the block.* a compiled function"),
+            regard.capture(model),
+        ):
+            run(ids)

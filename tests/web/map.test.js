@@ -208,6 +208,9 @@ test("a capture is certified only if every layer is, and none is missing", () =>
   const incomplete = captureSummary({ layers, missing });
   assert.deepEqual([incomplete.certified, incomplete.words], [false, "Incomplete"]);
   assert.match(incomplete.absent, /GRU/);
+  const convolved = captureSummary({ layers, missing: [], others: [{ name: "conv", kind: "Conv1d" }] });
+  assert.equal(convolved.certified, true);
+  assert.match(convolved.absent, /1 module mixes tokens in another way than by attention .*Conv1d/);
   const doubtful = [layers[0], { ...layers[1], evidence: { certified: false } }];
   assert.equal(captureSummary({ layers: doubtful, missing: [] }).words, "1 of 2 not certified");
 });

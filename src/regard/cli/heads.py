@@ -141,6 +141,8 @@ def _study(
                 doubts.setdefault(layer.key, f"layer {layer.key}: {layer.evidence}")
         for name, kind in seen.missing.items():
             doubts.setdefault(name, f"{name}: {kind} mixes tokens, and could not be captured")
+        for name, kind in seen.other_mixers.items():
+            doubts.setdefault(name, f"{name}: {kind} mixes tokens in another way than by attention")
 
     table = study(
         lambda ids: model.maps(ids, heard),

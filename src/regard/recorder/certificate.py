@@ -1,9 +1,10 @@
 """The certificate: evidence that a captured map holds the weights that produced the model's output.
 
 A layer is certified if the map's weights times the values reproduce the output of the model's own attention
-to within rounding, on the rows that were compared, and every row of weights sums to 1. The tolerance depends
-on the precision and on the size of the values, not on the size of the scores. A layer that cannot be compared
-is not certified, and its evidence says why. This file knows maps and tensors; it does not know models.
+to within rounding, on the rows that were compared, and every row of weights sums to 1. Each row has its own
+tolerance, which depends on the precision and on Σ w |v|, the size of the values that the row uses, not on the
+size of the scores. A layer that cannot be compared is not certified, and its evidence says why. This file
+knows maps and tensors; it does not know models.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ ROWS = 64  # the number of rows that are compared if a map has more
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
 GPU_TILE_BYTES = 1 << 29  # the same on a GPU, which waits for Python between small tiles
 ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
-"""By how many units in the last place a kernel's output, or the sum of a row, may be off. Large scores are
+"""By how many units in the last place a weight, or the sum of a row, may be off. Large scores are
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
 DISTINCT = 8  # values must differ by this many tolerances for the output to determine the weights
+TELLING_ROWS = 8  # rows of a head of which it is asked whether they determine the weights
 HALF_PRECISION = 1e-3  # a tolerance of weights above this one means that they are in half precision
 CERTIFIED = (
     "A layer is certified if its weights times the values give the output of the model's own attention."
@@ -48,7 +50,7 @@ class Evidence:
     difference: float
     """|weights · v − output| at the entry with the largest ratio to its tolerance, over the rows compared."""
     tolerance: float
-    """The tolerance at that entry: the rounding error to expect at its dtype and the size of its values."""
+    """The tolerance at that entry: the rounding error to expect at its dtype and its row's Σ w |v|."""
     row_sums: float
     """The largest |sum of a row − 1|, where the weight of a sink logit counts as part of the row."""
     rows: int
@@ -161,7 +163,9 @@ class Certificate(Sequence[Evidence]):
     evidence: Sequence[Evidence]
     """The evidence of each layer, in the same order."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """The modules that mix tokens and were not captured: the class of each, by its name."""
+    """The attention that was not captured: the class of each module, or the reason, by its name."""
+    other_mixers: Mapping[str, str] = field(default_factory=dict)
+    """The modules that mix tokens without being attention: the class of each, by its name."""
 
     def __len__(self) -> int:
         return len(self.evidence)
@@ -178,15 +182,17 @@ class Certificate(Sequence[Evidence]):
     def __iter__(self) -> Iterator[Evidence]:
         return iter(self.evidence)
 
-    @property
-    def certified(self) -> bool:
-        """Whether there are layers, and every one of them is certified."""
-        return bool(self.evidence) and all(evidence.certified for evidence in self.evidence)
+    def __bool__(self) -> bool:
+        return self.certified
 
     @property
-    def complete(self) -> bool:
-        """Whether every module that mixes tokens was captured, as far as can be determined."""
-        return not self.missing
+    def certified(self) -> bool:
+        """Whether there are layers, each is certified, and no attention is known to be missing.
+
+        Modules that mix tokens without being attention, `other_mixers`, do not count.
+        """
+        every = bool(self.evidence) and all(evidence.certified for evidence in self.evidence)
+        return every and not self.missing
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook shows: a row for each layer, and what was not captured."""
@@ -202,20 +208,26 @@ class Certificate(Sequence[Evidence]):
             for key, evidence in zip(self.keys, self.evidence, strict=True)
         ]
         names = ("layer", "certificate", "off by", "tolerance", "rows compared", "mask")
-        missing = [f"{name} ({kind})" for name, kind in self.missing.items()]
-        caption = f"Not captured: {', '.join(missing)}." if missing else CERTIFIED
-        return bundle(str(self), table_html(names, rows, caption))
+        not_captured = {"Not captured": self.missing, "Not attention, without a map": self.other_mixers}
+        captions = [
+            f"{words}: {', '.join(f'{name} ({kind})' for name, kind in modules.items())}."
+            for words, modules in not_captured.items()
+            if modules
+        ]
+        return bundle(str(self), table_html(names, rows, " ".join(captions) or CERTIFIED))
 
     def __repr__(self) -> str:
         certified = sum(evidence.certified for evidence in self.evidence)
         missing = f", {len(self.missing)} missing" if self.missing else ""
-        return f"Certificate({certified} of {len(self)} layers certified{missing})"
+        others = f", {len(self.other_mixers)} not attention" if self.other_mixers else ""
+        return f"Certificate({certified} of {len(self)} layers certified{missing}{others})"
 
     def __str__(self) -> str:
         names = [str(key) for key in self.keys]
         width = max(map(len, names), default=0)
         lines = [f"{name:<{width}}  {evidence}" for name, evidence in zip(names, self.evidence, strict=True)]
         lines += [f"missing: {name} ({kind})" for name, kind in self.missing.items()]
+        lines += [f"not attention: {name} ({kind})" for name, kind in self.other_mixers.items()]
         by_number = [name for name, x in zip(names, self.evidence, strict=True) if x.tokens == BY_NUMBER]
         if by_number:
             lines.append(f"tokens of {', '.join(by_number)}: {BY_NUMBER}; verify=True changes some to see")
@@ -306,19 +318,21 @@ def _examine(
         [zero] for _ in range(8)
     )
 
-    # What rounding alone may change: kernels in half precision round the weights and the output, and
-    # queries and keys may be stored in another dtype than the output's.
+    # What rounding alone may change, relative to a row's own values: kernels in half precision round the
+    # weights and the output, and eager attention its scores too (Gemma 2, whose scores of 8 are off by 1.4
+    # units then); queries and keys may be stored in another dtype than the output's.
     working_eps = torch.finfo(m.dtype).eps
     stored_eps = max(torch.finfo(output.dtype).eps, torch.finfo(m.stored_dtype).eps)
     units = ROUNDING_UNITS[m.dtype] * working_eps
-    rounding = 2.0 * stored_eps + units
+    rounding = 4.0 * (stored_eps + units)
+
+    # A weight below the smallest number of its dtype is lost, whatever its value.
+    smallest = max(smallest_error(output.dtype), smallest_error(m.stored_dtype))
+    must_tell = problem is None and weights is None and not own_lse  # the output alone speaks for the weights
 
     # The weights are computed for whole groups of query heads at a time, as many as fit into a tile.
     tile_bytes = GPU_TILE_BYTES if m.device.type == "cuda" else TILE_BYTES
     group = H // max(v.shape[1], 1)
-    if 0 not in (B, T, S):
-        most, least = v.amax(2, keepdim=True), v.amin(2, keepdim=True)  # (B, G, 1, E)
-        spread = most.to(m.dtype) - least.to(m.dtype)
     heads_at_once = max(1, tile_bytes // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
     for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
         heads = slice(first, min(first + heads_at_once, H))
@@ -332,20 +346,24 @@ def _examine(
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads].index_select(2, rows).to(m.dtype)  # (B, h, rows, E)
         grouped = part_weights.view(B, values.shape[1], -1, S)
-        product = grouped @ values if finite else _finite_product(grouped, values)
+        values = values if finite else _used_values(grouped, values)
+        product = (grouped @ values).view(model_output.shape)
         infinite.append((product * 0.0).sum().isnan().to(m.dtype))  # 0 · inf is NaN
-        used = grouped.amax(2)[..., None] != 0  # NaN counts
-        if m.device.type == "cpu" and finite and bool(used.all()):
-            size = torch.maximum(most[:, kv_heads], -least[:, kv_heads]).to(m.dtype)  # (B, g, 1, E)
-        else:
-            seen = v[:, kv_heads].masked_fill(~used, 0.0)  # in the dtype of the values, which is exact
-            size = _largest(seen, finite).to(m.dtype)
-        tolerance = (size * rounding + smallest_error(output.dtype)).repeat_interleave(group, 1)
-        ratio = (product.view(model_output.shape) - model_output).abs() / tolerance
-        empty_ratio = torch.zeros_like(ratio)
+        # Every error of a kernel is relative to a weight or to the sum: those of the scores and of the
+        # log-sum-exp, the rounding of the weights before the product, its accumulation. So a row may be off
+        # by its own Σ w |v|, and a large value that a row hardly uses does not loosen it.
+        sizes_of_values = values.abs()
+        size = (grouped @ sizes_of_values).view(model_output.shape)  # (B, h, rows, E)
+        lost = smallest * (1.0 + sizes_of_values.sum(2, keepdim=True)).repeat_interleave(group, 1)
+        tolerance = size * rounding + lost
+        ratio = (product - model_output).abs() / tolerance
         if softly_masked_rows:
-            empty_ratio = _empty_row_error(model_output, values, group) / tolerance
-        ratio = ratio.where(visible[..., None], empty_ratio).amax(2)  # (B, h, E) of the worst row
+            mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
+            empty_tolerance = sizes_of_values.mean(2, keepdim=True).repeat_interleave(group, 1) * rounding
+            empty_ratio = _empty_row_error(model_output, mean) / (empty_tolerance + lost)
+        else:
+            empty_ratio = torch.zeros_like(ratio)
+        ratio = ratio.where(visible[..., None], empty_ratio)
         worst = ratio.nan_to_num(torch.inf).argmax()
         ratios.append(ratio.take(worst) if ratio.numel() else zero)
         tolerances.append(tolerance.take(worst) if ratio.numel() else zero)
@@ -358,7 +376,8 @@ def _examine(
 
         empty_rows.append((~visible).all(1).any(0).sum().to(m.dtype))  # in every head, in some text
         sizes.append(lse.abs().masked_fill(~visible, 0.0).amax())
-        undetermined.append(_undetermined(spread[:, kv_heads], size * rounding) if S > 1 else zero)
+        is_judged = must_tell and S > 1
+        undetermined.append(_undetermined(part, rows, values, tolerance) if is_judged else zero)
         if weights is not None:
             own_weights = weights[:, heads][:, :, rows].to(m.dtype)
             error = _weight_error(part_weights, own_weights, visible)
@@ -376,7 +395,7 @@ def _examine(
         return None
     at = max(range(len(ratio_list)), key=lambda i: math.inf if math.isnan(ratio_list[i]) else ratio_list[i])
     tolerance_there = tolerance_list[at] or rounding
-    if problem is None and any(unclear) and weights is None and not own_lse:
+    if any(unclear):
         problem = SIMILAR_VALUES
     return Evidence(
         difference=ratio_list[at] * tolerance_there,
@@ -405,9 +424,8 @@ def smallest_error(dtype: torch.dtype) -> float:
     return min(torch.finfo(dtype).tiny, 2.0**-24)
 
 
-def _empty_row_error(output: Tensor, values: Tensor, group: int) -> Tensor:
+def _empty_row_error(output: Tensor, mean: Tensor) -> Tensor:
     """How far the output of rows without a visible key is from both 0 and the mean value; NaN counts as 0."""
-    mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
     return torch.minimum(output.abs(), (output - mean).abs()).nan_to_num(0.0)
 
 
@@ -421,13 +439,27 @@ def _weight_error(weights: Tensor, own_weights: Tensor, visible: Tensor) -> Tens
     return (weights - own_weights).abs().masked_fill(~visible[..., None], 0.0).amax()
 
 
-def _undetermined(spread: Tensor, rounding: Tensor) -> Tensor:
+def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
     """1 if the values of some head are too similar for the output to determine the weights.
 
-    `spread` (B, g, 1, E) is by how much they differ in each channel.
+    A row determines something of its weights if, by its `tolerance` (B, h, rows, E), at least a quarter of
+    the `values` (B, g, S, E) that it sees differ from their median, which a few large values do not move. At
+    least half of the rows of a head have to.
     """
-    distinct = (spread > DISTINCT * rounding) | ~spread.isfinite()
-    return (~distinct.any(-1)).any().to(spread.dtype)
+    some = sampled_rows(len(rows), TELLING_ROWS).to(rows.device)
+    shape = (*tolerance.shape[:2], *m.matrix[2:])
+    seen = m.mask.tile(rows[some], slice(0, shape[3]), shape, device=rows.device).expand(*shape[:2], -1, -1)
+    values = values.repeat_interleave(shape[1] // values.shape[1], 1)  # (B, h, S, E)
+    silent, judged = torch.zeros(2, *shape[:2], device=rows.device)
+    for i, row in enumerate(some):
+        is_seen = seen[:, :, i]  # (B, h, S)
+        median = values.masked_fill(~is_seen[..., None], torch.nan).nanmedian(2, keepdim=True).values
+        differs = ~((values - median).abs() <= DISTINCT * tolerance[:, :, row, None]).all(-1)  # NaN counts
+        keys = is_seen.sum(-1)
+        silent += (keys > 1) & (4 * (differs & is_seen).sum(-1) < keys)
+        judged += keys > 1
+    undetermined: Tensor = (2 * silent > judged).any()
+    return undetermined.to(values.dtype)
 
 
 def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
@@ -509,21 +541,7 @@ def _sample_rows(T: int, max_rows: int) -> Tensor:
         return torch.cat([torch.tensor([0, T - 1], device="cpu"), between]).sort().values
 
 
-def _finite_product(weights: Tensor, values: Tensor) -> Tensor:
-    """weights · values, where NaN and inf count only under a weight above 0, because 0 · NaN is NaN."""
-    product = weights @ values
-    if bool(product.isfinite().all()):
-        return product
-    used = weights.amax(-2).unsqueeze(-1) > 0  # (B, g, S, 1)
-    return weights @ values.masked_fill(~used, 0.0)
-
-
-def _largest(values: Tensor, finite: bool) -> Tensor:
-    """The largest |value| of each channel: (B, g, 1, E) for values (B, g, S, E).
-
-    Unless `finite`, those that are NaN or inf do not count.
-    """
-    largest = torch.maximum(values.amax(2, keepdim=True), -values.amin(2, keepdim=True))
-    if finite or bool(largest.isfinite().all()):
-        return largest
-    return _largest(values.nan_to_num(0.0, 0.0, 0.0), finite=True)
+def _used_values(weights: Tensor, values: Tensor) -> Tensor:
+    """The values (B, g, S, E) with zeros for those without any weight, because 0 · NaN is NaN."""
+    used = weights.amax(-2).unsqueeze(-1) != 0  # (B, g, S, 1); NaN counts
+    return values.masked_fill(~used, 0.0)

@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
@@ -31,7 +31,7 @@ from regard.recorder.predictions import Predictions, logits_of, predictions_from
 from regard.recorder.rank_group import RankGroup, find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
-from regard.recorder.sources.compilation import original_model
+from regard.recorder.sources.compilation import compiled_methods, original_model
 from regard.recorder.sources.token_mixers import TokenMixers
 from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
@@ -41,13 +41,16 @@ from regard.recorder.tokens import decode_tokens, decode_vocabulary, encode_text
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
 """A model's inputs: keyword arguments by name, positional arguments in a sequence, or a single tensor."""
 
+ADAPTERS = "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
+
 
 class CaptureBlock:
     """The context manager of `with regard.capture(model) as seen: …`.
 
     `sources` are attached for as long as the block is open. `warn` says whether modules that mix tokens and
-    were not captured are reported by a warning; they are always listed in `seen.missing`. `stream` records
-    the residual stream, if it is to be recorded. `ranks` are the processes that run the model together.
+    were not captured are reported by a warning; `seen.missing` and `seen.other_mixers` always list them.
+    `stream` records the residual stream, if it is to be recorded. `ranks` are the processes that run the
+    model together.
     """
 
     def __init__(
@@ -89,25 +92,34 @@ class CaptureBlock:
                 self.ranks.explain(error)
             if kind is not None:
                 return
-            missing = self.mixers.missing(self.recording.heard) | self.recording.unreadable
-            self._verify_tokens(bool(missing))
-            self.recording.close(missing)
+            missing, others = self.mixers.unheard(self.recording.heard)
+            missing |= self.recording.unreadable
+            self._verify_tokens(bool(missing or others))
+            self.recording.close(missing, others)
             if self.ranks is not None:
                 self.recording.seen.elsewhere = exchange_evidence(self.recording.seen, self.ranks)
         finally:
             self.recording.store.release()
-        if missing and self.recording.seen.layers and self.warn:
-            warnings.warn(escape(missing_message(self.model, missing)), stacklevel=2)
+        if self.recording.seen.layers and self.warn:
+            for sentence in not_captured_messages(self.model, missing, others):
+                warnings.warn(escape(sentence), stacklevel=2)
         if self.recording.seen.layers or self.recording.seen.elsewhere:
             return
         if self.recording.forwards:
             raise RuntimeError(_nothing_heard_message(self.model, self.recording.unreadable))
+        if self.recording.seen.shard is not None:  # its layers may all be on other ranks
+            return
         if self.mixers.ran_only_elsewhere:
             raise RuntimeError(
                 f"{type(self.model).__name__} ran only in other threads than the one that opened the "
                 "capture: open a capture in the thread that runs the model, or run it there by "
                 "contextvars.copy_context().run(model, …)"
             )
+        raise RuntimeError(
+            f"{type(self.model).__name__} did not run inside the block, so nothing was captured: run the "
+            "model that was given to capture there, not a copy of it (copy.deepcopy), a compiled function "
+            "that calls it, or another process"
+        )
 
     def _verify_tokens(self, is_mixed: bool) -> None:
         """With `verify=True`, establish which tokens the rows and keys are by changing some of them.
@@ -136,33 +148,55 @@ class CaptureBlock:
 
 
 def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> str:
-    """Explain why a model that ran has no captured layer."""
-    cause = "".join(f" ({name}: {reason})" for name, reason in list(unreadable.items())[:1])
+    """Explain why a model that ran has no captured layer, the cause first."""
+    name = type(model).__name__
+    if unreadable:
+        module, reason = next(iter(unreadable.items()))
+        more = f"; and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
+        return f"{name} ran, but its attention could not be read ({module}: {reason}{more}). {ADAPTERS}"
+    if compiled := next(compiled_methods(model), None):
+        return (
+            f"{name} ran, but {compiled} is compiled, and nothing can be heard inside compiled code: open "
+            'the capture inside `with torch.compiler.set_stance("force_eager"):`'
+        )
     return (
-        f"{type(model).__name__} ran, but no attention call was heard{cause}: it called none of "
-        "scaled_dot_product_attention, regard.attend and Transformers' AttentionInterface, and multiplied no "
-        "values with a softmax of products of queries and keys; "
-        "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
+        f"{name} ran, but no attention call was heard. Heard are scaled_dot_product_attention, "
+        "regard.attend, Transformers' AttentionInterface and a softmax between two matrix products, unless "
+        f"compiled code calls them. {ADAPTERS}"
     )
 
 
-def missing_message(model: nn.Module, missing: Mapping[str, str]) -> str:
-    """Return the warning about modules that mix tokens and were not captured, grouped by their classes.
+def not_captured_messages(
+    model: nn.Module, missing: Mapping[str, str], others: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the warnings about modules that mix tokens and were not captured, grouped by their classes.
 
-    `missing` maps the name of each module to its class, or to the reason why it could not be read.
+    `missing` maps the name of each module to its class, or to the reason why it could not be read; `others`
+    are not attention.
     """
+    name = type(model).__name__
+    if missing:
+        modules, are = ("modules that mix", "are") if len(missing) > 1 else ("module that mixes", "is")
+        yield (
+            f"{name}: {len(missing)} {modules} tokens could not be captured and {are} missing: "
+            f"{_by_kind(missing)}. seen.missing names them all. {ADAPTERS}"
+        )
+    if others:
+        modules, have = ("modules mix", "have") if len(others) > 1 else ("module mixes", "has")
+        yield (
+            f"{name}: {len(others)} {modules} tokens in another way than by attention and {have} no map: "
+            f"{_by_kind(others)}. seen.other_mixers names them all"
+        )
+
+
+def _by_kind(modules: Mapping[str, str]) -> str:
+    """Return the classes of modules, with the names of the first ones of each."""
     by_kind: dict[str, list[str]] = {}
-    for name, kind in missing.items():
+    for name, kind in modules.items():
         by_kind.setdefault(kind, []).append(name)
-    listed = "; ".join(
+    return "; ".join(
         f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})"
         for kind, names in by_kind.items()
-    )
-    modules, are = ("modules that mix", "are") if len(missing) > 1 else ("module that mixes", "is")
-    return (
-        f"{type(model).__name__}: {len(missing)} {modules} tokens could not be captured and {are} missing: "
-        f"{listed}. seen.missing names them all; regard.capture(model, adapters={{name: adapter}}) serves "
-        "any softmax attention"
     )
 
 

@@ -168,7 +168,7 @@ class Layer:
     def _count_writes(self) -> list[tuple[Tensor, int | None]]:
         """Return the tensors of the map and how often each was written to.
 
-        They are the model's own, not copies of them, unless they had been written to before.
+        They are the capture's own, so only who writes to `seen[layer].q` changes them.
         """
         tensors = (getattr(self._data.map, name, None) for name in ("q", "k", "decay", "beta"))
         return [(x, write_count(x)) for x in tensors if x is not None]

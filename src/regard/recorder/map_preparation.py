@@ -1,7 +1,8 @@
 """Prepares a captured map for being stored: selects heads, changes its dtype and gives it memory of its own.
 
-A model may write to the tensors that its attention used (a static cache does), and they may be views into
-something much larger. The functions here copy such tensors and leave the others alone.
+A model may write to the tensors that its attention used, as a static cache or a shared workspace does, and no
+counter shows every such write: `.data` and NumPy are not counted, nor is anything in inference mode. So what
+is kept is copied, when the evidence for it is taken.
 """
 
 from __future__ import annotations
@@ -101,9 +102,7 @@ def select_linear_heads(
 def compact_linear_map(m: LinearAttentionMap) -> LinearAttentionMap:
     """Return the map with all its tensors in memory of their own, no larger than they are."""
     owned = {name: own_memory(getattr(m, name)) for name in ("q", "k", "decay", "beta")}
-    return m._with(
-        **owned, skip=None if m.skip is None else m.skip.clone()
-    )  # a parameter, which may be trained
+    return m._with(**owned, skip=None if m.skip is None else own_memory(m.skip))
 
 
 def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
@@ -117,8 +116,7 @@ def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
 def compact_map(m: AttentionMap) -> AttentionMap:
     """Return the map with q, k and lse in memory of their own, no larger than they are."""
     owned = {name: own_memory(getattr(m, name)) for name in ("q", "k", "lse")}
-    sinks = None if m.sinks is None else m.sinks.clone()  # a parameter, as `skip` is
-    return m._with(**owned, sinks=sinks, kept=m.kept)
+    return m._with(**owned, sinks=None if m.sinks is None else own_memory(m.sinks), kept=m.kept)
 
 
 class MaskCopies:
@@ -161,8 +159,7 @@ class MaskCopies:
         return self._functions[-1][2]
 
     def _copy(self, x: Tensor) -> Tensor:
-        # An expanded tensor holds each of its numbers once.
-        once = x.detach()[tuple(slice(None if step else 1) for step in x.stride())]
+        once = _without_repeats(x)
         for own in self._copies:
             alike = own.shape == once.shape and own.dtype == x.dtype and own.device == x.device
             if alike and torch.equal(own, once):
@@ -174,20 +171,19 @@ class MaskCopies:
 
 
 def own_memory(x: Tensor) -> Tensor:
-    """Return x, or a copy if it is a view into something larger or has been written to in place."""
-    alone = x.untyped_storage().nbytes() <= 1.05 * x.nbytes
-    return copy_if_written(x) if alone else x.clone(memory_format=torch.contiguous_format)
+    """Return a copy of x, no larger than the numbers that it holds."""
+    with torch.inference_mode(False):  # so that writes to the capture's own tensors are counted
+        return _without_repeats(x).clone(memory_format=torch.contiguous_format).expand(x.shape)
+
+
+def _without_repeats(x: Tensor) -> Tensor:
+    """Return a view of x that has each number of an expanded tensor once."""
+    return x.detach()[tuple(slice(None if step else 1) for step in x.stride())]
 
 
 def copy_if_written(x: Tensor) -> Tensor:
     """Return x, or a copy if it has been written to in place and may be again, as a static cache is."""
     return x if write_count(x) == 0 else x.clone()
-
-
-def copy_if_trained(x: Tensor) -> Tensor:
-    """Return x, or a copy if it is a parameter or a view of one: not all optimizers count their writes."""
-    owner = x if x._base is None else x._base
-    return x.detach().clone() if owner.is_leaf and owner.requires_grad else x
 
 
 def mask_write_counts(mask: Mask) -> tuple[int | None, ...]:

@@ -24,7 +24,7 @@ from regard.recorder.generation.linear_strip import LinearAddition, LinearStrip
 from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
-from regard.recorder.layer import Layer, LayerId
+from regard.recorder.layer import WRITTEN, Layer, LayerId
 from regard.recorder.linear_call import LinearCall
 from regard.recorder.linear_certificate import examine_linear
 from regard.recorder.map_preparation import (
@@ -32,7 +32,6 @@ from regard.recorder.map_preparation import (
     cast_map,
     compact_linear_map,
     compact_map,
-    copy_if_trained,
     own_memory,
     select_heads,
     select_linear_heads,
@@ -238,12 +237,7 @@ class Recording(CallReceiver):
             if local == []:
                 return  # the selected heads are on other ranks
             whole_mask = None if call.whole_mask is None else self._mask_copies.own(call.whole_mask)
-            call = call._replace(
-                q=copy_if_trained(call.q),
-                k=copy_if_trained(call.k),
-                mask=self._mask_copies.own(call.mask),
-                whole_mask=whole_mask,
-            )
+            call = call._replace(mask=self._mask_copies.own(call.mask), whole_mask=whole_mask)
             whole, evidence = self._examine(call, against)
             evidence = dataclasses.replace(evidence, unplaced=self._why_unplaced(layer_id.name, call))
             own, v = call.own_part(whole, call.v.detach())
@@ -478,8 +472,9 @@ class Recording(CallReceiver):
         What this forward pass has recorded so far, also of layers that seemed to continue, starts a new pass.
         """
         started, self._started = self._started, {}
-        continuing, self._continuing = self._continuing, []
-        self._additions.clear()
+        pairs = zip(self._continuing, self._additions, strict=True)
+        continuing = [_as_first_call(call, *pair) for call, pair in pairs]
+        self._continuing, self._additions = [], []
         layers = [strip.layer for strip in started.values()]
         self.seen.layers = [x for x in self.seen.layers if all(x is not layer for layer in layers)]
         for slot in started:
@@ -540,8 +535,10 @@ class Recording(CallReceiver):
                     return is_token.cpu()
         return None
 
-    def close(self, missing: Mapping[str, str] | None = None) -> None:
-        """Finish the capture. `missing` names the modules that mix tokens and were not captured."""
+    def close(
+        self, missing: Mapping[str, str] | None = None, other_mixers: Mapping[str, str] | None = None
+    ) -> None:
+        """Finish the capture. `missing` is attention that was not captured, `other_mixers` is none."""
         if self.refusal is not None:
             self.seen.layers.clear()
             raise RuntimeError(self.refusal)
@@ -549,7 +546,8 @@ class Recording(CallReceiver):
             self._finish_forward()
             if self.ranks is not None:
                 join_token_rows(self.seen, self.ranks)
-            self.seen.missing.update(missing or {})  # shared with the earlier passes
+            self.seen.missing.update(missing or {})  # shared with the earlier passes, as the next
+            self.seen.other_mixers.update(other_mixers or {})
             self._finish_layers()
         is_empty = not self.seen.layers and self.seen.shard is None
         if self.forwards and self.layers is not None and is_empty and self._names:
@@ -559,3 +557,19 @@ class Recording(CallReceiver):
             )
         if self.seen.layers or self.seen.shard is not None:
             self.store.finish(self.seen)
+
+
+def _as_first_call(
+    call: FirstCall, strip: Strip | LinearStrip, addition: Addition | LinearAddition
+) -> FirstCall:
+    """Return a call that was added to a strip as one that starts another.
+
+    Its keys are not copied, since most calls of a generation continue; a later layer may have changed them.
+    """
+    if isinstance(addition, LinearAddition):
+        return call._replace(m=addition.map, values=addition.values, state=addition.state)
+    assert isinstance(strip, Strip)
+    assert isinstance(call.m, AttentionMap)
+    if strip.is_still(addition, call.m):
+        return call
+    return call._replace(evidence=dataclasses.replace(call.evidence, problem=WRITTEN))

@@ -76,7 +76,9 @@ class Capture:
     target_tokens: list[list[str]] | None = None
     """The decoder's tokens as text."""
     missing: dict[str, str] = field(default_factory=dict)
-    """The modules that mix tokens and were not captured: the class of each, by its name."""
+    """The attention that was not captured: the class of each module, or the reason, by its name."""
+    other_mixers: dict[str, str] = field(default_factory=dict)
+    """The modules that mix tokens without being attention, as convolutions and recurrent layers do."""
     edits: tuple[str, ...] = ()
     """The interventions under which the model ran, in words: this is then not the model's own run."""
     fingerprint: str | None = None
@@ -141,12 +143,14 @@ class Capture:
             problem = "the tokens or the layers of this capture are not those that the model ran with"
             evidence = [replace(layer_evidence, problem=problem) for layer_evidence in evidence]
         if not self.elsewhere:
-            return Certificate([layer.key for layer in self.layers], evidence, self.missing)
+            keys = [layer.key for layer in self.layers]
+            return Certificate(keys, evidence, self.missing, self.other_mixers)
         parts: dict[int | str, list[ShardEvidence]] = {}
         for part in (*map(shard_evidence, self.layers, evidence), *self.elsewhere):
             parts.setdefault(part.key, []).append(part)
         keys = sorted(parts, key=lambda key: (isinstance(key, str), key if isinstance(key, int) else 0))
-        return Certificate(keys, [join_shard_evidence(parts[key]) for key in keys], self.missing)
+        evidence = [join_shard_evidence(parts[key]) for key in keys]
+        return Certificate(keys, evidence, self.missing, self.other_mixers)
 
     def seal(self) -> None:
         """Store a hash of the tokens and layers, so that the certificate notices if they are changed."""
@@ -354,10 +358,10 @@ class Capture:
                 "rollout: expected all layers and heads of the model, got a selection: capture again without "
                 "layers= and heads="
             )
-        if self.missing:
+        if not_captured := [*self.missing, *self.other_mixers]:
             raise ValueError(
-                f"rollout: expected all layers of the model, but {', '.join(list(self.missing)[:3])} could "
-                "not be captured: see seen.missing"
+                f"rollout: expected all layers of the model, but {', '.join(not_captured[:3])} could not be "
+                "captured: see seen.missing and seen.other_mixers"
             )
         stacks = list(dict.fromkeys(layer.stack for layer in self.layers))
         if stack is None and len(stacks) > 1:
@@ -439,6 +443,8 @@ class Capture:
             parts.append(f"{unplaced} without tokens")
         if self.missing:
             parts.append(f"{len(self.missing)} missing")
+        if self.other_mixers:
+            parts.append(f"{len(self.other_mixers)} not attention")
         if self.edits:
             parts.append(f"edited run: {'; '.join(self.edits)}")
         return f"Capture({', '.join(parts)})"

@@ -294,7 +294,7 @@ def heads_stacked_on_the_batch(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tu
 def test_other_products_are_refused_by_name(attend: Attend) -> None:
     model, x = stack(attend)
     with pytest.raises(
-        RuntimeError, match=r"Sequential ran, but no attention call was heard.*0: Own, as its"
+        RuntimeError, match=r"Sequential ran, but its attention could not be read \(0: Own, as its"
     ):
         regard.capture(model, inputs=x)
 

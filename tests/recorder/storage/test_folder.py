@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 import regard
@@ -221,6 +221,31 @@ def test_a_capture_can_be_saved_where_it_came_from(tmp_path: Path) -> None:
     assert torch.equal(back[2].to_dense(), before)
     back.save(tmp_path / "copy")
     assert torch.equal(regard.load(tmp_path / "copy")[2].to_dense(), before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="there are no limits to the sizes of files")
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A limit to the size of files stands for a full disk, which safetensors reports in the same way."""
+    import resource
+
+    seen, (soft, hard) = a_capture(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, hard))
+    try:
+        with pytest.raises(OSError, match=r"path: expected a place.*layer-.*safetensors, .*File too large"):
+            seen.save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("regard.safetensor_files.save_file", full)
+    with pytest.raises(OSError, match=r"got .*layer-.*safetensors, where no space is left"):
+        a_capture().save(tmp_path)
 
 
 def test_a_failed_save_leaves_the_old_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

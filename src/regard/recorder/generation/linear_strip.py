@@ -6,7 +6,6 @@ The queries, keys, decays and write strengths of all calls together are those of
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -101,10 +100,8 @@ class LinearStrip:
         }
         if values is not None:
             values = torch.cat([values, *(v.to(values.device) for v in self.values)], 2)
-        # The first call's tensors may have been written to since.
-        evidence = replace(self.evidence, problem=self.evidence.problem or layer.evidence.problem)
         m = first._with(**joined, rows=None)
-        return Layer(layer.number, layer.name, layer.stack, m, evidence, layer.heads, values)
+        return Layer(layer.number, layer.name, layer.stack, m, self.evidence, layer.heads, values)
 
 
 def _reordered(m: LinearAttentionMap, order: Tensor) -> LinearAttentionMap:

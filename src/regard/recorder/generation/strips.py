@@ -7,7 +7,6 @@ for beam search, which reorders the batch, and for static caches, which are over
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -156,6 +155,12 @@ class Strip:
         k, values = m.k[:, :, S - new :].clone(), None if v is None else v[:, :, S - new :].clone()
         return Addition(step, m.q.clone(), k, m.lse.clone(), values, m.mask, CallSizes(T, S), evidence)
 
+    def is_still(self, addition: Addition, m: AttentionMap) -> bool:
+        """Return whether a call's map `m` still has the queries and keys that its addition was made of."""
+        new = m.k[:, :, m.k.shape[2] - addition.k.shape[2] :]
+        same = torch.equal(m.q, addition.q) and torch.equal(new, addition.k)
+        return same and self.step(m) is not None
+
     def extend(self, addition: Addition, order: Tensor | None, mask: Mask) -> None:
         """Append a call.
 
@@ -194,13 +199,14 @@ class Strip:
         if values is not None:
             values = torch.cat([values, *(part.to(values.device) for part in self.v)], 2)
         m = first._with(q=q, k=k, lse=lse, mask=self.mask)
-        # The first call's tensors may have been written to since.
-        evidence = replace(
-            self.evidence,
-            problem=self.evidence.problem or layer.evidence.problem,
-            rows=min(self.evidence.rows, self.T),
-            total_rows=self.T,
-        )
+        evidence = replace(self.evidence, rows=min(self.evidence.rows, self.T), total_rows=self.T)
         return Layer(
-            layer.number, layer.name, layer.stack, m, evidence, layer.heads, values, placement=layer.placement
+            layer.number,
+            layer.name,
+            layer.stack,
+            m,
+            evidence,
+            layer.heads,
+            values,
+            placement=layer.placement,
         )

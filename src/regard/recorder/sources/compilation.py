@@ -71,3 +71,11 @@ def _original_call(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(self, *args, **kwargs)
 
     return run
+
+
+def compiled_methods(model: nn.Module) -> Iterator[str]:
+    """Yield the compiled methods and functions that the modules of a model hold, beside their `forward`."""
+    for name, module in model.named_modules():
+        for attribute, value in {**vars(type(module)), **vars(module)}.items():
+            if attribute != "forward" and hasattr(value, "_torchdynamo_orig_callable"):
+                yield f"{name}.{attribute}" if name else attribute

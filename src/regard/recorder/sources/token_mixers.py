@@ -28,6 +28,10 @@ MIXERS = re.compile(
     re.IGNORECASE,
 )
 """Matches the names of classes that mix tokens, without the prefix of their model."""
+OTHER_MIXERS = re.compile(r"conv|depthwise|fourier|hyena|recurrent|rglru|lstm|gru|rnn", re.IGNORECASE)
+"""Matches those that are not attention of any kind: convolutions, Fourier transforms, recurrent layers."""
+ATTENTION_KINDS = re.compile(r"att(entio)?n|mamba|ssm|ssd|delta|retention|rwkv|lightning", re.IGNORECASE)
+"""Matches attention and its linear kinds, which have maps where they are captured."""
 TOKENWISE = re.compile(
     r"(mlp|ffn|ff|feed_?forward|moe|experts?|router|gate|gated|norm|dropout|drop_?path|linear|identity|embeddings?"
     r"|rotary|positions?|activation|act|gelu|silu|relu|swish|tanh|intermediate|output|pooler|lm_?head|classification_?head|prediction_?head|lora)"
@@ -187,8 +191,11 @@ class TokenMixers:
         """Whether the model ran in other threads or contexts, and nothing of it in this one."""
         return not self.ran and bool(self.ran_elsewhere or self.other_users)
 
-    def missing(self, heard: Collection[str]) -> dict[str, str]:
-        """Return the modules that ran, mix tokens and are not in `heard`: the class of each, by its name."""
+    def unheard(self, heard: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the modules that ran, mix tokens and are not in `heard`: the class of each, by its name.
+
+        The first are attention, or may be; the second mix tokens in other ways, as convolutions do.
+        """
         missing = [
             name
             for name in self.mixing
@@ -201,8 +208,24 @@ class TokenMixers:
         for blocks in self.blocks.values():
             if any(_inside(x, block) for block in blocks for x in heard):
                 missing += [block for block in blocks if self._unexplained(block, heard, missing)]
-        innermost = [name for name in missing if not any(_inside(x, name) for x in missing if x != name)]
-        return {name: self._describe(name) for name in self.modules if name in innermost}
+        others = [name for name in missing if self._is_other(name)]
+        attention = _innermost([name for name in missing if name not in others])
+        # Mamba's short convolution is a part of it.
+        others = [x for x in _innermost(missing) if x in others and not any(_inside(x, y) for y in attention)]
+        described = ({x: self._describe(x) for x in self.modules if x in y} for y in (attention, others))
+        missing_attention, other_mixers = described
+        return missing_attention, other_mixers
+
+    def _is_other(self, name: str) -> bool:
+        """Whether a module that mixes tokens is certainly not attention."""
+        module = self.modules[name]
+        if isinstance(module, (*CONVOLUTIONS, nn.RNNBase)):
+            return True
+        kind = kind_of(module).removeprefix(self.prefixes.get(type(module).__module__, ""))
+        if isinstance(module, torch.jit.ScriptModule) or not OTHER_MIXERS.search(kind):
+            return False
+        names = module_names(module)
+        return not ATTENTION_KINDS.search(kind) and not (FUNCTIONS & names) and not _has_softmax(names)
 
     def _describe(self, name: str) -> str:
         """Return the class of a module, and whether it ran only where this capture does not hear it."""
@@ -245,6 +268,11 @@ def _note(ran: set[str], name: str, forward: Callable[..., Any], *args: Any, **k
 def _inside(name: str, outer: str) -> bool:
     """Whether a module is another one or inside it."""
     return name == outer or name.startswith(f"{outer}.")
+
+
+def _innermost(names: Collection[str]) -> list[str]:
+    """Return the modules that have no other one of them inside."""
+    return [name for name in names if not any(_inside(x, name) for x in names if x != name)]
 
 
 def _related(name: str, other: str) -> bool:

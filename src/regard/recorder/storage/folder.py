@@ -259,6 +259,7 @@ def to_json(seen: Capture, stored: Sequence[StoredLayer], pictures: Sequence[str
         "versions": versions(),
         "certified": seen.certificate.certified,
         "missing": seen.missing,
+        "other_mixers": seen.other_mixers,
         "is_whole": seen.is_whole,
         "shard": None if seen.shard is None else seen.shard._asdict(),
         "edits": list(seen.edits),

@@ -49,6 +49,7 @@ def join_captures(shards: Sequence[Capture]) -> Capture:
         tokens=next((shard.tokens for shard in shards if shard.tokens is not None), None),
         target_tokens=next((x.target_tokens for x in shards if x.target_tokens is not None), None),
         missing={name: kind for shard in shards for name, kind in shard.missing.items()},
+        other_mixers={name: kind for shard in shards for name, kind in shard.other_mixers.items()},
         is_whole=all(shard.is_whole for shard in shards),
         predictions=next((shard.predictions for shard in shards if shard.predictions is not None), None),
         pictures=next((shard.pictures for shard in shards if shard.pictures is not None), None),

@@ -106,7 +106,6 @@ def open_folder(path: Path) -> Capture:
 
 def _from_json(described: dict[str, Any], path: Path) -> Capture:
     """Rebuild a capture from what `folder.to_json` wrote; a ValueError names the field that is wrong."""
-    missing = described.get("missing", {})
     shard = _shard(_optional(described, "shard", dict))
     seen = Capture(
         layers=[
@@ -121,10 +120,8 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
         target_tokens=_texts(described, "target_tokens"),
         attention_mask=_table(described, "attention_mask", torch.bool),
         boundary=_optional(described, "boundary", int),
-        missing={
-            name: check_type("missing", kind, str)
-            for name, kind in check_type("missing", missing, dict).items()
-        },
+        missing=_modules(described, "missing"),
+        other_mixers=_modules(described, "other_mixers"),
         is_whole=check_type("is_whole", described.get("is_whole", True), bool),
         edits=tuple(
             check_type("edits", text, str) for text in check_type("edits", described.get("edits", []), list)
@@ -149,6 +146,12 @@ def _from_json(described: dict[str, Any], path: Path) -> Capture:
     if (pictures := _optional(described, "pictures", dict)) is not None:
         seen.pictures = read_pictures(pictures, path, [layer.key for layer in seen.layers])
     return seen
+
+
+def _modules(described: dict[str, Any], field: str) -> dict[str, str]:
+    """Return the classes of modules by their names; none if the field is absent."""
+    modules = check_type(field, described.get(field, {}), dict)
+    return {name: check_type(field, kind, str) for name, kind in modules.items()}
 
 
 def _optional(described: dict[str, Any], name: str, kind: type[T]) -> T | None:

@@ -594,6 +594,7 @@ class Contents:
             "predicted": None if number in self.removed else self._predicted_at(number),
             "telling": None if number in self.removed else self.telling(number),
             "missing": [{"name": name, "kind": kind} for name, kind in capture.missing.items()],
+            "others": [{"name": name, "kind": kind} for name, kind in capture.other_mixers.items()],
             "predictions": predictions.summary(capture.predictions, self.batch_index),
             "edited": self._edited(number),
             "removed": number in self.removed,

@@ -91,8 +91,10 @@ interface TextMeta {
   predicted: { start: number; positions: number[] | null; tokens: number[] | null } | null;
   /** The query that a reader sees first; null for a text that is gone. */
   telling: number | null;
-  /** Modules that mix tokens and could not be captured. */
+  /** Attention that could not be captured. */
   missing: { name: string; kind: string }[];
+  /** Modules that mix tokens without being attention, as convolutions do. */
+  others: { name: string; kind: string }[];
   /** What the model expected on average; null if it makes no predictions. */
   predictions: { loss: number | null; tokens: number; likeliest: number } | null;
   /** What was cut, if this is not the model's own run. */

@@ -58,15 +58,29 @@ export function doubts(layers) {
 }
 
 /**
- * What a capture does not show of its model: modules that mix tokens, by their classes; "" if it is whole.
+ * The attention that a capture does not show, by the classes of its modules; "" if there is none.
  * @param {TextMeta["missing"] | undefined} missing
  */
 export function absences(missing) {
   if (!missing?.length) return "";
+  const [modules, are] = missing.length > 1 ? ["modules that mix", "are"] : ["module that mixes", "is"];
+  return `${missing.length} ${modules} tokens could not be captured and ${are} not shown: ${byKind(missing)}.`;
+}
+
+/**
+ * What mixes tokens without being attention, by the classes of its modules; "" if there is nothing.
+ * @param {TextMeta["others"] | undefined} others
+ */
+export function otherMixers(others) {
+  if (!others?.length) return "";
+  const [modules, have] = others.length > 1 ? ["modules mix", "have"] : ["module mixes", "has"];
+  return `${others.length} ${modules} tokens in another way than by attention and ${have} no map: ${byKind(others)}.`;
+}
+
+/** @param {{ kind: string }[]} modules */
+function byKind(modules) {
   /** @type {Map<string, number>} */
   const kinds = new Map();
-  for (const { kind } of missing) kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
-  const named = [...kinds].map(([kind, count]) => (count > 1 ? `${count} × ${kind}` : kind)).join(", ");
-  const [modules, are] = missing.length > 1 ? ["modules that mix", "are"] : ["module that mixes", "is"];
-  return `${missing.length} ${modules} tokens could not be captured and ${are} not shown: ${named}.`;
+  for (const { kind } of modules) kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+  return [...kinds].map(([kind, count]) => (count > 1 ? `${count} × ${kind}` : kind)).join(", ");
 }

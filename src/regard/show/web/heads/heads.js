@@ -7,7 +7,7 @@ import { choice, element } from "../common/dom.js";
 import { some } from "../common/format.js";
 import { LateProgress } from "../common/late_progress.js";
 import { LayerQueue } from "../common/layer_queue.js";
-import { absences, doubts } from "../common/layers.js";
+import { absences, doubts, otherMixers } from "../common/layers.js";
 import { scoreTitle } from "../common/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { Comparison } from "./compare.js";
@@ -147,7 +147,8 @@ export class HeadsView {
     this.gallery.list.classList.toggle("pictures-only", state.detail === "pictures");
     const all = some(heads.length, "head");
     controls.number.textContent = shown.length === heads.length ? all : `${shown.length} of ${all}`;
-    this.warning.textContent = [doubts(text.layers), absences(text.missing)].join(" ").trim();
+    const said = [doubts(text.layers), absences(text.missing), otherMixers(text.others)];
+    this.warning.textContent = said.filter(Boolean).join(" ");
     this.warning.hidden = !this.warning.textContent;
   }
 }

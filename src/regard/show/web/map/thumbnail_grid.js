@@ -1,7 +1,7 @@
 // @ts-check
 // The grid of thumbnails, without its elements: how large they are, what stands over them, how keys walk.
 
-import { absences } from "../common/layers.js";
+import { absences, otherMixers } from "../common/layers.js";
 
 /** @param {Pick<Layer, "heads">[]} layers */
 const mostHeads = (layers) => Math.max(...layers.map((layer) => layer.heads.length));
@@ -51,12 +51,12 @@ function lineLength(fits, heads, group) {
 }
 
 /**
- * Whether all layers are certified and captured: a badge's word, its sentence, and a note on what is missing.
- * @param {Pick<TextMeta, "layers" | "missing">} text
+ * Whether all attention is captured and certified: a badge's word, its sentence, and a note on what has no map.
+ * @param {Pick<TextMeta, "layers" | "missing"> & Partial<Pick<TextMeta, "others">>} text
  */
-export function captureSummary({ layers, missing }) {
+export function captureSummary({ layers, missing, others }) {
   const uncertified = layers.filter((layer) => !layer.evidence.certified).length;
-  const absent = absences(missing);
+  const absent = [absences(missing), otherMixers(others)].filter(Boolean).join(" ");
   if (uncertified) {
     const words = `${uncertified} of ${layers.length} not certified`;
     return {
@@ -66,7 +66,7 @@ export function captureSummary({ layers, missing }) {
       absent,
     };
   }
-  if (absent)
+  if (missing.length)
     return {
       certified: false,
       words: "Incomplete",

@@ -147,6 +147,7 @@ export class LiveWeights extends SavedWeights {
       },
       telling: null,
       missing: [],
+      others: [],
       predictions: reading.predictions.summary(),
       edited: null,
       removed: false,
