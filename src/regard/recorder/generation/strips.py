@@ -7,6 +7,7 @@ for beam search, which reorders the batch, and for static caches, which are over
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
