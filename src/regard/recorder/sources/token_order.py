@@ -17,7 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 _paused: ContextVar[bool] = ContextVar("token_order_paused", default=False)
 
@@ -26,9 +31,14 @@ _paused: ContextVar[bool] = ContextVar("token_order_paused", default=False)
 def paused() -> Iterator[None]:
     """Inside the block nothing is noted: the operators are not the model's own, or keep tokens in order."""
     token = _paused.set(True)
+    modes = _get_current_dispatch_mode_stack()
+    # A mode that is off the stack costs nothing; one under another mode stays there.
+    watch = _pop_mode() if modes and isinstance(modes[-1], TokenOrder) else None
     try:
         yield
     finally:
+        if watch is not None:
+            _push_mode(watch)
         _paused.reset(token)
 
 
