@@ -313,10 +313,7 @@ def _examine(
     B, H, T, S = m.matrix
     rows = sampled_rows(T, T if max_rows is None else max_rows).to(m.device)
     zero = rows.new_zeros((), dtype=m.dtype)
-    # Each list holds one number for each group of heads, after a zero for maps without any entry.
-    ratios, tolerances, sum_errors, weight_errors, empty_rows, undetermined, sizes, infinite = (
-        [zero] for _ in range(8)
-    )
+    numbers, weight_errors = [], [zero]  # of each group of heads
 
     # What rounding alone may change, relative to a row's own values: kernels in half precision round the
     # weights and the output, and eager attention its scores too (Gemma 2, whose scores of 8 are off by 1.4
@@ -347,37 +344,39 @@ def _examine(
         model_output = output[:, heads].index_select(2, rows).to(m.dtype)  # (B, h, rows, E)
         grouped = part_weights.view(B, values.shape[1], -1, S)
         values = values if finite else _used_values(grouped, values)
-        product = (grouped @ values).view(model_output.shape)
-        infinite.append((product * 0.0).sum().isnan().to(m.dtype))  # 0 · inf is NaN
+        product = grouped @ values  # (B, g, h / g · rows, E)
+        total = product.sum()  # not finite if a product is not, since 0 · inf is NaN
         # Every error of a kernel is relative to a weight or to the sum: those of the scores and of the
         # log-sum-exp, the rounding of the weights before the product, its accumulation. So a row may be off
         # by its own Σ w |v|, and a large value that a row hardly uses does not loosen it.
         sizes_of_values = values.abs()
-        size = (grouped @ sizes_of_values).view(model_output.shape)  # (B, h, rows, E)
-        lost = smallest * (1.0 + sizes_of_values.sum(2, keepdim=True)).repeat_interleave(group, 1)
-        tolerance = size * rounding + lost
+        lost = smallest * (1.0 + sizes_of_values.sum(2, keepdim=True))  # (B, g, 1, E)
+        tolerance = (grouped @ sizes_of_values) * rounding + lost
+        product, tolerance = (x.view(model_output.shape) for x in (product, tolerance))  # (B, h, rows, E)
         ratio = (product - model_output).abs() / tolerance
         if softly_masked_rows:
             mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
-            empty_tolerance = sizes_of_values.mean(2, keepdim=True).repeat_interleave(group, 1) * rounding
-            empty_ratio = _empty_row_error(model_output, mean) / (empty_tolerance + lost)
+            room = sizes_of_values.mean(2, keepdim=True) * rounding + lost
+            empty_ratio = _empty_row_error(model_output, mean) / room.repeat_interleave(group, 1)
+            ratio = ratio.where(visible[..., None], empty_ratio)
         else:
-            empty_ratio = torch.zeros_like(ratio)
-        ratio = ratio.where(visible[..., None], empty_ratio)
-        worst = ratio.nan_to_num(torch.inf).argmax()
-        ratios.append(ratio.take(worst) if ratio.numel() else zero)
-        tolerances.append(tolerance.take(worst) if ratio.numel() else zero)
+            ratio = ratio.masked_fill(~visible[..., None], 0.0)
+        worst = ratio.nan_to_num(torch.inf).argmax() if ratio.numel() else None
+        at_worst = (zero, zero) if worst is None else (ratio.take(worst), tolerance.take(worst))
 
         # The sums of the rows, with the weight of the sink logit.
         row_sum = part_weights.sum(-1)
         if part.sinks is not None:
             row_sum = row_sum + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
-        sum_errors.append(((row_sum - 1.0) * visible).abs().amax())
+        sum_error = ((row_sum - 1.0) * visible).abs().amax()
 
-        empty_rows.append((~visible).all(1).any(0).sum().to(m.dtype))  # in every head, in some text
-        sizes.append(lse.abs().masked_fill(~visible, 0.0).amax())
+        empty_rows = (~visible).all(1).any(0).sum().to(m.dtype)  # in every head, in some text
+        largest_score = lse.abs().masked_fill(~visible, 0.0).amax()
         is_judged = must_tell and S > 1
-        undetermined.append(_undetermined(part, rows, values, tolerance) if is_judged else zero)
+        undetermined = _undetermined(part, rows, values, tolerance) if is_judged else zero
+        numbers.append(
+            torch.stack([*at_worst, sum_error, empty_rows, undetermined, largest_score.to(m.dtype), total])
+        )
         if weights is not None:
             own_weights = weights[:, heads][:, :, rows].to(m.dtype)
             error = _weight_error(part_weights, own_weights, visible)
@@ -388,10 +387,9 @@ def _examine(
             weight_errors.append(error)
 
     # One transfer from the GPU for all numbers.
-    columns = (ratios, tolerances, sum_errors, empty_rows, undetermined, sizes, infinite)
-    stacked = torch.stack([torch.stack(column) for column in columns])
-    ratio_list, tolerance_list, sums, empty, unclear, largest_scores, not_finite = stacked.tolist()
-    if finite and any(not_finite):
+    columns = zip(*torch.stack(numbers).tolist(), strict=True) if numbers else [(0.0,)] * 7
+    ratio_list, tolerance_list, sums, empty, unclear, largest_scores, totals = map(list, columns)
+    if finite and not all(map(math.isfinite, totals)):
         return None
     at = max(range(len(ratio_list)), key=lambda i: math.inf if math.isnan(ratio_list[i]) else ratio_list[i])
     tolerance_there = tolerance_list[at] or rounding

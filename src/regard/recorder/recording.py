@@ -172,7 +172,8 @@ class Recording(CallReceiver):
         """Record an attention call that a module has made, and return it."""
         if torch._C._current_graph_task_id() != -1 or again:
             return call  # recomputed in a backward pass (gradient checkpointing), and recorded before
-        with self._lock, token_order.paused():
+        # Without `DisableTorchFunction` every operation here goes through the mode that listens to the model.
+        with self._lock, token_order.paused(), torch._C.DisableTorchFunction():
             if not self._is_alone():
                 return call
             if isinstance(call, UnreadableCall):
@@ -187,7 +188,7 @@ class Recording(CallReceiver):
         """Record a call of a linear layer."""
         if torch._C._current_graph_task_id() != -1:
             return  # recomputed in a backward pass, and recorded before
-        with self._lock, token_order.paused():
+        with self._lock, token_order.paused(), torch._C.DisableTorchFunction():
             if self._is_alone():
                 other = self._other_text and call.problem is None
                 self._add_linear_call(layer_id, call._replace(problem=OTHER_TEXT) if other else call)

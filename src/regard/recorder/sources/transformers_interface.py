@@ -128,7 +128,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
                 )
                 calls = [sdpa.notify(editors, call)]
                 result = _edited_result(result, calls[0])
-        with torch.no_grad(), _no_autocast(query), sdpa.listening():
+        with torch.no_grad(), _no_autocast(query), sdpa.listening(), sdpa.without_mode():
             for call in _checked_calls(inner, result, *args, **kwargs) if inner else calls:
                 sdpa.notify((x for x in takers if not x.is_editor), call)
         return result
