@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_values import make_values
 from regard.checker.subject.construct import SIZES, annotated_class, constructor_arguments
 from regard.checker.subject.subject import Subject
 
@@ -161,7 +163,7 @@ def _passing_cache(
 
     def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         cache, start = (first(module, x), 0) if state is None else state
-        fixed = subject.extra if method == "forward" else {}
+        fixed = _fixed(subject, x) if method == "forward" else {}
         result = _function(module, method)(x, **{**fixed, **keywords(start, x), name: cache, **extra})
         y, returned = _split_result(result, x)
         if returned is None and (cache is None or (isinstance(cache, dict | list) and not cache)):
@@ -171,12 +173,17 @@ def _passing_cache(
     return Continuation(f"{method}(x, {name}=…)", step, certain, _ONE_TOKEN.search(method) is not None)
 
 
+def _fixed(subject: Subject, x: Tensor) -> dict[str, Any]:
+    """Return the arguments that are always passed, for a step on x."""
+    return make_values(subject.extra, Question("step", x, x, x))
+
+
 def _passing_pair(subject: Subject, key: str, value: str) -> Continuation:
     """Return a continuation for `y, k, v = module(x, past_k=k, past_v=v)`."""
 
     def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         k, v = (None, None) if state is None else state
-        result = module(x, **{**subject.extra, key: k, value: v})
+        result = module(x, **{**_fixed(subject, x), key: k, value: v})
         if not isinstance(result, tuple) or len(result) < 3:
             raise ValueError("no cache was returned")
         return result[0], tuple(result[-2:])
@@ -200,7 +207,7 @@ def _cache_inside(
             begin_sequence(module, x)
             if switch is not None:
                 setattr(module, switch, True)
-        fixed = subject.extra if method == "forward" else {}
+        fixed = _fixed(subject, x) if method == "forward" else {}
         result = _function(module, method)(x, **{**fixed, **keywords(start, x), **extra})
         return _split_result(result, x)[0], start + x.shape[1]
 
