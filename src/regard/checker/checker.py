@@ -18,6 +18,7 @@ import torch
 from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
+from regard.checker.models import check_model, find_model
 from regard.checker.patched_functions import patched_functions
 from regard.checker.probes.cache import ADAPTER, probe_cache
 from regard.checker.probes.calls import probe_inputs_kept, probe_state
@@ -122,6 +123,11 @@ def check(
             )
             session = compare_with_reference(thing, oracle, given, options, promises, own_check)
             return _assemble(session, started, strict=strict)
+        if (run := find_model(thing, given, call or {}, device)) is not None:
+            alone = partial(check, gradients=gradients, device=device, scale=scale, strict=strict)
+            report = check_model(run, alone, causal=causal, window=window, scale=scale)
+            report.strict, report.seconds = strict, time.perf_counter() - started
+            return report
         subject = adapt(thing, add_promises(thing, given, promises), true_means, call)
         subject.device = device
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}

@@ -473,11 +473,11 @@ def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
             layers = (wiring.query, wiring.key, wiring.value)
             widths = [layer.weight.shape[0] for layer in layers]
             return widths[0], widths[1], widths[2]
-    width = _width(subject.module)
+    width = module_width(subject.module)
     return width, width, width
 
 
-def _width(module: nn.Module | None) -> int:
+def module_width(module: nn.Module | None) -> int:
     """Return the width of a module's input, judging by an attribute or by its first layer."""
     if module is None:
         return 40

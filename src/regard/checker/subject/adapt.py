@@ -245,15 +245,20 @@ def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """
     own = copy_module(module)
     lists = _register_lists(own)
+    draw_weights(own)
+    return own.eval(), lists
+
+
+def draw_weights(module: nn.Module) -> None:
+    """Give a module new random weights."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        for path, parameter in own.named_parameters():
+        for path, parameter in module.named_parameters():
             if parameter.dtype.is_floating_point:
                 fresh = torch.randn(parameter.shape, dtype=torch.float64)
                 norm = parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias")
                 spread = 0.5 if parameter.ndim < 2 else max(parameter.shape) ** -0.5
                 parameter.copy_(1.0 + 0.2 * fresh if norm else spread * fresh)
-    return own.eval(), lists
 
 
 def _register_lists(module: nn.Module) -> tuple[str, ...]:

@@ -37,7 +37,14 @@ SIZES: dict[str, Any] = {
     "batch": 2,
     "temperature": 12**0.5,
     "vocabulary": 64,
+    "inner_width": 80,
+    "epsilon": 1e-5,
+    "rotary_base": 10000.0,
+    "padding_id": 0,
+    "device": "cpu",
 }
+# Values that stay at any default that the author gave.
+_KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device")
 # Widths for code that needs many channels, such as a group norm of 32 groups.
 WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
 # Sizes that stay None if that is their default.
@@ -174,6 +181,8 @@ def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, 
     meaning = vocabulary.size(name)
     if meaning is None or meaning == "causal" or (default is None and meaning in _OPTIONAL):
         return None
+    if meaning in _KEPT and default is not parameter.empty:
+        return None
     if default not in (None, parameter.empty) and (type(default) not in (int, float)):
         return None
     kind = annotated_class(cls, name)
@@ -203,7 +212,8 @@ def _transformers_config(cls: type) -> type | None:
 
 
 # The sizes that are small in a configuration whatever its defaults are.
-_SMALL = ("width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch", "layers")
+_SMALL = {"width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch", "layers"}
+_SMALL |= {"inner_width"}
 
 
 def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:

@@ -412,7 +412,7 @@ class Subject:
 
     def parse_result(self, result: Any, question: Question) -> Answer:
         """Find the output, the weights and the lse in what the code returned."""
-        tensors = list(_tensors_in(_from_arrays(result) if self.arrays else result))
+        tensors = list(tensors_in_result(_from_arrays(result) if self.arrays else result))
         if not tensors:
             raise CheckError(
                 f"{self.name} returned {_describe(result)}; expected a tensor, (output, weights) or "
@@ -533,7 +533,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None]
 
 
-def _tensors_in(result: Any) -> Iterator[Tensor]:
+def tensors_in_result(result: Any) -> Iterator[Tensor]:
     """Yield the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
     if isinstance(result, Tensor):
         yield result
