@@ -244,4 +244,7 @@ def test_layers_of_a_model_of_transformers():
     report = regard.check(model)
     assert report.verdict == "right", str(report)
     assert {layer.mask for layer in report.layers} == {"causal & window(4)"}
-    assert regard.check(model.model.layers[0]).verdict == "right"
+    for layer in (model.model.layers[0], type(model.model.layers[0])):
+        report = regard.check(layer)
+        assert report.verdict == "right", str(report)
+        assert [row.name for row in report.layers] == ["self_attn"]

@@ -262,11 +262,11 @@ def _half_precision(session: CheckSession, intent: Intent) -> None:
             session.add_skip(name, WRONG_BFLOAT16)
             continue
         measured = _ratio(session, question, intent, dtype)
-        masked = (
-            with_explicit_mask(session, session.cases.masked(seed=23))
-            if "mask" in session.subject.arguments
-            else None
-        )
+        masked = None
+        if "mask" in session.subject.arguments:
+            tokens_only = session.compared.mask_form.rank == 1  # a mask (B, S)
+            masked = session.cases.padded(seed=23) if tokens_only else session.cases.masked(seed=23)
+            masked = with_explicit_mask(session, masked)
         error_line = measured if isinstance(measured, str) else None
         if error_line is None and masked is not None:
             error_line = next(
