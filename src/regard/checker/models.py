@@ -122,7 +122,8 @@ def find_model(thing: Any, init: dict[str, Any], call: dict[str, Any], device: s
     has_sinks = any(hasattr(part, "sinks") for part in module.modules())  # gpt-oss, which has no SDPA
     for part in module.modules() if is_class and not has_sinks else ():
         # A layer of Transformers that no model has built names no implementation, and none is observed then.
-        if getattr(config := getattr(part, "config", None), "_attn_implementation", "") is None:
+        config: Any = getattr(part, "config", None)
+        if getattr(config, "_attn_implementation", "") is None:
             config._attn_implementation = "sdpa"
     embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
     if not embeds and not _is_block(module):

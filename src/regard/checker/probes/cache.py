@@ -60,7 +60,8 @@ def probe_cache(session: CheckSession) -> None:
         session.add_skip("cache", "it is not causal, so earlier outputs depend on later tokens")
         return
     question = session.cases.plain("cache", T=6, seed=80).to(session.dtype)
-    trials, error_line = [], ""
+    trials: list[_Trial] = []
+    error_line = ""
     for continuation in _ways(session, adapter):
         try:
             with torch.no_grad():

@@ -236,7 +236,7 @@ def _cache_inside(
     certain: bool = True,
     install: Callable[[nn.Module, Tensor], None] | None = None,
 ) -> Continuation:
-    """Return a continuation for a cache that the module keeps; a method resets or creates it, or `install`."""
+    """Return a continuation for a cache that the module keeps. A method, or `install`, creates it."""
 
     def step(module: nn.Module, x: Tensor, start: Any) -> tuple[Tensor, Any]:
         if start is None:

@@ -57,7 +57,7 @@ def _table_forms(subject: Subject) -> Iterator[Subject]:
         yield subject
     if known and (subject.rotary is None or any(name in subject.extra for name in names)):
         return
-    # Transformers' own tables are (1, T, D); gpt-oss and DeepSeek take others under the same name.
+    # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
     for tables in table_forms(names, _head_width(subject.module)):
         yield subject.replaced(tables=tables, rotary=None)
 
