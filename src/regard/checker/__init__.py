@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     from regard.checker.catalogue import CATALOGUE, get_mistake
     from regard.checker.checker import check
     from regard.checker.errors import CheckError
-    from regard.checker.report import Check, Diagnosis, Report
+    from regard.checker.report import Check, Diagnosis, LayerVerdict, Report
     from regard.checker.visibility import MistakeDistance, VisibilityTable, measure_visibility
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Check",
     "CheckError",
     "Diagnosis",
+    "LayerVerdict",
     "MistakeDistance",
     "Report",
     "VisibilityTable",
@@ -37,6 +38,7 @@ _HOME = {
     "Check": "regard.checker.report",
     "CheckError": "regard.checker.errors",
     "Diagnosis": "regard.checker.report",
+    "LayerVerdict": "regard.checker.report",
     "MistakeDistance": "regard.checker.visibility",
     "Report": "regard.checker.report",
     "VisibilityTable": "regard.checker.visibility",

@@ -18,6 +18,7 @@ import torch
 from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
+from regard.checker.models import check_model, find_model
 from regard.checker.patched_functions import patched_functions
 from regard.checker.probes.cache import ADAPTER, probe_cache
 from regard.checker.probes.calls import probe_inputs_kept, probe_state
@@ -33,10 +34,13 @@ from regard.checker.probes.positions import probe_positions
 from regard.checker.reference import compare_with_reference
 from regard.checker.report import Report
 from regard.checker.session import CheckSession
+from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import add_promises
+from regard.checker.subject.error_place import error_place
 from regard.checker.subject.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
+from regard.checker.triton_interpreter import prepare_interpreter
 from regard.checker.understand import Understanding, understand
 from regard.checker.understand_kernel import understand_kernel
 
@@ -45,6 +49,7 @@ def check(
     thing: Any,
     *,
     init: dict[str, Any] | None = None,
+    call: dict[str, Any] | None = None,
     causal: bool | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -67,6 +72,10 @@ def check(
     Arguments:
         thing: the function, module or class.
         init: arguments of the class's constructor, or further arguments of the function.
+        call: arguments of the module's forward pass, or of the function, that cannot be guessed. A string
+            such as "randn(B, T, C)" is a tensor of that shape (also zeros, ones and arange), where B is the
+            batch size, T and S are the numbers of queries and keys, C is the width of a sequence, and H and D
+            are the number and the width of split heads.
         causal: whether it should be causal. By default the code's own declaration counts (its name, a
             triangular buffer), or else its behaviour; the report says what was assumed.
         window, softcap, scale, heads: what the code promises, if its arguments do not show it. If the class
@@ -97,23 +106,29 @@ def check(
             f"{patched}: replaced by other code than PyTorch's, so the oracle would compute with it too; "
             "check again without that"
         )
+    prepare_interpreter()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _one_thread(), _gradients():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
         options: dict[str, Any] = {"causal": causal, "true_means": true_means, "cached": cached}
-        options |= {"gradients": gradients, "device": device, "scale": scale}
+        options |= {"gradients": gradients, "device": device, "scale": scale, "call": call}
         if processes is not None:
-            session = check_on_processes(thing, processes, given, options, scale, oracle)
+            session = check_on_processes(thing, processes, given | (call or {}), options, scale, oracle)
             return _assemble(session, started, strict=strict)
         if oracle is not None:
             own_check = partial(
-                check, thing, init=init, causal=causal, window=window, softcap=softcap, **arguments
+                check, thing, init=init, call=call, causal=causal, window=window, softcap=softcap, **arguments
             )
             session = compare_with_reference(thing, oracle, given, options, promises, own_check)
             return _assemble(session, started, strict=strict)
-        subject = adapt(thing, add_promises(thing, given, promises), true_means)
+        if (run := find_model(thing, given, call or {}, device)) is not None:
+            alone = partial(check, gradients=gradients, device=device, scale=scale, strict=strict)
+            report = check_model(run, alone, causal=causal, window=window, scale=scale)
+            report.strict, report.seconds = strict, time.perf_counter() - started
+            return report
+        subject = adapt(thing, add_promises(thing, given, promises), true_means, call)
         subject.device = device
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in given:
@@ -217,9 +232,23 @@ def _explain_error(session: CheckSession) -> None:
         session.undecided = model_sentence(parts)
         session.add_skip("output", "it could not be run")
         return
-    raise CheckError(
-        f"{session.subject.name} could not be run on {session.cases.plain().shapes()}: {first.error_line}"
-    )
+    subject = session.subject
+    place = error_place(first.error, subject.target)
+    message = f"{subject.name} could not be run on {subject.describe_inputs(session.cases.plain())}: "
+    hint = _hint_at_arguments(subject)
+    if "active drivers" in first.error_line:  # Triton 3.6 without a GPU
+        hint = "; without a GPU, Triton runs kernels in its interpreter: set TRITON_INTERPRET=1"
+    raise CheckError(f"{message}{first.error_line}{place}{hint}")
+
+
+def _hint_at_arguments(subject: Subject) -> str:
+    """Say how to pass arguments that were taken for keys and values only because of where they stand."""
+    guessed = [n for n in subject.positional if vocabulary.argument(n) is None] if subject.positional else []
+    if subject.kernel_layout is not None or subject.inputs != "qkv" or not guessed:
+        return ""
+    taken = " and ".join(f"`{name}`" for name in guessed)
+    options = " ".join(f"--call {name}=…" for name in guessed)
+    return f"; {taken} got keys and values: if that is not what they are, pass {options}"
 
 
 PROBES = (

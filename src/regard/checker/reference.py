@@ -87,7 +87,8 @@ def _make_pair(
 
     def adapted(side: Any) -> Subject:
         own = {} if isinstance(side, nn.Module) else init
-        return adapt(side, add_promises(side, own, promises), options.get("true_means"))
+        call = _accepted(side, options.get("call") or {}) if side is reference else options.get("call")
+        return adapt(side, add_promises(side, own, promises), options.get("true_means"), call)
 
     subject = adapted(thing)
     try:
@@ -130,6 +131,12 @@ def _make_pair(
             "shapes, or pass two modules whose weights you have made equal"
         )
     return pair
+
+
+def _accepted(reference: Any, call: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the call that the reference takes too."""
+    target = reference.forward if isinstance(reference, type) and hasattr(reference, "forward") else reference
+    return {name: value for name, value in call.items() if name in arguments_of(target)}
 
 
 def prepare_reference(

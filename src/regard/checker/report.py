@@ -13,7 +13,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from regard.checker.report_text import MARKS, report_lines
+from regard.checker.report_text import LAYER_MARKS, MARKS, report_lines
 from regard.escapes import escape
 
 COLOURS = {"right": "#2e7d32", "wrong": "#c62828", "undecided": "#b26a00"}
@@ -49,6 +49,30 @@ class Diagnosis:
     warning: bool = False  # whether it does not fail the check
 
 
+@dataclass(frozen=True)
+class LayerVerdict:
+    """One attention layer of a model: its verdict, and the mask that was in effect when the model ran."""
+
+    name: str
+    """The module's name in the model: `transformer.h.0.attn`."""
+    kind: str
+    """Its class."""
+    verdict: str
+    """ "right", "wrong" or "undecided"."""
+    mask: str = ""
+    """Which keys queries saw: "causal & window(4)"; "" if its attention could not be read."""
+    mistake: str = ""
+    """The mistake of the catalogue, if it is wrong and has a name."""
+    detail: str = ""
+    """Why it is wrong or undecided."""
+
+    def __str__(self) -> str:
+        named = f" ({self.mistake})" if self.mistake else ""
+        mask = f", mask {self.mask}" if self.mask else ""
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.name}  {self.kind} is {self.verdict}{named}{mask}{detail}"
+
+
 REPORT_FIELDS = ("subject", "assumptions", "example", "seconds", "strict", "undecided")
 
 
@@ -67,6 +91,7 @@ class Report:
     seconds: float = 0.0
     strict: bool = False
     undecided: str = ""  # why there is no verdict and what it would take, if so
+    layers: list[LayerVerdict] = field(default_factory=list)  # of a model or a block
 
     @property
     def verdict(self) -> str:
@@ -144,7 +169,9 @@ class Report:
         """Return the report that `to_dict` made `data` of."""
         fields = {key: data[key] for key in REPORT_FIELDS}
         checks = [Check(**check) for check in data["checks"]]
-        return cls(**fields, checks=checks, diagnoses=[Diagnosis(**d) for d in data["diagnoses"]])
+        diagnoses = [Diagnosis(**d) for d in data["diagnoses"]]
+        layers = [LayerVerdict(**layer) for layer in data["layers"]]
+        return cls(**fields, checks=checks, diagnoses=diagnoses, layers=layers)
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the report as JSON, indented by `indent` spaces; None puts it on one line."""
@@ -158,6 +185,11 @@ class Report:
 
     def _repr_html_(self) -> str:
         rows = [
+            f"<tr><td>{LAYER_MARKS[layer.verdict]}</td><td>{html.escape(layer.name)}</td>"
+            f"<td style='text-align:left'>{html.escape(str(layer))}</td></tr>"
+            for layer in self.layers
+        ]
+        rows += [
             f"<tr><td>{MARKS[check.status]}</td><td>{html.escape(check.name)}</td>"
             f"<td style='text-align:left'>{html.escape(check.detail)}</td></tr>"
             for check in (*self.failures, *self.warnings, *self.passed, *self.skipped)

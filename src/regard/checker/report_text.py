@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # columns
 MARKS = {"passed": "✓", "failed": "✗", "warning": "!", "skipped": "–", "untried": "?"}
+LAYER_MARKS = {"right": "✓", "wrong": "✗", "undecided": "?"}
+_STYLES = {"right": "passed", "wrong": "failed", "undecided": "untried"}
 _WORDS = {"skipped": "skipped ", "untried": "not tried: "}
 
 
@@ -34,6 +36,9 @@ def report_lines(report: Report, width: int = WIDTH) -> list[Line]:
     lines = _paragraph("", report.summary, width, report.verdict, whole=True)
     assumed = _paragraph("  assumed ", "; ".join(report.assumptions), width, "skipped")
     lines += _failures(report, width) if report.verdict == "wrong" else assumed
+    for layer in report.layers:
+        mark = f"  {LAYER_MARKS[layer.verdict]} "
+        lines += _paragraph(mark, str(layer), width, _STYLES[layer.verdict])
     for diagnosis in (d for d in report.diagnoses if not d.warning):
         lines += [Line(""), Line(f"  {diagnosis.name}", "failed", 2 + len(diagnosis.name))]
         lines += _paragraph("    ", f"{diagnosis.what} {diagnosis.effect}", width)
@@ -54,7 +59,8 @@ def report_lines(report: Report, width: int = WIDTH) -> list[Line]:
 
 def _failures(report: Report, width: int) -> list[Line]:
     """Return the checks that failed. Those in which only the numbers differ share a line."""
-    failed = [check for check in report.checks if check.status == "failed"]
+    layers = {layer.name for layer in report.layers}  # which have lines of their own
+    failed = [check for check in report.checks if check.status == "failed" and check.name not in layers]
     differing = [check for check in failed if check.detail.startswith("differs by ")]
     lines: list[Line] = []
     for check in failed:

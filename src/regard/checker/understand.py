@@ -27,6 +27,7 @@ from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
+from regard.checker.subject.error_place import lines_reached
 from regard.checker.subject.forms import forms, is_certain, with_open_masks
 from regard.checker.subject.observe import ObservedSubject, observed_wirings
 from regard.checker.subject.projections import find_wirings, head_counts
@@ -93,7 +94,7 @@ def understand(
         attempts.append(_understand_heads(subject, causal, declared, scale, always, sizes))
         if attempts[-1].first.error is None:
             return attempts[-1]
-    return attempts[0]
+    return max(attempts, key=lambda attempt: lines_reached(attempt.first.error, subject.target))
 
 
 def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
@@ -141,11 +142,13 @@ def _understand_heads(
                 return ran[-1]
     if ran:
         return most_plausible([u for u in ran if u.subject.layout in ("BHTD", "BTHD")] or ran[:1])
-    candidate = subject.replaced(layout="BHTD")
-    cases = Cases(candidate, always=always, **sizes)
-    return Understanding(
-        candidate, candidate, cases, intents, None, tried["BHTD"][2], tried["BTD"][0], [], declared
+    # It ran in none: the report shows the layout in which it came furthest, with its error.
+    reply, candidate, dtype = max(
+        (tried[layout] for layout in ("BHTD", "BTHD", "BTD", "TD")),
+        key=lambda attempt: lines_reached(attempt[0].error, subject.target),
     )
+    cases = Cases(candidate, always=always, **sizes)
+    return Understanding(candidate, candidate, cases, intents, None, dtype, reply, [], declared)
 
 
 def most_plausible(tried: list[Understanding]) -> Understanding:
@@ -239,12 +242,17 @@ def first_form(subject: Subject, always: dict[str, Any]) -> tuple[Subject, Cases
     return tried[0]
 
 
-def _success(understanding: Understanding) -> int:
-    """Return how far the code came in this form: it is right, it ran, it returned something, or it failed."""
+def _success(understanding: Understanding) -> tuple[int, int]:
+    """Return how far the code came in this form: it is right, it ran, it returned something, or it failed.
+
+    The second number is the line at which it failed.
+    """
     error = understanding.first.error
     if understanding.right_intent is not None:
-        return 3
-    return 2 if error is None else int(isinstance(error, OutputShapeError))
+        return 3, 0
+    if error is None:
+        return 2, 0
+    return int(isinstance(error, OutputShapeError)), lines_reached(error, understanding.subject.target)
 
 
 def _first_run(
@@ -377,11 +385,12 @@ def _interpret_observed(
 
 
 def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
-    """Run the code in float64, or in float32 if it fails in float64."""
+    """Run the code in float64, or in float32 if it fails in float64. The error is that of the longer run."""
     reply = subject.run(question)
     if reply.error is not None:
         single = subject.run(question.to(torch.float32))
-        if single.error is None:
+        reached = [lines_reached(attempt.error, subject.target) for attempt in (reply, single)]
+        if single.error is None or reached[1] > reached[0]:
             return single, torch.float32
     return reply, torch.float64
 
@@ -464,11 +473,11 @@ def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
             layers = (wiring.query, wiring.key, wiring.value)
             widths = [layer.weight.shape[0] for layer in layers]
             return widths[0], widths[1], widths[2]
-    width = _width(subject.module)
+    width = module_width(subject.module)
     return width, width, width
 
 
-def _width(module: nn.Module | None) -> int:
+def module_width(module: nn.Module | None) -> int:
     """Return the width of a module's input, judging by an attribute or by its first layer."""
     if module is None:
         return 40

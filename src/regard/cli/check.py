@@ -34,6 +34,14 @@ def check(
             "--with", metavar="NAME=VALUE", help="Constructor arguments, as d_model=64 num_heads=4."
         ),
     ] = None,
+    call: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--call",
+            metavar="NAME=VALUE",
+            help="An argument of its forward pass, as offset=0, or a tensor by its shape, as pe=randn(T,C).",
+        ),
+    ] = None,
     causal: Annotated[
         bool | None,
         typer.Option(
@@ -109,7 +117,8 @@ def check(
                     f"expected one thing to check, as path/to/file.py:Name, got {', '.join(places) or 'none'}"
                 )
             options: dict[str, Any] = {
-                "init": _arguments([*(with_ or []), *(word for word in words if "=" in word)])
+                "init": _arguments("--with", [*(with_ or []), *(word for word in words if "=" in word)]),
+                "call": _arguments("--call", call or []),
             }
             asked: dict[str, Any] = {
                 "causal": causal,
@@ -138,15 +147,15 @@ def check(
         raise typer.Exit(EXIT_CODES[report.verdict])
 
 
-def _arguments(words: list[str]) -> dict[str, Any]:
-    """`name=value` pairs, the values read as Python where they can be."""
+def _arguments(option: str, words: list[str]) -> dict[str, Any]:
+    """`name=value` pairs of an option, the values read as Python where they can be."""
     from regard.checker.errors import CheckError
 
     arguments: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name.isidentifier():
-            raise CheckError(f"--with: expected name=value, got {word!r}")
+            raise CheckError(f"{option}: expected name=value, got {word!r}")
         try:
             value = ast.literal_eval(
                 {"true": "True", "false": "False", "none": "None"}.get(text.lower(), text)

@@ -7,15 +7,8 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from triton.runtime import interpreter
+import triton  # noqa: F401 (first: the interpreter is prepared only where Triton is imported)
 
-_patch_tensor = interpreter._patch_lang_tensor
+from regard.checker.triton_interpreter import prepare_interpreter
 
-
-def _patch_tensor_for_numpy(tensor, scope):
-    """Triton 3.6 makes an int of a one-element array in a way that NumPy 2.4 no longer accepts."""
-    _patch_tensor(tensor, scope)
-    tensor.__index__ = lambda self: self.handle.data.item()
-
-
-interpreter._patch_lang_tensor = _patch_tensor_for_numpy
+prepare_interpreter()

@@ -21,6 +21,7 @@ from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.probes.leaks import find_leak
+from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
 from regard.checker.subject.observe import ObservedWiring
@@ -59,7 +60,8 @@ def probe_cache(session: CheckSession) -> None:
         session.add_skip("cache", "it is not causal, so earlier outputs depend on later tokens")
         return
     question = session.cases.plain("cache", T=6, seed=80).to(session.dtype)
-    trials, error_line = [], ""
+    trials: list[_Trial] = []
+    error_line = ""
     for continuation in _ways(session, adapter):
         try:
             with torch.no_grad():
@@ -67,7 +69,10 @@ def probe_cache(session: CheckSession) -> None:
         except Exception as error:  # the module does not have this interface
             error_line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
             continue
+        tried = max((len(other.outputs) for other in trials if other.kept), default=0)
         trials.append(trial)
+        if len(trial.outputs) < tried:
+            continue  # a guess under which it refuses splits that it has taken is not how it is called
         if not trial.errors and not _check_longer(session, continuation):
             return
         if not trial.errors:
@@ -113,7 +118,7 @@ def _ways(session: CheckSession, adapter: Step | None) -> Iterator[Continuation]
         yield Continuation("your step", adapter)
     elif session.subject.is_transformers:
         yield Continuation("Transformers' cache", _transformers_step(session))
-    else:
+    if adapter is None and not type(session.module).__module__.startswith("transformers."):
         yield from continuations(session.subject)
 
 
@@ -158,6 +163,12 @@ def _run_pieces(module: nn.Module, step: Step, x: Tensor, cut: Cut) -> Tensor:
 def _run_whole(session: CheckSession, step: Step, question: Question) -> Tensor:
     """Return the output in one piece: without a cache, or by a first step if that takes a causal mask."""
     if not session.understanding.causal:
+        T = question.q.shape[1]
+        masked = replace(question, mask=torch.ones(T, T, dtype=torch.bool).tril())
+        if "mask" in session.subject.arguments and session.subject.mask_form.rank > 1:
+            alone = session.subject.run(with_explicit_mask(session, masked), module=_fresh(session, question))
+            if alone.answer is not None:
+                return alone.answer.output
         output: Tensor = step(_fresh(session, question), question.q, None)[0]
         return output
     answer = session.subject.run(question, module=_fresh(session, question)).answer
@@ -197,6 +208,8 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
     intent = session.right_intent
     if intent is not None and isinstance(intent.wiring, ObservedWiring):
         intent = None  # its queries and keys are observed with their positions, so these cannot be changed
+    if intent is not None and not session.understanding.causal:
+        intent = replace(intent, causal=True)  # each step gets a causal mask
     trials = [trial for trial in trials if trial.kept or trial.continuation.explicit]
     trials.sort(key=lambda trial: not trial.kept)
     for trial in trials if intent is not None else []:
@@ -204,7 +217,7 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
             if intent is not None and _explains(mistake, question, intent, trial):
                 _add_mistake(session, trial, mistake)
                 return True
-    for trial in (trial for trial in trials if trial.kept) if intent is not None else ():
+    for trial in [trial for trial in trials if trial.kept][:2] if intent is not None else ():
         if intent is not None and (pair := _explaining_pair(question, intent, trial)) is not None:
             for mistake in pair:
                 _add_mistake(session, trial, mistake)
@@ -293,6 +306,8 @@ def _transformers_step(session: CheckSession) -> Step:
         if session.subject.rotary is not None:
             cos, sin = session.subject.rotary(S, x.dtype)
             keywords[session.subject.arguments["rotary"]] = (cos[:, start:], sin[:, start:])
+        if session.subject.tables is not None:
+            keywords |= session.subject.tables.make(T, x.dtype, start)
         result = module(x, **keywords)
         return result[0], (cache, S)
 

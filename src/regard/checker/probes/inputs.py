@@ -15,6 +15,7 @@ from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
+from regard.checker.subject.call_values import make_values
 from regard.checker.subject.subject import SEQUENCES
 
 
@@ -68,7 +69,8 @@ def _check_context(session: CheckSession) -> None:
     def run(x: Tensor, context: Tensor) -> Tensor | None:
         try:
             with torch.no_grad():
-                result = module(x, **{**session.subject.extra, name: context})
+                fixed = make_values(session.subject.extra, question)
+                result = module(x, **{**fixed, name: context})
         except Exception:  # it does not take such a context
             return None
         output = result[0] if isinstance(result, tuple | list) else result

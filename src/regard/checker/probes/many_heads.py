@@ -58,7 +58,7 @@ def _with_more_heads(session: CheckSession) -> Iterator[tuple[int, Subject]]:
         elif subject.cls is not None and subject.step is None:
             try:
                 module = build(subject.cls, subject.init, sizes)
-                other = adapt(module, {}, session.options.get("true_means"))
+                other = adapt(module, {}, session.options.get("true_means"), subject.call)
             except CheckError:
                 continue
             other.device = subject.device

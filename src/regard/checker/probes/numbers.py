@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,11 +33,13 @@ from regard.checker.probes.backward import run_backward
 from regard.checker.probes.derivatives import probe_derivatives
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
+from regard.checker.triton_interpreter import has_wrong_bfloat16
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
 GRADIENT_TOLERANCE = 1e-4  # relative
 # A score in the hundreds is rounded to 1e-5 in float32, and so are weights computed as exp(score − lse).
 ROUNDED_SCORES = 1e-4
+WRONG_BFLOAT16 = "Triton's interpreter computes it wrongly"
 _FLOAT32 = torch.float32
 _SAYS_BASE_2 = re.compile(r"base[ _-]?(2|two)|log_?2|exp_?2", re.I)
 
@@ -257,15 +258,15 @@ def _half_precision(session: CheckSession, intent: Intent) -> None:
         question = replace(question, flag=True)
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
-        if dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1":
-            session.add_skip(name, "Triton's interpreter computes with NumPy, which does not have it")
+        if dtype == torch.bfloat16 and has_wrong_bfloat16():
+            session.add_skip(name, WRONG_BFLOAT16)
             continue
         measured = _ratio(session, question, intent, dtype)
-        masked = (
-            with_explicit_mask(session, session.cases.masked(seed=23))
-            if "mask" in session.subject.arguments
-            else None
-        )
+        masked = None
+        if "mask" in session.subject.arguments:
+            tokens_only = session.compared.mask_form.rank == 1  # a mask (B, S)
+            masked = session.cases.padded(seed=23) if tokens_only else session.cases.masked(seed=23)
+            masked = with_explicit_mask(session, masked)
         error_line = measured if isinstance(measured, str) else None
         if error_line is None and masked is not None:
             error_line = next(

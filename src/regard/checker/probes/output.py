@@ -19,6 +19,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
 from regard.checker.session import CheckSession
+from regard.checker.subject.call_values import is_tensor
 from regard.checker.subject.observe import ObservedSubject
 from regard.checker.subject.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
@@ -525,6 +526,7 @@ def _diagnose_single_sequence(session: CheckSession, intents: list[Intent]) -> l
 def _unknown(session: CheckSession, intent: Intent) -> str:
     """Name the parts of the module that the oracle cannot reproduce."""
     names = [f"`{name}`" for name in intent.wiring.unknown[:3]]
+    names += [f"what `{name}` does" for name, value in session.subject.call.items() if is_tensor(value)]
     observed = session.understanding.observed
     core = observed.compared.core if observed and isinstance(observed.compared, ObservedSubject) else None
     if core is not None:

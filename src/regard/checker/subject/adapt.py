@@ -47,51 +47,55 @@ _NEUTRAL |= {
 _SUPPLIED = ("heads", "rotary", "cos", "sin", "head_width", "rows", "columns", "sinks", "scale")
 
 
-def adapt(thing: Any, init: dict[str, Any], true_means: str | None = None) -> Subject:
+def adapt(
+    thing: Any, init: dict[str, Any], true_means: str | None = None, call: dict[str, Any] | None = None
+) -> Subject:
     """Return a subject for a function, a module or a class of modules.
 
     Arguments:
         thing: the attention to check.
         init: constructor arguments of a class, or keyword arguments of a function.
         true_means: "look" or "hide", the meaning of True in boolean masks; None if not stated.
+        call: arguments of the forward pass, or of the function.
 
     Raises `CheckError` if the thing cannot be called.
     """
+    call = call or {}
     if isinstance(thing, type):
-        return _of_class(thing, init, true_means)
+        return _of_class(thing, init, true_means, call)
     if isinstance(thing, nn.Module):
         if init:
             raise CheckError(
                 f"{type(thing).__name__} is built already, so its constructor arguments ({', '.join(init)}) "
                 f"cannot be used: pass the class, check({type(thing).__name__}, …)"
             )
-        return _of_module(thing, None, {}, true_means)
+        return _of_module(thing, None, {}, true_means, call)
     if callable(thing):
-        return _of_function(thing, init, true_means)
+        return _of_function(thing, init | call, true_means)
     raise CheckError(
         f"expected a function, an nn.Module or a class of nn.Module, got {type(thing).__name__}: "
         "pass the attention itself"
     )
 
 
-def _of_class(cls: type, init: dict[str, Any], true_means: str | None) -> Subject:
+def _of_class(cls: type, init: dict[str, Any], true_means: str | None, call: dict[str, Any]) -> Subject:
     if not issubclass(cls, nn.Module):
         instance = cls() if not inspect.signature(cls).parameters else None
         if instance is None or not callable(instance):
             raise CheckError(
                 f"{cls.__name__} is a class, but not an nn.Module: pass a function that calls it"
             )
-        return _of_function(instance, init, true_means, name=cls.__name__)
+        return _of_function(instance, init | call, true_means, name=cls.__name__)
     module = build(cls, init)
-    return _of_module(module, cls, init, true_means)
+    return _of_module(module, cls, init, true_means, call)
 
 
-def _materialise(module: nn.Module) -> nn.Module:
+def _materialise(module: nn.Module, call: dict[str, Any]) -> nn.Module:
     """Give lazy layers their width: run the module once, on inputs of the guessed width."""
     lazy = any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters())
     if not lazy:
         return module
-    positional, _, _, extra = _read_signature(module, type(module).__name__, {})[:4]
+    positional, _, _, extra = _read_signature(module, type(module).__name__, call)
     lazy_module, module = module, copy.deepcopy(module)
     inputs = {name: torch.zeros(2, 3, SIZES["width"]) for name in positional}
     try:
@@ -109,13 +113,17 @@ def _materialise(module: nn.Module) -> nn.Module:
 
 
 def _of_module(
-    module: nn.Module, cls: type[nn.Module] | None, init: dict[str, Any], true_means: str | None
+    module: nn.Module,
+    cls: type[nn.Module] | None,
+    init: dict[str, Any],
+    true_means: str | None,
+    call: dict[str, Any],
 ) -> Subject:
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.Linear | nn.Embedding):
         raise CheckError(f"{type(module).__name__} is not an attention: pass the part of the model that is")
     name = type(module).__name__
-    own, lists = _own_copy(_materialise(module))
-    positional, inputs, arguments, extra = _read_signature(module, name, {})
+    own, lists = _own_copy(_materialise(module, call))
+    positional, inputs, arguments, extra = _read_signature(module, name, call)
     bare = not any(True for _ in own.parameters())
     if inputs == "qkv" and bare:
         layout = "BHTD"  # a function in the form of a module: `understand` finds the shapes that it takes
@@ -124,7 +132,7 @@ def _of_module(
     subject = Subject(
         name, own, own, cls, init, arguments, positional, inputs, layout, extra=extra, plain_lists=lists
     )
-    subject.by_name = _needs_names(module, positional)
+    subject.by_name, subject.call = _needs_names(module, positional), call
     subject.head_width = _declared_head_width(own) if layout == "BHTD" else None
     return _with_conventions(subject, true_means)
 
@@ -144,6 +152,7 @@ def _of_function(
         extra[arguments["heads"]] = SIZES["heads"]
     subject = Subject(name, function, None, None, init, arguments, positional, inputs, layout, extra=extra)
     subject.by_name, subject.arrays = _needs_names(function, positional), _is_numpy(function)
+    subject.call = init
     widths = [
         init[key] for key in init if vocabulary.argument(key) == "head_width" and type(init[key]) is int
     ]
@@ -236,15 +245,20 @@ def _own_copy(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """
     own = copy_module(module)
     lists = _register_lists(own)
+    draw_weights(own)
+    return own.eval(), lists
+
+
+def draw_weights(module: nn.Module) -> None:
+    """Give a module new random weights."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        for path, parameter in own.named_parameters():
+        for path, parameter in module.named_parameters():
             if parameter.dtype.is_floating_point:
                 fresh = torch.randn(parameter.shape, dtype=torch.float64)
                 norm = parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias")
                 spread = 0.5 if parameter.ndim < 2 else max(parameter.shape) ** -0.5
                 parameter.copy_(1.0 + 0.2 * fresh if norm else spread * fresh)
-    return own.eval(), lists
 
 
 def _register_lists(module: nn.Module) -> tuple[str, ...]:
@@ -267,9 +281,11 @@ def _read_signature(
     Returns the names of the tensors that come first, the kind of inputs ("x", "context" or "qkv"), the names
     of the arguments by their meaning, and the arguments that are always passed.
     """
+    all_parameters = arguments_of(target)
     parameters = {
-        key: p for key, p in arguments_of(target).items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        key: p for key, p in all_parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in all_parameters.values())
     order = list(parameters)
     if not order:
         raise CheckError(f"{name} takes no arguments; expected (q, k, v) or a sequence x")
@@ -277,10 +293,10 @@ def _read_signature(
         key for key in order if parameters[key].default is inspect.Parameter.empty and key not in init
     ]
     meanings = {key: vocabulary.argument(key) for key in order}
-    inputs, positional = _first_tensors(order, required, meanings)
+    inputs, positional = _first_tensors([key for key in order if key not in init], required, meanings)
     arguments: dict[str, str] = {}
-    extra = {key: init[key] for key in init if key in parameters}
-    unknown = [key for key in init if key not in parameters]
+    extra = dict(init)
+    unknown = [key for key in init if key not in parameters and not takes_any]
     if unknown:
         raise CheckError(f"{name} takes no `{unknown[0]}`; it takes {', '.join(order)}")
     for key in order:
@@ -294,12 +310,16 @@ def _read_signature(
         elif key in required and meaning in _NEUTRAL:
             extra[key] = _NEUTRAL[meaning]
         elif key in required and meaning not in _SUPPLIED:
-            call = ", ".join([*positional, f"{key}=…"])
-            raise CheckError(
-                f"{name} needs `{key}`, whose meaning cannot be guessed: pass a function that supplies it, "
-                f"such as lambda {', '.join(positional)}: {name[:1].lower() + name[1:]}({call})"
-            )
+            raise CheckError(missing_argument(name, key))
     return positional, inputs, arguments, extra
+
+
+def missing_argument(name: str, key: str) -> str:
+    """Say how to pass an argument of a call that cannot be guessed."""
+    return (
+        f"{name} needs `{key}` in its call, which cannot be guessed: pass it with --call {key}=…, or "
+        f"check({name}, call={{{key!r}: …}}); a tensor by its shape, as {key}=randn(B,T)"
+    )
 
 
 def _first_tensors(

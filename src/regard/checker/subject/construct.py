@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +37,14 @@ SIZES: dict[str, Any] = {
     "batch": 2,
     "temperature": 12**0.5,
     "vocabulary": 64,
+    "inner_width": 80,
+    "epsilon": 1e-5,
+    "rotary_base": 10000.0,
+    "padding_id": 0,
+    "device": "cpu",
 }
+# Values that stay at any default that the author gave.
+_KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device")
 # Widths for code that needs many channels, such as a group norm of 32 groups.
 WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
 # Sizes that stay None if that is their default.
@@ -68,12 +76,36 @@ def _build(cls: type[nn.Module], arguments: dict[str, Any]) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return cls(**arguments)
+    except UnknownFieldError as error:
+        raise CheckError(_unknown_fields(cls, error)) from error
     except Exception as error:
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())[:160]
         raise CheckError(
             f"{cls.__name__}({shown}) raised {type(error).__name__}: {_first_line(error)}; "
             f"pass its arguments: --with name=value, or check({cls.__name__}, init={{…}})"
         ) from error
+
+
+def _unknown_fields(cls: type[nn.Module], error: UnknownFieldError) -> str:
+    """Say which fields of a configuration were read and could not be guessed, and how to give them.
+
+    The constructor stops at the first; the others are read from its source.
+    """
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):
+        source = ""
+    fields = re.findall(r"\b(?:config|cfg|args|conf|hparams|params|model_args)\.(\w+)\b(?!\s*[(=])", source)
+    config = GuessedConfig(SIZES, {})
+    others = [name for name in dict.fromkeys(fields) if not config.knows(name) and name not in error.known]
+    names = list(dict.fromkeys([error.field, *others]))
+    read = ", ".join(f"`config.{name}`" for name in names)
+    options = " ".join(f"{name}=…" for name in names)
+    init = ", ".join(f"{name!r}: …" for name in names)
+    return (
+        f"{cls.__name__} reads {read}, which cannot be guessed: pass {'it' if len(names) == 1 else 'them'} "
+        f"with --with {options}, or check({cls.__name__}, init={{{init}}})"
+    )
 
 
 def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
@@ -149,6 +181,8 @@ def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, 
     meaning = vocabulary.size(name)
     if meaning is None or meaning == "causal" or (default is None and meaning in _OPTIONAL):
         return None
+    if meaning in _KEPT and default is not parameter.empty:
+        return None
     if default not in (None, parameter.empty) and (type(default) not in (int, float)):
         return None
     kind = annotated_class(cls, name)
@@ -178,7 +212,8 @@ def _transformers_config(cls: type) -> type | None:
 
 
 # The sizes that are small in a configuration whatever its defaults are.
-_SMALL = ("width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch", "layers")
+_SMALL = {"width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch", "layers"}
+_SMALL |= {"inner_width"}
 
 
 def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
@@ -194,24 +229,46 @@ def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -
     return kind(**small)
 
 
+class UnknownFieldError(AttributeError):
+    """A field of a guessed configuration that cannot be guessed. An AttributeError, for `hasattr`."""
+
+    def __init__(self, field: str, known: Collection[str]) -> None:
+        super().__init__(f"config.{field} cannot be guessed: pass it with --with {field}=…")
+        self.field, self.known = field, set(known)  # `known` are the fields that the caller gave
+
+
 class GuessedConfig(SimpleNamespace):
     """A configuration whose attributes are guessed from their names: `config.n_head` is a number of heads."""
 
-    def __init__(self, sizes: dict[str, Any], init: dict[str, Any]) -> None:
-        super().__init__(**init)
-        self.__dict__["_sizes"] = sizes
+    def __init__(self, sizes: dict[str, Any] | None = None, init: dict[str, Any] | None = None) -> None:
+        super().__init__(**(init or {}))
+        self.__dict__["_sizes"] = sizes or {}  # `copy` makes one without arguments, then fills it
+        self.__dict__["_read"] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        meaning = vocabulary.size(name)
-        if meaning in self.__dict__["_sizes"]:
-            return self.__dict__["_sizes"][meaning]
+    def knows(self, name: str) -> bool:
+        """Return whether a field is given or can be guessed."""
+        return name in self.__dict__ or self._guess(name) is not UNKNOWN
+
+    def _guess(self, name: str) -> Any:
+        meaning, sizes = vocabulary.size(name), self.__dict__["_sizes"]
+        if meaning in sizes:
+            return sizes[meaning]
         if name.endswith("bias") or meaning == "causal":
             return True
         if name in ("transformer", "attention", "attn", "model"):
             return self  # a part of the configuration
-        raise AttributeError(f"config.{name} cannot be guessed: pass it with --with {name}=…")
+        if name == "model_type":
+            return None  # minGPT's GPT takes either this or the sizes
+        return UNKNOWN
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if (value := self._guess(name)) is UNKNOWN:
+            raise UnknownFieldError(name, self.__dict__)
+        if value is not self:
+            self.__dict__["_read"][name] = value
+        return value
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -219,6 +276,14 @@ class GuessedConfig(SimpleNamespace):
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute, as a dictionary does."""
         return getattr(self, name, default)
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        fields = ", ".join(f"{name}={value!r}" for name, value in (given | self.__dict__["_read"]).items())
+        return f"a configuration with {fields}" if fields else "a configuration of which nothing was read"
+
+
+UNKNOWN = object()
 
 
 def annotated_class(function: Callable[..., Any], argument: str) -> type | None:

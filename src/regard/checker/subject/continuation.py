@@ -8,6 +8,7 @@ run, and once the state of the module or of the cache was seen to change.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_values import make_values
 from regard.checker.subject.construct import SIZES, annotated_class, constructor_arguments
 from regard.checker.subject.subject import Subject
 
@@ -80,8 +83,35 @@ def continuations(subject: Subject) -> Iterator[Continuation]:
     switch = next((n for n, v in vars(module).items() if v is False and _SWITCH.search(n)), None)
     flags = inspect.signature(module.forward).parameters.values()
     on = {p.name: True for p in flags if p.default is False and "cache" in p.name}
+    installations = list(_installations(module))
+    for install in installations:
+        for keywords, certain in _positions(subject, int(SIZES["length"])):
+            yield _cache_inside(subject, "forward", keywords, on, switch, certain, install)
+    if installations:
+        return  # without its cache it would only seem to ignore it
     for keywords, certain in _positions(subject) if on or switch or _keeps_cache(module) else ():
         yield _cache_inside(subject, "forward", keywords, on, switch, certain)
+
+
+def _installations(module: nn.Module) -> Iterator[Callable[[nn.Module, Tensor], None]]:
+    """Yield functions that put a cache where a module keeps None for one, as gpt-fast's `setup_caches` does.
+
+    How many heads the cache has is not known: it may be of the queries or of the groups.
+    """
+    names = [name for name, value in vars(module).items() if value is None and vocabulary.is_cache(name)]
+    kinds = [kind for kind in _cache_kinds(module) if hasattr(kind, "update")]
+    numbers = [v for v in vars(module).values() if type(v) is int and v > 0]
+    stated = [v for n, v in vars(module).items() if vocabulary.size(n) == "heads" and type(v) is int]
+    heads = stated[0] if stated else int(SIZES["heads"])
+    counts = sorted({heads, *(n for n in numbers if heads % n == 0)}, reverse=True)
+    for name, kind, count in itertools.product(names, kinds, counts):
+
+        def install(
+            module: nn.Module, x: Tensor, name: str = name, kind: type = kind, count: int = count
+        ) -> None:
+            setattr(module, name, _construct(kind, module, x, heads=count))
+
+        yield install
 
 
 def _keeps_cache(module: nn.Module) -> bool:
@@ -93,10 +123,11 @@ def _keeps_cache(module: nn.Module) -> bool:
 Keywords = Callable[[int, Tensor], dict[str, Any]]  # of a step, by its first position and its input
 
 
-def _positions(subject: Subject) -> Iterator[tuple[Keywords, bool]]:
+def _positions(subject: Subject, length: int | None = None) -> Iterator[tuple[Keywords, bool]]:
     """Yield the keywords of a step: the position in each usual form, and a causal mask if one is needed.
 
-    The second item says whether they are certain.
+    The second item says whether they are certain. A mask has a column for each key so far, or `length`
+    columns, for a cache that is read whole.
     """
     names = subject.arguments
     forms: list[Callable[[int, Tensor], Any]] = [
@@ -110,16 +141,19 @@ def _positions(subject: Subject) -> Iterator[tuple[Keywords, bool]]:
             T, S = x.shape[1], start + x.shape[1]
             passed = {} if form is None else {names["start"]: form(start, x)}
             if masked:
-                allowed = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+                allowed = torch.ones(T, length or S, dtype=torch.bool).tril(S - T)
                 passed[names["mask"]] = subject.mask_form.encode(allowed, x.dtype, x.shape[0])
             if subject.rotary is not None and "rotary" in names:
                 cos, sin = subject.rotary(S, x.dtype)
                 passed[names["rotary"]] = (cos[:, start:], sin[:, start:])
+            if subject.tables is not None:
+                passed |= subject.tables.make(T, x.dtype, start)
             return passed
 
         return make
 
-    for masked in (False, True) if "mask" in names else (False,):
+    takes_causal = "mask" in names and subject.mask_form.rank > 1  # a mask (B, S) shows padding only
+    for masked in (False, True) if takes_causal else (False,):
         if "start" not in names:
             yield keywords(None, masked), not masked
         else:
@@ -132,20 +166,24 @@ def _first_caches(subject: Subject, name: str) -> Iterator[Callable[[nn.Module, 
     module = subject.module
     assert module is not None
     kind = annotated_class(type(module).forward, name)
-    home = sys.modules.get(type(module).__module__)
     kinds = [kind] if kind is not None and kind not in (tuple, list, dict, Tensor) else []
-    kinds += [
-        value
-        for name, value in (vars(home) if home is not None else {}).items()
-        if isinstance(value, type) and "cache" in name.lower() and value.__module__ == type(module).__module__
-    ]
-    for kind in dict.fromkeys(kinds):
+    for kind in dict.fromkeys([*kinds, *_cache_kinds(module)]):
         yield partial(_construct, kind)
     for method in (m for m in _methods(module) if _SETUP.search(m)):
         yield partial(_call_method, method)
     yield lambda module, x: None
     yield lambda module, x: {}
     yield lambda module, x: []
+
+
+def _cache_kinds(module: nn.Module) -> list[type]:
+    """Return the classes of caches that stand in the module's file."""
+    home = sys.modules.get(type(module).__module__)
+    return [
+        value
+        for name, value in (vars(home) if home is not None else {}).items()
+        if isinstance(value, type) and "cache" in name.lower() and value.__module__ == type(module).__module__
+    ]
 
 
 def _passing_cache(
@@ -161,7 +199,7 @@ def _passing_cache(
 
     def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         cache, start = (first(module, x), 0) if state is None else state
-        fixed = subject.extra if method == "forward" else {}
+        fixed = _fixed(subject, x) if method == "forward" else {}
         result = _function(module, method)(x, **{**fixed, **keywords(start, x), name: cache, **extra})
         y, returned = _split_result(result, x)
         if returned is None and (cache is None or (isinstance(cache, dict | list) and not cache)):
@@ -171,12 +209,17 @@ def _passing_cache(
     return Continuation(f"{method}(x, {name}=…)", step, certain, _ONE_TOKEN.search(method) is not None)
 
 
+def _fixed(subject: Subject, x: Tensor) -> dict[str, Any]:
+    """Return the arguments that are always passed, for a step on x."""
+    return make_values(subject.extra, Question("step", x, x, x))
+
+
 def _passing_pair(subject: Subject, key: str, value: str) -> Continuation:
     """Return a continuation for `y, k, v = module(x, past_k=k, past_v=v)`."""
 
     def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         k, v = (None, None) if state is None else state
-        result = module(x, **{**subject.extra, key: k, value: v})
+        result = module(x, **{**_fixed(subject, x), key: k, value: v})
         if not isinstance(result, tuple) or len(result) < 3:
             raise ValueError("no cache was returned")
         return result[0], tuple(result[-2:])
@@ -191,16 +234,19 @@ def _cache_inside(
     extra: dict[str, Any],
     switch: str | None = None,
     certain: bool = True,
+    install: Callable[[nn.Module, Tensor], None] | None = None,
 ) -> Continuation:
-    """Return a continuation for a cache that the module keeps; a method resets or creates it."""
+    """Return a continuation for a cache that the module keeps. A method, or `install`, creates it."""
 
     def step(module: nn.Module, x: Tensor, start: Any) -> tuple[Tensor, Any]:
         if start is None:
             start = 0
             begin_sequence(module, x)
+            if install is not None:
+                install(module, x)
             if switch is not None:
                 setattr(module, switch, True)
-        fixed = subject.extra if method == "forward" else {}
+        fixed = _fixed(subject, x) if method == "forward" else {}
         result = _function(module, method)(x, **{**fixed, **keywords(start, x), **extra})
         return _split_result(result, x)[0], start + x.shape[1]
 
@@ -297,11 +343,11 @@ def _as_sequence(y: Tensor, x: Tensor) -> Tensor:
     return y
 
 
-def _construct(kind: type, module: nn.Module, x: Tensor) -> Any:
-    """Construct a cache: sizes are guessed from the names of its arguments."""
+def _construct(kind: type, module: nn.Module, x: Tensor, **sizes: int) -> Any:
+    """Construct a cache: sizes that are not stated are guessed from the names of its arguments."""
     if not inspect.signature(kind).parameters:
         return kind()
-    made = kind(**constructor_arguments(kind, {}, _sizes(module, x)))
+    made = kind(**constructor_arguments(kind, {}, _sizes(module, x) | sizes))
     return made.to(x.dtype) if isinstance(made, nn.Module) else made
 
 

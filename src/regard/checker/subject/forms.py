@@ -52,11 +52,14 @@ def is_certain(form: Subject) -> bool:
 def _table_forms(subject: Subject) -> Iterator[Subject]:
     """Yield the subject with its rotary tables in every usual shape; as it is if it takes none."""
     names = tuple(subject.arguments[role] for role in ("cos", "sin", "rotary") if role in subject.arguments)
-    if not names or subject.rotary is not None or any(name in subject.extra for name in names):
+    known = not names or subject.rotary is not None or any(name in subject.extra for name in names)
+    if known:
         yield subject
+    if known and (subject.rotary is None or any(name in subject.extra for name in names)):
         return
+    # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
     for tables in table_forms(names, _head_width(subject.module)):
-        yield subject.replaced(tables=tables)
+        yield subject.replaced(tables=tables, rotary=None)
 
 
 def _head_width(module: nn.Module | None) -> int:

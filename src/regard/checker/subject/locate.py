@@ -10,6 +10,7 @@ import ast
 import difflib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -42,7 +43,7 @@ def split(spec: str) -> tuple[str, str]:
 def locate(spec: str) -> Any:
     """Import the place of `place:Name` and return the object called Name."""
     place, name = split(spec)
-    module = import_place(place)
+    module = import_place(place, name)
     thing: Any = module
     for part in name.split("."):
         if not hasattr(thing, part):
@@ -51,8 +52,8 @@ def locate(spec: str) -> Any:
     return thing
 
 
-def import_place(place: str) -> ModuleType:
-    """Import a file `path/to/file.py` or a module; CheckError if that fails."""
+def import_place(place: str, name: str = "Name") -> ModuleType:
+    """Import a file `path/to/file.py` or a module; CheckError, which may mention `name`, if that fails."""
     try:
         return _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     except CheckError:
@@ -69,6 +70,8 @@ def import_place(place: str) -> ModuleType:
         hint = ""
         if isinstance(error, ModuleNotFoundError):
             hint = f": install {error.name}, or run where it can be imported"
+        elif isinstance(error, ImportError) and "relative import" in str(error):
+            hint = _as_module(Path(place), name)
         text = (str(error).strip().splitlines() or [""])[0]
         raise CheckError(f"{place} does not import: {type(error).__name__}: {text}{where}{hint}") from error
 
@@ -91,6 +94,26 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _as_module(path: Path, name: str) -> str:
+    """Say how to name a file as a module of its package, for a file whose relative imports need one.
+
+    A package without `__init__.py` files is as deep as the file's relative imports go: `from ..rope import x`
+    needs two folders.
+    """
+    path = path.resolve()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    if not 0 < max(levels, default=0) < len(path.parents):
+        return ""  # a file that it imports has them
+    home = path.parents[max(levels)]
+    while (home / "__init__.py").exists():
+        home = home.parent
+    module = ".".join((*path.relative_to(home).parts[:-1], path.stem))
+    here = Path.cwd()
+    where = "" if home == here else f" in the folder {os.path.relpath(home, here)}"
+    return f": it belongs to a package, so name it as a module{where}: regard check {module}:{name}"
 
 
 def _from_package(name: str) -> ModuleType:

@@ -23,6 +23,7 @@ from regard.checker.errors import CheckError
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_values import make_values
 from regard.checker.subject.function_state import FunctionState
 from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
 from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of, to_device
@@ -179,6 +180,7 @@ class Subject:
     layout: str  # one of `SEQUENCES`; for functions on heads "BHTD", "BTHD", "BTD" or "TD"
     mask_form: MaskForm = field(default_factory=MaskForm)
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
+    call: dict[str, Any] = field(default_factory=dict)  # those of them that the caller stated
     rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
     mask_stated: bool = False  # whether the caller stated the convention of its masks
     open_mask: bool = False  # whether a mask that hides nothing is passed if a question has none
@@ -295,6 +297,16 @@ class Subject:
         tensors = [question.q, question.k, question.v] if self.inputs == "qkv" else tensors
         return [self._shaped(x) for x in tensors]
 
+    def describe_inputs(self, question: Question) -> str:
+        """Return the shapes of the tensors that a question passes, with the names of their arguments."""
+        if self.kernel_layout is not None:
+            encoded = self.kernel_layout.encode(question)
+            named = {self.kernel_layout.names.get(meaning, ""): x for meaning, x in encoded.items()}
+        else:
+            named = dict(zip(self.positional, self._inputs(question), strict=True))
+        named = {name: x for name, x in named.items() if name and isinstance(x, Tensor)}
+        return ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+
     def _shaped(self, x: Tensor) -> Tensor:
         """Return a tensor of a question in the subject's layout."""
         if self.layout in ("BCHW", "BHWC"):
@@ -310,7 +322,7 @@ class Subject:
 
     def _keywords(self, question: Question) -> dict[str, Any]:
         """Return the keyword arguments that express a question's options."""
-        names, keywords = self.arguments, dict(self.extra)
+        names, keywords = self.arguments, make_values(self.extra, question)
         B, T = question.q.shape[0], question.q.shape[-2]
         for meaning in ("weights", "lse"):
             if meaning in names:
@@ -400,7 +412,7 @@ class Subject:
 
     def parse_result(self, result: Any, question: Question) -> Answer:
         """Find the output, the weights and the lse in what the code returned."""
-        tensors = list(_tensors_in(_from_arrays(result) if self.arrays else result))
+        tensors = list(tensors_in_result(_from_arrays(result) if self.arrays else result))
         if not tensors:
             raise CheckError(
                 f"{self.name} returned {_describe(result)}; expected a tensor, (output, weights) or "
@@ -521,7 +533,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None]
 
 
-def _tensors_in(result: Any) -> Iterator[Tensor]:
+def tensors_in_result(result: Any) -> Iterator[Tensor]:
     """Yield the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
     if isinstance(result, Tensor):
         yield result

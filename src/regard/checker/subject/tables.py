@@ -49,9 +49,9 @@ class RotaryTables:
         """The angle of every pair of channels per position."""
         return 10000.0 ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
 
-    def make(self, T: int, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the arguments for T positions."""
-        angles = torch.arange(T, dtype=torch.float64)[:, None] * self.frequencies
+    def make(self, T: int, dtype: torch.dtype, start: int = 0) -> dict[str, Any]:
+        """Return the arguments for T positions from `start` on."""
+        angles = torch.arange(start, start + T, dtype=torch.float64)[:, None] * self.frequencies
         row = _SHAPES[self.shape](_ORDERS[self.order](angles))
         cos, sin = row.cos().to(dtype), row.sin().to(dtype)
         if self.kind == "cos and sin":

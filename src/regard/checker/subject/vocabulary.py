@@ -70,7 +70,7 @@ _SIZES = {
     "heads": """
         num_heads n_heads n_head nhead heads num_attention_heads nheads num_head head_num h head_count
         H n_attention_heads attn_heads attention_heads no_of_heads heads_num num_attn_heads
-        number_of_heads heads_count""",
+        number_of_heads heads_count encoder_attention_heads decoder_attention_heads""",
     "groups": """
         num_kv_heads n_kv_heads num_key_value_heads n_kv_head kv_heads num_groups num_kv_groups
         n_groups num_query_groups kv_head_num G""",
@@ -78,7 +78,17 @@ _SIZES = {
         head_size head_dim d_head d_k d_v dim_head d_q head_width d_kv key_dim qk_dim dk dv dim_k dim_q dim_v
         dim_heads head_channels num_head_channels kv_channels dim_key dim_value attention_head_size""",
     "temperature": "temperature temper",
-    "vocabulary": "vocab_size n_vocab num_embeddings vocabulary_size n_tokens",
+    "vocabulary": """
+        vocab_size n_vocab num_embeddings vocabulary_size n_tokens vocab ntoken ntokens src_vocab_size
+        tgt_vocab_size trg_vocab_size""",
+    "inner_width": """
+        d_ff dff ff_dim ffn_dim dim_feedforward mlp_dim intermediate_size n_inner d_inner ff_size d_hid d_mlp
+        feed_forward_dim feedforward_dim ffn_hidden mlp_hidden_dim ff_hidden_dim hidden_features nhid
+        encoder_ffn_dim decoder_ffn_dim""",
+    "epsilon": "eps norm_eps rms_norm_eps layer_norm_eps layer_norm_epsilon epsilon",
+    "rotary_base": "rope_theta rope_base rotary_base",
+    "padding_id": "pad_idx padding_idx src_pad_idx trg_pad_idx tgt_pad_idx pad_token_id pad_id",
+    "device": "device",
     "length": """
         max_seq_len block_size context_length max_len n_ctx seq_len context_len max_length
         max_position_embeddings sequence_length max_context n_positions ctx_len max_seq_length block
@@ -87,13 +97,16 @@ _SIZES = {
         dropout dropout_p attn_dropout p_drop dropout_rate attn_pdrop attention_dropout drop
         resid_dropout resid_pdrop attn_drop proj_drop drop_rate attention_probs_dropout_prob drop_prob
         p attention_dropout_prob hidden_dropout_prob attn_p resid_p proj_p attention_dropout_rate
-        dropout_prob prob_dropout drop_p dropout_probability""",
+        dropout_prob prob_dropout drop_p dropout_probability embd_pdrop embd_dropout emb_dropout
+        embedding_dropout residual_dropout hidden_dropout""",
     "causal": "causal is_causal masked use_mask is_decoder autoregressive",
     "window": "window window_size sliding_window local_window",
     "softcap": "softcap soft_cap logit_softcapping attn_logit_softcapping logit_cap",
     "layer": "layer_idx layer_id layer_index layer",
-    "layers": "n_layer n_layers num_layers num_hidden_layers depth",
-    "batch": "batch_size B",
+    "layers": """
+        n_layer n_layers num_layers num_hidden_layers depth nlayers N num_blocks n_blocks encoder_layers
+        decoder_layers num_encoder_layers num_decoder_layers""",
+    "batch": "batch_size B max_batch_size",
 }
 
 

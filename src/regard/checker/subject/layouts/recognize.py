@@ -195,6 +195,6 @@ def _refuse_unknown(parameters: dict[str, inspect.Parameter], known: set[str]) -
     for name, p in parameters.items():
         if is_required(p) and name not in known:
             raise CheckError(
-                f"it needs `{name}`, whose meaning cannot be guessed: pass it, init={{'{name}': …}}, "
-                "or check a function that supplies it"
+                f"it needs `{name}` in its call, which cannot be guessed: pass it with --call {name}=…, or "
+                f"check(…, call={{{name!r}: …}})"
             )

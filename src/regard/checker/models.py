@@ -1,0 +1,595 @@
+"""Whole models and blocks: a verdict for each attention layer as it runs in the model, and for the whole.
+
+A model is run once on token ids, a block on hidden states, while every attention call is observed as in a
+capture: its queries, keys, values, mask and output. Each output is compared with the float64 oracle, under
+the mask that was in effect. Each kind of attention module is also checked alone, for what a call does not
+show: its projections, its dropout, its own mask. Then tokens are changed, and the whole model must answer
+as its masks promise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import TensorMask
+from regard.attention.masks.named_masks import causal as causal_rule
+from regard.attention.steps import trace
+from regard.checker.cases import Cases
+from regard.checker.catalogue import get_mistake
+from regard.checker.diagnose import diagnose
+from regard.checker.errors import CheckError
+from regard.checker.intent import Intent, Observation
+from regard.checker.oracle.oracle import describe_difference, relative_difference
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import Answer
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.report import Check, Diagnosis, LayerVerdict, Report
+from regard.checker.subject import vocabulary
+from regard.checker.subject.adapt import adapt, draw_weights
+from regard.checker.subject.call_values import make_values
+from regard.checker.subject.construct import build
+from regard.checker.subject.forms import forms
+from regard.checker.subject.parts import attention_parts
+from regard.checker.subject.subject import Subject, in_dtype, tensors_in_result
+from regard.checker.understand import max_length, module_width
+from regard.recorder.attention_call import AttentionCall, UnreadableCall
+from regard.recorder.layer import LayerId
+from regard.recorder.observation import choose_sources, observed
+from regard.recorder.receiver import CallReceiver, Part
+
+# T, by which no size is confused with another; shorter for models of few positions.
+_LENGTHS = (11, 6, 4)
+_TOLERANCE = {torch.float64: 2e-5, torch.float32: 1e-3}  # relative; other dtypes 3e-2
+# Names of models that predict the next token. Nothing else tells them from an encoder that forgot its mask.
+_NEXT_TOKEN = re.compile(r"GPT|CausalLM|LMHeadModel|Decoder(?!.*Encoder)|LanguageModel|^LM$")
+_TARGETS = ("targets", "labels", "target")  # nanoGPT gives the logits of all positions only beside them
+
+
+class CallCollector(CallReceiver):
+    """Keeps every attention call of one run, by the name of the module that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, AttentionCall | UnreadableCall]] = []
+
+    def record(
+        self,
+        layer_id: LayerId,
+        call: AttentionCall | UnreadableCall,
+        *,
+        against: str = "",
+        part: Part | None = None,
+        again: bool = False,
+    ) -> AttentionCall | UnreadableCall:
+        self.calls.append((layer_id.name, call))
+        return call
+
+
+@dataclass
+class ModelRun:
+    """A model or a block, and how it is run: `call(x)` on token ids (B, T) or hidden states (B, T, C)."""
+
+    name: str
+    module: nn.Module
+    call: Callable[..., Any]
+    draw: Callable[[int], Tensor]  # inputs, by the seed
+    inputs: str  # in words
+    dtype: torch.dtype
+    training: list[nn.Module] = field(default_factory=list)  # modules to be put back into training mode
+    calls: list[tuple[str, AttentionCall | UnreadableCall]] = field(default_factory=list)
+
+    def restore(self) -> None:
+        """Put the caller's own model back into training mode."""
+        for part in self.training:
+            part.training = True
+
+    def outputs(self, x: Tensor, **more: Any) -> Tensor | None:
+        """Return an output (B, T, …) of the model, or None if it gives none for every position."""
+        try:
+            with torch.no_grad():
+                result = self.call(x, **more)
+        except (Exception, SystemExit):  # the author's code may raise anything
+            return None
+        return next((y for y in tensors_in_result(result) if _is_sequence(y, x)), None)
+
+
+def _is_sequence(y: Tensor, x: Tensor) -> bool:
+    return y.is_floating_point() and y.ndim >= 3 and y.shape[:2] == x.shape[:2]
+
+
+def find_model(thing: Any, init: dict[str, Any], call: dict[str, Any], device: str) -> ModelRun | None:
+    """Return a model or a block ready to run; None if the thing is an attention itself, or not a module.
+
+    Whether it is one is seen by running it: it reads token ids, or a part of it attends.
+    """
+    is_class = isinstance(thing, type) and issubclass(thing, nn.Module)
+    if not is_class and not isinstance(thing, nn.Module):
+        return None
+    try:
+        module = build(thing, init) if is_class else thing
+    except CheckError:
+        return None  # `adapt` says what is missing
+    has_sinks = any(hasattr(part, "sinks") for part in module.modules())  # gpt-oss, which has no SDPA
+    for part in module.modules() if is_class and not has_sinks else ():
+        # A layer of Transformers that no model has built names no implementation, and none is observed then.
+        config: Any = getattr(part, "config", None)
+        if getattr(config, "_attn_implementation", "") is None:
+            config._attn_implementation = "sdpa"
+    embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
+    if not embeds and not _is_block(module):
+        return None
+    run = _reading_ids(module, call, device if is_class else None) if embeds else None
+    if run is not None and (run.calls or attention_parts(module)):
+        return run
+    if run is not None:
+        run.restore()
+        return None
+    run = _reading_states(module, call, device) if _is_block(module) else None
+    # Where the module itself attends, it is an attention, whatever it holds.
+    return run if run is not None and any(name for name, _ in run.calls) else None
+
+
+def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) -> ModelRun | None:
+    """Return a model that ran on token ids.
+
+    One that was built here gets new weights, on `device`. The caller's own, where `device` is None, is run
+    as it is, in eval mode for as long as the check lasts. Neither is copied: minGPT's blocks hold their MLP
+    in a lambda, which a copy would share with the original.
+    """
+    names, dtypes = list(inspect.signature(module.forward).parameters), [torch.float64, torch.float32]
+    vocabulary_size = _vocabulary_size(module)
+    if vocabulary_size < 8 or not names:
+        return None
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    if device is not None:
+        draw_weights(module.to(device))
+    where = next((p.device for p in module.parameters()), torch.device("cpu"))
+    if device is None:
+        dtypes = [next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)]
+    first = next((name for name in ("decoder_input_ids", "input_ids") if name in names), names[0])
+    for dtype, T in itertools.product(dtypes, _LENGTHS):
+        if device is not None:
+            in_dtype(module, dtype)
+
+        def draw(seed: int, T: int = T) -> Tensor:
+            generator = torch.Generator().manual_seed(seed)
+            low = 4 if vocabulary_size > 16 else 0  # the first ids are often special: padding, unknown
+            return torch.randint(low, vocabulary_size, (2, T), generator=generator).to(where)
+
+        def run(
+            x: Tensor, *, draw: Callable[[int], Tensor] = draw, dtype: torch.dtype = dtype, **more: Any
+        ) -> Any:
+            states = torch.zeros(*x.shape, 1, dtype=dtype)
+            passed = make_values(call, Question("call", states, states, states)) | more
+            if first == "decoder_input_ids":  # beside an encoder, which reads one text for all
+                passed.setdefault("input_ids", draw(9)[:1].expand(len(x), -1))
+            return module(**{first: x}, **passed)
+
+        found = ModelRun(type(module).__name__, module, run, draw, f"token ids (2, {T})", dtype, training)
+        if _observe(found):
+            return found
+    found.restore()
+    return None
+
+
+def _vocabulary_size(model: nn.Module) -> int:
+    """Return how many tokens a model knows: the size of its input embedding, or of its first embedding."""
+    embedding = next(part for part in model.modules() if isinstance(part, nn.Embedding))
+    get_embedding = getattr(model, "get_input_embeddings", None)
+    try:
+        own = get_embedding() if callable(get_embedding) else None
+    except NotImplementedError:  # a model of Transformers without one
+        own = None
+    return int(getattr(own, "num_embeddings", embedding.num_embeddings))
+
+
+def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> ModelRun | None:
+    """Return a block that ran on hidden states."""
+    adapted = adapt(module, {}, None, call)
+    adapted.device = device
+    for subject, dtype in itertools.product(forms(adapted), (torch.float64, torch.float32)):
+        width = _state_width(module)
+        cases = Cases(subject, width, width, max_length(subject))
+        question = cases.plain(T=11).to(dtype)
+        own = subject.module_as(dtype)
+        assert own is not None
+
+        def run(
+            x: Tensor, subject: Subject = subject, own: nn.Module = own, question: Question = question
+        ) -> Any:
+            reply = subject.run(question.map_inputs(lambda _: x), module=own)
+            if reply.error is not None:
+                raise reply.error
+            return reply.answer
+
+        def draw(seed: int, cases: Cases = cases, dtype: torch.dtype = dtype) -> Tensor:
+            return cases.plain(T=11, seed=seed).q.to(dtype)
+
+        shape = tuple(question.q.shape)
+        found = ModelRun(type(module).__name__, own, run, draw, f"hidden states {shape}", dtype)
+        if _observe(found):
+            return found
+    return None
+
+
+def _state_width(module: nn.Module) -> int:
+    """Return the width of a block's hidden states: that of its norms, or else of its first layer."""
+    norms = [part for part in module.modules() if "norm" in type(part).__name__.lower()]
+    sizes = [p.numel() for part in norms for p in part.parameters(recurse=False) if p.ndim == 1]
+    return Counter(sizes).most_common(1)[0][0] if sizes else module_width(module)
+
+
+def _observe(run: ModelRun) -> bool:
+    """Run a model once and keep its attention calls; returns whether it ran."""
+    collector = CallCollector()
+    try:
+        with torch.no_grad(), observed(run.module, collector, choose_sources(run.module)):
+            run.call(run.draw(0))
+    except (Exception, SystemExit):  # it does not take such inputs
+        return False
+    run.calls = collector.calls
+    return True
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Return whether a module has layers around a part that may be an attention, such as an MLP.
+
+    An attention module has its projections, of known names, and at most one that follows the heads.
+    """
+    matrices = [path for path, p in module.named_parameters() if p.ndim > 1]
+    for path, part in module.named_modules():
+        inside = [p for p in part.parameters() if p.ndim > 1]
+        if not path or len(inside) < 2 or isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            continue
+        outside = [vocabulary.projection(p) for p in matrices if not p.startswith(f"{path}.")]
+        if None in outside or outside.count("out") > 1:
+            return True
+    return False
+
+
+def _unit(model: nn.Module, path: str) -> str:
+    """Return the path of the attention module that a call belongs to: of all heads, with its projections."""
+    unit = path.partition("#")[0]
+    parent = unit
+    while parent:
+        parent = parent.rpartition(".")[0]
+        part = model.get_submodule(parent)
+        if not parent or _is_block(part):
+            break
+        if not isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            unit = parent
+    return unit
+
+
+def check_model(
+    run: ModelRun,
+    check_alone: Callable[[nn.Module], Report],
+    *,
+    causal: bool | None,
+    window: int | None,
+    scale: float | None,
+) -> Report:
+    """Return the report of a model that ran.
+
+    Arguments:
+        run: the model, with its attention calls.
+        check_alone: checks an attention module by itself.
+        causal, window, scale: what the caller stated; None if nothing.
+    """
+    try:
+        return _check_model(run, _LayerJudge(run, check_alone, scale), causal, window)
+    finally:
+        run.restore()
+
+
+def _check_model(run: ModelRun, judge: _LayerJudge, causal: bool | None, window: int | None) -> Report:
+    layers = [judge.judge(unit, calls) for unit, calls in _by_unit(run).items()]
+    report = Report(f"{run.name} ({_count(layers)})", [f"reads {run.inputs}"], layers=layers)
+    report.diagnoses = list(judge.diagnoses.values())
+    for layer in layers:
+        if layer.verdict == "wrong":
+            report.checks.append(Check(layer.name, "failed", layer.detail, layer.mistake))
+    undecided = [layer for layer in layers if layer.verdict == "undecided"]
+    if undecided:
+        report.undecided = f"`{undecided[0].name}`: {undecided[0].detail}"
+        report.checks.append(Check("output", "skipped", f"of {_count(undecided)} it was not compared"))
+    elif all(layer.verdict == "right" for layer in layers):
+        report.checks.append(Check("output", "passed", "of every layer, under the mask in effect"))
+    _check_window(report, run, window)
+    _check_causality(report, run, causal)
+    _check_batch(report, run)
+    _check_padding(report, run)
+    return report
+
+
+def _count(layers: list[LayerVerdict]) -> str:
+    return f"{len(layers)} attention layer{'s' * (len(layers) != 1)}"
+
+
+def _by_unit(run: ModelRun) -> dict[str, list[AttentionCall | UnreadableCall]]:
+    """Return the calls of every attention module, and the modules called attention that made none."""
+    units: dict[str, list[AttentionCall | UnreadableCall]] = {}
+    for name, call in run.calls:
+        units.setdefault(_unit(run.module, name), []).append(call)
+    for path in attention_parts(run.module):
+        related = any(f"{path}.".startswith(f"{u}.") or f"{u}.".startswith(f"{path}.") for u in units)
+        if not related:
+            units[path] = []
+    return units
+
+
+class _LayerJudge:
+    """Compares the calls of each layer with the oracle, and checks each kind of module once by itself."""
+
+    def __init__(
+        self, run: ModelRun, check_alone: Callable[[nn.Module], Report], scale: float | None
+    ) -> None:
+        self.run, self.check_alone, self.scale = run, check_alone, scale
+        self.alone: dict[str, Report | None] = {}
+        self.diagnoses: dict[str, Diagnosis] = {}
+
+    def judge(self, unit: str, calls: list[AttentionCall | UnreadableCall]) -> LayerVerdict:
+        """Return the verdict on one attention module."""
+        module = self.run.module.get_submodule(unit)
+        shown = unit or "the model itself"
+        heard = [call for call in calls if isinstance(call, AttentionCall)]
+        masks = dict.fromkeys(_describe_mask(call.mask) for call in heard)
+        row = LayerVerdict(shown, type(module).__name__, "undecided", " or ".join(masks))
+        alone = self._check(module) if unit else None
+        if alone is not None and alone.verdict == "wrong":
+            for diagnosis in alone.diagnoses:
+                self.diagnoses.setdefault(diagnosis.name, diagnosis)
+            named = next((d.name for d in alone.diagnoses if not d.warning), "")
+            return replace(row, verdict="wrong", mistake=named, detail=_first_failure(alone))
+        if not heard or len(heard) < len(calls):
+            reason = next(
+                (c.reason for c in calls if isinstance(c, UnreadableCall)), "no call of it was seen"
+            )
+            if alone is not None and alone.verdict == "right" and not calls:
+                return replace(row, verdict="right", detail="by itself; no call of it was seen in the model")
+            return replace(row, detail=f"its attention in the model could not be read: {reason}")
+        error, call = max(((self._error(call), call) for call in heard), key=lambda pair: pair[0])
+        explained = error < _TOLERANCE.get(call.q.dtype, 3e-2)
+        mistake = "" if explained else _name_mistake(call)
+        mistake = mistake or next((m for call in heard if (m := _wrong_mask(call))), "")
+        if mistake:
+            entry = get_mistake(mistake)
+            evidence = f"In the model its output equals attention {entry.what}."
+            self.diagnoses.setdefault(mistake, Diagnosis(mistake, evidence, entry.effect, entry.fix))
+            return replace(row, verdict="wrong", mistake=mistake, detail=f"it equals attention {entry.what}")
+        if not explained:
+            problem = f" ({call.problem})" if call.problem else ""
+            return replace(row, detail=f"in the model its output {describe_difference(error)}{problem}")
+        odd = next((call.scale for call in heard if not self._is_usual_scale(call)), None)
+        trusted = type(module).__module__.startswith("transformers.")  # whose scale is what the paper says
+        if odd is not None and not trusted and (alone is None or alone.verdict != "right"):
+            D = heard[0].q.shape[-1]
+            return replace(
+                row, detail=f"its scale is {odd:.4g}, not 1/√{D}: say scale={odd:.4g} if it should"
+            )
+        return replace(row, verdict="right")
+
+    def _check(self, module: nn.Module) -> Report | None:
+        """Check a module by itself; modules of one kind are checked once. None if it cannot be run alone.
+
+        Those of Transformers are not: the model makes their masks and positions.
+        """
+        if type(module).__module__.startswith("transformers."):
+            return None
+        shapes = [(name, tuple(p.shape)) for name, p in module.state_dict().items()]
+        plain = {n: v for n, v in vars(module).items() if isinstance(v, int | float | str | None)}
+        settings = {n: v for n, v in plain.items() if vocabulary.size(n) != "layer" and n != "training"}
+        key = f"{type(module).__qualname__} {shapes} {sorted(settings.items(), key=str)}"
+        if key not in self.alone:
+            try:
+                self.alone[key] = self.check_alone(module)
+            except CheckError:
+                self.alone[key] = None
+        return self.alone[key]
+
+    def _error(self, call: AttentionCall) -> float:
+        """Return how far a call's output is from the oracle's, under its mask and scale."""
+        q, k, v = (x.double().cpu() for x in (call.q, call.k, call.v))
+        sinks = None if call.sinks is None else call.sinks.double().cpu()
+        expected = trace(q, k, v, call.mask, scale=call.scale, softcap=call.softcap, sinks=sinks).output
+        if expected.shape != call.output.shape:
+            return float("inf")
+        return relative_difference(call.output.double().cpu(), expected)
+
+    def _is_usual_scale(self, call: AttentionCall) -> bool:
+        usual = call.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        return abs(call.scale / usual - 1) < 1e-4
+
+
+def _name_mistake(call: AttentionCall, mask: Mask | None = None) -> str:
+    """Return the mistake that gives a call's output, or "". `mask` should hold; by default the call's own."""
+    mask = call.mask if mask is None else mask
+    if mask.biased or call.sinks is not None:
+        return ""
+    q, k, v = (x.double().cpu() for x in (call.q, call.k, call.v))
+    question = Question("output", q, k, v, rule=None if mask == causal_rule else mask)
+    intent = Intent(Wiring(scale=call.scale), mask == causal_rule, softcap=call.softcap)
+    matches = diagnose([Observation(question, Answer(call.output.double().cpu()))], [intent])
+    return matches[0].names[0] if matches else ""
+
+
+def _wrong_mask(call: AttentionCall) -> str:
+    """Return the mistake that a mask without a name of its own amounts to, if it is meant to be causal."""
+    if not any(isinstance(mask, TensorMask) for mask in _parts(call.mask)):
+        return ""
+    mistake = _name_mistake(call, causal_rule)
+    return mistake if mistake in _MASK_MISTAKES else ""
+
+
+_MASK_MISTAKES = (
+    "one-token-ahead",
+    "missing-diagonal",
+    "inverted-mask",
+    "transposed-mask",
+    "top-left-causal",
+)
+
+
+def _describe_mask(mask: Mask) -> str:
+    """Return which keys a mask shows, and what it adds to the scores: "causal, bias relative(4×21)"."""
+    hiding = " & ".join(str(part) for part in mask.conjuncts() if part.hides)
+    added = " & ".join(str(part) for part in mask.conjuncts() if not part.hides)
+    return (hiding or "full") + (f", bias {added}" if added else "")
+
+
+def _parts(mask: Mask) -> Iterator[Mask]:
+    yield mask
+    for child in mask.children():
+        yield from _parts(child)
+
+
+def _first_failure(report: Report) -> str:
+    return f"alone, {report.failures[0]}" if report.failures else ""
+
+
+def _check_window(report: Report, run: ModelRun, window: int | None) -> None:
+    """Check that some layer has the window that the caller promised."""
+    if window is None:
+        return
+    found = [call.mask.window_size() for _, call in run.calls if isinstance(call, AttentionCall)]
+    if window in found:
+        report.checks.append(Check("window", "passed"))
+    else:
+        _add_mistake(report, "window", f"no layer has a window of {window} keys", "window-dropped")
+
+
+def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None:
+    """Change later tokens: no earlier output of a model that is causal may change."""
+    masks = [call.mask for _, call in run.calls if isinstance(call, AttentionCall)]
+    hidden = [mask.is_causal for mask in masks]
+    expected = causal
+    if causal is None and (_NEXT_TOKEN.search(run.name) or vocabulary.says_causal(run.name)):
+        expected = True
+    leak = _find_leak(run)
+    if leak is None:
+        detail = "it gives no output for every token, or none that depends on another token"
+        report.checks.append(Check("causality", "skipped", detail))
+        return
+    if not leak:
+        report.assumptions.append("causal, as measured")
+        report.checks.append(Check("causality", "passed", "no output depends on a later token"))
+        return
+    detail = f"output {leak[0]} depends on token {leak[1]}"
+    if expected or (hidden and all(hidden)):
+        through = "" if not hidden or not all(hidden) else ", though every attention layer's mask is causal"
+        mistake = "no-mask" if masks and not any(mask.hides for mask in masks) else ""
+        _add_mistake(report, "causality", detail + through, mistake)
+    else:
+        report.assumptions.append("not causal, as measured")
+
+
+def _find_leak(run: ModelRun) -> tuple[int, int] | tuple[()] | None:
+    """Return the first output that depends on a later token; () if there is none; None if it is unknown."""
+    x, other = run.draw(1), run.draw(2)
+    more = _with_targets(run, x)
+    before = None if more is None else run.outputs(x, **more)
+    if before is None or more is None:
+        return None
+    T = x.shape[1]
+    first_changed = run.outputs(torch.cat([other[:, :1], x[:, 1:]], 1), **more)
+    if first_changed is None or not bool(_differ(before, first_changed)[1:].any()):
+        return None  # with weights of 0, as some output projections begin, no token depends on another
+    for token in range(1, T):
+        changed = torch.cat([x[:, :token], other[:, token:]], 1)
+        after = run.outputs(changed, **more)
+        if after is None:
+            return None
+        rows = _differ(before, after)[:token].nonzero()
+        if len(rows):
+            return int(rows[0]), token
+    return ()
+
+
+def _with_targets(run: ModelRun, x: Tensor) -> dict[str, Any] | None:
+    """Return the keywords with which a model gives an output for every token; None if there are none."""
+    if run.outputs(x) is not None:
+        return {}
+    names = inspect.signature(run.module.forward).parameters
+    for name in (name for name in _TARGETS if name in names and not x.is_floating_point()):
+        if run.outputs(x, **{name: x}) is not None:
+            return {name: x}
+    return None
+
+
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    """Return (T,), where outputs (B, T, …) differ by more than rounding."""
+    rounding = 1e-9 if a.dtype == torch.float64 else 1e-4
+    different = (a - b).abs() > rounding * a.abs().max().clamp_min(1e-30)
+    return different.flatten(2).any(-1).any(0)
+
+
+def _check_batch(report: Report, run: ModelRun) -> None:
+    """Run each sequence of a batch alone: it must give the same output."""
+    x = run.draw(3)
+    more = _with_targets(run, x)
+    together = None if more is None else run.outputs(x, **more)
+    if together is None or more is None:
+        return
+    alone = [run.outputs(item, **dict.fromkeys(more, item)) for item in (x[:1], x[1:])]
+    if any(y is None for y in alone):
+        report.checks.append(Check("batch", "skipped", "it does not take one sequence"))
+    elif bool(_differ(together, torch.cat([y for y in alone if y is not None])).any()):
+        _add_mistake(report, "batch", "a sequence gives another output in a batch", "batch-items-mixed")
+    else:
+        report.checks.append(Check("batch", "passed", "sequences do not depend on each other"))
+
+
+def _check_padding(report: Report, run: ModelRun) -> None:
+    """Hide a token by the model's padding mask, and change it: no other output may change.
+
+    A mask has 1 for a token; `key_padding_mask` and the like have True for padding.
+    """
+    names = inspect.signature(run.module.forward).parameters
+    name = next((n for n in names if n == "attention_mask" or vocabulary.argument(n) == "padding"), None)
+    x = run.draw(4)
+    if name is None or x.is_floating_point() or "len" in name:
+        return
+    T = x.shape[1]
+    texts: list[tuple[Tensor, dict[str, Tensor]]]
+    other = x.clone()
+    other[:, T // 2] = run.draw(5)[:, T // 2]
+    visible = torch.ones_like(x)
+    visible[:, T // 2] = 0
+    mask = visible == 0 if name != "attention_mask" else visible
+    more = _with_targets(run, x)
+    if "decoder_input_ids" in names:  # the mask is that of the encoder's text
+        texts = [(x, {"input_ids": y}) for y in (x, other)]
+    else:
+        texts = [(x, {}), (other, {})]
+    before, after = (
+        None if more is None else run.outputs(y, **more, **text, **{name: mask}) for y, text in texts
+    )
+    if before is None or after is None:
+        report.checks.append(Check("padding", "skipped", f"`{name}` does not take (B, T) with 1 for a token"))
+        return
+    rows = _differ(before, after)
+    if "decoder_input_ids" not in names:
+        rows[T // 2] = False  # the hidden token's own
+    if bool(rows.any()):
+        detail = f"token {T // 2}, hidden by `{name}`, changes output {int(rows.nonzero()[0])}"
+        _add_mistake(report, "padding", detail, "padded-keys-leak")
+    else:
+        report.checks.append(Check("padding", "passed", f"a token that `{name}` hides changes nothing"))
+
+
+def _add_mistake(report: Report, check: str, detail: str, mistake: str) -> None:
+    report.checks.append(Check(check, "failed", detail, mistake))
+    if mistake and all(d.name != mistake for d in report.diagnoses):
+        entry = get_mistake(mistake)
+        report.diagnoses.append(Diagnosis(mistake, f"In the whole model, {detail}.", entry.effect, entry.fix))

@@ -1,0 +1,250 @@
+"""Whole models and blocks: a verdict for every attention layer, and for the model by its tokens."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+import regard
+from regard.checker import Report
+from regard.cli import app
+
+
+class Attention(nn.Module):
+    """Eager attention with the mask that it is handed, as in many tutorials."""
+
+    scaled = True
+
+    def __init__(self, n_embd, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+
+    def forward(self, x, mask=None):
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+        scores = q @ k.mT / (q.shape[-1] ** 0.5 if self.scaled else 1.0)
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, float("-inf"))
+        return self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
+class Unscaled(Attention):
+    scaled = False
+
+
+class Block(nn.Module):
+    attention = Attention
+
+    def __init__(self, n_embd, n_head):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
+        self.attn = self.attention(n_embd, n_head)
+        self.mlp = nn.Sequential(nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd))
+
+    def forward(self, x, mask=None):
+        x = x + self.attn(self.ln_1(x), mask)
+        return x + self.mlp(self.ln_2(x))
+
+
+class UnscaledBlock(Block):
+    attention = Unscaled
+
+
+class LanguageModel(nn.Module):
+    blocks = (Block, Block)
+
+    def __init__(self, vocab_size, n_embd, n_head, block_size):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocab_size, n_embd), nn.Embedding(block_size, n_embd)
+        self.h = nn.ModuleList(block(n_embd, n_head) for block in self.blocks)
+        self.lm_head = nn.Linear(n_embd, vocab_size)
+
+    def mask(self, T):
+        return torch.ones(T, T).tril()
+
+    def forward(self, idx, targets=None):
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
+        for block in self.h:
+            x = block(x, self.mask(idx.shape[1]))
+        if targets is None:
+            return self.lm_head(x[:, [-1]]), None  # as nanoGPT
+        logits = self.lm_head(x)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Windowed(LanguageModel):
+    def mask(self, T):
+        return torch.ones(T, T).tril().triu(-3)
+
+
+class OneAhead(LanguageModel):
+    def mask(self, T):
+        return torch.ones(T, T).tril(1)
+
+
+class Unmasked(LanguageModel):
+    def mask(self, T):
+        return None
+
+
+class HalfUnscaled(LanguageModel):
+    blocks = (Block, UnscaledBlock)
+
+
+class SumOfBatch(LanguageModel):
+    def forward(self, idx, targets=None):
+        logits, loss = super().forward(idx, targets)
+        return logits + logits.mean(0, keepdim=True), loss
+
+
+class MeanOfTokens(LanguageModel):
+    """Its attention is causal, and its head is not."""
+
+    def forward(self, idx, targets=None):
+        logits, loss = super().forward(idx, idx)
+        return logits + logits.mean(1, keepdim=True), loss
+
+
+def rows(report):
+    return [(layer.name, layer.verdict, layer.mistake, layer.mask) for layer in report.layers]
+
+
+@pytest.mark.parametrize(("model", "mask"), [(LanguageModel, "causal"), (Windowed, "causal & window(4)")])
+def test_every_layer_of_a_model_has_a_line(model, mask):
+    report = regard.check(model)
+    assert report.verdict == "right", str(report)
+    assert rows(report) == [(f"h.{i}.attn", "right", "", mask) for i in (0, 1)]
+    assert {check.name for check in report.passed} == {"output", "causality", "batch"}
+    for i in (0, 1):
+        assert f"h.{i}.attn  Attention is right, mask {mask}" in str(report)
+    assert Report.from_dict(report.to_dict()).layers == report.layers
+    assert f"h.0.attn  Attention is right, mask {mask}".replace("&", "&amp;") in report._repr_html_()
+
+
+def test_only_the_wrong_layer_is_called_wrong():
+    report = regard.check(HalfUnscaled)
+    assert report.verdict == "wrong"
+    assert [layer.verdict for layer in report.layers] == ["right", "wrong"]
+    assert report.diagnoses[0].name == report.layers[1].mistake == "no-scale"
+
+
+@pytest.mark.parametrize(
+    ("model", "mistake", "failed"),
+    [
+        (OneAhead, "one-token-ahead", {"h.0.attn", "h.1.attn", "causality"}),
+        (Unmasked, "no-mask", {"causality"}),
+        (SumOfBatch, "batch-items-mixed", {"batch"}),
+    ],
+)
+def test_mistakes_of_the_model_around_its_layers(model, mistake, failed):
+    report = regard.check(model, causal=True)
+    assert report.verdict == "wrong"
+    assert report.diagnoses[0].name == mistake
+    assert {check.name for check in report.failures} == failed
+
+
+def test_a_leak_outside_the_attention():
+    report = regard.check(MeanOfTokens)
+    [failure] = report.failures
+    assert failure.name == "causality"
+    assert "though every attention layer's mask is causal" in failure.detail
+
+
+def test_a_promised_window_is_looked_for():
+    assert regard.check(Windowed, window=4).verdict == "right"
+    assert regard.check(LanguageModel, window=4).diagnoses[0].name == "window-dropped"
+
+
+def test_an_instance_is_left_as_it_is():
+    model = LanguageModel(64, 48, 4, 16).train()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    assert regard.check(model).verdict == "right"
+    assert all(part.training for part in model.modules())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_a_block_gets_hidden_states():
+    report = regard.check(Block)
+    assert report.verdict == "right"
+    assert rows(report) == [("attn", "right", "", "full")]
+    assert "hidden states (2, 11, 48)" in report.assumptions[0]
+    assert regard.check(LanguageModel(64, 48, 4, 16).h[0]).verdict == "right"
+    assert regard.check(UnscaledBlock).diagnoses[0].name == "no-scale"
+
+
+class Prepare(nn.Module):
+    """One projection that splits its heads, as in labml's attention."""
+
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.linear, self.heads = nn.Linear(d_model, d_model), heads
+
+    def forward(self, x):
+        return self.linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+PrepareForMultiHeadAttention = type("PrepareForMultiHeadAttention", (Prepare,), {})
+
+
+class OfParts(nn.Module):
+    def __init__(self, d_model=48, heads=4):
+        super().__init__()
+        self.query, self.key, self.value = (PrepareForMultiHeadAttention(d_model, heads) for _ in range(3))
+        self.output = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1)
+        return self.output((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_an_attention_of_parts_is_not_a_model():
+    report = regard.check(OfParts)
+    assert report.verdict == "right", str(report)
+    assert not report.layers
+
+
+def test_a_model_from_a_shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from tests.checker.test_models import *\n")
+    monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, [str(tmp_path), *sys.path])))
+    result = CliRunner().invoke(app, ["check", "mine.py:LanguageModel"])
+    assert result.exit_code == 0, result.output
+    assert "✓ h.1.attn  Attention is right, mask causal" in result.output
+
+
+NAMES = {
+    "LlamaForCausalLM": "causal",
+    "GPT2LMHeadModel": "causal",
+    "BertModel": "full",
+    "T5ForConditionalGeneration": "causal, bias",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")
+def test_classes_of_transformers_are_built_small(name):
+    transformers = pytest.importorskip("transformers")
+    report = regard.check(getattr(transformers, name))
+    assert report.verdict == "right", str(report)
+    assert "padding" in {check.name for check in report.passed}
+    assert any(layer.mask.startswith(NAMES[name]) for layer in report.layers)
+    assert report.seconds < 30
+
+
+def test_layers_of_a_model_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
+    sizes |= dict(vocab_size=64, intermediate_size=64, max_position_embeddings=32)
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=4))
+    report = regard.check(model)
+    assert report.verdict == "right", str(report)
+    assert {layer.mask for layer in report.layers} == {"causal & window(4)"}
+    for layer in (model.model.layers[0], type(model.model.layers[0])):
+        report = regard.check(layer)
+        assert report.verdict == "right", str(report)
+        assert [row.name for row in report.layers] == ["self_attn"]
