@@ -19,9 +19,16 @@ import torch
 from torch import Tensor
 
 from regard.heads.query_scores import NAMES, QueryScore
+from regard.heads.tallies import Tallies
 
 BLOCKS = 20  # into which a single text is cut
-SUMS = ("value", "null", "relabelled", "without_sink")  # each a sum over queries and their number
+SUMS = (
+    "value",
+    "null",
+    "relabelled",
+    "without_sink",
+    "positional",
+)  # each a sum over queries and their number
 MOMENTS = ("pieces", "squares", "products", "counts_squared")  # of value and number, over pieces
 
 
@@ -40,6 +47,8 @@ class Estimate(NamedTuple):
     """The ends of the 95% interval."""
     queries: float
     """The number of queries for which the score is defined."""
+    positional: float = math.nan
+    """The same of attention to one offset, whatever is there, for scores that depend on equal tokens."""
 
 
 @dataclass
@@ -48,11 +57,11 @@ class RunningSums:
 
     sums: Tensor
     """(sum, score, head) in float64."""
-    keys: Tensor
-    """(H, S): in how many texts each key was the sink key."""
+    tallies: Tallies
+    """What every position, offset and token id received."""
 
     @classmethod
-    def from_pieces(cls, pieces: Mapping[str, Tensor], keys: Tensor) -> RunningSums:
+    def from_pieces(cls, pieces: Mapping[str, Tensor], tallies: Tallies) -> RunningSums:
         """Reduce the sums and numbers of pieces, (2, scores, H, pieces) for each name of `SUMS`."""
         value, count = pieces["value"]
         moments = torch.stack(
@@ -64,7 +73,7 @@ class RunningSums:
             ]
         )
         sums = torch.cat([*(pieces[name].sum(-1) for name in SUMS), moments])
-        return cls(sums, keys)
+        return cls(sums, tallies)
 
     def fits(self, heads: int) -> bool:
         """Whether its tensors are those of so many heads, as `from_pieces` makes them."""
@@ -72,32 +81,38 @@ class RunningSums:
         return (
             tuple(self.sums.shape) == expected
             and self.sums.dtype == torch.float64
-            and self.keys.ndim == 2
-            and len(self.keys) == heads
-            and self.keys.dtype == torch.int64
+            and self.tallies.fits(heads)
         )
 
-    def __add__(self, other: RunningSums) -> RunningSums:
-        longest = max(self.keys.shape[1], other.keys.shape[1])
-        keys = (torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in (self.keys, other.keys))
-        return RunningSums(self.sums + other.sums, next(keys) + next(keys))
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {"sums": self.sums, **self.tallies.tensors}
 
-    def sink_key(self, head: int) -> int | None:
-        """The key that was the sink key in most texts, None if there never was one."""
-        counts = self.keys[head]
-        return int(counts.argmax()) if counts.any() else None
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> RunningSums:
+        """The same from its tensors by name."""
+        parts = dict(tensors)
+        return cls(parts.pop("sums"), Tallies(**parts))
+
+    def __add__(self, other: RunningSums) -> RunningSums:
+        return RunningSums(self.sums + other.sums, self.tallies + other.tallies)
+
+    def queries(self, name: str, head: int) -> float:
+        """The number of queries for which a score is defined."""
+        return float(self.sums[1, NAMES.index(name), head])
 
     def estimate(self, name: str, head: int) -> Estimate:
         """A score of one head with its baselines and its interval."""
         names = [*(f"{x}{y}" for x in SUMS for y in ("", "_n")), *MOMENTS]
         sums = dict(zip(names, self.sums[:, NAMES.index(name), head].tolist(), strict=True))
-        value, null, relabelled, without_sink = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
+        value, null, relabelled, without_sink, positional = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
         low, high = ratio_interval(value, sums["value_n"], *(sums[x] for x in MOMENTS))
         if name != "distance":
             low = max(low, 0.0)
         if name not in ("distance", "patch_distance", "entropy", "effective_length"):
             high = min(high, max(value, 1.0))
-        return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"])
+        return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"], positional)
 
 
 def sum_pieces(

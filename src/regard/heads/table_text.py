@@ -27,6 +27,8 @@ COLOURS = {
     "previous_token": "bold cyan",
     "itself": "cyan",
     "sink": "yellow",
+    "one_token": "yellow",
+    "fixed_offset": "blue",
     "local": "green",
 }
 
