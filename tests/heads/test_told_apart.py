@@ -60,8 +60,8 @@ def test_no_head_at_a_fixed_offset_is_called_induction_or_duplicate(start: int |
     assert not labels(table) & {"induction", "duplicate"}
     for row, offset, strength in zip(table, offsets.tolist(), strengths.tolist(), strict=True):
         if strength > 8:
-            named = row.labels[0] == "previous_token" if offset == 1 else row.offset == offset
-            assert named and (offset == 1 or "fixed_offset" in row.labels), (row.place, offset, row.labels)
+            assert ("previous_token" if offset == 1 else "fixed_offset") in row.labels, (offset, row.labels)
+            assert offset == 1 or row.offset == offset
     # Nor on a text in which everything stands at one distance.
     one_period = repeated(VOCAB, start=0)
     run = positional(torch.tensor([24, 49, 74]), torch.full((3,), 15.0))
@@ -74,7 +74,7 @@ def test_a_head_at_a_fixed_offset_says_how_far_it_looks(start: int | None) -> No
     run = positional(torch.tensor([24, 25, 2]), torch.full((3,), 15.0))
     table = study(run, texts(), VOCAB, start=start)
     assert [row.label for row in table] == ["fixed_offset"] * 3
-    assert "looks 24 back" in str(table) and "looks 25 back" in str(table) and "looks 2 back" in str(table)
+    assert all(f"looks {n} back" in str(table) for n in (24, 25, 2))
     assert "on the token 24 back, whatever it is" in table[0, 0].sentence
     assert HeadTable.from_json(table.to_json())[0, 0].offset == 24
 
@@ -96,7 +96,8 @@ def test_a_head_that_follows_a_token_is_no_sink(n: int, seed: int) -> None:
     ids[:, 30] = 7  # every text has it, the shuffled ones elsewhere
     run = by_scores(lambda row: 15.0 * (row == 7).float().expand(1, len(row), -1))
     row = study(run, ids, VOCAB, start=0)[0, 0]
-    assert row.labels[0] == "one_token" and "sink" not in row.labels
+    assert row.labels[0] == "one_token"
+    assert "sink" not in row.labels
     assert row.token == 7
     assert "token id 7" in row.sentence
     named = study(run, ids, VOCAB, start=0).with_token_texts({7: " the"}.__getitem__)
@@ -108,7 +109,9 @@ def test_a_head_that_follows_a_token_is_no_sink(n: int, seed: int) -> None:
 def test_a_sink_is_a_position_whatever_token_is_there(key: int, n: int) -> None:
     run = by_scores(lambda row: 15.0 * (torch.arange(len(row)) == key).float().expand(1, len(row), -1))
     row = study(run, texts(n), VOCAB, start=0 if key == 0 else None)[0, 0]
-    assert row.label == "sink" and row.sink_key == key and "one_token" not in row.labels
+    assert row.label == "sink"
+    assert row.sink_key == key
+    assert "one_token" not in row.labels
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 3.0, 6.0, 12.0])

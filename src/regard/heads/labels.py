@@ -1,18 +1,18 @@
 """Labels of heads: a head has a label only if the score is clearly above all of its baselines.
 
 A score earns its label if all of these hold:
-- it is at least the minimum: 0.2, for a sink 0.3 (Gu 2024), as for a fixed offset and one token, for local 0.5,
-  for retrieval 0.1 (Wu 2024);
+- it is at least the minimum: 0.2, for a sink (Gu 2024), a fixed offset and one token 0.3, for local 0.5, for
+  retrieval 0.1 (Wu 2024);
 - the lower end of its interval, taken twice as wide as the 95% interval that is shown, since many heads are
   tested, is 0.1 or more above its baselines: uniform attention and, for scores that depend on which tokens
   are equal, the same attention with the tokens shuffled;
 - it is defined for at least six queries; if for fewer than sixteen, it has to be at least 0.8;
 - a sink is the same position in all texts, a fixed offset the same distance, one token the same token id.
 
-Three explanations of the same attention are told apart. Induction and duplicate have a third baseline: the same
-score if the head attended to its fixed offset whatever is there, as far as it does where no copy is. A fixed offset
-is measured only where no copy is. A sink is no sink if the token there takes the attention with it, in texts, or in
-the same text shuffled, where it stands elsewhere: then the head attends to one token.
+Explanations of the same attention are told apart. Induction and duplicate have a third baseline: the same
+score if the head attended to its fixed offset whatever is there, as far as it does where no copy is. A fixed
+offset is measured only where no copy is. A sink is no sink if the token there takes the attention with it, to
+other texts or to other places of the same text shuffled: then the head attends to one token.
 
 The first label of a head is the one furthest above its baseline. Sink and local count half there: many heads
 have them beside their main function.
@@ -76,7 +76,7 @@ class Targets(NamedTuple):
 
 
 def find_targets(sums: RunningSums, shuffled: RunningSums | None, head: int) -> Targets:
-    """What a head attends to, from its sums over texts, and over the same texts `shuffled` if there are any."""
+    """What a head attends to, from its sums over texts, and over the same texts `shuffled`, if any."""
     tallies, queries = sums.tallies, sums.queries("entropy", head)
     key, key_share = tallies.best_key(head, queries)
     token, token_share = tallies.best_token(head)

@@ -1,4 +1,4 @@
-"""Attention to a fixed offset: what all queries give to the key n tokens back, whatever is there, for every n.
+"""Attention to a fixed offset: what all queries give to the key n tokens back, whatever it is, for every n.
 
 The best n is looked for in some rows and then measured in all. This file knows maps; it does not know tokens.
 """
@@ -15,7 +15,7 @@ MAX_WEIGHTS = 1 << 22  # that are computed at a time
 
 
 def sample_rows(T: int, device: torch.device) -> Tensor:
-    """Some of T rows, all of few. They are random: every nth row could fall in step with a text that repeats."""
+    """Some of T rows, or all; random, since every nth row could fall in step with a text that repeats."""
     order = torch.randperm(T, generator=torch.Generator().manual_seed(0), device="cpu")
     return order[:MOST_ROWS].sort().values.to(device)
 
@@ -28,7 +28,7 @@ def offset_sums(m: AttentionMap, rows: Tensor, count: bool = False) -> Tensor:
     B, H, _, S = m.matrix
     sums = m.lse.new_zeros(B, H, S)
     keys = torch.arange(S, device=m.device)
-    for part in rows.split(max(1, MAX_WEIGHTS // max(1, B * H * S))):
+    for part in torch.split(rows, max(1, MAX_WEIGHTS // max(1, B * H * S))):
         back = (part + m.first_position).unsqueeze(-1) - keys  # (rows, S)
         tile = m.tile(part, slice(0, S)).where(back >= 0, 0.0).to(sums)
         tile = (tile > 0).to(sums) if count else tile

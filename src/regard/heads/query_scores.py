@@ -389,7 +389,7 @@ def columns(m: AttentionMap, keys: Tensor) -> Tensor:
 
 
 def _mass_on(m: AttentionMap, b: int, h: int, keys: Tensor) -> Tensor:
-    """The mass (T,) of every query on some keys, for a text b and a head h, or the one that stands for all."""
+    """The mass (T,) of every query on some keys, for a text and a head, or the one that stands for all."""
     h = min(h, m.matrix[1] - 1)
     one = m.select(slice(b, b + 1), slice(h, h + 1))
     weights: Tensor = one.tile(slice(None), keys)[0, 0].sum(-1)

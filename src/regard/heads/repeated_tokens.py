@@ -1,9 +1,9 @@
 """Random tokens, repeated: the text for measuring induction, since nothing else in it can be predicted.
 
 As in Olsson 2022: about 25 random tokens four times over, after a start token, ten draws. A head that finds
-the earlier copy of the current token and attends to the token after it scores high; grammar and meaning cannot
-help. Unlike there, every draw of `draw_repeats` has a period of its own, from 15 to 35: with one period for all,
-a head that attends 24 tokens back, whatever is there, would score as an induction head does.
+the earlier copy of the current token and attends to the token after it scores high; grammar and meaning
+cannot help. Unlike there, every draw of `draw_repeats` has a period of its own, from 15 to 35: with one
+period for all, a head that attends 24 tokens back, whatever is there, would score as an induction head does.
 """
 
 from __future__ import annotations

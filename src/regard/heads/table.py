@@ -186,7 +186,7 @@ class HeadTable:
         return self._with(rows.values())
 
     def with_token_texts(self, text_of: Callable[[int], str]) -> HeadTable:
-        """This table with the texts of the tokens that heads attend to; `text_of` gives that of a token id."""
+        """This table with the texts of tokens that heads attend to; `text_of` gives that of a token id."""
         return self._with(
             row if row.token is None else replace(row, token_text=text_of(row.token)) for row in self.rows
         )

@@ -1,8 +1,8 @@
 """Tallies: what every position, every offset and the strongest token ids received, over all texts of a head.
 
-A score on one text cannot tell a head that attends to a position from one that attends to the token there. Over
-several texts the same position, offset or token id has to receive the attention, and the tallies tell which does.
-This file knows sums; it does not know maps.
+A score on one text cannot tell a head that attends to a position from one that attends to the token there.
+Over several texts the same position, offset or token id has to receive the attention, and the tallies tell
+which does. This file knows sums; it does not know maps.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Tallies:
     offsets: Tensor = field(default_factory=lambda: _nothing(2, 0, 0))
     """(2, H, S): the same of every offset."""
     tokens: Tensor = field(default_factory=lambda: _nothing(0, MOST_TOKENS, 3))
-    """(H, MOST_TOKENS, 3): token ids, what they received, and the number of queries that see one; −1 for none."""
+    """(H, MOST_TOKENS, 3): token ids, what they received, and how many queries see one; −1 for none."""
 
     def complete(self, H: int) -> Tallies:
         """The same on the CPU, with zeros where nothing is defined."""
         offsets = self.offsets.cpu() if self.offsets.numel() else _nothing(*self.keys.shape)
         tokens = _nothing(H, MOST_TOKENS, 3) - 1
-        for part in self.tokens.cpu().split(4 * MOST_TOKENS, 1) if self.tokens.numel() else ():
+        for part in torch.split(self.tokens.cpu(), 4 * MOST_TOKENS, 1) if self.tokens.numel() else ():
             tokens = _merge(torch.cat([tokens, part], 1))
         return Tallies(self.keys.cpu(), offsets, tokens)
 
@@ -83,7 +83,8 @@ class Tallies:
 
 def _best(sums: Tensor, queries: float) -> tuple[int | None, float]:
     """The index with the largest mean of (2, S) sums and counts, and that mean."""
-    found = find_sink_keys(*sums, torch.tensor([int(queries)], device="cpu"))
+    received, seeing = sums
+    found = find_sink_keys(received, seeing, torch.tensor([int(queries)], device="cpu"))
     key = int(found.keys)
     return (None if key < 0 else key), float(found.shares)
 

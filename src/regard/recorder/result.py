@@ -297,7 +297,7 @@ class Capture:
             if ids is not None and tokens is not None:
                 for row, texts in zip(ids.tolist(), tokens, strict=True):
                     if token in row:
-                        return texts[row.index(token)]
+                        return str(texts[row.index(token)])
         return ""
 
     def _check_position(self, position: int, batch: int, length: int) -> None:
