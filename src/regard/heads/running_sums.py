@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -131,32 +132,44 @@ def sum_pieces(
 
 
 def ratio_interval(
-    ratio: float, count: float, pieces: float, squares: float, products: float, counts_squared: float
+    ratio: float,
+    count: float,
+    pieces: float,
+    squares: float,
+    products: float,
+    counts_squared: float,
+    share: float = 0.95,
 ) -> tuple[float, float]:
-    """The ends of the 95% interval of a ratio Σ value / Σ count over pieces; NaN of fewer than two pieces.
+    """The ends of the interval of a ratio Σ value / Σ count over pieces; NaN of fewer than two pieces.
 
-    `count` is Σ count, `squares` Σ value², `products` Σ value · count, and `counts_squared` Σ count².
+    `share` is its confidence level; `count` is Σ count, `squares` Σ value², `products` Σ value · count, and
+    `counts_squared` Σ count².
     """
     if pieces < 2:
         return math.nan, math.nan
     # The variance of a ratio of sums, from the residual of every piece.
     spread = squares - 2 * ratio * products + ratio**2 * counts_squared
     error = math.sqrt(max(spread, 0.0) * pieces / (pieces - 1)) / count
-    reach = students_t(int(pieces) - 1) * error
+    reach = students_t(int(pieces) - 1, share) * error
     return ratio - reach, ratio + reach
 
 
+@lru_cache(1024)
 def students_t(freedom: int, share: float = 0.95) -> float:
     """The two-sided quantile of Student's t distribution, for a confidence level `share`.
 
     >>> [round(students_t(n), 2) for n in (1, 2, 3, 9, 1000)]
     [12.71, 4.3, 3.18, 2.26, 1.96]
+    >>> round(students_t(4, 1 - 0.05 / 24), 2)
+    7.1
     """
     p = (1 + share) / 2
-    if freedom == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if freedom == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+    if freedom <= 30:  # by bisection; the angle is atan(t / √freedom)
+        low, high = 0.0, math.pi / 2
+        for _ in range(100):
+            angle = (low + high) / 2
+            low, high = (angle, high) if _t_level(angle, freedom) < share else (low, angle)
+        return math.tan(low) * math.sqrt(freedom)
     z, n = NormalDist().inv_cdf(p), freedom  # in the expansion of Cornish and Fisher
     return (
         z
@@ -165,6 +178,18 @@ def students_t(freedom: int, share: float = 0.95) -> float:
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
         + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
     )
+
+
+def _t_level(angle: float, freedom: int) -> float:
+    """The probability that |t| is below tan(angle) · √freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+    level = math.sin(angle) * total
+    return 2 / math.pi * (angle + level) if odd else level
 
 
 def _ratio(total: float, count: float) -> float:
