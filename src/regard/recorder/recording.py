@@ -9,7 +9,9 @@ layers and heads were selected; it does not know where the tensors come from.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Collection, Mapping
+from types import FrameType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -138,6 +140,7 @@ class Recording(CallReceiver):
             tuple[Strip, Addition] | tuple[LinearStrip, LinearAddition]
         ] = []  # what this forward pass adds to its layers
         self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
+        self._in_prefill = False
         self._started: dict[Slot, Strip | LinearStrip] = {}  # the strips that this forward pass has started
         self._joined_masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # of this forward pass
 
@@ -332,6 +335,10 @@ class Recording(CallReceiver):
             strip = Strip(stored, m)
         self._strips[call.slot] = self._started[call.slot] = strip
 
+    def _begin(self, tokens: PassTokens | None = None) -> None:
+        super()._begin(tokens)
+        self._in_prefill = _runs_in_prefill()
+
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.
 
@@ -342,7 +349,8 @@ class Recording(CallReceiver):
         additions, self._additions = self._additions, []
         order, problem = self._batch_order([addition.step for _, addition in additions])
         for strip, addition in additions:
-            if addition.step.kind == "after" and addition.sizes.T == 1 and self.seen.boundary is None:
+            is_generated = addition.step.kind == "after" and addition.sizes.T == 1 and not self._in_prefill
+            if is_generated and self.seen.boundary is None:
                 self.seen.boundary = strip.T
             if problem is not None:
                 evidence = dataclasses.replace(addition.evidence, problem=problem)
@@ -491,3 +499,17 @@ class Recording(CallReceiver):
             )
         if self.seen.layers or self.seen.shard is not None:
             self.store.finish(self.seen)
+
+
+def _runs_in_prefill() -> bool:
+    """Whether Transformers' `generate` is reading the prompt.
+
+    With `prefill_chunk_size` (transformers 5) it reads it in chunks, and the last may be a single token, which looks
+    like a generated one; only the caller tells them apart.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_prefill" and "transformers" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
