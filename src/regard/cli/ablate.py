@@ -120,9 +120,9 @@ def _change_of_loss(model: Model, ids: list[Tensor], found: Effect) -> Any:
     if n < 2:
         one = f"{found.baseline[0]:+.3f}  (the only other set, too few for a band)" if n else ""
         return lines.append(f"\nrandom heads  {one or 'none to compare with'}", style="dim")
-    several = f"{n} sets of as many other heads" + (": weak" if found.weak else "")
+    band = f"{'weak' if found.weak else '95%'} band of {n} sets of as many other heads"
     lines.append(f"\nrandom heads  {found.baseline_low:+.3f} to {found.baseline_high:+.3f}  ")
-    lines.append(f"(95% band of {several})\n", style="dim")
+    lines.append(f"({band})\n", style="dim")
     verdict = (
         "That is more than random heads do."
         if found.beyond_baseline
