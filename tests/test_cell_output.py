@@ -126,7 +126,7 @@ def test_tables_certificates_and_effects_say_what_they_hold() -> None:
     assert "tiled: taken" in shown(regard.which_backend(x, x, x, softcap=30.0))["text/html"]
     effect = Effect(0.5, 0.4, 0.6, [0.4, 0.6], 3.0, [0.0, 0.1], -0.1, 0.1, None, ("ablate 5.3",), "loss")
     assert "+0.500" in shown(effect)["text/html"]
-    assert "beyond the band" in shown(effect)["text/html"]
+    assert "more than the band of 2 random edits (2 draws: weak)" in shown(effect)["text/html"]
 
 
 def test_a_table_of_importance_is_in_its_order_if_it_is_long() -> None:

@@ -150,7 +150,6 @@ def test_by_hand() -> None:
 def test_seeded_causal_self_attention() -> None:
     torch.manual_seed(0)
     layer = CausalSelfAttention(8, 4)
-    nn.Linear(8, 8, bias=False)  # the published layer draws W_o too, between its weights and x
     _, weights = layer.attention(torch.randn(2, 4, 8))
     same(weights[0], [[1, 0, 0, 0], [0.7027, 0.2973, 0, 0], [0.3603, 0.3272, 0.3125, 0],
                       [0.2419, 0.3202, 0.2101, 0.2279]], 4)  # fmt: skip

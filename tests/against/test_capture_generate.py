@@ -66,6 +66,8 @@ def whole(seen: Capture, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         ("falcon", "none", {"cache_implementation": "static"}),
         ("llama", "left", {"num_beams": 3}),
         ("llama", "none", {"cache_implementation": "static"}),
+        ("llama", "none", {"prefill_chunk_size": T - 1}),  # the last chunk is one token, and not generated
+        ("llama", "none", {"prefill_chunk_size": 3}),
     ],
 )
 @torch.no_grad()

@@ -85,7 +85,7 @@ def test_the_included_model_forgets_a_name_without_its_induction_heads() -> None
         (("--head", "5"), r"--head: expected a layer and a head, as 5.3 or decoder.5.3, got '5'"),
         (("--head", "1.x"), "--head: expected a layer and a head"),
         (("--head", "1.9"), "head: expected a head of layer 1, from 0 to 3, got 9"),
-        (("--head", "7.0"), r"layer: expected one of those that ran \(0, 1\), got 7"),
+        (("--head", "7.0"), r"layer: expected one of those that ran softmax attention \(0, 1\), got 7"),
         (("--label", "inductoin"), "label: expected one of induction"),
         (("--head", "1.2", "--draws", "-1"), "draws: expected"),
         (("--head", "1.2", "--length", "1"), "--length: expected at least 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ def head(*labels: str, sink_key: int | None = None, **scores: Score) -> HeadRow:
 
 @pytest.mark.parametrize("label", list(MIN_SCORES))
 def test_every_label_has_a_sentence_with_both_numbers(label: str) -> None:
-    row = HeadRow(1, 2, 2, (label,), None, {label: score(0.42)})
+    row = HeadRow(1, 2, 2, (label,), None, {label: score(0.42)}, offset=24, token=7)
     assert row.sentence.startswith(("It puts 42% of its attention on ", "In 42% of the steps"))
     assert "; uniform attention would" in row.sentence
     assert "2%" in row.sentence.split(";")[1]
@@ -65,4 +66,12 @@ def test_what_is_not_known_is_not_claimed() -> None:
 
 
 def test_every_target_is_a_label() -> None:
-    assert set(TARGETS) == set(MIN_SCORES) - {"retrieval"}
+    assert set(TARGETS) == set(MIN_SCORES) - {"retrieval", "fixed_offset", "one_token"}
+
+
+def test_offset_and_token_are_named() -> None:
+    row = HeadRow(1, 2, 2, ("fixed_offset",), None, {"fixed_offset": score(0.42)}, offset=24)
+    assert head_title(row) == "looks 24 back"
+    row = HeadRow(1, 2, 2, ("one_token",), None, {"one_token": score(0.42)}, token=7)
+    assert head_title(row) == "attends to token id 7"
+    assert head_title(replace(row, token_text=" the")) == 'attends to "·the"'

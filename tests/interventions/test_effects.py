@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import regard
 from regard.gpt import GPT, Config
 from regard.heads import repeated
 from regard.interventions.edit import CallPlace
-from regard.interventions.effects import find_heads, mean_interval, prediction_band
+from regard.interventions.effects import Effect, find_heads, mean_interval, prediction_band
 from regard.interventions.metrics import select_tokens
 from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_edits, uniform_hash
 from regard.recorder.attention_call import AttentionCall
@@ -67,7 +68,9 @@ def test_the_effect_of_a_head_is_that_of_its_weights_set_to_zero() -> None:
     assert effect.edits == ("head 1.2 set to zero",)
     assert (effect.low, effect.high) == pytest.approx(mean_interval(changes), abs=1e-4)
     assert (effect.baseline_low, effect.baseline_high) == pytest.approx(prediction_band(others), abs=1e-4)
-    assert effect.beyond_baseline == (not effect.baseline_low <= effect.value <= effect.baseline_high)
+    assert effect.beyond_baseline == (effect.value > effect.baseline_high)
+    assert effect.weak
+    assert "(3 draws: weak)" in str(effect)
     assert "head 1.2 set to zero" in str(effect)
 
 
@@ -216,6 +219,52 @@ def test_the_hash_is_even_and_depends_on_everything() -> None:
         assert abs(float(correlation)) < 0.03
 
 
+def test_an_edit_that_does_less_than_random_ones_is_not_beyond_them() -> None:
+    def of(value: float, baseline: list[float], harm: int) -> Effect:
+        band = prediction_band(baseline)
+        return Effect(value, math.nan, math.nan, [value], 3.0, baseline, *band, None, ("x",), "loss", harm)
+
+    strong = [0.2 + 0.001 * n for n in range(20)]
+    for value, harm, expected in [
+        (0.0001, 1, False),
+        (-0.5, 1, False),
+        (0.5, 1, True),
+        (0.5, -1, False),
+        (-0.5, -1, True),
+        (0.0001, 0, False),
+        (0.5, 0, True),
+        (-0.5, 0, True),
+    ]:
+        assert of(value, strong, harm).beyond_baseline is expected, (value, harm)
+    assert "not more than the band of 20 random edits, " in str(of(-0.5, strong, 1))
+    assert "(3 draws: weak)" in str(of(0.5, strong[:3], 1))
+
+
+@pytest.mark.parametrize("draw", ["normal", "lognormal", "zeros"])
+def test_chance_alone_seldom_goes_beyond_twenty_draws(draw: str) -> None:
+    generator = random.Random(0)
+
+    def value() -> float:
+        x = generator.gauss(0, 1)
+        return {"normal": x, "lognormal": math.exp(x), "zeros": x if generator.random() < 0.1 else 0.0}[draw]
+
+    def is_beyond() -> bool:
+        band = prediction_band([value() for _ in range(20)])
+        return value() > band[1]
+
+    assert sum(is_beyond() for _ in range(2000)) / 2000 < 0.06
+
+
+def test_one_random_edit_is_one_and_no_band() -> None:
+    model, ids = small(), texts()
+    effect = regard.effect(model, ids, regard.ablate(1, 2), draws=1)
+    assert len(effect.baseline) == 1
+    assert not effect.beyond_baseline
+    assert f"one random edit gives {effect.baseline[0]:+.3f}, too few for a band" in str(effect)
+    none = regard.effect(model, ids, regard.ablate(1, 2), draws=0)
+    assert "no random edits to compare with" in str(none)
+
+
 def test_importance_is_the_effect_of_every_head_and_joins_a_table() -> None:
     model, ids = small(), texts()
     calls: list[tuple[int, int]] = []
@@ -229,7 +278,10 @@ def test_importance_is_the_effect_of_every_head_and_joins_a_table() -> None:
     ]
     effect = regard.effect(model, ids, regard.ablate(1, 2), draws=0)
     score = table[1, 2].scores["importance"]
-    assert (score.value, score.low, score.high) == (effect.value, effect.low, effect.high)
+    assert score.value == effect.value
+    # The interval holds for all eight heads together.
+    assert (score.low, score.high) == mean_interval(effect.per_text, 1 - 0.05 / 8)
+    assert score.low < effect.low < effect.high < score.high
     scores = regard.capture(model, inputs={"input_ids": ids}).heads().join(table)
     lines = str(scores).splitlines()
     assert "importance" in lines[0]

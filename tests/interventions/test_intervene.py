@@ -286,7 +286,7 @@ WRONG_RUNS = {
     "a layer that is not there": (
         lambda m: regard.ablate(7, 0),
         ValueError,
-        r"those that ran \(0, 1\), got 7",
+        r"those that ran softmax attention \(0, 1\), got 7",
     ),
     "a head that is not there": (lambda m: regard.ablate(1, 4), ValueError, "from 0 to 3, got 4"),
     "means of another model": (

@@ -87,7 +87,7 @@ THREE = {"W_q", "W_k", "W_v"}
     [
         ("UnscaledSelfAttention", THREE),
         ("SelfAttention", THREE),
-        ("CausalSelfAttention", THREE),
+        ("CausalSelfAttention", THREE | {"W_o"}),
         ("Head", THREE),
         ("SeparateHeads", {f"{W}.{h}" for W in THREE for h in range(3)}),
         ("MultiHeadAttention", THREE),

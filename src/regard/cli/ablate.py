@@ -116,16 +116,16 @@ def _change_of_loss(model: Model, ids: list[Tensor], found: Effect) -> Any:
         " nats a token",
         ("" if math.isnan(found.low) else f"  (95% {found.low:+.3f} to {found.high:+.3f} over texts)", "dim"),
     )
-    if math.isnan(found.baseline_low):
-        return lines.append("\nrandom heads  none to compare with", style="dim")
-    several = f"{len(found.baseline)} sets of as many other heads"
+    n = len(found.baseline)
+    if n < 2:
+        one = f"{found.baseline[0]:+.3f}  (the only other set, too few for a band)" if n else ""
+        return lines.append(f"\nrandom heads  {one or 'none to compare with'}", style="dim")
+    band = f"{'weak' if found.weak else '95%'} band of {n} sets of as many other heads"
     lines.append(f"\nrandom heads  {found.baseline_low:+.3f} to {found.baseline_high:+.3f}  ")
-    lines.append(f"(95% band of {several})\n", style="dim")
+    lines.append(f"({band})\n", style="dim")
     verdict = (
         "That is more than random heads do."
-        if found.value > found.baseline_high
-        else "The loss falls by more than random heads make it."
-        if found.value < found.baseline_low
+        if found.beyond_baseline
         else "That is no more than random heads do."
     )
     return lines.append(verdict, style="bold")

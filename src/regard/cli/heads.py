@@ -155,7 +155,15 @@ def _study(
         model=model.title,
         report=lambda message: status.update(Text(escape(f"{model.title}: {message}"))),
     )
-    return table, list(doubts.values())
+    return table.with_token_texts(lambda token: _token_text(model, token)), list(doubts.values())
+
+
+def _token_text(model: Model, token: int) -> str:
+    import torch
+
+    from regard.recorder.tokens import decode_tokens
+
+    return decode_tokens(model.tokenizer, torch.tensor([[token]]))[0][0]
 
 
 def _title(table: HeadTable) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.labels import REPEATS, earned_labels
+from regard.heads.labels import REPEATS, earned_labels, find_targets
 from regard.heads.measurement import Ids, add_up, measure
 from regard.heads.query_scores import NAMES, NEAR, POLICY, KnownStatistics, Options, TextScorer
 from regard.heads.repeated_tokens import draw_repeats
@@ -191,8 +191,21 @@ def assemble(
             scores = {
                 name: _score(x, of_shuffled.get(name), shuffled is not None) for name, x in estimates.items()
             }
-            labels, sink_key = earned_labels(estimates), layer_sums.sink_key(i)
-            rows.append(HeadRow(layer_number, head, kv_head, labels, sink_key, scores, stack))
+            targets = find_targets(layer_sums, None if shuffled is None else shuffled[number], i)
+            labels = earned_labels(estimates, targets)
+            rows.append(
+                HeadRow(
+                    layer_number,
+                    head,
+                    kv_head,
+                    labels,
+                    targets.sink_key,
+                    scores,
+                    stack,
+                    offset=targets.offset,
+                    token=targets.token,
+                )
+            )
     how: Literal["text", "labels"] = "labels" if shuffled is None else "text"
     return HeadTable(rows, texts, tokens, how, model)
 

@@ -65,7 +65,7 @@ def scores_and_null(
     """The scores of a map and those of uniform attention; `scorer`, if given, has to fit the map."""
     _check(m, ids)
     scorer = scorer or TextScorer(m, ids, options=Options(near))
-    query_scores, _ = scorer.score(m)
+    query_scores = scorer.score(m).scores
     shape = m.matrix[:3]
     return tuple(  # type: ignore[return-value]
         HeadScores(**{name: _mean(values[name], shape) for name in HeadScores._fields})

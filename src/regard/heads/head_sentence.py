@@ -52,7 +52,22 @@ def describe_head(row: HeadRow, key_text: str | None = None) -> str:
 
 def head_title(row: HeadRow) -> str:
     """Return the first label of a head in words, such as "previous token"; "no clear pattern" without one."""
-    return "no clear pattern" if row.label is None else title(row.label)
+    return "no clear pattern" if row.label is None else label_title(row, row.label)
+
+
+def label_title(row: HeadRow, name: str) -> str:
+    """A label of a head in words, such as "induction", "looks 24 back" or 'attends to "the"'."""
+    if name == "fixed_offset" and row.offset is not None:
+        return f"looks {row.offset} back"
+    if name == "one_token" and row.token is not None:
+        return f"attends to {_token_words(row)}"
+    return title(name)
+
+
+def _token_words(row: HeadRow) -> str:
+    """The token that a head attends to: its text with spaces shown, or its id."""
+    text = row.token_text.replace(" ", "·")
+    return f'"{_shortened(text)}"' if text else f"token id {row.token}"
 
 
 def best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
@@ -68,7 +83,7 @@ def best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
 
 def label_words(row: HeadRow, name: str) -> str:
     """A label of a head in words; a sink with its key."""
-    return title(name) + (f" on {row.sink_key}" if name == "sink" else "")
+    return label_title(row, name) + (f" on {row.sink_key}" if name == "sink" else "")
 
 
 def percentage(share: float) -> str:
@@ -90,9 +105,14 @@ def _label_sentence(row: HeadRow, name: str, score: Score, key_text: str | None)
     if name == "retrieval":
         copied = "of the steps that copy a needle it attends most to the token being copied"
         return f"In {share} {copied}{_beside(score, 'would in')}."
-    if name not in TARGETS:
+    if name == "fixed_offset" and row.offset is not None:
+        target = f"on the token {row.offset} back, whatever it is"
+    elif name == "one_token" and row.token is not None:
+        target = f"on {_token_words(row)}, wherever it stands"
+    elif name in TARGETS:
+        target = TARGETS[name]
+    else:
         return f"Its score of {title(name)} is {score.value:.2f}{_beside(score, 'would score')}."
-    target = TARGETS[name]
     if name == "sink" and row.sink_key is not None:
         token = _quoted(key_text)
         target = f"on token {row.sink_key}{token}, whatever the query"
@@ -101,10 +121,12 @@ def _label_sentence(row: HeadRow, name: str, score: Score, key_text: str | None)
 
 def _quoted(key_text: str | None) -> str:
     """Return the beginning of a token's text in brackets, to be written after its number; "" without one."""
-    text = " ".join((key_text or "").split())
-    if len(text) > MOST_LETTERS:
-        text = text[: MOST_LETTERS - 1] + "…"
+    text = _shortened(" ".join((key_text or "").split()))
     return f" (“{text}”)" if text else ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
 
 
 def _beside(score: Score, verb: str, end: str = "") -> str:

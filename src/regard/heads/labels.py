@@ -1,11 +1,18 @@
-"""Labels of heads: a head has a label only if the score is clearly above both of its baselines.
+"""Labels of heads: a head has a label only if the score is clearly above all of its baselines.
 
 A score earns its label if all of these hold:
-- it is at least the minimum: 0.2, for a sink 0.3 (Gu 2024), for local 0.5, for retrieval 0.1 (Wu 2024);
+- it is at least the minimum: 0.2, for a sink (Gu 2024), a fixed offset and one token 0.3, for local 0.5, for
+  retrieval 0.1 (Wu 2024);
 - the lower end of its interval, taken twice as wide as the 95% interval that is shown, since many heads are
   tested, is 0.1 or more above its baselines: uniform attention and, for scores that depend on which tokens
   are equal, the same attention with the tokens shuffled;
-- it is defined for at least six queries; if for fewer than sixteen, it has to be at least 0.8.
+- it is defined for at least six queries; if for fewer than sixteen, it has to be at least 0.8;
+- a sink is the same position in all texts, a fixed offset the same distance, one token the same token id.
+
+Explanations of the same attention are told apart. Induction and duplicate have a third baseline: the same
+score if the head attended to its fixed offset whatever is there, as far as it does where no copy is. A fixed
+offset is measured only where no copy is. A sink is no sink if the token there takes the attention with it, to
+other texts or to other places of the same text shuffled: then the head attends to one token.
 
 The first label of a head is the one furthest above its baseline. Sink and local count half there: many heads
 have them beside their main function.
@@ -15,9 +22,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from regard.heads.running_sums import Estimate
+from regard.heads.running_sums import Estimate, RunningSums
 
 MIN_SCORES = {
     "induction": 0.2,
@@ -25,13 +32,15 @@ MIN_SCORES = {
     "retrieval": 0.1,
     "previous_token": 0.2,
     "itself": 0.2,
+    "fixed_offset": 0.3,
     "sink": 0.3,
+    "one_token": 0.3,
     "local": 0.5,
     "neighbours": 0.5,
     "cls": 0.3,
     "registers": 0.3,
 }
-SECONDARY = ("sink", "local", "cls", "registers")
+SECONDARY = ("sink", "one_token", "local", "cls", "registers")
 REPEATS = "_on_repeats"  # ends the names of scores on random repeated tokens
 MARGIN = 0.1  # above the baselines
 WIDENING = 2  # times the 95% interval
@@ -48,11 +57,51 @@ class ScoreWithNull(Protocol):
     def null(self) -> float: ...
 
 
-def earned_labels(estimates: Mapping[str, Estimate]) -> tuple[str, ...]:
-    """The labels that a head earns by its scores, those on repeated tokens included, the first one first."""
+class Targets(NamedTuple):
+    """What a head attends to in all texts: the position, token id and offset that received the most."""
+
+    sink_key: int | None = None
+    token: int | None = None
+    offset: int | None = None
+    shares: Mapping[str, float] = {}
+    """Their mean weights, by label."""
+    follows_token: bool = False
+    """Whether the attention goes where the token id is, rather than to the position."""
+
+    def agrees(self, label: str) -> bool:
+        """Whether the same position, token id or offset earned the label in all texts."""
+        if label in ("sink", "one_token") and self.follows_token != (label == "one_token"):
+            return False
+        return label not in self.shares or self.shares[label] >= MIN_SCORES[label]
+
+
+def find_targets(sums: RunningSums, shuffled: RunningSums | None, head: int) -> Targets:
+    """What a head attends to, from its sums over texts, and over the same texts `shuffled`, if any."""
+    tallies, queries = sums.tallies, sums.queries("entropy", head)
+    key, key_share = tallies.best_key(head, queries)
+    token, token_share = tallies.best_token(head)
+    offset, offset_share = tallies.best_offset(head, queries)
+    # The same tokens stand elsewhere in a shuffled text: what takes the attention along?
+    position = key_share
+    follows = token_share
+    if shuffled is not None:
+        both = tallies + shuffled.tallies
+        position = both.best_key(head, queries)[1]
+        follows = both.best_token(head)[1]
+    shares = {"sink": key_share, "one_token": token_share, "fixed_offset": offset_share}
+    return Targets(key, token, offset, shares, follows > position + MARGIN)
+
+
+def earned_labels(estimates: Mapping[str, Estimate], targets: Targets | None = None) -> tuple[str, ...]:
+    """The labels that a head earns by its scores, those on repeated tokens included, the first one first.
+
+    `targets` are what it attends to in all texts, for the labels that need the same one.
+    """
     excess: dict[str, float] = {}
     for name, score in estimates.items():
         label = name.removesuffix(REPEATS)
+        if targets is not None and not targets.agrees(label):
+            continue
         if label in MIN_SCORES and _is_clear(score, MIN_SCORES[label]):
             above = _distinction(label, score.value - _baseline(score))
             excess[label] = max(above, excess.get(label, above))
@@ -84,5 +133,5 @@ def _is_clear(score: Estimate, minimum: float) -> bool:
 
 
 def _baseline(score: Estimate) -> float:
-    """The higher of the two baselines."""
-    return max(score.null, -math.inf if math.isnan(score.relabelled) else score.relabelled)
+    """The highest of the baselines."""
+    return max(x for x in (score.null, score.relabelled, score.positional, -math.inf) if not math.isnan(x))

@@ -16,6 +16,7 @@ from regard.attention.tensors import check_tensor, check_whole_numbers
 from regard.heads.linear_scores import linear_scores, stand_in
 from regard.heads.query_scores import KnownStatistics, Options, TextScorer
 from regard.heads.running_sums import BLOCKS, RunningSums, sum_pieces
+from regard.heads.tallies import Tallies
 from regard.heads.without_sink import without_sink
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.pictures.patch_layout import PatchAxes
@@ -92,25 +93,23 @@ def _measure(
     B, H, T, S = m.matrix
     if isinstance(m, LinearAttentionMap):
         scores, null = linear_scores(m, scorer)
-        sink_key = torch.full((B, H), -1, device="cpu")
-        by_name = {"value": scores, "null": null, "relabelled": {}, "without_sink": {}}
+        by_name = {"value": scores, "null": null, "relabelled": {}, "without_sink": {}, "positional": {}}
+        tallies = Tallies(torch.zeros(2, H, S, dtype=torch.float64, device="cpu"))
     else:
-        scores, sink_key = scorer.score(m, statistics)
+        scores, sink_key, positional, tallies = scorer.score(m, statistics)
         by_name = {
             "value": scores,
             "null": scorer.null,
             "relabelled": {} if scorer.relabelled is None else scorer.relabelled.token_scores(m),
             "without_sink": without_sink(scorer, m, scores, sink_key),
+            "positional": positional,
         }
     pieces = max(2, min(BLOCKS, T // 2)) if single else 1
     sums = {
         name: sum_pieces(part, (B, H, T), pieces, m.device).permute(0, 1, 3, 2, 4).flatten(-2)
         for name, part in by_name.items()
     }
-    # Count how often each key was the sink key; a head without one counts at index 0, which is dropped.
-    counts = torch.zeros(H, S + 1, dtype=torch.int64, device="cpu")
-    counts.scatter_add_(1, sink_key.cpu().mT + 1, torch.ones(H, B, dtype=torch.int64, device="cpu"))
-    return RunningSums.from_pieces({name: x.cpu() for name, x in sums.items()}, counts[:, 1:])
+    return RunningSums.from_pieces({name: x.cpu() for name, x in sums.items()}, tallies.complete(H))
 
 
 def _check(m: AttentionMap | LinearAttentionMap, ids: Tensor | None, is_token: Tensor | None) -> None:

@@ -2,7 +2,7 @@
 
 The score of a head is the mean of these over some queries: those of a text, a block of it, or a corpus.
 Everything comes from one pass over the map (entropy, distance, received attention), a band beside the
-diagonal, a few columns and the pairs of equal tokens; no T×S matrix is built.
+diagonal, a few columns, some rows and the pairs of equal tokens; no T×S matrix is built.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from regard.heads.eviction import eviction_loss_from_sums
 from regard.heads.induction import TokenBlock, copy_mass, find_blocks
+from regard.heads.offsets import offset_sums, sample_rows, weights_at_offsets
 from regard.heads.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.sink import find_sink_keys
+from regard.heads.tallies import MOST_TOKENS, Tallies
 from regard.heads.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
@@ -30,6 +32,8 @@ NAMES = (
     "duplicate",
     "induction",
     "sink",
+    "one_token",
+    "fixed_offset",
     "local",
     "distance",
     "entropy",
@@ -68,6 +72,18 @@ class QueryScore(NamedTuple):
     """The queries that count."""
 
 
+class MapScores(NamedTuple):
+    """What a map of a text was found to do."""
+
+    scores: dict[str, QueryScore]
+    """Every score that is defined, query by query."""
+    sink_key: Tensor
+    """(B, H): the sink key of every head, −1 for none."""
+    positional: dict[str, QueryScore]
+    """The scores of equal tokens that attention to the same distance, whatever is there, would have."""
+    tallies: Tallies
+
+
 class TextScorer:
     """Scores the maps of one text, or of a batch of texts, query by query.
 
@@ -103,7 +119,7 @@ class TextScorer:
         self.is_token_key = None if is_token is None or self.crossed else is_token  # (B, S)
         self.is_token_query = self._select_queries(is_token)  # (B, T)
         self.visibility: Visibility = find_visibility(m, self.is_token_query)
-        self.null, _ = self._score(self.visibility.uniform, None)
+        self.null = self._score(self.visibility.uniform, None).scores
 
     def _select_queries(self, is_token: Tensor | None) -> Tensor | None:
         """The part of is_token (B, S) or (B, T) that is of the queries, (B, T)."""
@@ -124,18 +140,13 @@ class TextScorer:
         same = m.matrix == self.matrix and m.mask == self.mask and m.device == self.device
         return same and ids is ids_here and crossed == crossed_here and patches == patches_here
 
-    def score(
-        self, m: AttentionMap, statistics: KnownStatistics | None = None
-    ) -> tuple[dict[str, QueryScore], Tensor]:
-        """Every score that is defined, query by query, and the sink key (B, H) of every head, −1 for none.
-
-        `statistics` are those of the map, if they are known already.
-        """
+    def score(self, m: AttentionMap, statistics: KnownStatistics | None = None) -> MapScores:
+        """Score a map; `statistics` are those of the map, if they are known already."""
         return self._score(m, self.null, statistics)
 
     def _score(
         self, m: AttentionMap, null: dict[str, QueryScore] | None, statistics: KnownStatistics | None = None
-    ) -> tuple[dict[str, QueryScore], Tensor]:
+    ) -> MapScores:
         """The same; without `null` m is the map of uniform attention, which decides where scores count."""
         m = self._without_padding(m)
         if statistics is None or self.is_token_query is not None:  # known statistics include padding
@@ -153,10 +164,15 @@ class TextScorer:
         if self.patches is not None:
             for name, score in patch_scores(m, self.patches, active).items():
                 scores[name] = QueryScore(*score)
+        positional: dict[str, QueryScore] = {}
+        tallies = self._tally_keys(stats.received)
         if not self.crossed:
             self._add_position_scores(m, stats, null, scores)
             self._add_token_scores(m, null, scores)
-        return scores, sink_key
+            tallies |= self._add_offset_score(m, scores, positional)
+        if self.ids is not None:
+            tallies |= self._add_one_token_score(m, stats.received, scores)
+        return MapScores(scores, sink_key, positional, Tallies(**tallies))
 
     def _without_padding(self, m: AttentionMap) -> AttentionMap:
         """The map (B, H, T, S) with all axes, in which padded queries attend to nothing."""
@@ -209,6 +225,96 @@ class TextScorer:
             active & ((loss * self.visibility.keys).round() > 0) if null is None else null["eviction"].defined
         )
         scores["eviction"] = QueryScore(loss, loses)
+
+    def _tally_keys(self, received: Tensor) -> dict[str, Tensor]:
+        """What every key received, and how many queries see it: (2, H, S), summed over the texts.
+
+        Texts with padding on the left are aligned at their first tokens, where sinks usually are.
+        """
+        both = torch.stack([received, self.visibility.queries.expand_as(received)]).double()
+        if self.is_token_key is not None:
+            both = both.masked_fill(~self.is_token_key[:, None], 0.0)
+            first = self.is_token_key.byte().argmax(-1).tolist()
+            shifts = [place - min(first) for place in first]
+            both = torch.stack([x.roll(-n, -1) for x, n in zip(both.unbind(1), shifts, strict=True)], 1)
+        return {"keys": both.sum(1)}
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """The rows in which the offset with the most attention is looked for."""
+        return sample_rows(self.matrix[2], self.device)
+
+    @cached_property
+    def _offset_counts(self) -> Tensor:
+        """(B, h, S): in how many of these rows the key n tokens back is visible, for every n."""
+        return offset_sums(self._without_padding(self.visibility.uniform), self._rows, count=True)
+
+    def _add_offset_score(
+        self, m: AttentionMap, scores: dict[str, QueryScore], positional: dict[str, QueryScore]
+    ) -> dict[str, Tensor]:
+        """Add the score of the offset n ≥ 2 with the most attention, and what it explains of equal tokens.
+
+        Only queries count whose key n tokens back is no copy of theirs and follows none: where tokens repeat
+        with one period, an induction head attends to a fixed offset too. The first key, on which heads rest
+        that find nothing, does not count either.
+        """
+        sums, counts = offset_sums(m, self._rows), self._offset_counts
+        active, positions = self._active_queries(), self.positions()
+        num_rows = active[..., self._rows].sum(-1, keepdim=True)
+        distant = torch.arange(counts.shape[-1], device=self.device) >= 2  # the others have their own scores
+        offsets = find_sink_keys(sums, counts * distant, num_rows).keys  # (B, H), −1 for none
+        values = weights_at_offsets(m, offsets)  # (B, H, T)
+        keys = (positions - offsets.unsqueeze(-1)).where(offsets.unsqueeze(-1) >= 0, -1)  # (B, H, T)
+        first = self.first_keys(1)[0].view(-1, 1, 1)
+        sees = weights_at_offsets(self._without_padding(self.visibility.uniform), offsets) > 0
+        controls = active & sees & (keys > first)
+        if self.ids is not None:
+            tokens = self.ids[:, positions].unsqueeze(1)  # (B, 1, T)
+
+            def is_copy(places: Tensor) -> Tensor:
+                ids = self.ids.unsqueeze(1).expand(*places.shape[:2], -1)  # type: ignore[union-attr]
+                return (ids.gather(-1, places.clamp(min=0)) == tokens) & (places >= 0)
+
+            targets = {"duplicate": is_copy(keys), "induction": is_copy(keys - 1) & (keys >= 0)}
+            controls = controls & ~targets["duplicate"] & ~targets["induction"]
+            mean = (values * controls).sum(-1) / controls.sum(-1).clamp(min=1)  # (B, H)
+            for name, is_target in targets.items():
+                positional[name] = QueryScore(mean.unsqueeze(-1) * is_target, scores[name].defined)
+        scores["fixed_offset"] = QueryScore(values, controls)
+        return {"offsets": torch.stack([sums, counts.expand_as(sums)]).double().sum(1)}
+
+    def _add_one_token_score(
+        self, m: AttentionMap, received: Tensor, scores: dict[str, QueryScore]
+    ) -> dict[str, Tensor]:
+        """Add the score of the token id whose keys, wherever they stand, receive the most together."""
+        assert self.ids is not None
+        B, H, T, _ = m.matrix
+        active = self._active_queries().expand(B, H, T)
+        values, defined = m.lse.new_zeros(B, H, T), torch.zeros_like(active)
+        uniform = self._without_padding(self.visibility.uniform)
+        tables = []
+        for b, row in enumerate(self.ids):
+            places = torch.arange(len(row), device=self.device)
+            if self.is_token_key is not None:
+                places = places[self.is_token_key[b]]
+            tokens, which = row[places].unique(return_inverse=True)
+            mass = received.new_zeros(H, len(tokens)).index_add_(1, which, received[b][:, places])
+            # Queries that see some key of the token: those of the key that most see. Fewer than there are,
+            # under a sliding window that several of them share; the score itself counts exactly.
+            seeing = self.visibility.queries[b][:, places].expand(H, -1)
+            sees = torch.zeros_like(mass).scatter_reduce_(1, which.expand(H, -1), seeing.to(mass), "amax")
+            shares = torch.minimum(mass, sees)
+            best = find_sink_keys(shares, sees, active[b].sum(-1, keepdim=True)).keys.tolist()
+            top = shares.topk(min(MOST_TOKENS, len(tokens))).indices  # (H, n)
+            table = torch.stack([tokens[top].double(), shares.gather(1, top), sees.gather(1, top)], -1)
+            tables.append(table)
+            for h, token in enumerate(best):
+                if token >= 0:
+                    keys = places[which == token]
+                    values[b, h] = _mass_on(m, b, h, keys)
+                    defined[b, h] = _mass_on(uniform, b, h, keys) > 0
+        scores["one_token"] = QueryScore(values, active & defined)
+        return {"tokens": torch.cat(tables, 1)}
 
     def row_sums(self, m: AttentionMap) -> Tensor:
         """The sum of every row's weights, (B, H, T): 1, less the share of a sink logit."""
@@ -279,6 +385,14 @@ def columns(m: AttentionMap, keys: Tensor) -> Tensor:
         if key >= 0:
             column = m.tile(slice(None), slice(key, key + 1))[..., 0]
             weights = torch.where((keys == key).unsqueeze(-1), column, weights)
+    return weights
+
+
+def _mass_on(m: AttentionMap, b: int, h: int, keys: Tensor) -> Tensor:
+    """The mass (T,) of every query on some keys, for a text and a head, or the one that stands for all."""
+    h = min(h, m.matrix[1] - 1)
+    one = m.select(slice(b, b + 1), slice(h, h + 1))
+    weights: Tensor = one.tile(slice(None), keys)[0, 0].sum(-1)
     return weights
 
 

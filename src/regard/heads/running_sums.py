@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -19,9 +20,16 @@ import torch
 from torch import Tensor
 
 from regard.heads.query_scores import NAMES, QueryScore
+from regard.heads.tallies import Tallies
 
 BLOCKS = 20  # into which a single text is cut
-SUMS = ("value", "null", "relabelled", "without_sink")  # each a sum over queries and their number
+SUMS = (
+    "value",
+    "null",
+    "relabelled",
+    "without_sink",
+    "positional",
+)  # each a sum over queries and their number
 MOMENTS = ("pieces", "squares", "products", "counts_squared")  # of value and number, over pieces
 
 
@@ -40,6 +48,8 @@ class Estimate(NamedTuple):
     """The ends of the 95% interval."""
     queries: float
     """The number of queries for which the score is defined."""
+    positional: float = math.nan
+    """The same of attention to one offset, whatever is there, for scores that depend on equal tokens."""
 
 
 @dataclass
@@ -48,11 +58,11 @@ class RunningSums:
 
     sums: Tensor
     """(sum, score, head) in float64."""
-    keys: Tensor
-    """(H, S): in how many texts each key was the sink key."""
+    tallies: Tallies
+    """What every position, offset and token id received."""
 
     @classmethod
-    def from_pieces(cls, pieces: Mapping[str, Tensor], keys: Tensor) -> RunningSums:
+    def from_pieces(cls, pieces: Mapping[str, Tensor], tallies: Tallies) -> RunningSums:
         """Reduce the sums and numbers of pieces, (2, scores, H, pieces) for each name of `SUMS`."""
         value, count = pieces["value"]
         moments = torch.stack(
@@ -64,7 +74,7 @@ class RunningSums:
             ]
         )
         sums = torch.cat([*(pieces[name].sum(-1) for name in SUMS), moments])
-        return cls(sums, keys)
+        return cls(sums, tallies)
 
     def fits(self, heads: int) -> bool:
         """Whether its tensors are those of so many heads, as `from_pieces` makes them."""
@@ -72,32 +82,38 @@ class RunningSums:
         return (
             tuple(self.sums.shape) == expected
             and self.sums.dtype == torch.float64
-            and self.keys.ndim == 2
-            and len(self.keys) == heads
-            and self.keys.dtype == torch.int64
+            and self.tallies.fits(heads)
         )
 
-    def __add__(self, other: RunningSums) -> RunningSums:
-        longest = max(self.keys.shape[1], other.keys.shape[1])
-        keys = (torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in (self.keys, other.keys))
-        return RunningSums(self.sums + other.sums, next(keys) + next(keys))
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {"sums": self.sums, **self.tallies.tensors}
 
-    def sink_key(self, head: int) -> int | None:
-        """The key that was the sink key in most texts, None if there never was one."""
-        counts = self.keys[head]
-        return int(counts.argmax()) if counts.any() else None
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> RunningSums:
+        """The same from its tensors by name."""
+        parts = dict(tensors)
+        return cls(parts.pop("sums"), Tallies(**parts))
+
+    def __add__(self, other: RunningSums) -> RunningSums:
+        return RunningSums(self.sums + other.sums, self.tallies + other.tallies)
+
+    def queries(self, name: str, head: int) -> float:
+        """The number of queries for which a score is defined."""
+        return float(self.sums[1, NAMES.index(name), head])
 
     def estimate(self, name: str, head: int) -> Estimate:
         """A score of one head with its baselines and its interval."""
         names = [*(f"{x}{y}" for x in SUMS for y in ("", "_n")), *MOMENTS]
         sums = dict(zip(names, self.sums[:, NAMES.index(name), head].tolist(), strict=True))
-        value, null, relabelled, without_sink = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
+        value, null, relabelled, without_sink, positional = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
         low, high = ratio_interval(value, sums["value_n"], *(sums[x] for x in MOMENTS))
         if name != "distance":
             low = max(low, 0.0)
         if name not in ("distance", "patch_distance", "entropy", "effective_length"):
             high = min(high, max(value, 1.0))
-        return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"])
+        return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"], positional)
 
 
 def sum_pieces(
@@ -116,32 +132,44 @@ def sum_pieces(
 
 
 def ratio_interval(
-    ratio: float, count: float, pieces: float, squares: float, products: float, counts_squared: float
+    ratio: float,
+    count: float,
+    pieces: float,
+    squares: float,
+    products: float,
+    counts_squared: float,
+    share: float = 0.95,
 ) -> tuple[float, float]:
-    """The ends of the 95% interval of a ratio Σ value / Σ count over pieces; NaN of fewer than two pieces.
+    """The ends of the interval of a ratio Σ value / Σ count over pieces; NaN of fewer than two pieces.
 
-    `count` is Σ count, `squares` Σ value², `products` Σ value · count, and `counts_squared` Σ count².
+    `share` is its confidence level; `count` is Σ count, `squares` Σ value², `products` Σ value · count, and
+    `counts_squared` Σ count².
     """
     if pieces < 2:
         return math.nan, math.nan
     # The variance of a ratio of sums, from the residual of every piece.
     spread = squares - 2 * ratio * products + ratio**2 * counts_squared
     error = math.sqrt(max(spread, 0.0) * pieces / (pieces - 1)) / count
-    reach = students_t(int(pieces) - 1) * error
+    reach = students_t(int(pieces) - 1, share) * error
     return ratio - reach, ratio + reach
 
 
+@lru_cache(1024)
 def students_t(freedom: int, share: float = 0.95) -> float:
     """The two-sided quantile of Student's t distribution, for a confidence level `share`.
 
     >>> [round(students_t(n), 2) for n in (1, 2, 3, 9, 1000)]
     [12.71, 4.3, 3.18, 2.26, 1.96]
+    >>> round(students_t(4, 1 - 0.05 / 24), 2)
+    7.1
     """
     p = (1 + share) / 2
-    if freedom == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if freedom == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+    if freedom <= 30:  # by bisection; the angle is atan(t / √freedom)
+        low, high = 0.0, math.pi / 2
+        for _ in range(100):
+            angle = (low + high) / 2
+            low, high = (angle, high) if _t_level(angle, freedom) < share else (low, angle)
+        return math.tan(low) * math.sqrt(freedom)
     z, n = NormalDist().inv_cdf(p), freedom  # in the expansion of Cornish and Fisher
     return (
         z
@@ -150,6 +178,18 @@ def students_t(freedom: int, share: float = 0.95) -> float:
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
         + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
     )
+
+
+def _t_level(angle: float, freedom: int) -> float:
+    """The probability that |t| is below tan(angle) · √freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+    level = math.sin(angle) * total
+    return 2 / math.pi * (angle + level) if odd else level
 
 
 def _ratio(total: float, count: float) -> float:

@@ -30,6 +30,14 @@ SCORE_WORDS = (
         "retrieval", "retrieval", "How often the most attended key is the token being copied from a needle."
     ),
     ScoreWords("sink", "sink", "Attention on the one key that receives the most."),
+    ScoreWords(
+        "one_token", "one token", "Attention on the token id that receives the most, wherever it stands."
+    ),
+    ScoreWords(
+        "fixed_offset",
+        "fixed offset",
+        "Attention on the key a fixed number of tokens back, whatever is there.",
+    ),
     ScoreWords("local", "local", "Attention on the last few tokens."),
     ScoreWords("neighbours", "neighbours", "Attention on the eight patches around the query's own patch."),
     ScoreWords("cls", "CLS", "Attention on the CLS token of a vision model."),

@@ -64,7 +64,7 @@ class MeasuredBatch(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors, in a fixed order."""
-        sums = [x for layer in self.sums for x in (layer.sums, layer.keys)]
+        sums = [x for layer in self.sums for x in layer.tensors.values()]
         return sums + [x for layer in self.examples for x in layer.tensors.values()]
 
     def counted(self, ids: Tensor, layers: list[LayerHeads]) -> BatchSums:
@@ -74,7 +74,7 @@ class MeasuredBatch(NamedTuple):
     def with_tensors(self, tensors: list[Tensor]) -> MeasuredBatch:
         """The same of another process, whose tensors have the same sizes."""
         parts = iter(tensors)
-        sums = [RunningSums(next(parts), next(parts)) for _ in self.sums]
+        sums = [RunningSums.from_tensors({name: next(parts) for name in x.tensors}) for x in self.sums]
         examples = [LayerExamples(**{name: next(parts) for name in x.tensors}) for x in self.examples]
         return MeasuredBatch(sums, examples)
 

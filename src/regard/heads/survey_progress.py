@@ -132,8 +132,7 @@ class Saving:
 
 def batch_tensors(part: BatchSums) -> dict[str, Tensor]:
     """The tensors of batches, by the names that they have in a file."""
-    tensors = {f"sums.{i}": layer.sums for i, layer in enumerate(part.sums)}
-    tensors |= {f"keys.{i}": layer.keys for i, layer in enumerate(part.sums)}
+    tensors = {f"{name}.{i}": x for i, layer in enumerate(part.sums) for name, x in layer.tensors.items()}
     return tensors | name_tensors(part.examples)
 
 
@@ -199,20 +198,21 @@ def decode_batches(counts: dict[str, Any], tensors: dict[str, Tensor]) -> BatchS
         check_whole_number(name, count)
     layers = decode_layers(get_field(counts, "layers", list))
     examples = decode_examples(tensors, layers, get_field(counts, "examples", int))
-    expected = {f"{kind}.{i}" for kind in ("sums", "keys") for i in range(len(layers))}
+    kinds = ("sums", "keys", "offsets", "tokens")
+    expected = {f"{kind}.{i}" for kind in kinds for i in range(len(layers))}
     expected |= name_tensors(examples).keys()
     if not layers or tensors.keys() != expected:
         raise ValueError(
-            f"tensors: expected sums and keys of {len(layers)} layers, got {shorten(sorted(tensors))}"
+            f"tensors: expected {', '.join(kinds)} of {len(layers)} layers, got {shorten(sorted(tensors))}"
         )
     sums = []
     for i, layer in enumerate(layers):
         # A copy: the next checkpoint replaces the file.
-        one = RunningSums(tensors[f"sums.{i}"].clone(), tensors[f"keys.{i}"].clone())
+        one = RunningSums.from_tensors({kind: tensors[f"{kind}.{i}"].clone() for kind in kinds})
         if not one.fits(len(layer.heads)):
             raise ValueError(
                 f"layer {i}: expected the sums of {len(layer.heads)} heads, got "
-                f"{tuple(one.sums.shape)} {one.sums.dtype} and {tuple(one.keys.shape)} {one.keys.dtype}"
+                + ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in one.tensors.items())
             )
         sums.append(one)
     return BatchSums(done["batches"], done["windows"], done["tokens"], layers, sums, examples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from regard.atomic import atomic_write
 from regard.extras import extra
 from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text, shorten
-from regard.heads.head_sentence import describe_head
+from regard.heads.head_sentence import describe_head, label_title
 from regard.heads.labels import sort_labels
 
 if TYPE_CHECKING:
@@ -49,10 +49,16 @@ class HeadRow:
     labels: tuple[str, ...]
     """The labels that it earns, the most distinct one first."""
     sink_key: int | None
-    """The key that receives the most attention on average, in most texts."""
+    """The key that receives the most attention on average, over all texts."""
     scores: dict[str, Score]
     stack: str = ""
     """The stack of the layer, "encoder", "decoder" or "cross"; "" where the model has one."""
+    offset: int | None = None
+    """The distance back, two tokens or more, that receives the most attention on average."""
+    token: int | None = None
+    """The token id that receives the most attention, wherever it stands."""
+    token_text: str = ""
+    """The text of that token, where it is known."""
 
     @property
     def label(self) -> str | None:
@@ -179,6 +185,12 @@ class HeadTable:
             rows[row.key, row.head] = replace(own, labels=labels, scores=scores)
         return self._with(rows.values())
 
+    def with_token_texts(self, text_of: Callable[[int], str]) -> HeadTable:
+        """This table with the texts of tokens that heads attend to; `text_of` gives that of a token id."""
+        return self._with(
+            row if row.token is None else replace(row, token_text=text_of(row.token)) for row in self.rows
+        )
+
     def _check_name(self, name: str) -> str:
         """The canonical name of a score; ValueError if no head has it."""
         name = canonical_name(name)
@@ -200,7 +212,11 @@ class HeadTable:
                 "label": row.label,
                 "labels": list(row.labels),
                 "sentence": row.sentence,
+                "label_words": [label_title(row, name) for name in row.labels],
                 "sink_key": row.sink_key,
+                "offset": row.offset,
+                "token": row.token,
+                "token_text": row.token_text,
                 "shuffled": self.shuffled,
                 "scores": {
                     name: {part: None if math.isnan(x) else x for part, x in score._asdict().items()}
@@ -246,6 +262,8 @@ class HeadTable:
             "label": [row.label for row in self.rows],
             "labels": [" ".join(row.labels) for row in self.rows],
             "sink_key": [row.sink_key for row in self.rows],
+            "offset": [row.offset for row in self.rows],
+            "token": [row.token for row in self.rows],
         }
         for name in self.names:
             for part in Score._fields:
@@ -259,7 +277,8 @@ class HeadTable:
             import pandas
         except ImportError:
             raise ImportError("to_pandas needs pandas: pip install pandas") from None
-        return pandas.DataFrame(self.columns()).astype({"sink_key": "Int64"})
+        whole = {name: "Int64" for name in ("sink_key", "offset", "token")}
+        return pandas.DataFrame(self.columns()).astype(whole)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the table to `path`, atomically, in the format of its suffix: .json, .csv or .parquet."""
@@ -360,6 +379,10 @@ def _row(data: dict[str, Any]) -> HeadRow:
         sink_key=None if data.get("sink_key", "") is None else get_field(data, "sink_key", int),
         scores=scores,
         stack=get_field(data, "stack", str),
+        # Tables of earlier versions have no offset and no token.
+        offset=None if data.get("offset") is None else get_field(data, "offset", int),
+        token=None if data.get("token") is None else get_field(data, "token", int),
+        token_text=get_field(data, "token_text", str) if "token_text" in data else "",
     )
 
 

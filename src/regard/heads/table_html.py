@@ -35,7 +35,9 @@ def table_output(table: HeadTable) -> dict[str, str]:
         for row in heads
     ]
     names = (IMPORTANCE, "95%") if has_importance else ("score", "uniform", "in a sentence")
-    caption = about(IMPORTANCE) if has_importance else "uniform: of uniform attention to the visible keys."
+    caption = "uniform: of uniform attention to the visible keys."
+    if has_importance:
+        caption = f"{about(IMPORTANCE)}; the 95% interval holds for all heads together (Bonferroni)"
     return bundle(
         repr(table), table_html(("layer", "head", *(("does",) if does else ()), *names), rows, caption)
     )

@@ -27,6 +27,7 @@ from regard.heads.table_text import (
 
 KINDS = tuple(label for label in MIN_SCORES if label != "sink")
 """The labels in the order of the summary; sinks, which most heads are, are counted after them."""
+RARE = ("fixed_offset", "one_token")
 SINK_KEYS = 2  # the most keys of sinks that are named
 
 
@@ -88,9 +89,10 @@ def check_label(label: str) -> str:
 
 
 def _measured_kinds(table: HeadTable) -> list[str]:
-    """The kinds that some head has a score for."""
+    """The kinds that some head has a score for; of rare kinds, those that some head is labelled by."""
     names = {name for row in table for name in row.scores}
-    return [kind for kind in KINDS if {kind, kind + REPEATS} & names]
+    labels = {label for row in table for label in row.labels}
+    return [kind for kind in KINDS if {kind, kind + REPEATS} & names and (kind not in RARE or kind in labels)]
 
 
 def _option(label: str) -> str:
@@ -136,6 +138,8 @@ def _rows(table: HeadTable, kind: str, heads: list[HeadRow]) -> Any:
         also = [label_words(row, other) for other in row.labels if other != kind]
         if kind == "sink":
             also.insert(0, f"on token {row.sink_key}")
+        elif kind in ("fixed_offset", "one_token"):
+            also.insert(0, label_words(row, kind))
         cells = (
             Text(escape(row.place)),
             Text(number(score.value) + ("*" if on_repeats else " "), style="bold"),

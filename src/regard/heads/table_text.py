@@ -27,6 +27,8 @@ COLOURS = {
     "previous_token": "bold cyan",
     "itself": "cyan",
     "sink": "yellow",
+    "one_token": "yellow",
+    "fixed_offset": "blue",
     "local": "green",
 }
 
@@ -130,7 +132,7 @@ def explain_columns(table: HeadTable, on_repeats: bool) -> list[str]:
         "shuffled: score of the model on the same tokens in random order"
         if table.shuffled == "text"
         else "relabel: score of the same attention with the tokens shuffled",
-        f"{IMPORTANCE}: {about(IMPORTANCE)}"
+        f"{IMPORTANCE}: {about(IMPORTANCE)}; its 95% interval holds for all heads together (Bonferroni)"
         if IMPORTANCE in table.names
         else "no sink: score when the rows are renormalised without the sink",
     ]

@@ -28,6 +28,8 @@ from regard.recorder.context import capture
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
 
+ENOUGH_DRAWS = 19  # with the band at least as wide as the draws, chance goes beyond it 1 in 20 times at most
+HARM = {"loss": 1, "logit_diff": -1}  # the sign of a change for the worse
 FULL_MATCH = 0.75  # a smaller share of an edit's attention on random edges is no fair baseline
 
 
@@ -65,11 +67,29 @@ class Effect:
     """The edits in words."""
     metric: str
     """The name of the metric."""
+    harm: int = 0
+    """The sign of a change for the worse: 1 for the loss, −1 for "logit_diff", 0 for a metric of your own."""
 
     @property
     def beyond_baseline(self) -> bool:
-        """Whether the effect is outside of the band of random edits."""
-        return self.value < self.baseline_low or self.value > self.baseline_high
+        """Whether the edit does more than random edits do.
+
+        That is more harm than their band, or, if the metric has no direction, a larger change of either sign.
+        An edit that does less than they do is not beyond them.
+        Chance alone goes beyond the band of n draws in at most 1 of n + 1 cases, whatever their distribution:
+        1 in 21 of 20 draws, but 1 in 4 of 3.
+        """
+        if len(self.baseline) < 2:
+            return False
+        if self.harm:
+            end = self.baseline_high if self.harm > 0 else -self.baseline_low
+            return self.harm * self.value > end
+        return abs(self.value) > prediction_band([abs(x) for x in self.baseline])[1]
+
+    @property
+    def weak(self) -> bool:
+        """Whether there were so few random edits that chance alone often goes beyond their band."""
+        return len(self.baseline) < ENOUGH_DRAWS
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook shows: the sentence, and the effect beside the band of random edits."""
@@ -88,11 +108,17 @@ class Effect:
         text = f"{self.metric} {self.value:+.3f}{interval} with {', '.join(self.edits)}"
         if not any(self.per_text):
             return f"{text}: nothing that the metric reads has changed"
-        if math.isnan(self.baseline_low):
-            return f"{text}; no random edits to compare with"
-        verdict = "beyond" if self.beyond_baseline else "within"
+        n = len(self.baseline)
+        if n < 2:
+            return f"{text}; " + (
+                f"one random edit gives {self.baseline[0]:+.3f}, too few for a band"
+                if n
+                else "no random edits to compare with"
+            )
+        verdict = "more" if self.beyond_baseline else "not more"
         band = f"{self.baseline_low:+.3f} to {self.baseline_high:+.3f}"
-        text = f"{text}; {verdict} the band of {len(self.baseline)} random edits, {band}"
+        weak = f" ({n} draws: weak)" if self.weak else ""
+        text = f"{text}; {verdict} than the band of {n} random edits{weak}, {band}"
         if self.cut_mass is None or self.cut_mass.random >= FULL_MATCH * self.cut_mass.edit:
             return text
         share = self.cut_mass.random / self.cut_mass.edit
@@ -126,7 +152,8 @@ def effect(
     - `draws`: how many random edits to compare with. For edits of heads they choose as many other heads of
       the same layers, or of the model where those are too few; for blocked edges they cut other edges of the
       same heads with as much attention on them, as far as they find so much (`cut_mass`
-      of the result). 0 leaves them out.
+      of the result). 0 leaves them out. With fewer than 19, or where the layers have fewer other heads, the
+      result is `weak` and says so.
     - `seed`: of the draws.
     - `report`: called with the number of forward passes done so far and of all.
     """
@@ -164,6 +191,7 @@ def effect(
         cut_mass,
         tuple(map(str, resolved)),
         metric if isinstance(metric, str) else getattr(metric, "__name__", "metric"),
+        HARM[metric] if isinstance(metric, str) else 0,
     )
 
 
@@ -254,14 +282,16 @@ def differences(edited: Sequence[float], plain: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(edited, plain, strict=True)]
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the 95% interval of a mean, by Student's t; NaN of fewer than two values.
+def mean_interval(values: Sequence[float], share: float = 0.95) -> tuple[float, float]:
+    """Return the ends of the interval of a mean, by Student's t; NaN of fewer than two values.
+
+    `share` is its confidence level.
 
     >>> [round(x, 2) for x in mean_interval([1.0, 2.0, 3.0])]
     [-0.48, 4.48]
     """
     n, squares = len(values), math.fsum(x * x for x in values)
-    return ratio_interval(fmean(values), n, n, squares, math.fsum(values), n)
+    return ratio_interval(fmean(values), n, n, squares, math.fsum(values), n, share)
 
 
 def prediction_band(values: Sequence[float]) -> tuple[float, float]:

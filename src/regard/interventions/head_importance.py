@@ -41,8 +41,9 @@ def importance(
     """Measure the effect of ablating every head of a model alone.
 
     The table has a score "importance" for every head: the mean over texts of the change of the metric, by
-    default the rise of the loss in nats a token, with a 95% interval over texts. Join it to other scores with
-    `seen.heads().join(regard.importance(model, texts))`.
+    default the rise of the loss in nats a token. Its 95% interval over texts holds for all heads together
+    (Bonferroni), since the largest of many is looked at: of N heads each has an interval of 1 − 0.05 / N.
+    Join it to other scores with `seen.heads().join(regard.importance(model, texts))`.
 
     - `model`: a causal language model that `regard.capture` serves. It runs in eval mode.
     - `texts`: strings, token ids (T,) or (B, T), or dicts of the model's arguments; read one at a time.
@@ -65,12 +66,13 @@ def importance(
         progress = PassCounter(len(inputs) * (1 + sum(map(len, heads))), report)
         plain = run_texts(model, inputs, measure, [], progress)
         rows = []
+        share = 1 - 0.05 / max(1, sum(map(len, heads)))
         for layer in layers:
             stack, number = split_key(layer.key)
             for head, kv_head in zip(layer.heads, layer.kv_heads, strict=True):
                 edited = run_texts(model, inputs, measure, [ablate(layer.key, head, by)], progress)
                 changes = differences(edited, plain)
-                low, high = mean_interval(changes)
+                low, high = mean_interval(changes, share)
                 score = Score(fmean(changes), math.nan, math.nan, low, high, math.nan)
                 rows.append(HeadRow(number, head, kv_head, (), None, {"importance": score}, stack))
     total = sum(len(token_ids(arguments)) for arguments in inputs)

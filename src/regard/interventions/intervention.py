@@ -194,7 +194,10 @@ class Intervention(CallReceiver):
             for layer, _ in edit.selection.layers:
                 if layer not in known:
                     keys = ", ".join(repr(key) for key in dict.fromkeys(self._keys.values()))
-                    raise ValueError(f"layer: expected one of those that ran ({keys}), got {layer}")
+                    # A hybrid's linear layers ran too, but no edit reaches them.
+                    raise ValueError(
+                        f"layer: expected one of those that ran softmax attention ({keys}), got {layer}"
+                    )
 
     def check_acted(self, model: str) -> None:
         """Raise a RuntimeError if some edit has not acted."""

@@ -188,7 +188,7 @@ class Capture:
         """
         from regard.heads.description import describe
 
-        return describe(
+        table = describe(
             self,
             [self.ids_of(layer) for layer in self.layers],
             keys=[layer.key for layer in self.layers],
@@ -198,6 +198,7 @@ class Capture:
             patches=None if self.pictures is None else [self.pictures.tower_axes(x.key) for x in self.layers],
             **options,
         )
+        return table.with_token_texts(self.token_text)
 
     def spans(
         self, rows: Parts, cols: Parts | None = None, *, batch: int | None = None, stack: str | None = None
@@ -291,12 +292,19 @@ class Capture:
 
     def _token_name(self, token: int | str) -> str:
         """Return how a token is written in a description: as text if it is known."""
+        if isinstance(token, str):
+            return repr(token)
+        text = self.token_text(token)
+        return repr(text) if text else f"token {token}"
+
+    def token_text(self, token: int) -> str:
+        """Return the text of a token id that the capture holds; "" if that is not known."""
         for ids, tokens in ((self.ids, self.tokens), (self.target_ids, self.target_tokens)):
-            if isinstance(token, int) and ids is not None and tokens is not None:
+            if ids is not None and tokens is not None:
                 for row, texts in zip(ids.tolist(), tokens, strict=True):
                     if token in row:
-                        return repr(texts[row.index(token)])
-        return repr(token) if isinstance(token, str) else f"token {token}"
+                        return str(texts[row.index(token)])
+        return ""
 
     def _check_position(self, position: int, batch: int, length: int) -> None:
         """Raise a ValueError if a position of the text is padding."""

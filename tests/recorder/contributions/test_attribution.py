@@ -50,9 +50,11 @@ def test_each_part_is_what_the_logit_loses_without_it_in_a_frozen_model(family: 
     assert attribution.heads.abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_parts_add_up_and_the_model_computes_the_same_bits(family: str, dtype: torch.dtype) -> None:
+    if dtype == torch.float64 and family in ("mixtral", "qwen3 moe", "gpt-oss"):
+        pytest.skip("torch.grouped_mm, which multiplies by the experts' weights, refuses float64")
     model, inputs = FAMILIES[family].build(dtype), FAMILIES[family].inputs()
     with torch.no_grad(), regard.capture(model):
         plain = model(**inputs).logits
@@ -66,14 +68,14 @@ def test_the_parts_add_up_and_the_model_computes_the_same_bits(family: str, dtyp
             parts = attribution.embedding + attribution.heads.sum() + attribution.mlps.sum()
             assert float(parts) + attribution.rest == pytest.approx(attribution.total)
             assert attribution.adds_up, attribution
-            assert attribution.tolerance < (1e-5 if dtype == torch.float32 else 0.5)
+            assert attribution.tolerance < (0.5 if dtype == torch.bfloat16 else 1e-5)
     # Outputs that are scaled or capped are named; the others are the model's own logits.
     own = float(plain[0, -1, TOKEN])
     attribution = seen.attribution(TOKEN)
     if family in ("gemma 2", "cohere", "granite"):
         assert any("before that" in note for note in attribution.notes)
     else:
-        assert attribution.logit == pytest.approx(own, abs=1e-5 if dtype == torch.float32 else 0.05)
+        assert attribution.logit == pytest.approx(own, abs=0.05 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt-oss", "t5", "bert"])

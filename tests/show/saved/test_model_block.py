@@ -239,7 +239,11 @@ def test_a_text_that_the_page_reads_is_shown_as_the_library_shows_it() -> None:
             if "no clear pattern" in expected_row["sentence"] and "on token" not in expected_row["sentence"]:
                 assert expected_row["sentence"].endswith(own["sentence"])
             scores = {name: (x["value"], x["null"]) for name, x in own["scores"].items()}
-            exact_scores = {name: (x["value"], x["null"]) for name, x in expected_row["scores"].items()}
+            exact_scores = {
+                name: (x["value"], x["null"])
+                for name, x in expected_row["scores"].items()
+                if name not in ("fixed_offset", "one_token")  # need the library, as labels do
+            }
             assert scores == close(exact_scores)
     run, exact_run = answer["cut"]["meta"]["edited"], contents.meta["texts"][1]["edited"]
     assert run["cuts"] == exact_run["cuts"]

@@ -27,6 +27,7 @@ class FrozenMap(NamedTuple):
     weight: Tensor | None  # (d,)
     is_centred: bool
     bias: Tensor | None  # (d,)
+    eps: float = 0.0  # the unit of rounding of what it computed in
 
     def transposed(self, gradient: Tensor) -> Tensor:
         """The gradient of the input, for the gradient (…, d) of the output."""
@@ -122,11 +123,13 @@ def recognise_norm(module: nn.Module, x: Tensor, output: Tensor) -> FrozenMap | 
         scale, error = _fitted_scale(some_x, some_output, weight, is_centred, bias)
         if error < smallest:
             best, smallest = (weight, is_centred), error
-    eps = max(torch.finfo(t.dtype).eps for t in (x, output))
-    if best is None or smallest > 8.0 * eps:
+    # The norms of Llama and Gemma (transformers 5) compute in float32 in a model of float64, too.
+    precisions = sorted({torch.finfo(torch.float32).eps, max(torch.finfo(t.dtype).eps for t in (x, output))})
+    eps = next((eps for eps in precisions if smallest <= 8.0 * eps), None)
+    if best is None or eps is None:
         return None
     scale, _ = _fitted_scale(x.to(dtype), output.to(dtype), *best, bias)
-    return FrozenMap(scale, *best, bias)
+    return FrozenMap(scale, *best, bias, eps)
 
 
 def _fitted_scale(

@@ -75,6 +75,8 @@ class StreamPass:
     """Whether nothing is known on the path to the logits that is not linear."""
     notes: dict[str, None] = field(default_factory=dict)
     """Sentences about what was frozen or not found, in order."""
+    rounding: float = 0.0
+    """The largest unit of rounding of its norms."""
 
     @property
     def length(self) -> int:
@@ -160,5 +162,5 @@ class ResidualStream:
 
 
 def largest_rounding_unit(stream_pass: StreamPass) -> float:
-    """Return the unit of rounding of the coarsest tensor on the residual path."""
-    return max(torch.finfo(term.variable.dtype).eps for term in stream_pass.terms)
+    """Return the unit of rounding of the coarsest tensor or norm on the residual path."""
+    return max(stream_pass.rounding, *(torch.finfo(term.variable.dtype).eps for term in stream_pass.terms))

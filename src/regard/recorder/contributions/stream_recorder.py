@@ -262,6 +262,7 @@ class StreamRecorder:
             self._note(f"{role.name} is neither an RMSNorm nor a LayerNorm, and was not frozen")
             self._pass.is_linear = False
             return forward(*args, **kwargs)
+        self._pass.rounding = max(self._pass.rounding, frozen.eps)
         return self._through(role, frozen, args[0], output)
 
     def _run_head_linear(

@@ -69,7 +69,7 @@ class TextHeads:
             attention_mask=None if mask is None else mask[self._entry],
             scorers=self._scorers,
             patches=None if pictures is None else [pictures.tower_axes(layer.key, self._entry.start)],
-        )
+        ).with_token_texts(self.capture.token_text)
         # The page knows a layer by its key.
         rows = [
             {**data, "layer": key, "sentence": describe_head(row, self._sink_token(layer, row))}

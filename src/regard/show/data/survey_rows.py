@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.heads import SurveyResult
 from regard.heads.examples import EDGES, LayerExamples
-from regard.heads.head_sentence import describe_head
+from regard.heads.head_sentence import describe_head, label_title
 
 TOP_TOKENS = 10
 DIGITS = 5  # of a weight that count: the page shows four
@@ -20,7 +20,7 @@ DIGITS = 5  # of a weight that count: the page shows four
 
 def describe_survey(result: SurveyResult) -> dict[str, Any]:
     """Return what the page needs before it asks for a head: scores, labels and sentences of all."""
-    table = result.table
+    table = result.table.with_token_texts(lambda token: result.words.get(token, ""))
     return {
         "model": table.model,
         "windows": table.texts,
@@ -32,6 +32,7 @@ def describe_survey(result: SurveyResult) -> dict[str, Any]:
                 "head": row.head,
                 "label": row.label,
                 "labels": list(row.labels),
+                "label_words": [label_title(row, name) for name in row.labels],
                 "sentence": describe_head(row),
                 "scores": {
                     name: score.value for name, score in row.scores.items() if not math.isnan(score.value)

@@ -388,6 +388,8 @@ interface HeadScores {
   labels?: string[];
   /** The key that receives the most. */
   sink_key?: number | null;
+  /** The labels in words, such as "looks 24 back". */
+  label_words?: string[];
   /** What the head does, in one sentence. */
   sentence?: string;
   scores: Record<string, Score>;

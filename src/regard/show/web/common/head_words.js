@@ -16,17 +16,25 @@ export function labelsOf({ label, labels }) {
 }
 
 /**
+ * The titles of a head's labels: as Python words them, which knows how far a head looks back, or those of the scores.
+ * @param {Pick<HeadScores, "label" | "labels" | "label_words">} row
+ */
+function titlesOf(row) {
+  return labelsOf(row).map((name, i) => row.label_words?.[i] ?? scoreTitle(name));
+}
+
+/**
  * The labels of a head in words, the first one first.
- * @param {Pick<HeadScores, "label" | "labels" | "untested">} row
+ * @param {Pick<HeadScores, "label" | "labels" | "label_words" | "untested">} row
  */
 export function labelWords(row) {
   const none = row.untested ? "labels not tested" : "no clear pattern";
-  return labelsOf(row).map(scoreTitle).join(", ") || none;
+  return titlesOf(row).join(", ") || none;
 }
 
 /**
  * The labels of a head as tags, each with what it means as its tooltip.
- * @param {Pick<HeadScores, "label" | "labels" | "untested">} row
+ * @param {Pick<HeadScores, "label" | "labels" | "label_words" | "untested">} row
  */
 export function labelTags(row) {
   const labels = labelsOf(row);
@@ -34,8 +42,9 @@ export function labelTags(row) {
     const title = row.untested ? UNTESTED : NONE;
     return [element("span", { class: "tag none", text: labelWords(row), title })];
   }
-  return labels.map((name) =>
-    element("span", { class: "tag", text: scoreTitle(name), title: scoreAbout(name) }),
+  const titles = titlesOf(row);
+  return labels.map((name, i) =>
+    element("span", { class: "tag", text: titles[i], title: scoreAbout(name) }),
   );
 }
 

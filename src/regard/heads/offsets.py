@@ -1,0 +1,50 @@
+"""Attention to a fixed offset: what all queries give to the key n tokens back, whatever it is, for every n.
+
+The best n is looked for in some rows and then measured in all. This file knows maps; it does not know tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.maps import AttentionMap
+
+MOST_ROWS = 256
+MAX_WEIGHTS = 1 << 22  # that are computed at a time
+
+
+def sample_rows(T: int, device: torch.device) -> Tensor:
+    """Some of T rows, or all; random, since every nth row could fall in step with a text that repeats."""
+    order = torch.randperm(T, generator=torch.Generator().manual_seed(0), device="cpu")
+    return order[:MOST_ROWS].sort().values.to(device)
+
+
+def offset_sums(m: AttentionMap, rows: Tensor, count: bool = False) -> Tensor:
+    """The weights of some rows of a map (B, H, T, S), summed by offset n = q − k: (B, H, S).
+
+    With `count`, the number of weights above 0, which of uniform attention are the visible keys.
+    """
+    B, H, _, S = m.matrix
+    sums = m.lse.new_zeros(B, H, S)
+    keys = torch.arange(S, device=m.device)
+    for part in torch.split(rows, max(1, MAX_WEIGHTS // max(1, B * H * S))):
+        back = (part + m.first_position).unsqueeze(-1) - keys  # (rows, S)
+        tile = m.tile(part, slice(0, S)).where(back >= 0, 0.0).to(sums)
+        tile = (tile > 0).to(sums) if count else tile
+        sums.scatter_add_(2, back.clamp(min=0).flatten().expand(B, H, -1), tile.flatten(2))
+    return sums
+
+
+def weights_at_offsets(m: AttentionMap, offsets: Tensor) -> Tensor:
+    """The weight of every query on the key n tokens back, n (B, H) for each head, −1 for none: (B, H, T)."""
+    B, H, T, _ = m.matrix
+    weights = m.lse.new_zeros(B, max(H, offsets.shape[1]), T)
+    for offset in sorted({n for n in offsets.flatten().tolist() if n >= 0}):
+        start = m.first_position - offset
+        entries = m.diagonal(start)
+        first = max(0, -start)
+        column = m.lse.new_zeros(B, H, T)
+        column[..., first : first + entries.shape[-1]] = entries
+        weights = torch.where((offsets == offset).unsqueeze(-1), column, weights)
+    return weights
