@@ -122,6 +122,32 @@ class Eager(Attention):
         return (weights @ v).transpose(1, 2).flatten(2)
 
 
+class Packed(nn.Module):
+    """PyTorch's attention on its fast path, beside a type for each token and a mask that is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.types = nn.Embedding(50, C), nn.Embedding(2, C)
+        self.attention = nn.MultiheadAttention(C, H, batch_first=True)
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embedding(input_ids) + self.types(input_ids % 2)
+        hidden = torch.zeros(input_ids.shape, dtype=torch.bool)
+        hidden[1, -2:] = True
+        states: Tensor = self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+        return states
+
+
+class SharedKeys(Attention):
+    """All heads share their keys, which have no axis for them: (B, T, H, D) × (B, S, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q, k, v = q.unflatten(-1, (H, D)), k[..., :D], v[..., :D]
+        weights = (torch.einsum("bthd,bsd->bths", q, k) / D**0.5).softmax(-1)
+        return torch.einsum("bths,bsd->bthd", weights, v).flatten(2)
+
+
 class LastToken(Model):
     """Picks the last token, after all attention."""
 
@@ -137,6 +163,8 @@ KEPT = {
     "rotated": lambda: Model(Rotated),
     "eager": lambda: Model(Eager),
     "last token": LastToken,
+    "packed": Packed,
+    "shared keys": lambda: Model(SharedKeys),
 }
 
 
@@ -241,6 +269,46 @@ class OneByOne(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([super(OneByOne, self).forward(text[None]) for text in x])
+
+
+class Shifted(Model):
+    """Reads what stands before each token, as a decoder in training does."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(torch.cat([input_ids.new_zeros(B, 1), input_ids], 1)[:, :T])
+        return self.a(x) + self.b(x)
+
+
+class ShiftedStates(Model):
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.a(x) + self.b(torch.cat([x.new_ones(B, 1, C), x], 1)[:, :T])
+
+
+class RebuiltIds(Model):
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(torch.tensor([row[::-1] for row in input_ids.tolist()]))
+        return self.a(x) + self.b(x)
+
+
+class Permutation(Model):
+    """Reorders tokens by a product with a constant matrix."""
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.a(x) + self.b(torch.eye(T).flip(0) @ x)
+
+
+class LearnedQueries(Model):
+    """As many queries of its own as there are tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(1, T, C))
+
+    def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.a(x) + self.b(self.queries.expand(B, -1, -1))
 
 
 class RolledKeys(Attention):
@@ -365,6 +433,11 @@ LOST: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "routed": (Routed, "a"),
     "mixture of depths": (Depths, "a"),
     "a token in front": (Latents, "a"),
+    "shifted ids": (Shifted, ""),
+    "shifted states": (ShiftedStates, "a"),
+    "rebuilt ids": (RebuiltIds, ""),
+    "a permutation matrix": (Permutation, "a"),
+    "learned queries": (LearnedQueries, "a"),
     **{
         kind.__name__: (lambda kind=kind: Model(kind), "")  # type: ignore[misc]
         for kind in (
@@ -409,7 +482,8 @@ class ByMatrix(Model):
 
     def forward(self, input_ids: Tensor, *others: Tensor) -> Tensor:
         x = self.embed(input_ids)
-        return self.a(x) + self.b(torch.eye(T).flip(0) @ x)
+        order = torch.eye(T).flip(0) + 0 * x[..., :1]  # which looks as if it depended on the text
+        return self.a(x) + self.b(order @ x)
 
 
 class Experts(Model):
@@ -512,3 +586,54 @@ def test_attention_whose_output_goes_nowhere_is_not_certified(look: Callable[[Te
     seen = regard.capture(Decoy(look), inputs=(q, k, v))
     assert not seen.certificate.certified
     assert "did not use its output" in str(seen.certificate)
+
+
+def test_shared_keys_give_a_map_for_each_head() -> None:
+    torch.manual_seed(1)
+    attention = SharedKeys().eval()
+    x = torch.randn(B, T, C)
+    seen = regard.capture(nn.Sequential(attention), inputs=x)
+    with torch.no_grad():
+        q, k, _ = attention.qkv(x).chunk(3, -1)
+        expected = (q.unflatten(-1, (H, D)).transpose(1, 2) @ k[:, None, :, :D].mT / D**0.5).softmax(-1)
+    torch.testing.assert_close(seen[0].to_dense(), expected)
+
+
+@torch.jit.script
+def scripted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) / 4.0, -1) @ v
+
+
+class Scripted(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = scripted(*self.heads(x))
+        return output.transpose(1, 2).flatten(2)
+
+
+class Additive(Attention):
+    """Bahdanau's attention, without a matrix product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = torch.tanh(q[:, :, None] + k[:, None]).sum(-1).softmax(-1)
+        return (weights[..., None] * v[:, None]).sum(2)
+
+
+class Stack(nn.Module):
+    def __init__(self, *kinds: type[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(kind() for kind in kinds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Additive, Scripted])
+def test_attention_that_cannot_be_heard_is_missed_by_name(kind: type[nn.Module]) -> None:
+    model, x = Stack(kind, Attention).eval(), torch.randn(B, T, C)
+    with pytest.warns(UserWarning, match=f"is missing: {kind.__name__}"):
+        seen = regard.capture(model, inputs=x)
+    assert list(seen.missing) == ["blocks.0"]
+    assert not seen.certificate

@@ -32,7 +32,7 @@ from regard.recorder.rank_group import RankGroup, find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import compiled_methods, original_model
-from regard.recorder.sources.token_mixers import TokenMixers
+from regard.recorder.sources.token_mixers import CONVOLUTIONS, TokenMixers
 from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
 from regard.recorder.token_probe import probe_tokens
@@ -140,7 +140,9 @@ class CaptureBlock:
             )
             return
         is_mixed = is_mixed or any(layer.is_linear for layer in recording.seen.layers)
-        probed = probe_tokens(self.model, recording.arguments, ids, self.sources, is_mixed)
+        is_mixed = is_mixed or any(isinstance(x, (*CONVOLUTIONS, nn.RNNBase)) for x in self.model.modules())
+        captured = recording.first_queries()
+        probed = probe_tokens(self.model, recording.arguments, ids, self.sources, captured, is_mixed)
         if isinstance(probed, str):
             warnings.warn(escape(f"verify: no token was changed, since {probed}"), stacklevel=3)
         else:

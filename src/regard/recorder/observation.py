@@ -87,7 +87,8 @@ def _run_pass(
         if _keeps_order(model):
             undo.enter_context(token_order.paused())
         elif receiver.watches_tokens and receiver.running == 1 and tokens.ids is not None:
-            receiver.order = undo.enter_context(token_order.TokenOrder(tokens.ids, tokens.others, model))
+            order = token_order.TokenOrder(arguments.ids, tokens.ids, tokens.others, model)
+            receiver.order = undo.enter_context(order)
         return forward(*args, **kwargs)
 
 

@@ -48,6 +48,7 @@ from regard.recorder.token_axes import other_batch, place
 from regard.recorder.token_rows import join_token_rows
 
 TURNED = "its queries are as wide as the text is long, and lie in memory as if they were channels"
+AS_MANY = "it has as many heads as tokens, and nothing shows which axis counts which"
 UNUSED = "the module that computed it did not use its output"
 OTHER_TEXT = "it read another text than the one of this capture"
 
@@ -291,6 +292,8 @@ class Recording(CallReceiver):
                 problem=call.problem,
                 max_rows=None if self.verify else ROWS,
             )
+            if self.order is not None and not self.is_known(layer_id.name):
+                evidence = dataclasses.replace(evidence, unplaced=self.order.explain())
             selected, heads = select_linear_heads(m, self.heads)
             values = call.v.detach()[:, list(heads)] if self.values else None
             state = None if call.final_state is None else call.final_state.detach()[:, list(heads)]
@@ -346,11 +349,15 @@ class Recording(CallReceiver):
     def _why_unplaced(self, name: str, call: AttentionCall) -> str | None:
         """Return why the axes of a call are not known to be texts, heads and tokens; None if they may be."""
         order, batch = self.order, () if self._tokens is None else self._tokens.batch
-        B, _, T, D = call.q.shape
+        B, H, T, D = call.q.shape
         if call.unplaced is None and order is not None:
             # XCiT attends between channels; its queries are transposed views.
             is_turned = T == D == order.T > 1 and call.q.stride(3) > call.q.stride(2)
-            return order.reason or (TURNED if is_turned else None)
+            # (B, T, H, D) without a transpose looks like this; heads that were cut from channels do not.
+            is_either = T == H == order.T > 1 and call.q.stride(1) >= call.q.stride(2)
+            if self.is_known(name):  # inside of which nothing is watched
+                return order.reason
+            return order.explain() or (TURNED if is_turned else AS_MANY if is_either else None)
         if call.unplaced is None and batch and B not in (1, *batch) and not self.is_known(name):
             return other_batch(B, batch[0])
         return call.unplaced
@@ -493,6 +500,16 @@ class Recording(CallReceiver):
         self.seen.pictures = self._pictures = None
         for call in continuing:
             self._start_strip(call)
+
+    def first_queries(self) -> list[Tensor]:
+        """Return the queries of the calls so far, up to the first that are not in memory as they were."""
+        queries: list[Tensor] = []
+        for strip in self._strips.values():
+            m = strip.layer.data().map if strip.layer.in_memory else None
+            if self.dtype is not None or self.heads is not None or strip.grown or m is None:
+                break
+            queries.append(m.q)
+        return queries
 
     def _finish_layers(self) -> None:
         """Store the layers that have grown, and complete the tokens that belong to them."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.recorder.certificate import BY_NUMBER, CHANGED, KNOWN_CODE, Evidence
 from regard.recorder.layer import Layer
 
+SECOND_TEXT = "it is named as attention to another text, and nothing shows which tokens its queries are"
 MOVED = "changing a token moved the rows or keys of other tokens, or not its own"
 
 
@@ -35,7 +36,8 @@ def place(
     evidence = layer.evidence
     ids = target_ids if layer.stack == "decoder" and target_ids is not None else ids
     if ids is None or layer.stack == "cross":
-        return evidence
+        reason = None if ids is None or is_known else SECOND_TEXT
+        return replace(evidence, unplaced=evidence.unplaced or reason)
     if probed.get(layer.name, MOVED) is None and layer.shape[2] == layer.shape[3]:
         return replace(evidence, unplaced=None, tokens=CHANGED)
     if evidence.unplaced is not None:

@@ -33,7 +33,7 @@ GLOBAL, IMPORT = dis.opmap["LOAD_GLOBAL"], dis.opmap["IMPORT_NAME"]  # bit 0 of 
 ATTRIBUTES = {dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap}
 ATTRIBUTE_BITS = 1 if sys.version_info >= (3, 12) else 0  # that precede the number of an attribute's name
 EXTENDED, CACHE = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", 0)
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial, torch.jit.ScriptFunction)
 TABLES = (dict, list, tuple)
 TABLE_SIZE = 256  # the most entries of a table that are looked at
 SIMPLE = (type(None), bool, int, float, str, type, nn.Module, torch.Tensor)
@@ -80,8 +80,6 @@ def module_names(module: nn.Module) -> frozenset[str]:
             continue
         if isinstance(value, fx.Graph):
             names |= _graph_names(value)
-        elif isinstance(value, torch.jit.ScriptFunction):
-            names |= script_names(value)
         elif isinstance(value, (*FUNCTIONS, *TABLES)):
             names |= _held_names(value)
         elif callable(value) or not type(value).__module__.startswith((*OTHERS, "builtins", "collections")):
@@ -116,7 +114,8 @@ def _held_names(value: Any) -> frozenset[str]:
     names: frozenset[str] = frozenset()
     for function in _functions_in(value):
         if function not in _function_names:
-            is_read = _is_followed(function) or isinstance(function, BuiltinFunctionType)
+            is_read = isinstance(function, BuiltinFunctionType | torch.jit.ScriptFunction)
+            is_read = is_read or _is_followed(function)
             is_read = is_read or inspect.unwrap(function) is attend
             _function_names[function] = _names_in([function]) if is_read else frozenset()
         names |= _function_names[function]
@@ -139,6 +138,9 @@ def _names_in(functions: Iterable[Any]) -> frozenset[str]:
     pending, visited = list(functions), dict[int, Any]()  # by their ids, as closures share their code
     while pending:
         function = pending.pop()
+        if isinstance(function, torch.jit.ScriptFunction):
+            names |= script_names(function)
+            continue
         function = inspect.unwrap(function) if callable(function) else function
         if function is attend:
             names.add(ATTEND)
@@ -160,7 +162,7 @@ def _names_in(functions: Iterable[Any]) -> frozenset[str]:
             for called in _called_by(function, used)
             if _is_followed(called)
             or called.__module__ == function.__module__
-            or isinstance(called, BuiltinFunctionType)
+            or isinstance(called, BuiltinFunctionType | torch.jit.ScriptFunction)
             or (inspect.unwrap(called) is attend and _is_followed(function))
         ]
     return frozenset(names)
@@ -245,7 +247,7 @@ def _functions_in(value: Any) -> Iterator[Any]:
         yield from _functions_in(value.__func__)
     elif isinstance(value, type) and issubclass(value, torch.autograd.Function):
         yield from (inspect.unwrap(x) for x in vars(value).values() if isinstance(x, staticmethod))
-    elif isinstance(value, FunctionType | BuiltinFunctionType):
+    elif isinstance(value, FunctionType | BuiltinFunctionType | torch.jit.ScriptFunction):
         yield value
 
 

@@ -25,9 +25,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from regard.recorder.attention_call import dropout_problem
 from regard.recorder.map_preparation import write_count
 from regard.recorder.sources import products
-from regard.recorder.sources.call_stack import calling_modules
+from regard.recorder.sources.call_stack import calling_module, calling_modules
 from regard.recorder.sources.code_names import function_name
-from regard.recorder.sources.head_order import LeadingAxes, leading_axes, note_axes
+from regard.recorder.sources.head_order import LeadingAxes, head_counts, leading_axes, note_axes
 from regard.recorder.sources.products import Product, arrange
 
 LOW = -1e3  # scores that are set to less than this are masked
@@ -143,6 +143,8 @@ class EagerAttention:
     """Whether the values are themselves a product with attention weights."""
     stacked: int
     """From how many tensors the values were concatenated along their first axis; 0 if they were not."""
+    is_told: bool
+    """Whether it is known which axis counts the queries, where all heads share their keys."""
     leading_axes: LeadingAxes | None
     """The first two axes of the values, (B, H) or (H, B), which may have been merged; None if not known."""
     restore: Callable[[Tensor], Tensor] = field(repr=False)
@@ -186,6 +188,23 @@ def run_traced(hear: Hear, forward: Callable[..., Any], *args: Any, **kwargs: An
         return forward(*args, **kwargs)
     with EagerTrace(hear):
         return forward(*args, **kwargs)
+
+
+def _query_label(product: Product, own: tuple[str, ...], key: str) -> tuple[str, bool]:
+    """Return which of an operand's own axes counts the queries, and whether that is known; `key` the keys'.
+
+    There are two where all heads share their keys, (B, T, H, D) × (B, S, D): the other one has as many
+    entries as the module names heads, or this one as many as there are keys.
+    """
+    if len(own) == 1:
+        return own[0], True
+    sizes, counts = product.sizes, head_counts(calling_module())
+    unnamed = [label for label in own if sizes[label] not in counts]
+    as_keys = [label for label in own if sizes[label] == sizes[key]]
+    for candidates in (unnamed, as_keys):
+        if len(own) == 2 and len(candidates) == 1:
+            return candidates[0], True
+    return own[-1], False
 
 
 class EagerTrace(TorchFunctionMode):
@@ -265,7 +284,8 @@ class EagerTrace(TorchFunctionMode):
             return None
         if any(_is_parameter(x) for x in product[:2]):  # a projection
             return None
-        x, y = own_left[-1], own_right[-1]
+        x, _ = _query_label(product, own_left, own_right[-1])
+        y, _ = _query_label(product, own_right, own_left[-1])
         lead = [label for label in product.labels if label not in (x, y)]
         width = len(product.summed)
         left = arrange(product.left, product.left_labels, [*lead, x, *product.summed]).flatten(-width)
@@ -283,7 +303,8 @@ class EagerTrace(TorchFunctionMode):
         own, width = product.own_labels()
         if not own or not width or len(product.summed) != 1 or product.added is not None:
             return output
-        (s,), t = product.summed, own[-1]
+        (s,) = product.summed
+        t, is_told = _query_label(product, own, s)
         lead = [label for label in product.left_labels if label not in (t, s)]
         order = [*lead, t, *width]
         widths = [output.shape[product.labels.index(label)] for label in width]
@@ -308,6 +329,7 @@ class EagerTrace(TorchFunctionMode):
             is_composed=product.right in self.mixed,
             stacked=int(self.stacked.get(product.right, 0)),  # type: ignore[no-untyped-call]
             leading_axes=leading_axes(product.right if is_ordered else v),
+            is_told=is_told,
             restore=restore,
         )
         edited = self.hear(attention)

@@ -25,7 +25,7 @@ from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, write_count
 from regard.recorder.receiver import CallReceiver, Part, Slot
-from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, torch_mha
+from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, token_order, torch_mha
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.code_names import ATTEND, module_names
 from regard.recorder.sources.eager_call import attention_call, has_heads_first
@@ -35,6 +35,10 @@ from regard.recorder.sources.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.linear_modules import linear_modules
 from regard.recorder.sources.token_mixers import computes_softmax_attention, kind_of
 
+SHARED_KEYS = (
+    "all its heads share their keys, and nothing shows which axis of its queries counts heads: "
+    "name num_heads in the module"
+)
 PARTS = "its module attends in several calls, each with some of its queries or keys"
 MULTI_HEAD = "multi_head_attention_forward"  # which some modules call without `nn.MultiheadAttention`
 FUNCTIONS = frozenset(
@@ -294,12 +298,16 @@ _eager_listeners: ContextEntries[Listener] = ContextEntries("eager_listeners")
 """The listeners to attention in modules' own code, of the blocks that are open in a context."""
 
 
-def _eager_call(attention: EagerAttention) -> AttentionCall | UnreadableCall:
-    """Read an attention in a module's own code, or say why it cannot be read."""
+def _eager_call(attention: EagerAttention, independent: str | None) -> AttentionCall | UnreadableCall:
+    """Read an attention in a module's own code, or say why it cannot be read.
+
+    `independent` says why its queries and keys are no tokens, if they are not.
+    """
     module = attention.modules[-1]
     try:
         call = attention_call(attention, module)
-        return call._replace(unplaced=sdpa.several_axes(attention.output.shape))
+        reason = sdpa.several_axes(attention.output.shape) or independent
+        return call._replace(unplaced=reason if attention.is_told else SHARED_KEYS)
     except (ValueError, RuntimeError) as error:
         return UnreadableCall(f"{type(module).__name__}, as {error}")
 
@@ -316,9 +324,10 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
     takers.sort(key=lambda taker: not taker.is_editor)
     if has_heads_first(attention, attention.modules[-1]):
         attention = attention.exchanged()
-    device = attention.v.device.type
+    device, scores = attention.v.device.type, attention.weights.scores
+    independent = token_order.why_independent(scores.left, scores.right) if scores.is_known else None
     with sdpa.reading_mode(takers), sdpa.listening(), eager_trace.paused():
-        call = _eager_call(attention)
+        call = _eager_call(attention, independent)
         with torch.autocast(device, enabled=False):
             call = sdpa.notify(takers, call)
     if isinstance(call, UnreadableCall) or call.used is None:

@@ -40,6 +40,12 @@ class Product(NamedTuple):
         )
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the axes by their labels."""
+        pairs = ((self.left_labels, self.left), (self.right_labels, self.right))
+        return {label: n for labels, x in pairs for label, n in zip(labels, x.shape, strict=True)}
+
+    @property
     def summed(self) -> Labels:
         """The labels that both operands have and the result lacks."""
         return tuple(x for x in self.left_labels if x in self.right_labels and x not in self.labels)

@@ -53,6 +53,9 @@ original = functional.scaled_dot_product_attention
 FUNCTIONS = (original, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 """The function, and the operator that stands for it in exported graphs."""
 
+LEAVING = {"numpy", "__array__", "tolist", "__dlpack__"}
+"""Functions by which a tensor leaves PyTorch."""
+
 Call = AttentionCall | UnreadableCall
 
 
@@ -162,6 +165,8 @@ class AttentionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _is_noted(func) and not _unused.get():
             return func(*args, **(kwargs or {}))
+        if (name := function_name(func)) in LEAVING:
+            token_order.note_departure(args[0], name)
         if not _computing.get():
             if func in FUNCTIONS:
                 return observed_attention(*args, **(kwargs or {}))
@@ -178,7 +183,7 @@ class AttentionMode(TorchFunctionMode):
 def _is_noted(func: Any) -> bool:
     """Whether a torch function matters to the mode: the others, nearly all, should cost little."""
     name = function_name(func)
-    return func in FUNCTIONS or name in COPYING or bool(FUSED_OPERATORS.search(name))
+    return func in FUNCTIONS or name in COPYING | LEAVING or bool(FUSED_OPERATORS.search(name))
 
 
 class UnusedOutputs:
@@ -315,6 +320,7 @@ def _observed(
         notify(listeners, UnreadableCall(reason))
         return run(query, key, value)
     # Those who listen instead are told about (B, H, T, D).
+    independent = token_order.why_independent(query, key)
     axes = leading_axes(query, value, key) if _instead.get() is None else None
     counts = [] if axes is None else head_counts(calling_module())
     query, key, value = autocast(query, key, value)
@@ -338,7 +344,8 @@ def _observed(
         except HeadOrderError as error:
             call = UnreadableCall(str(error))
         if isinstance(call, AttentionCall):
-            call = call._replace(problem=dropout_problem(dropout_p), kept=kept)
+            unplaced = call.unplaced or independent
+            call = call._replace(problem=dropout_problem(dropout_p), kept=kept, unplaced=unplaced)
         disowns: list[Disown] = []
         token = _disowns.set(disowns)
         try:

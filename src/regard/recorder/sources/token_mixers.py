@@ -49,6 +49,8 @@ FUSED = (
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 SCANS = {"cumsum", "cumprod", "cummax", "logcumsumexp", "roll", "fft", "rfft", "conv1d", "flip"}
+SUMS = {"exp", "logsumexp", "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce"}
+"""Functions by which attention is written without a matrix product: Bahdanau's, and that of graphs."""
 FUNCTIONS = {
     ATTEND,
     "scaled_dot_product_attention",
@@ -256,7 +258,8 @@ class TokenMixers:
         if TOKENWISE.search(kind_of(module)) or type(module).__module__.startswith("torch."):
             return False
         tokenwise = all(TOKENWISE.search(kind_of(child)) for child in module.children())
-        return not tokenwise or bool((SCANS | PRODUCTS) & called_names(cast(Any, type(module))))
+        names = called_names(cast(Any, type(module)))
+        return not tokenwise or _has_softmax(names) or bool((SCANS | PRODUCTS | SUMS) & names)
 
 
 def _note(ran: set[str], name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+_active: ContextVar[TokenOrder | None] = ContextVar("token_order", default=None)
 _paused: ContextVar[bool] = ContextVar("token_order_paused", default=False)
 
 
@@ -42,10 +43,27 @@ def paused() -> Iterator[None]:
         _paused.reset(token)
 
 
+def why_independent(q: Tensor, k: Tensor) -> str | None:
+    """Return why queries and keys, as the model has them, are not those of tokens; None if they may be."""
+    if (order := _active.get()) is None or not (order.is_independent(q) or order.is_independent(k)):
+        return None
+    if order.is_independent(q) and order.reason is None:
+        order.reason = "a layer before it attended from queries of its own, such as latents"
+    return "its queries or keys do not depend on the token ids"
+
+
+def note_departure(x: Any, how: str) -> None:
+    """Note that code takes a tensor out of PyTorch."""
+    if (order := _active.get()) is not None and not _paused.get():
+        order.leave(x, how)
+
+
 class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the first operator of a forward pass after which texts or tokens may stand in another order.
 
-    - `ids` (B, T): the token ids that the model was given, on the CPU.
+    It also follows which tensors depend on the token ids, by the memory that they are views of.
+
+    - `ids` (B, T): the token ids that the model was given; `read` the same as a copy on the CPU.
     - `others`: other arguments of the forward pass that may hold token ids.
     - `model`: its parameters and buffers are tables, which may be cut in any way.
     """
@@ -57,25 +75,64 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Compiled functions inside the model run as they do without the mode."""
         return True
 
-    def __init__(self, ids: Tensor, others: Sequence[Tensor], model: nn.Module) -> None:
+    def __enter__(self) -> TokenOrder:
+        self._token = _active.set(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _active.reset(self._token)
+
+    def __init__(self, ids: Tensor, read: Tensor, others: Sequence[Tensor], model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ids, (self.B, self.T) = ids, ids.shape
-        self.others = {x.data_ptr() for x in others}
+        self.read, (self.B, self.T) = read, read.shape
+        self.others = {_memory(x) for x in others}
         self.tables = {_memory(x) for x in itertools.chain(model.parameters(), model.buffers())}
         self.reason: str | None = None
         """Why the maps that are recorded from now on may be of other texts or tokens; None if nothing is."""
-        self._read_from: set[int] = set()  # the tables from which the ids were read
-        self._read_otherwise: set[int] = set()  # and those from which other whole numbers were
+        self._dependent, self._independent = {_memory(ids)}, set(self.tables)
+        self._tables_read: set[int] = set()  # the tables in which the ids were looked up
+        self._tables_otherwise: set[int] = set()  # and those in which other whole numbers were
+        self._width = 0  # of the table in which the ids were looked up
+
+    def explain(self) -> str | None:
+        """Return why an attention that is called now may be of other texts or tokens; None if nothing is."""
+        if self.reason is None and not self._tables_read:
+            return "the model did not look up the token ids as it was given them"
+        return self.reason
+
+    def is_independent(self, x: Tensor) -> bool:
+        """Whether one of the model's own tensors, which is in use, certainly does not depend on the ids."""
+        return _memory(x) in self._independent
+
+    def leave(self, x: Any, how: str) -> None:
+        """Note that a tensor left PyTorch, as to NumPy, where nothing is seen."""
+        if self.reason is None and isinstance(x, Tensor) and _memory(x) in self._dependent:
+            self.reason = f"it took its tensors out of PyTorch ({how}) before this layer"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if self.reason is None and not _paused.get() and hasattr(func, "_schema"):
             name = func._schema.name.removeprefix("aten::").removesuffix("_")
             try:
+                inputs = [] if name == "lift_fresh" else _tensors((*args, *(kwargs or {}).values()))
                 self.reason = self._explain(name, args)
+                self._follow(inputs, [_memory(x) for x in _tensors((output,))])
             except (RuntimeError, TypeError, IndexError) as error:  # a kind of tensor without memory or shape
                 self.reason = f"its operator {name} could not be followed ({error})"
         return output
+
+    def _follow(self, inputs: Sequence[Tensor], outputs: Collection[int]) -> None:
+        """Note whether the outputs of an operator depend on the ids, or certainly do not."""
+        depends = any(_memory(x) in self._dependent for x in inputs)
+        # Whole numbers and single ones that come from elsewhere are constants.
+        numbers = (x for x in inputs if x.is_floating_point() and x.ndim)
+        is_independent = not depends and all(_memory(x) in self._independent for x in numbers)
+        for memory in outputs:  # which may have been another tensor's before
+            (self._dependent.add if depends else self._dependent.discard)(memory)
+            if memory not in self.tables:
+                (self._independent.add if is_independent else self._independent.discard)(memory)
 
     def _explain(self, name: str, args: tuple[Any, ...]) -> str | None:
         """Return what an operator may have done to the order of texts and tokens, or None."""
@@ -85,13 +142,17 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._explain_lookup(args[0], args[1][0]) if len(args[1]) == 1 else None
         if name in ("stack", "cat"):
             return self._explain_join(args)
+        if name in PRODUCTS:
+            return self._explain_product(*_tensors(args)[-2:])
         x = args[0] if args else None
-        if not isinstance(x, Tensor) or x.is_nested or _memory(x) in self.tables:
+        if not isinstance(x, Tensor) or x.is_nested or _memory(x) in self._independent:
             return None
         if name in ("view", "_unsafe_view", "reshape"):
             return self._explain_view(x, args[1])
         if name in EXCHANGING and self.B == self.T and self._is_exchanged(x, args[1:]):
             return "its texts are as many as their tokens, and it exchanged the two (transpose)"
+        if name in ("slice", "constant_pad_nd") and self._is_shifted(name, x, args[1:]):
+            return f"it shifted its tokens ({name}) before this layer"
         if name not in CUTTING:
             return None
         for axis in CUTTING[name](x, args[1:]):
@@ -110,35 +171,56 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _explain_lookup(self, table: Tensor, ids: Tensor) -> str | None:
         """Note a lookup of whole numbers in a table; return a reason if a second text was looked up."""
-        if ids.numel() == self.ids.numel() and torch.equal(ids.detach().cpu().reshape(-1), self.ids.view(-1)):
-            self._read_from.add(_memory(table))
+        is_text = ids.numel() == self.read.numel()
+        if is_text and torch.equal(ids.detach().cpu().reshape(-1), self.read.view(-1)):
+            self._tables_read.add(_memory(table))
+            self._width = table.shape[-1]
         else:
-            self._read_otherwise.add(_memory(table))
-            if ids.data_ptr() in self.others:
+            self._tables_otherwise.add(_memory(table))
+            if _memory(ids) in self.others and len(table) > TYPES:
                 return "the model read the ids of a second argument, too"
-        if self._read_from & self._read_otherwise:
+        if self._tables_read & self._tables_otherwise:
             return "the model also read other token ids than those it was given"
         return None
 
     def _explain_join(self, args: tuple[Any, ...]) -> str | None:
         """Return a reason if tensors of all texts were put in front of one another, as separate heads are."""
         tensors, axis = args[0], args[1] if len(args) > 1 else 0
-        if axis != 0 or len(tensors) < 2 or any(_memory(x) in self.tables for x in tensors):
+        if axis != 0 or len(tensors) < 2 or self._independent.issuperset(map(_memory, tensors)):
             return None
         if all(x.ndim > 2 and x.is_floating_point() and self._has_texts(x) for x in tensors):
             return "it put several tensors of its texts in front of one another (stack), as heads or texts"
         return None
 
+    def _explain_product(self, left: Tensor, right: Tensor) -> str | None:
+        """Return a reason if tokens or texts were multiplied by a square matrix that is not made of them."""
+        constant = [x.shape[-2:] for x in (left, right) if _memory(x) in self._independent]
+        for n, what in ((self.T, "tokens"), (self.B, "texts")):
+            if n not in (1, self._width) and (n, n) in constant:
+                return f"it multiplied its {what} by a constant matrix before this layer"
+        return None
+
+    def _is_shifted(self, name: str, x: Tensor, args: tuple[Any, ...]) -> bool:
+        """Whether tokens were padded in front, or something that stood before them now counts as one."""
+        if name == "constant_pad_nd":
+            lengths = reversed(x.shape)  # its list begins at the last axis, with the padding in front
+            return any(n == self.T and front for n, front in zip(lengths, args[0][::2], strict=False))
+        axis, length = _slice(x, args)
+        is_sequence = x.ndim <= 3 and axis == 1 and x.shape[0] == self.B
+        return is_sequence and length == self.T < x.shape[1]
+
     def _has_texts(self, x: Tensor) -> bool:
         return set(x.shape[:2]) == {self.B, self.T}
 
     def _explain_view(self, x: Tensor, shape: Sequence[int]) -> str | None:
-        """Return a reason if a new shape cuts the tokens of x (…, T, …) into groups."""
+        """Return a reason if a new shape cuts the tokens of x (…, T, …) into groups, or counts others."""
         if x.ndim < 2 or self.T < 2 or list(x.shape).count(self.T) != 1 or x.shape[-1] == self.T:
             return None
         inside = x.shape[list(x.shape).index(self.T) + 1 :].numel()
-        after = list(itertools.accumulate(reversed(_whole_shape(x, shape)), lambda a, b: a * b))
-        if any(inside < n < inside * self.T for n in after):
+        lengths = _whole_shape(x, shape)[::-1]
+        after = [1, *itertools.accumulate(lengths, lambda a, b: a * b)]  # entries inside each new axis
+        places = [size for n, size in zip(lengths, after, strict=False) if n == self.T]
+        if (places and inside not in places) or any(inside < size < inside * self.T for size in after):
             return "it cut its tokens into groups (view) before this layer"
         return None
 
@@ -148,6 +230,16 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         moved = [n % x.ndim for n in axes[:2]]
         # permute(1, 0, …) names the new order, and transpose(0, 1) the two axes.
         return self.B > 1 and x.ndim > 2 and (moved == [1, 0] or (moved == [0, 1] and axes is args))
+
+
+TYPES = 8  # a table with no more rows is not one of words: token types, segments
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors among some values, and in lists and tuples among them."""
+    flat = (x for value in values for x in (value if isinstance(value, list | tuple) else (value,)))
+    return [x for x in flat if isinstance(x, Tensor) and not x.is_nested]
 
 
 def _memory(x: Tensor) -> int:
@@ -170,11 +262,16 @@ def _second_dimension(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
     return (args[1],) if len(args) > 1 else (0,)
 
 
-def _sliced(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
-    """The axis of a slice that leaves entries out."""
+def _slice(x: Tensor, args: tuple[Any, ...]) -> tuple[int, int]:
+    """The axis of a slice, and how many entries it takes."""
     defaults: list[Any] = [0, None, None, 1]
     axis, start, stop, step = [*args, *defaults[len(args) :]]
-    length = len(range(*slice(start, stop, step).indices(x.shape[axis])))
+    return axis % x.ndim, len(range(*slice(start, stop, step).indices(x.shape[axis])))
+
+
+def _sliced(x: Tensor, args: tuple[Any, ...]) -> Collection[int]:
+    """The axis of a slice that leaves entries out."""
+    axis, length = _slice(x, args)
     return (axis,) if length < x.shape[axis] else ()
 
 
@@ -199,8 +296,10 @@ CUTTING: dict[str, Callable[[Tensor, tuple[Any, ...]], Collection[int]]] = {
     "roll": _rolled,
     "slice": _sliced,
     **dict.fromkeys(("index", "index_put"), _indexed),
-    **dict.fromkeys(("split", "split_with_sizes", "topk"), _second_dimension),
+    **dict.fromkeys(("split", "split_with_sizes"), _second_dimension),
+    "topk": lambda x, args: args[1:2] or (-1,),
+    "sort": lambda x, args: args[:1] or (-1,),
     **dict.fromkeys(("index_select", "index_add", "index_copy", "gather", "select", "unbind"), _dimension),
-    **dict.fromkeys(("unfold", "sort", "scatter", "scatter_add", "scatter_reduce"), _dimension),
+    **dict.fromkeys(("unfold", "scatter", "scatter_add", "scatter_reduce"), _dimension),
 }
 """By operator: the axes of its first argument along which entries are picked, cut or reordered."""

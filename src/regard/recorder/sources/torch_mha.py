@@ -25,7 +25,7 @@ from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import sdpa, torch_fused
+from regard.recorder.sources import sdpa, token_order, torch_fused
 from regard.recorder.sources.sdpa import Call, CallListener, current_listeners, listening, notify
 from regard.recorder.sources.torch_fused import difference_problem
 
@@ -188,7 +188,8 @@ def _fused_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     def observed(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         result: tuple[Tensor, Tensor] = run(*args, **kwargs)
         if listeners := current_listeners():
-            _notify_unchanged(listeners, torch_fused.attention(result[0], *args, **kwargs))
+            with token_order.paused():
+                _notify_unchanged(listeners, torch_fused.attention(result[0], *args, **kwargs))
         return result
 
     return observed
@@ -202,8 +203,9 @@ def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
         listeners = current_listeners()
         if not listeners:
             return run(*args, **kwargs)  # type: ignore[no-any-return]
-        result, call = torch_fused.encoder_layer(run, torch_fused.EncoderLayer(*args, **kwargs))
-        _notify_unchanged(listeners, call)
+        with token_order.paused():
+            result, call = torch_fused.encoder_layer(run, torch_fused.EncoderLayer(*args, **kwargs))
+            _notify_unchanged(listeners, call)
         return result
 
     return observed
