@@ -42,9 +42,10 @@ SIZES: dict[str, Any] = {
     "rotary_base": 10000.0,
     "padding_id": 0,
     "device": "cpu",
+    "max_batch": 4,
 }
 # Values that stay at any default that the author gave.
-_KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device")
+_KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device", "max_batch")
 # Widths for code that needs many channels, such as a group norm of 32 groups.
 WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
 # Sizes that stay None if that is their default.

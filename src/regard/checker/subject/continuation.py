@@ -378,4 +378,5 @@ def _sizes(module: nn.Module, x: Tensor) -> dict[str, Any]:
         for name, value in vars(module).items()
         if (meaning := vocabulary.size(name)) and isinstance(value, int) and not isinstance(value, bool)
     }
-    return SIZES | named | {"batch": x.shape[0], "length": SIZES["length"]}
+    batch = {"batch": x.shape[0], "max_batch": x.shape[0]}
+    return SIZES | named | batch | {"length": SIZES["length"]}

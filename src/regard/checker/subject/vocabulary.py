@@ -106,7 +106,8 @@ _SIZES = {
     "layers": """
         n_layer n_layers num_layers num_hidden_layers depth nlayers N num_blocks n_blocks encoder_layers
         decoder_layers num_encoder_layers num_decoder_layers""",
-    "batch": "batch_size B max_batch_size",
+    "batch": "batch_size B",
+    "max_batch": "max_batch_size max_bs",
 }
 
 
