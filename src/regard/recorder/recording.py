@@ -189,6 +189,7 @@ class Recording(CallReceiver):
     def _begin(self, tokens: PassTokens | None = None) -> None:
         """Begin a forward pass of the model that reads `tokens`."""
         super()._begin(tokens)
+        self._in_prefill = _runs_in_prefill()
         self._note_edits()
 
     def _take_pixels(self, pixels: PixelInputs | None) -> None:
@@ -334,10 +335,6 @@ class Recording(CallReceiver):
         else:
             strip = Strip(stored, m)
         self._strips[call.slot] = self._started[call.slot] = strip
-
-    def _begin(self, tokens: PassTokens | None = None) -> None:
-        super()._begin(tokens)
-        self._in_prefill = _runs_in_prefill()
 
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.
@@ -504,8 +501,8 @@ class Recording(CallReceiver):
 def _runs_in_prefill() -> bool:
     """Whether Transformers' `generate` is reading the prompt.
 
-    With `prefill_chunk_size` (transformers 5) it reads it in chunks, and the last may be a single token, which looks
-    like a generated one; only the caller tells them apart.
+    With `prefill_chunk_size` (transformers 5) it reads it in chunks, and the last may be a single token, which
+    looks like a generated one; only the caller tells them apart.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
