@@ -501,7 +501,7 @@ class Recording(CallReceiver):
 def _runs_in_prefill() -> bool:
     """Whether Transformers' `generate` is reading the prompt.
 
-    With `prefill_chunk_size` (transformers 5) it reads it in chunks, and the last may be a single token, which
+    With `prefill_chunk_size` (transformers 5) it reads it in chunks, and the last may be a single token that
     looks like a generated one; only the caller tells them apart.
     """
     frame: FrameType | None = sys._getframe()
