@@ -48,7 +48,7 @@ def test_it_prints_the_effect_beside_random_heads(folder: Path) -> None:
     expected = effect(model, texts, ablate(1, 2))
     assert f"{expected.plain:.3f} → {expected.plain + expected.value:.3f}" in shown
     assert f"{expected.baseline_low:+.3f} to {expected.baseline_high:+.3f}" in shown
-    assert "95% band of 3 sets of as many other heads" in shown
+    assert "weak band of 3 sets of as many other heads" in shown
     assert ("That is more than random heads do." in shown) == (expected.value > expected.baseline_high)
     # The ten likeliest before, in order, then those that come in.
     rows = [line for line in shown.splitlines() if line.startswith("'")]

@@ -163,7 +163,7 @@ def _token_text(model: Model, token: int) -> str:
 
     from regard.recorder.tokens import decode_tokens
 
-    return decode_tokens(model.tokenizer, torch.tensor([[token]]))[0][0]
+    return decode_tokens(model.tokenizer, torch.tensor([[token]], device="cpu"))[0][0]
 
 
 def _title(table: HeadTable) -> Any:

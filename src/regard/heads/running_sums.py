@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -154,7 +153,6 @@ def ratio_interval(
     return ratio - reach, ratio + reach
 
 
-@lru_cache(1024)
 def students_t(freedom: int, share: float = 0.95) -> float:
     """The two-sided quantile of Student's t distribution, for a confidence level `share`.
 
@@ -164,7 +162,11 @@ def students_t(freedom: int, share: float = 0.95) -> float:
     7.1
     """
     p = (1 + share) / 2
-    if freedom <= 30:  # by bisection; the angle is atan(t / √freedom)
+    if freedom == 1:
+        return math.tan(math.pi * (p - 0.5))
+    if freedom == 2:
+        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+    if freedom <= 30 and share > 0.95:  # the expansion below is coarse there; the angle is atan(t / √freedom)
         low, high = 0.0, math.pi / 2
         for _ in range(100):
             angle = (low + high) / 2

@@ -43,9 +43,7 @@ export function labelTags(row) {
     return [element("span", { class: "tag none", text: labelWords(row), title })];
   }
   const titles = titlesOf(row);
-  return labels.map((name, i) =>
-    element("span", { class: "tag", text: titles[i], title: scoreAbout(name) }),
-  );
+  return labels.map((name, i) => element("span", { class: "tag", text: titles[i], title: scoreAbout(name) }));
 }
 
 /**
