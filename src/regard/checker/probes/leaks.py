@@ -90,7 +90,8 @@ def probe_batch(session: CheckSession) -> None:
     question = session.cases.plain("batch", B=3, seed=41).to(session.dtype)
     together = session.subject.run(question)
     if together.answer is None:
-        session.add_failure("batch", f"a batch of 3 raised {together.error_line}")
+        record = session.add_skip if together.is_refusal else session.add_failure
+        record("batch", f"a batch of 3 raised {together.error_line}")
         return
     worst = 0.0
     for item in range(3):

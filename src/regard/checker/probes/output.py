@@ -158,6 +158,8 @@ def _observe(session: CheckSession) -> list[Observation]:
 
 def _refuses(reply: Reply) -> bool:
     """Return whether the code says that it does not do what was asked, rather than failing at it."""
+    if reply.is_refusal:
+        return True
     explicit = isinstance(reply.error, NotImplementedError | ValueError)
     return explicit and re.search(r"support|implement|cannot|only|NYI", str(reply.error)) is not None
 
@@ -197,14 +199,46 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
         _warn_if_added(session, question, form, ran)
     if "padding" in subject.arguments or ("mask" in subject.arguments and subject.layout not in ("TD", "TC")):
         question = with_explicit_mask(session, cases.padded(seed=12))
+        _choose_padding(session, question, [*observations, *masked])
         reply = subject.run(question.to(session.dtype))
         if reply.answer is not None:
             masked.append(Observation(question, reply.answer))
+        elif _refuses(reply):
+            session.add_skip("padding", f"it refuses one: {reply.error_line}")
         elif "padding" in subject.arguments:
             session.add_failure("padding", f"{question.shapes()} raised {reply.error_line}")
         else:
             session.add_skip("padding", f"it does not take a mask of (B, 1, T, S): {reply.error_line}")
     return masked
+
+
+def _choose_padding(session: CheckSession, question: Question, observations: list[Observation]) -> None:
+    """Find out what True means in a padding mask of which nothing is said, and note it in the report.
+
+    True hides in PyTorch's `key_padding_mask`, and keeps in flash-attn's, in functions and modules alike.
+    """
+    subject = session.compared
+    name = subject.arguments.get("padding")
+    if name is None or "len" in name or isinstance(session.module, nn.MultiheadAttention):
+        return
+    conventions = {"hide": "True = hidden", "look": "True = keep"}
+    if subject.mask_stated:
+        stated = f"{name}: {conventions[subject.padding_means]}, as stated"
+        session.understanding.assumptions.append(stated)
+        return
+    for means, words in conventions.items():
+        answer = subject.replaced(padding_means=means).run(question.to(session.dtype)).answer
+        if answer is None:
+            continue
+        observation = Observation(question, answer)
+        if session.understanding.right_intent is not None:
+            fits = _error(session, observation) < TOLERANCE
+        else:
+            fits = bool(diagnose([*observations, observation], session.understanding.intents))
+        if fits:
+            subject.padding_means = session.subject.padding_means = means
+            session.understanding.assumptions.append(f"{name}: {words}")
+            return
 
 
 def _observe_token_mask(session: CheckSession) -> Observation | None:
