@@ -211,7 +211,9 @@ def explain_parts(observations: list[Observation], intents: list[Intent], source
             continue
         for match in diagnose([observation], intents[:8], source)[:2]:
             by_names.setdefault(match.names, []).append(match)
-    return [replace(matches[0], partial=True) for matches in sorted(by_names.values(), key=_plausibility)]
+    # A scale that is another one for each input is not constant: attention may scale with the length.
+    consistent = [matches for matches in by_names.values() if len({match.detail for match in matches}) == 1]
+    return [replace(matches[0], partial=True) for matches in sorted(consistent, key=_plausibility)]
 
 
 def _pairs(

@@ -100,6 +100,7 @@ MASK_MISTAKES = (
             {"causal": _later},
             {"mask_argument": "inverted"},
             {"causal": _later, "mask_argument": "inverted"},
+            {"padding": "inverted"},
             {"mask_argument": "inverted", "padding": "inverted"},
             {"causal": _later, "mask_argument": "inverted", "padding": "inverted"},
             {"inverted": True},

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
-from regard.checker.evidence import against_softmax, excludes_softmax
+from regard.checker.evidence import against_softmax, computes_weights, declares_softmax, excludes_softmax, forms_scores
 from regard.checker.hypotheses import search
 from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
+from regard.checker.probes.dependence import visible_tokens
 from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
 from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
@@ -234,7 +235,8 @@ def _choose_padding(session: CheckSession, question: Question, observations: lis
         if session.understanding.right_intent is not None:
             fits = _error(session, observation) < TOLERANCE
         else:
-            fits = bool(diagnose([*observations, observation], session.understanding.intents))
+            matches = diagnose([*observations, observation], session.understanding.intents)
+            fits = any("inverted-mask" not in match.names for match in matches)
         if fits:
             subject.padding_means = session.subject.padding_means = means
             session.understanding.assumptions.append(f"{name}: {words}")
@@ -384,10 +386,19 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         matches = _diagnose_observed(session, understanding.observed)
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
     evidence = "" if matches else against_softmax(session)
-    # Weights that were measured inside a module count if its roles are those of its names.
+    # Weights of a function are measured; inside a module, if its roles are those of its names.
     observed = understanding.observed
-    measured = observed is not None and observed.as_named and excludes_softmax(evidence)
-    if not matches and max(wrong.values()) >= NEARLY_RIGHT and not unknown and not measured:
+    direct = session.module is None or (observed is not None and observed.as_named)
+    measured = direct and excludes_softmax(evidence)
+    lost = None if matches else _lost_key(session)
+    own = None if matches or session.mixed or lost is not None else _own_mask(session, observations, wrong)
+    if own is not None:
+        _judge_own_mask(session, own)
+        return
+    if lost is not None:
+        session.add_failure("keys", f"no output depends on key {lost} of {session.cases.plain().k.shape[-2]}")
+    search_pairs = not matches and not unknown and not measured and forms_scores(session)
+    if search_pairs and max(wrong.values()) >= NEARLY_RIGHT:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
@@ -533,14 +544,87 @@ def _is_undecided(
         return True
     if max(wrong.values()) < NEARLY_RIGHT and not unknown:
         return False  # precision is lost
-    if evidence:
+    declared = declares_softmax(session)
+    if evidence and (unknown or not declared):
         session.undecided = f"this is not softmax attention: {evidence}; {COMPARE}"
     elif unknown:
         session.undecided = f"the oracle cannot reproduce {unknown}; {COMPARE}"
-    else:
+    elif declared or _weights_establish(session) or any(c.name == "keys" for c in session.checks):
         return False
+    else:
+        session.undecided = f"{NO_FORM}; {COMPARE}"
     session.add_skip("output", "there is nothing to compare it with")
     return True
+
+
+def _weights_establish(session: CheckSession) -> bool:
+    """Return whether softmax attention is evidently meant: its weights are computed, in their usual place.
+
+    In a module they may be a part of something else (the set transformer adds the queries to the heads).
+    """
+    observed = session.understanding.observed
+    usual = session.module is None or (observed is not None and observed.as_named)
+    return usual and computes_weights(session)
+
+
+NO_FORM = (
+    "no form of softmax attention and no known mistake gives its numbers, and it does not call itself scaled "
+    "dot-product attention: it may be another kind, such as linear or approximate attention"
+)
+
+
+def _own_mask(
+    session: CheckSession, observations: list[Observation], wrong: dict[str, float]
+) -> Tensor | None:
+    """Return which keys each query sees (T, S), if wrong outputs are right with such a mask; else None.
+
+    Local, strided and block-sparse attention has masks of its own. Only outputs without options count.
+    """
+    failed = [o for o in observations if o.question.name in wrong]
+    options = {"mask", "padding", "bias", "window", "softcap", "flag", "sinks", "lengths", "splits"}
+    options -= session.cases.always.keys()  # what the code declares of itself is in every question
+    optional = [o for o in failed if any(getattr(o.question, name) is not None for name in options)]
+    if optional or any(o.question.k.shape[-2] > 64 for o in failed):
+        return None
+    seen = [visible_tokens(session, o.question) for o in failed]
+    masks = [visible for visible in seen if visible is not None]
+    hiding = [visible for visible in masks if not bool(visible.all())]
+
+    def explains(intent: Intent, observation: Observation, visible: Tensor) -> bool:
+        open_intent = replace(intent, causal=False, window=None, rule=None)
+        question = replace(observation.question, mask=visible, window=None, rule=None)
+        try:
+            expected = expected_answer(open_intent.apply(question), intent.wiring)
+        except (RuntimeError, ValueError):  # widths that do not fit
+            return False
+        return relative_error(observation.answer, expected) < TOLERANCE
+
+    pairs = list(zip(failed, masks, strict=False))
+    explained = len(masks) == len(failed) and any(
+        all(explains(intent, *pair) for pair in pairs) for intent in session.understanding.intents
+    )
+    return hiding[0] if hiding and explained else None
+
+
+def _judge_own_mask(session: CheckSession, visible: Tensor) -> None:
+    """Record softmax attention with a mask that no rule gives: wrong if it shows the future alone."""
+    if bool(visible.triu(1).any()) and not bool(visible.tril(-1).any()):
+        evidence = "Every query sees its own key and later ones, and no earlier one."
+        session.add_mistake("output", "only the future is visible", "inverted-mask", evidence)
+        return
+    session.undecided = f"it is softmax attention with a mask that the check does not know; {COMPARE}"
+    session.add_skip("output", "which keys should be visible is not known")
+
+
+def _lost_key(session: CheckSession) -> int | None:
+    """Return a key that no output of a function depends on, whatever the inputs; None if there is none."""
+    if session.module is not None or session.subject.inputs != "qkv" or session.understanding.causal:
+        return None
+    seen = [visible_tokens(session, session.cases.plain(seed=seed)) for seed in (97, 98)]
+    if any(visible is None or visible.shape[0] < 2 for visible in seen):
+        return None
+    lost = ~torch.stack([visible.any(0) for visible in seen if visible is not None]).any(0)
+    return int(lost.nonzero()[0]) if bool(lost.any()) else None
 
 
 COMPARE = "pass your own slow version to compare with: oracle=my_reference, or --oracle FILE.py:Name"
