@@ -90,7 +90,8 @@ class VariantMatcher:
     def error(self, variant: AttentionVariant, observation: Observation) -> float:
         """Return the relative difference between an observed answer and the variant's.
 
-        A variant without any finite number that counts explains only an answer without finite numbers.
+        NaN equals nothing: some finite numbers must agree. Only 0 · inf, which is NaN everywhere, explains an
+        answer without finite numbers.
         """
         answer = self.predict(variant, observation)
         if answer is None:
@@ -98,10 +99,9 @@ class VariantMatcher:
         error = relative_error(observation.answer, answer)
         if not error < TOLERANCE or variant.masking == "nan":
             return error
-        finite = answer.output.isfinite()
+        finite = answer.output.isfinite() & observation.answer.output.isfinite()
         counted = finite if answer.free is None else finite & ~answer.free
-        observed_finite = bool(observation.answer.output.isfinite().any())
-        return math.inf if observed_finite and not bool(counted.any()) else error
+        return error if bool(counted.any()) else math.inf
 
     def fits(self, variant: AttentionVariant, tolerance: float = TOLERANCE) -> float | None:
         """Return the largest error over all observations, or None if one exceeds the tolerance."""

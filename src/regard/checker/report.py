@@ -121,13 +121,16 @@ class Report:
         if self.verdict == "undecided":
             return f"{self.subject} is UNDECIDED: {self.undecided or self._what_is_missing()}"
         warned = f", with {_count(len(self.warnings), 'warning')}" if self.warnings else ""
-        names = " and ".join(dict.fromkeys(check.name for check in self.untried))
-        untried = f", but the {names} {'was' if ' and ' not in names else 'were'} not tried" if names else ""
-        return f"{self.subject} is right{warned}{untried}: {_count(len(self.passed), 'check')} passed"
+        passed = f"{_count(len(self.passed), 'check')} passed"
+        if self.untried:
+            names = ", ".join(dict.fromkeys(f"no {check.name}" for check in self.untried))
+            return f"{self.subject} is right{warned}, as far as tried: {names} ({passed})"
+        return f"{self.subject} is right{warned}: {passed}"
 
     def _what_is_missing(self) -> str:
         if any(check.name == "output" for check in self.passed):
-            return f"strict, and the {self.untried[0].name} was not tried"
+            names = ", ".join(dict.fromkeys(f"no {check.name}" for check in self.untried))
+            return f"strict, and right only as far as tried: {names}"
         return "its output was not compared"
 
     def to_dict(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class AttentionVariant:
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
     layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
-    split: str = "transpose"  # or "view", "fused view": heads split without a transpose
+    split: str = "transpose"  # or "view", "fused view" (without a transpose), "interleave" (by channel)
     merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
     normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
     rotated: str = "qk"  # which of q, k and v get rotary positions
@@ -302,7 +302,7 @@ class AttentionVariant:
     ) -> Tensor:
         """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
 
-        "exp" subtracts no maximum, "none" is no softmax, "twice" is a softmax of the softmax, "scaled"
+        "exp" subtracts no maximum, "none" is no softmax, "log" is its logarithm, "twice" is a softmax of the softmax, "scaled"
         multiplies the weights by the scale, "not divided" leaves out the sum, and "renormalise" goes with
         masking "after". "stale output" and "stale sum" are computed in blocks (see `_in_blocks`).
         """
@@ -315,6 +315,8 @@ class AttentionVariant:
             weights = weights / weights.sum(self.axis, keepdim=True)
         elif self.normalise == "none":
             weights = masked
+        elif self.normalise == "log":
+            weights = torch.log_softmax(masked, self.axis)
         elif self.normalise == "not divided":
             weights = (masked - masked.amax(self.axis, keepdim=True)).exp()
         elif self.normalise in ("stale output", "stale sum"):

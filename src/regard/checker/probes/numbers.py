@@ -305,7 +305,13 @@ def _extreme_scores(session: CheckSession, intent: Intent) -> None:
 
 def extreme_size(session: CheckSession) -> float:
     """Return the size of inputs whose scores are in the hundreds."""
+    if session.subject.arrays:
+        return 40.0  # NumPy computes in float64, whose exponentials overflow at 709
     return 14.0 if session.module is None else 12.0
+
+
+def _extreme_dtype(session: CheckSession) -> torch.dtype:
+    return torch.float64 if session.subject.arrays else _FLOAT32
 
 
 def check_extreme(session: CheckSession, question: Question, intent: Intent) -> str | bool | None:
@@ -313,7 +319,7 @@ def check_extreme(session: CheckSession, question: Question, intent: Intent) -> 
 
     Returns None if the answer is right, True if it is wrong and recorded, or the error if there was one.
     """
-    measured = _ratio(session, question, intent, _FLOAT32)
+    measured = _ratio(session, question, intent, _extreme_dtype(session))
     if isinstance(measured, str):
         return measured
     error, ratio = measured
@@ -334,9 +340,10 @@ def _extreme_changes() -> Iterator[tuple[str, dict[str, Any]]]:
 def _diagnose_extreme_scores(
     session: CheckSession, question: Question, intent: Intent, error: float, distance: float
 ) -> None:
-    reply = session.compared.run(question.to(_FLOAT32))
+    dtype = _extreme_dtype(session)
+    reply = session.compared.run(question.to(dtype))
     assert reply.answer is not None
-    interpreted = intent.apply(question).to(_FLOAT32)
+    interpreted = intent.apply(question).to(dtype)
     broken = not bool(reply.answer.output.isfinite().all())
     detail = "NaN or inf where scores are in the hundreds" if broken else describe_difference(error)
     for name, change in _extreme_changes():

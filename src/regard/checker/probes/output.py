@@ -384,6 +384,7 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
     matches = diagnose(observations, intents, session.source)
     if not matches and understanding.observed is not None:
         matches = _diagnose_observed(session, understanding.observed)
+    matches = [m for m in matches if "zero-times-infinity" not in m.names or _is_nan_unhidden(session, wrong)]
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
     evidence = "" if matches else against_softmax(session)
     # Weights of a function are measured; inside a module, if its roles are those of its names.
@@ -405,6 +406,9 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         session.add_diagnosis("batch-items-mixed", session.mixed)
     elif not matches and max(wrong.values()) >= NEARLY_RIGHT:
         matches = explain_parts(observations, intents, session.source)
+        matches = [
+            m for m in matches if "zero-times-infinity" not in m.names or _is_nan_unhidden(session, wrong)
+        ]
     if not matches and not session.mixed and _is_undecided(session, observations, wrong, unknown, evidence):
         return
     if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
@@ -416,6 +420,10 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         form = replace(session.compared.mask_form, kind="hide")
         session.compared.mask_form = session.subject.mask_form = form
         _record_results(session, observations, {})
+        return
+    if matches and (convention := _window_convention(session, matches[0])):
+        session.undecided = convention
+        session.add_skip("window", "it is a convention of this code, or of the model around it")
         return
     _record_results(session, observations, wrong)
     distance = max(wrong.values()) / TOLERANCE
@@ -478,6 +486,36 @@ def _at_the_end(question: Question) -> Question:
     return replace(question, k=move(question.k), v=move(question.v))
 
 
+def _is_nan_unhidden(session: CheckSession, wrong: dict[str, float]) -> bool:
+    """Return whether a mask that hides nothing gives NaN too, as 0 · inf does; True if no mask is wrong."""
+    question = session.cases.plain(seed=12)
+    S = question.k.shape[-2]
+    if "mask" in wrong:
+        question = replace(question, mask=torch.ones(question.q.shape[-2], S, dtype=torch.bool))
+    elif "padding" in wrong:
+        question = replace(question, padding=torch.ones(question.q.shape[0], S, dtype=torch.bool))
+    else:
+        return True
+    answer = session.compared.run(with_explicit_mask(session, question).to(session.dtype)).answer
+    return answer is None or not bool(answer.output.isfinite().all())
+
+
+def _window_convention(session: CheckSession, match: Match) -> str:
+    """Return why a window that is not the expected one need not be a mistake, as a sentence; else ""."""
+    if session.subject.is_transformers and match.names == ("window-dropped",):
+        return (
+            "in Transformers the window is in the mask that the model makes, and this layer alone has none: "
+            "check it without window=, or capture the model and look at its mask"
+        )
+    # lucidrains/local-attention: a window is a block, and a token also sees the blocks that it looks back to.
+    if match.names == ("window-off-by-one",) and re.search(r"look_?back", session.source, re.I):
+        return (
+            "its window is one key off the usual one, and its code speaks of looking back, which may be "
+            f"another convention; {COMPARE}"
+        )
+    return ""
+
+
 def _only_masks(wrong: dict[str, float]) -> bool:
     """Return whether all is right but masks, and these not only where the sequence is longer."""
     short = {"mask", "padding"}
@@ -530,7 +568,8 @@ def _is_undecided(
 ) -> bool:
     """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
     if "output" not in wrong:
-        if not _only_masks(wrong):
+        nan = any(o.question.name in wrong and not bool(o.answer.output.isfinite().any()) for o in observations)
+        if nan or not _only_masks(wrong):
             return False
         if _check_masks_of_items(session, observations):
             return True
