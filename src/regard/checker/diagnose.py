@@ -69,6 +69,8 @@ class VariantMatcher:
             absent |= {"mask_argument"}
         if not any(q.causal for q in questions):
             absent |= {"causal"}
+        if all(q.causal or q.flag is None for q in questions):
+            absent |= {"always_causal"}
         return {f.name for f in fields(AttentionVariant)} - absent
 
     def can_differ(self, change: Change) -> bool:

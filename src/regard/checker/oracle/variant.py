@@ -92,6 +92,7 @@ class AttentionVariant:
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
+    always_causal: bool = False  # causal even if the code's own argument says that it should not be
     mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
     padding: str = "as given"  # or "inverted", "ignored", or "queries": padded queries are hidden, not keys
     window: int | None = 0  # how many keys too many are visible; None ignores the window
@@ -254,14 +255,15 @@ class AttentionVariant:
 
     def _allowed(self, question: Question, n: CaseSizes, device: torch.device) -> Tensor | None:
         """Return the mask as this variant builds it, or None if the question has none."""
-        masked = question.causal or question.window is not None or question.ahead is not None
+        causal = question.causal or (self.always_causal and question.flag is not None)
+        masked = causal or question.window is not None or question.ahead is not None
         masked = masked or self.always or question.rule is not None
         if not masked and question.mask is None and question.padding is None:
             return None
         S = n.S + question.surplus
         q, k = torch.arange(n.T, device=device)[:, None], torch.arange(S, device=device)
         allowed = torch.ones(n.T, S, dtype=torch.bool, device=device)[None, None]
-        if question.causal:
+        if causal:
             allowed = allowed & self.causal(q, k, n)
         if question.window is not None and self.window is not None:
             allowed = allowed & (k > q + n.S - n.T - question.window - self.window)

@@ -109,7 +109,9 @@ def has_another_batch_axis(subject: Subject, width: int, dtype: torch.dtype) -> 
     for axis in range(1, x.ndim - 1) if together is not None else ():
         alone = [run(x.narrow(axis, i, 1)) for i in range(x.shape[axis])]
         parts = [part for part in alone if part is not None]
-        if len(parts) == len(alone) and torch.allclose(torch.cat(parts, axis), together, rtol=1e-6, atol=1e-7):
+        if len(parts) == len(alone) and torch.allclose(
+            torch.cat(parts, axis), together, rtol=1e-6, atol=1e-7
+        ):
             return True
     return False
 

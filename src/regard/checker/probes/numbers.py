@@ -406,7 +406,8 @@ def judge_weights(session: CheckSession, got: Tensor, expected: Tensor) -> None:
         session.add_pass("weights", "they sum to 1 and give the output")
     elif sums > 1e-4 and not _returns_weights(session):
         session.add_skip(
-            "weights", "its second result is (…, T, S), but its rows do not sum to 1 and nothing calls it weights"
+            "weights",
+            "its second result is (…, T, S), but its rows do not sum to 1 and nothing calls it weights",
         )
     elif sums > 1e-4:
         session.add_failure(

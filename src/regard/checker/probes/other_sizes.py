@@ -74,7 +74,9 @@ def _compare_long_text(session: CheckSession) -> None:
     if block <= 70 or intent is None:  # 150 tokens were several blocks
         return
     if block > 1024:
-        session.add_untried("several blocks", f"its source names blocks of {block}: check it with smaller ones")
+        session.add_untried(
+            "several blocks", f"its source names blocks of {block}: check it with smaller ones"
+        )
         return
     question = session.cases.plain("several blocks", B=1, H=1, T=2 * block + 22, D=16, seed=60)
     if "causal" in session.subject.arguments and session.options.get("causal") is None:
@@ -93,7 +95,9 @@ def _compare_long_text(session: CheckSession) -> None:
 
 def _parameters(target: Any) -> dict[str, inspect.Parameter]:
     try:
-        return dict(inspect.signature(target).parameters) if isinstance(target, type) else arguments_of(target)
+        return (
+            dict(inspect.signature(target).parameters) if isinstance(target, type) else arguments_of(target)
+        )
     except (TypeError, ValueError):
         return {}
 
@@ -164,7 +168,9 @@ def _check_rebuilt(session: CheckSession, changes: dict[str, Any], check: str, s
     if failed:
         session.add_failure(check, f"with {shown}, {failed[0].name} {failed[0].detail}")
         for diagnosis in inner.diagnoses:
-            session.add_diagnosis(diagnosis.name, diagnosis.what, diagnosis.error, distance=diagnosis.distance)
+            session.add_diagnosis(
+                diagnosis.name, diagnosis.what, diagnosis.error, distance=diagnosis.distance
+            )
     elif inner.undecided or understanding.right_intent is None:
         session.add_untried(check, f"with {shown} there was no verdict: {inner.undecided}")
     else:

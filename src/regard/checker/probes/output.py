@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
-from regard.checker.evidence import against_softmax, computes_weights, declares_softmax, excludes_softmax, forms_scores
+from regard.checker.evidence import (
+    against_softmax,
+    computes_weights,
+    declares_softmax,
+    excludes_softmax,
+    forms_scores,
+)
 from regard.checker.hypotheses import search
 from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
@@ -379,6 +385,11 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         session.undecided = convention
         _record_results(session, [o for o in observations if o.question.name not in wrong], {})
         return
+    if _sides_exchanged(session, observations):
+        _record_results(session, observations, wrong)
+        evidence = "Queries come from the context, and keys and values from the sequence."
+        session.add_diagnosis("roles-shuffled", evidence, distance=max(wrong.values()) / TOLERANCE)
+        return
     intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
     unknown = _unknown(session, intents[0])
     matches = diagnose(observations, intents, session.source)
@@ -486,6 +497,19 @@ def _at_the_end(question: Question) -> Question:
     return replace(question, k=move(question.k), v=move(question.v))
 
 
+def _sides_exchanged(session: CheckSession, observations: list[Observation]) -> bool:
+    """Return whether code on a sequence and a context is right with the two exchanged."""
+    if session.subject.inputs != "context" or session.understanding.right_intent is not None:
+        return False
+    plain = [o for o in observations if o.question.q.shape == o.question.k.shape]
+    exchanged = [
+        Observation(replace(o.question, q=o.question.k, k=o.question.q, v=o.question.q), o.answer)
+        for o in plain
+    ]
+    fits = (VariantMatcher(intent, exchanged).fits(CORRECT) for intent in session.understanding.intents[:24])
+    return bool(exchanged) and any(error is not None for error in fits)
+
+
 def _is_nan_unhidden(session: CheckSession, wrong: dict[str, float]) -> bool:
     """Return whether a mask that hides nothing gives NaN too, as 0 · inf does; True if no mask is wrong."""
     question = session.cases.plain(seed=12)
@@ -525,6 +549,9 @@ def _only_masks(wrong: dict[str, float]) -> bool:
 def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:
     """Return whether an inverted mask may be a convention: an argument of which nothing is said."""
     stated = session.options.get("true_means") is not None
+    # A tokenizer's `attention_mask` (B, S) has 1 for tokens, wherever it is used.
+    if session.subject.mask_form.rank == 1 and session.subject.arguments.get("mask") == "attention_mask":
+        return False
     return "mask" in session.subject.arguments and not stated and _only_masks(wrong)
 
 
@@ -568,7 +595,9 @@ def _is_undecided(
 ) -> bool:
     """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
     if "output" not in wrong:
-        nan = any(o.question.name in wrong and not bool(o.answer.output.isfinite().any()) for o in observations)
+        nan = any(
+            o.question.name in wrong and not bool(o.answer.output.isfinite().any()) for o in observations
+        )
         if nan or not _only_masks(wrong):
             return False
         if _check_masks_of_items(session, observations):
@@ -621,7 +650,7 @@ def _own_mask(
     """
     failed = [o for o in observations if o.question.name in wrong]
     options = {"mask", "padding", "bias", "window", "softcap", "flag", "sinks", "lengths", "splits"}
-    options -= session.cases.always.keys()  # what the code declares of itself is in every question
+    options -= session.cases.always.keys() & {"window", "softcap"}  # what the code declares of itself
     optional = [o for o in failed if any(getattr(o.question, name) is not None for name in options)]
     if optional or any(o.question.k.shape[-2] > 64 for o in failed):
         return None
