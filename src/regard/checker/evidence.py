@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.checker.oracle.variant import CORRECT
@@ -51,7 +51,7 @@ _ANOTHER_KIND = re.compile(
 def declares_softmax(session: CheckSession) -> bool:
     """Return whether the code's name or docstring promises plain scaled dot-product attention."""
     target = session.subject.target
-    things = (type(target), type(target).forward) if session.module is not None else (target,)
+    things = (type(target), type(target).forward) if isinstance(target, nn.Module) else (target,)
     words = " ".join([session.subject.name, *(thing.__doc__ or "" for thing in things)])
     return _FORMULA.search(words) is not None and _ANOTHER_KIND.search(words) is None
 
@@ -67,7 +67,8 @@ def computes_weights(session: CheckSession) -> bool:
         with contextlib.suppress(RuntimeError, ValueError, IndexError):  # widths that do not fit
             weights = CORRECT.answer(intent.apply(question), intent.wiring).weights
             expected += [] if weights is None else [weights.detach().flatten().sort().values]
-    with _SeekTensor(expected) as seeker:
+    seeker = _SeekTensor(expected)
+    with seeker:
         session.subject.run(question.to(session.dtype))
     return seeker.found
 
@@ -80,7 +81,8 @@ def forms_scores(session: CheckSession) -> bool:
     if session.module is None:
         return True
     question = session.cases.plain()
-    with _WatchShapes(question.q.shape[-2], question.k.shape[-2]) as watcher:
+    watcher = _WatchShapes(question.q.shape[-2], question.k.shape[-2])
+    with watcher:
         session.subject.run(question.to(session.dtype))
     return watcher.scores
 
@@ -90,7 +92,8 @@ class _WatchShapes(TorchFunctionMode):
 
     def __init__(self, T: int, S: int) -> None:
         super().__init__()
-        self.T, self.S, self.scores = T, S, False
+        self.T, self.S = T, S
+        self.scores: bool = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -105,7 +108,8 @@ class _SeekTensor(TorchFunctionMode):
 
     def __init__(self, wanted: list[Tensor]) -> None:
         super().__init__()
-        self.wanted, self.found = wanted, False
+        self.wanted = wanted
+        self.found: bool = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

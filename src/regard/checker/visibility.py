@@ -205,7 +205,7 @@ def measure_visibility(
             got = f"{tuple(marks.shape)} {marks.dtype}"
             raise ValueError(f"padding: expected booleans {(shape.B, shape.S)}, True for tokens, got {got}")
     question = Question("inputs", q, k, v, causal, mask, padding, bias, window, softcap)
-    question = replace(question, sinks=sinks, ahead=ahead)
+    question = replace(question, sinks=sinks, ahead=ahead, flag=causal)
     question = question.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
     asked = Asked(question, Wiring(scale=scale), tolerance)
     mistakes, not_asked = [], []

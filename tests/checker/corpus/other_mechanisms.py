@@ -1,4 +1,4 @@
-"""Linear, kernelised, approximate, sparse and other attention: never wrong for not being softmax attention."""
+"""Linear, kernelised, approximate and sparse attention: never wrong for not being softmax attention."""
 
 import math
 
@@ -31,7 +31,7 @@ class Projected(nn.Module):
 
 
 class KeysNormalised(Projected):
-    """Linear attention as in latent diffusion: a softmax of the keys over the tokens, then keys times values."""
+    """Linear attention as in latent diffusion: a softmax of the keys over tokens, then keys times values."""
 
     def mix(self, q, k, v):
         return q @ (k.softmax(-2).mT @ v)

@@ -298,7 +298,7 @@ def one_query_at_a_time(q, k, v):
 
 def merged_batch(q, k, v):
     """Heads in the axis of the batch, and baddbmm."""
-    B, H, T, D = q.shape
+    B, H, _, D = q.shape
     q, k, v = (t.flatten(0, 1) for t in (q, k, v))
     scores = torch.baddbmm(q.new_zeros(1, 1, 1), q, k.mT, beta=0.0, alpha=D**-0.5)
     return (scores.softmax(-1) @ v).unflatten(0, (B, H))

@@ -87,12 +87,14 @@ SOFTMAX_MISTAKES = (
         "Rows do not sum to 1, weights are negative, and −inf in the mask makes NaN.",
         "weights = torch.softmax(scores, dim=-1)",
         "a line lost while a mask was added",
-        tuple(
-            {"normalise": "none"} | mask | scale
-            for mask in ({}, {"masking": "multiply"}, {"masking": "after"})
-            for scale in ({}, {"scale": lambda n: 1.0})
-        )
-        + ({"normalise": "log"},),
+        (
+            *(
+                {"normalise": "none"} | mask | scale
+                for mask in ({}, {"masking": "multiply"}, {"masking": "after"})
+                for scale in ({}, {"scale": lambda n: 1.0})
+            ),
+            {"normalise": "log"},
+        ),
         symptom="The loss looks healthy on short texts. Outputs grow with the length of the text, and "
         "the map has negative numbers.",
         why="Without softmax a weight is a raw score: nothing keeps it positive, and nothing makes a "

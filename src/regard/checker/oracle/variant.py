@@ -304,8 +304,9 @@ class AttentionVariant:
     ) -> Tensor:
         """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
 
-        "exp" subtracts no maximum, "none" is no softmax, "log" is its logarithm, "twice" is a softmax of the softmax, "scaled"
-        multiplies the weights by the scale, "not divided" leaves out the sum, and "renormalise" goes with
+        "exp" subtracts no maximum, "none" is no softmax, "log" is its logarithm, "twice" is a softmax of the
+        softmax, "scaled" multiplies the weights by the scale, "not divided" leaves out the sum, and
+        "renormalise" goes with
         masking "after". "stale output" and "stale sum" are computed in blocks (see `_in_blocks`).
         """
         if sinks is not None:

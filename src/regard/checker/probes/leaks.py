@@ -106,7 +106,9 @@ def has_another_batch_axis(subject: Subject, width: int, dtype: torch.dtype) -> 
         return output if isinstance(output, Tensor) and output.shape == x.shape else None
 
     together = run(x)
-    for axis in range(1, x.ndim - 1) if together is not None else ():
+    if together is None:
+        return False
+    for axis in range(1, x.ndim - 1):
         alone = [run(x.narrow(axis, i, 1)) for i in range(x.shape[axis])]
         parts = [part for part in alone if part is not None]
         if len(parts) == len(alone) and torch.allclose(

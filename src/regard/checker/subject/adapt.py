@@ -350,7 +350,8 @@ _TRUE_HIDES = re.compile(
 
 
 _TRUE_KEEPS = re.compile(
-    r"\bTrue`*\s*(indicates|means|marks|=|is|are|for|:)\s*(to )?(keep|kept|attend|visible|valid|(real )?tokens?)\b"
+    r"\bTrue`*\s*(indicates|means|marks|=|is|are|for|:)\s*(to )?"
+    r"(keep|kept|attend|visible|valid|(real )?tokens?)\b"
 )
 
 

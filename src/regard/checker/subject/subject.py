@@ -140,7 +140,7 @@ class Reply:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the code under test raised the error itself, with words of its own: a raise or an assert."""
+        """Whether the code under test raised the error itself, with words: by a raise or an assert."""
         if self.error is None or not str(self.error).strip():
             return False
         place = self.error.__traceback__
