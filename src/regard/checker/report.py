@@ -123,14 +123,15 @@ class Report:
         warned = f", with {_count(len(self.warnings), 'warning')}" if self.warnings else ""
         passed = f"{_count(len(self.passed), 'check')} passed"
         if self.untried:
-            names = ", ".join(dict.fromkeys(f"no {check.name}" for check in self.untried))
-            return f"{self.subject} is right{warned}, as far as tried: {names} ({passed})"
+            return f"{self.subject} is right{warned}, as far as tried: {self._untried_names()} ({passed})"
         return f"{self.subject} is right{warned}: {passed}"
+
+    def _untried_names(self) -> str:
+        return ", ".join(dict.fromkeys(f"no {check.name}" for check in self.untried))
 
     def _what_is_missing(self) -> str:
         if any(check.name == "output" for check in self.passed):
-            names = ", ".join(dict.fromkeys(f"no {check.name}" for check in self.untried))
-            return f"strict, and right only as far as tried: {names}"
+            return f"strict, and right only as far as tried: {self._untried_names()}"
         return "its output was not compared"
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from torch.overrides import TorchFunctionMode
+
 from regard.checker.diagnose import diagnose
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE, Intent, Observation
@@ -163,6 +165,9 @@ def _check_rebuilt(session: CheckSession, changes: dict[str, Any], check: str, s
     if understanding.first.answer is None:
         return False
     inner = CheckSession(understanding, options)
+    if check == "several blocks" and not _takes_more_steps(session, inner):
+        session.add_untried(check, f"{shown} made no difference to its steps: switch on what works in blocks")
+        return True
     probe_output(inner)
     failed = [found for found in inner.checks if found.status == "failed"]
     if failed:
@@ -176,3 +181,29 @@ def _check_rebuilt(session: CheckSession, changes: dict[str, Any], check: str, s
     else:
         session.add_pass(check, shown)
     return True
+
+
+def _takes_more_steps(session: CheckSession, inner: CheckSession) -> bool:
+    """Return whether a module calls more of PyTorch's functions on a long text with smaller blocks.
+
+    The memory-efficient path of lucidrains' Attention is off by default, and its sizes are then not used.
+    """
+    counts = []
+    for side in (session, inner):
+        counter = _CountCalls()
+        with counter:
+            side.subject.run(side.cases.longer().to(side.dtype))
+        counts.append(counter.calls)
+    return counts[1] > counts[0]
+
+
+class _CountCalls(TorchFunctionMode):
+    """Counts the calls of PyTorch's functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
