@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,33 +73,38 @@ def computes_weights(session: CheckSession) -> bool:
     return seeker.found
 
 
-def forms_scores(session: CheckSession) -> bool:
-    """Return whether the code forms scores of every query and key, or calls a function that may do so.
+class ScoresOfModule(NamedTuple):
+    """What a module does with scores of every query and key."""
 
-    Only modules are judged: functions may work in blocks, with NumPy or with kernels.
-    """
-    if session.module is None:
-        return True
+    formed: bool  # whether some result has an axis of queries and another of keys
+    normalised: bool  # whether such a result is given to softmax, or fused attention is called
+
+
+def watch_scores(session: CheckSession) -> ScoresOfModule:
+    """Return whether a module forms scores of every query and key, and whether it takes their softmax."""
     question = session.cases.plain()
     watcher = _WatchShapes(question.q.shape[-2], question.k.shape[-2])
     with watcher:
         session.subject.run(question.to(session.dtype))
-    return watcher.scores
+    return ScoresOfModule(watcher.formed, watcher.normalised)
 
 
 class _WatchShapes(TorchFunctionMode):
-    """Notices a result with an axis of T queries and another of S keys, or a call of fused attention."""
+    """Notices a result with an axis of T queries and another of S keys, its softmax, and fused attention."""
 
     def __init__(self, T: int, S: int) -> None:
         super().__init__()
         self.T, self.S = T, S
-        self.scores: bool = False
+        self.formed: bool = False
+        self.normalised: bool = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
         sizes = list(result.shape) if isinstance(result, Tensor) and result.is_floating_point() else []
         both = sizes.count(self.T) >= 2 if self.T == self.S else {self.T, self.S} <= set(sizes)
-        self.scores = self.scores or both or "attention" in getattr(func, "__name__", "")
+        fused = "attention" in name
+        self.formed = self.formed or both or fused
+        self.normalised = self.normalised or fused or (both and "softmax" in name)
         return result
 
 

@@ -16,7 +16,7 @@ from regard.checker.evidence import (
     computes_weights,
     declares_softmax,
     excludes_softmax,
-    forms_scores,
+    watch_scores,
 )
 from regard.checker.hypotheses import search
 from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
@@ -402,6 +402,10 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
     observed = understanding.observed
     direct = session.module is None or (observed is not None and observed.as_named)
     measured = direct and excludes_softmax(evidence)
+    if session.module is not None and not matches:
+        scores = watch_scores(session)
+        # Heads that are merged in the wrong order look as if their weights were no softmax's.
+        measured = not scores.formed or (measured and not scores.normalised)
     lost = None if matches else _lost_key(session)
     own = None if matches or session.mixed or lost is not None else _own_mask(session, observations, wrong)
     if own is not None:
@@ -409,7 +413,7 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         return
     if lost is not None:
         session.add_failure("keys", f"no output depends on key {lost} of {session.cases.plain().k.shape[-2]}")
-    search_pairs = not matches and not unknown and not measured and forms_scores(session)
+    search_pairs = not matches and not unknown and not measured
     if search_pairs and max(wrong.values()) >= NEARLY_RIGHT:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
