@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from regard.checker.oracle.question import Question
 from regard.checker.probes.backward import BackwardPass, run_backward
 from regard.checker.session import CheckSession
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
 
 
@@ -83,12 +85,20 @@ def _first_changed_row(before: Tensor, after: Tensor) -> int:
     return int((before - after).abs().amax(-1).flatten(0, -2).amax(0).gt(1e-7).nonzero()[0])
 
 
+# A batch that comes first by its name: `B, T, C = x.shape`.
+_BATCH_FIRST = re.compile(
+    r"\b(B|b|bs|bsz|bz|batch|batch_size)\s*(,\s*\*?\w+\s*){1,3}=\s*\w+\.(shape|size\(\))"
+)
+
+
 def has_another_batch_axis(subject: Subject, width: int, dtype: torch.dtype) -> bool:
     """Return whether another axis than the first, and not the last, holds independent items.
 
     fair-esm's RowSelfAttention takes (rows, columns, batch, C) and shares weights between rows.
     """
     if subject.inputs != "x" or subject.layout not in ("BTC", "BHWC") or subject.module is None:
+        return False
+    if _BATCH_FIRST.search(source_of(subject)):
         return False
     module = subject.module_as(dtype)
     assert module is not None
