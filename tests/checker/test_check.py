@@ -152,6 +152,7 @@ def test_what_cannot_be_checked_is_answered_in_a_line(thing, options, says):
 
 def test_an_unknown_mistake_shows_the_smallest_failing_case():
     def odd(q, k, v):
+        """Scaled dot-product attention."""
         return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + 0.37 * torch.arange(k.shape[-2]) ** 2, -1) @ v
 
     report = check(odd)

@@ -24,11 +24,12 @@ from regard.checker.probes.cache import ADAPTER, probe_cache
 from regard.checker.probes.calls import probe_inputs_kept, probe_state
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs
-from regard.checker.probes.leaks import find_leak, probe_batch, probe_causality
+from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
 from regard.checker.probes.many_heads import probe_many_heads
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
+from regard.checker.probes.other_sizes import probe_other_sizes
 from regard.checker.probes.output import probe_output
 from regard.checker.probes.positions import probe_positions
 from regard.checker.reference import compare_with_reference
@@ -151,6 +152,9 @@ def ask(
         understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
     else:
         understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+    if understanding.right_intent is None and _is_time_first(understanding):
+        time_first = understanding.subject.replaced(layout="TBC")
+        understanding = understand(time_first, causal=causal, heads=heads, scale=scale, always=always)
     step = options.get("cached")
     if understanding.first.answer is None and step is not None and subject.module is not None:
         alone = subject.replaced(step=step)  # it runs only with a cache, and the caller has said how
@@ -158,6 +162,13 @@ def ask(
     session = CheckSession(understanding, options)
     _run_probes(session)
     return session
+
+
+def _is_time_first(understanding: Understanding) -> bool:
+    """Return whether a module that was taken to be on (B, T, C) keeps the items of (T, B, C) apart."""
+    subject, ran = understanding.subject, understanding.first.answer is not None
+    width = understanding.cases.width
+    return ran and subject.layout == "BTC" and has_another_batch_axis(subject, width, understanding.dtype)
 
 
 def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
@@ -212,6 +223,8 @@ def _run_probes(session: CheckSession) -> None:
     kernel = session.subject.kernel_layout
     for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
         probe(session)
+        if probe is probe_batch and session.undecided:  # the axes of its inputs are not known
+            return
 
 
 def _explain_error(session: CheckSession) -> None:
@@ -264,6 +277,7 @@ PROBES = (
     probe_positions,
     probe_module_state,
     probe_many_heads,
+    probe_other_sizes,
 )
 MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
 

@@ -69,6 +69,8 @@ class VariantMatcher:
             absent |= {"mask_argument"}
         if not any(q.causal for q in questions):
             absent |= {"causal"}
+        if all(q.causal or q.flag is None for q in questions):
+            absent |= {"always_causal"}
         return {f.name for f in fields(AttentionVariant)} - absent
 
     def can_differ(self, change: Change) -> bool:
@@ -90,7 +92,8 @@ class VariantMatcher:
     def error(self, variant: AttentionVariant, observation: Observation) -> float:
         """Return the relative difference between an observed answer and the variant's.
 
-        A variant without any finite number that counts explains only an answer without finite numbers.
+        NaN equals nothing: some finite numbers must agree. Only 0 · inf, which is NaN everywhere, explains an
+        answer without finite numbers.
         """
         answer = self.predict(variant, observation)
         if answer is None:
@@ -98,10 +101,9 @@ class VariantMatcher:
         error = relative_error(observation.answer, answer)
         if not error < TOLERANCE or variant.masking == "nan":
             return error
-        finite = answer.output.isfinite()
+        finite = answer.output.isfinite() & observation.answer.output.isfinite()
         counted = finite if answer.free is None else finite & ~answer.free
-        observed_finite = bool(observation.answer.output.isfinite().any())
-        return math.inf if observed_finite and not bool(counted.any()) else error
+        return error if bool(counted.any()) else math.inf
 
     def fits(self, variant: AttentionVariant, tolerance: float = TOLERANCE) -> float | None:
         """Return the largest error over all observations, or None if one exceeds the tolerance."""
@@ -211,7 +213,9 @@ def explain_parts(observations: list[Observation], intents: list[Intent], source
             continue
         for match in diagnose([observation], intents[:8], source)[:2]:
             by_names.setdefault(match.names, []).append(match)
-    return [replace(matches[0], partial=True) for matches in sorted(by_names.values(), key=_plausibility)]
+    # A scale that is another one for each input is not constant: attention may scale with the length.
+    consistent = [matches for matches in by_names.values() if len({match.detail for match in matches}) == 1]
+    return [replace(matches[0], partial=True) for matches in sorted(consistent, key=_plausibility)]
 
 
 def _pairs(

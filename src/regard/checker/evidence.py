@@ -1,4 +1,4 @@
-"""What speaks against softmax attention: weights below 0, rows that do not sum to 1, a bent output.
+"""What speaks for and against softmax attention: its own words, its weights, a bent output.
 
 Code whose numbers no interpretation and no mistake explains may be another mechanism: linear, differential or
 gated attention. Its weights are measured: with the scores held fixed, an output is linear in the values, and
@@ -7,13 +7,18 @@ the factor of each value is its weight.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject.observe import ObservedSubject
 
@@ -33,6 +38,96 @@ def against_softmax(session: CheckSession) -> str:
     if not found and session.subject.inputs == "x":
         found = _same_tokens(session)
     return ", and ".join(found)
+
+
+_FORMULA = re.compile(r"scaled[ _-]*dot[ _-]*product|\bsdpa\b|softmax\s*\(\s*q\s*(@|\*|·|k)", re.I)
+_ANOTHER_KIND = re.compile(
+    r"linear|kernel|feature|approx|sigmoid|relu|gat(ed?|ing)\b|differen|cosine|local|window|sparse|relative|bias"
+    r"|random|rank|nystr|perform|hash|lsh|pool|landmark|latent|sink|talking|conv|variant|instead|without",
+    re.I,
+)
+
+
+def declares_softmax(session: CheckSession) -> bool:
+    """Return whether the code's name or docstring promises plain scaled dot-product attention."""
+    target = session.subject.target
+    things = (type(target), type(target).forward) if isinstance(target, nn.Module) else (target,)
+    words = " ".join([session.subject.name, *(thing.__doc__ or "" for thing in things)])
+    return _FORMULA.search(words) is not None and _ANOTHER_KIND.search(words) is None
+
+
+def computes_weights(session: CheckSession) -> bool:
+    """Return whether the weights of softmax attention appear among the code's intermediate results.
+
+    The numbers are compared in sorted order, so that the order of axes does not matter.
+    """
+    question = session.cases.plain()
+    expected = []
+    for intent in session.understanding.intents[:48]:
+        with contextlib.suppress(RuntimeError, ValueError, IndexError):  # widths that do not fit
+            weights = CORRECT.answer(intent.apply(question), intent.wiring).weights
+            expected += [] if weights is None else [weights.detach().flatten().sort().values]
+    seeker = _SeekTensor(expected)
+    with seeker:
+        session.subject.run(question.to(session.dtype))
+    return seeker.found
+
+
+class ScoresOfModule(NamedTuple):
+    """What a module does with scores of every query and key."""
+
+    formed: bool  # whether some result has an axis of queries and another of keys
+    normalised: bool  # whether such a result is given to softmax, or fused attention is called
+
+
+def watch_scores(session: CheckSession) -> ScoresOfModule:
+    """Return whether a module forms scores of every query and key, and whether it takes their softmax."""
+    question = session.cases.plain()
+    watcher = _WatchShapes(question.q.shape[-2], question.k.shape[-2])
+    with watcher:
+        session.subject.run(question.to(session.dtype))
+    return ScoresOfModule(watcher.formed, watcher.normalised)
+
+
+class _WatchShapes(TorchFunctionMode):
+    """Notices a result with an axis of T queries and another of S keys, its softmax, and fused attention."""
+
+    def __init__(self, T: int, S: int) -> None:
+        super().__init__()
+        self.T, self.S = T, S
+        self.formed: bool = False
+        self.normalised: bool = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        sizes = list(result.shape) if isinstance(result, Tensor) and result.is_floating_point() else []
+        both = sizes.count(self.T) >= 2 if self.T == self.S else {self.T, self.S} <= set(sizes)
+        fused = "attention" in name
+        self.formed = self.formed or both or fused
+        self.normalised = self.normalised or fused or (both and "softmax" in name)
+        return result
+
+
+class _SeekTensor(TorchFunctionMode):
+    """Notices whether a result of PyTorch's functions holds the numbers of one of some sorted tensors."""
+
+    def __init__(self, wanted: list[Tensor]) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.found: bool = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point() and not self.found:
+            self.found = any(self._equals(result, wanted) for wanted in self.wanted)
+        return result
+
+    def _equals(self, result: Tensor, wanted: Tensor) -> bool:
+        if result.numel() != wanted.numel():
+            return False
+        with torch._C.DisableTorchFunction():
+            numbers = result.detach().double().flatten().sort().values
+            return bool((numbers - wanted).abs().max() < 1e-6)
 
 
 _BENT = "its output is not linear in the values"

@@ -146,13 +146,17 @@ class Report:
         if self.verdict == "undecided":
             return f"{self.subject} is UNDECIDED: {self.undecided or self._what_is_missing()}"
         warned = f", with {_count(len(self.warnings), 'warning')}" if self.warnings else ""
-        names = " and ".join(dict.fromkeys(check.name for check in self.untried))
-        untried = f", but the {names} {'was' if ' and ' not in names else 'were'} not tried" if names else ""
-        return f"{self.subject} is right{warned}{untried}: {_count(len(self.passed), 'check')} passed"
+        passed = f"{_count(len(self.passed), 'check')} passed"
+        if self.untried:
+            return f"{self.subject} is right{warned}, as far as tried: {self._untried_names()} ({passed})"
+        return f"{self.subject} is right{warned}: {passed}"
+
+    def _untried_names(self) -> str:
+        return ", ".join(dict.fromkeys(f"no {check.name}" for check in self.untried))
 
     def _what_is_missing(self) -> str:
         if any(check.name == "output" for check in self.passed):
-            return f"strict, and the {self.untried[0].name} was not tried"
+            return f"strict, and right only as far as tried: {self._untried_names()}"
         return "its output was not compared"
 
     def to_dict(self) -> dict[str, Any]:

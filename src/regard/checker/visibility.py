@@ -205,7 +205,7 @@ def measure_visibility(
             got = f"{tuple(marks.shape)} {marks.dtype}"
             raise ValueError(f"padding: expected booleans {(shape.B, shape.S)}, True for tokens, got {got}")
     question = Question("inputs", q, k, v, causal, mask, padding, bias, window, softcap)
-    question = replace(question, sinks=sinks, ahead=ahead)
+    question = replace(question, sinks=sinks, ahead=ahead, flag=causal)
     question = question.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
     asked = Asked(question, Wiring(scale=scale), tolerance)
     mistakes, not_asked = [], []
@@ -335,6 +335,12 @@ def _why_causal(asked: Asked, value: Any) -> str:
     return "there is a single query" if T == 1 else "there are as many queries as keys" if T == S else ""
 
 
+def _why_always_causal(asked: Asked, value: Any) -> str:
+    return (
+        "there is no argument that switches the causal mask off" if asked.question.flag is not False else ""
+    )
+
+
 def _why_window(asked: Asked, value: Any) -> str:
     window, S = asked.question.window, asked.k.shape[2]
     if window is None:
@@ -442,6 +448,7 @@ def _why_detach(asked: Asked, value: Any) -> str:
 
 _REASONS: dict[str, Callable[[Asked, Any], str]] = {
     "causal": _why_causal,
+    "always_causal": _why_always_causal,
     "window": _why_window,
     "mask_argument": _why_mask,
     "padding": _why_padding,

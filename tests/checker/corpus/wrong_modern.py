@@ -194,7 +194,7 @@ ENTRIES = [
     WINDOW.wrong(
         "window of the future",
         ("mask = (j <= i) & (i - j < self.window_size)", "mask = (j >= i) & (j - i < self.window_size)"),
-        mistakes=(),
+        mistakes=("inverted-mask",),
     ),
     SOFTCAP.right(),
     SOFTCAP.wrong(

@@ -34,6 +34,7 @@ QUESTIONS = {
     "window": {"causal": True, "window": 2},
     "both sides": {"window": 2, "ahead": 1},
     "softcap": {"causal": True, "softcap": 2.0},
+    "not causal": {"flag": False},
     "bias": {"bias": torch.linspace(-1, 1, 36, dtype=torch.float64).view(6, 6)},
 }
 

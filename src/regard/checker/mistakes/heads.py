@@ -52,12 +52,12 @@ HEAD_MISTAKES = (
     ),
     Mistake(
         "heads-interleaved",
-        "with heads merged channel by channel: the first channel of every head, then the second",
+        "with heads split or merged channel by channel: the first channel of every head, then the second",
         "The output projection finds the channels in another order than it was trained with; pretrained "
         "weights give noise.",
         "out = out.transpose(1, 2).reshape(B, T, H * D)",
         "`permute(0, 2, 3, 1)`, or rearrange to `b t (d h)`",
-        ({"merge": "interleave"},),
+        ({"merge": "interleave"}, {"split": "interleave"}),
         symptom="None if you train from scratch. Loaded weights give noise.",
         why="The output projection has one column for each channel of each head, in the order head by "
         "head. Any fixed order can be learned, but only the original one fits weights that were "
@@ -92,7 +92,8 @@ HEAD_MISTAKES = (
     Mistake(
         "grouped-heads-tiled",
         "with key/value heads tiled (0 1 0 1) instead of interleaved (0 0 1 1)",
-        "Query heads use the keys and values of the wrong group; pretrained weights give noise.",
+        "Query heads use the keys and values of the wrong group; pretrained weights give noise. Code that "
+        "tiles everywhere is consistent with itself, and right only for weights that it trained.",
         "k = k.repeat_interleave(H // G, dim=1), and v the same",
         "`.repeat` or `.expand` where `.repeat_interleave` was meant",
         ({"groups": "tile"},),

@@ -41,7 +41,7 @@ MASK_OPTION_MISTAKES = (
         "A sequence's output depends on how much padding its batch needs.",
         "hide padded keys from every query: mask[:, None, None, :] on (B, H, T, S)",
         "a padding mask that is accepted and not used",
-        ({"padding": "ignored"}, {"padding": "inverted"}, {"padding": "queries"}),
+        ({"padding": "ignored"}, {"padding": "queries"}),
         symptom="The output of a text changes with the longest text of its batch, and evaluation with "
         "another batch size gives another loss.",
         why="Padding is an ordinary vector to attention. Unless its keys are hidden from every query, "

@@ -90,6 +90,22 @@ MASK_MISTAKES = (
         plants=_fill("scores = scores"),
     ),
     Mistake(
+        "always-causal",
+        "that is causal although its argument says that it should not be",
+        "An encoder, a prefix or cross-attention never sees later tokens, and nothing says so.",
+        "if is_causal: allowed = keys <= at; or pass the argument on: is_causal=is_causal",
+        "a fallback for a decoder that takes `causal` for its signature's sake, and passes is_causal=True",
+        ({"always_causal": True},),
+        symptom="Causal models are right. An encoder trains to a worse loss, and the upper triangle of its "
+        "maps is empty.",
+        why="An argument that is accepted and not read has its default's effect for one caller and the "
+        "opposite for another.",
+        test="agrees-with-pytorch",
+        plants={
+            "function": (("    if is_causal:\n        allowed = keys <= at\n", "    allowed = keys <= at\n"),)
+        },
+    ),
+    Mistake(
         "inverted-mask",
         "with the mask inverted: visible keys are hidden, and hidden ones visible",
         "Each token sees only what it must not see. With a causal mask the last row is empty.",
@@ -100,6 +116,7 @@ MASK_MISTAKES = (
             {"causal": _later},
             {"mask_argument": "inverted"},
             {"causal": _later, "mask_argument": "inverted"},
+            {"padding": "inverted"},
             {"mask_argument": "inverted", "padding": "inverted"},
             {"causal": _later, "mask_argument": "inverted", "padding": "inverted"},
             {"inverted": True},

@@ -83,14 +83,17 @@ SOFTMAX_MISTAKES = (
     ),
     Mistake(
         "softmax-missing",
-        "without softmax: the scores themselves are the weights",
+        "without softmax: the scores themselves, or the logarithms of weights, are the weights",
         "Rows do not sum to 1, weights are negative, and −inf in the mask makes NaN.",
         "weights = torch.softmax(scores, dim=-1)",
         "a line lost while a mask was added",
-        tuple(
-            {"normalise": "none"} | mask | scale
-            for mask in ({}, {"masking": "multiply"}, {"masking": "after"})
-            for scale in ({}, {"scale": lambda n: 1.0})
+        (
+            *(
+                {"normalise": "none"} | mask | scale
+                for mask in ({}, {"masking": "multiply"}, {"masking": "after"})
+                for scale in ({}, {"scale": lambda n: 1.0})
+            ),
+            {"normalise": "log"},
         ),
         symptom="The loss looks healthy on short texts. Outputs grow with the length of the text, and "
         "the map has negative numbers.",
@@ -122,7 +125,7 @@ SOFTMAX_MISTAKES = (
         tuple(
             {"normalise": how, "block": n}
             for how in ("stale output", "stale sum")
-            for n in (1, 2, 3, 4, 8, 16, 32, 64, 128)
+            for n in (1, 2, 3, 4, 8, 12, 16, 32, 64, 128)
         ),
         symptom="Right in tests with few keys, or where the first block holds the largest score; "
         "slightly wrong otherwise. Row sums are above 1 in some rows only.",

@@ -84,7 +84,7 @@ class AttentionVariant:
 
     roles: tuple[int, int, int] = (0, 1, 2)  # which of (query, key, value) is used as each of them
     layers: tuple[int, int, int] = (0, 1, 2)  # whose projection each of them goes through
-    split: str = "transpose"  # or "view", "fused view": heads split without a transpose
+    split: str = "transpose"  # or "view", "fused view" (without a transpose), "interleave" (by channel)
     merge: str = "transpose"  # or "view", "interleave" (channel by channel), "first head" (for all of them)
     normalised: str = "qk"  # which of q and k get their norm; "kq" gives each the other's
     rotated: str = "qk"  # which of q, k and v get rotary positions
@@ -92,6 +92,7 @@ class AttentionVariant:
     groups: str = "interleave"  # or "tile"
     scale: Scale = root
     causal: Rule = past
+    always_causal: bool = False  # causal even if the code's own argument says that it should not be
     mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
     padding: str = "as given"  # or "inverted", "ignored", or "queries": padded queries are hidden, not keys
     window: int | None = 0  # how many keys too many are visible; None ignores the window
@@ -254,14 +255,15 @@ class AttentionVariant:
 
     def _allowed(self, question: Question, n: CaseSizes, device: torch.device) -> Tensor | None:
         """Return the mask as this variant builds it, or None if the question has none."""
-        masked = question.causal or question.window is not None or question.ahead is not None
+        causal = question.causal or (self.always_causal and question.flag is not None)
+        masked = causal or question.window is not None or question.ahead is not None
         masked = masked or self.always or question.rule is not None
         if not masked and question.mask is None and question.padding is None:
             return None
         S = n.S + question.surplus
         q, k = torch.arange(n.T, device=device)[:, None], torch.arange(S, device=device)
         allowed = torch.ones(n.T, S, dtype=torch.bool, device=device)[None, None]
-        if question.causal:
+        if causal:
             allowed = allowed & self.causal(q, k, n)
         if question.window is not None and self.window is not None:
             allowed = allowed & (k > q + n.S - n.T - question.window - self.window)
@@ -302,8 +304,9 @@ class AttentionVariant:
     ) -> Tensor:
         """Turn scores into weights in the way that `normalise` names; `sinks` join the softmax.
 
-        "exp" subtracts no maximum, "none" is no softmax, "twice" is a softmax of the softmax, "scaled"
-        multiplies the weights by the scale, "not divided" leaves out the sum, and "renormalise" goes with
+        "exp" subtracts no maximum, "none" is no softmax, "log" is its logarithm, "twice" is a softmax of the
+        softmax, "scaled" multiplies the weights by the scale, "not divided" leaves out the sum, and
+        "renormalise" goes with
         masking "after". "stale output" and "stale sum" are computed in blocks (see `_in_blocks`).
         """
         if sinks is not None:
@@ -315,6 +318,8 @@ class AttentionVariant:
             weights = weights / weights.sum(self.axis, keepdim=True)
         elif self.normalise == "none":
             weights = masked
+        elif self.normalise == "log":
+            weights = torch.log_softmax(masked, self.axis)
         elif self.normalise == "not divided":
             weights = (masked - masked.amax(self.axis, keepdim=True)).exp()
         elif self.normalise in ("stale output", "stale sum"):

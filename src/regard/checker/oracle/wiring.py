@@ -70,6 +70,11 @@ class Wiring:
             B, T, width = q.shape
             fused = torch.cat([q, k, v], -1).reshape(B, 3, self.heads, T, width // self.heads)
             return fused[:, 0], fused[:, 1], fused[:, 2]
+        if how == "interleave":  # channel by channel, `b t (d h)`: the channels of a head are H apart
+            q, k, v = (
+                x.unflatten(-1, (-1, heads)).mT.flatten(-2)  # type: ignore[no-untyped-call]
+                for x, heads in ((q, self.heads), (k, self.groups), (v, self.groups))
+            )
         view = how == "view"
         return (
             split_heads(q, self.heads, view),

@@ -45,13 +45,27 @@ def run_backward(session: CheckSession, question: Question) -> BackwardPass:
     if not output.requires_grad:
         return BackwardPass(_why_untracked(session, question))
     try:
-        torch.autograd.grad(output.sum(), tracked.q, allow_unused=True)
+        leaf_gradients(output.sum(), [tracked.q])
     except Exception as error:  # what the author's backward pass raises can be of any kind
         line = Reply(None, error).error_line
         if isinstance(error, NotImplementedError) or _NO_DERIVATIVE.search(line):
             return BackwardPass(line)
         return BackwardPass(failure=line)
     return BackwardPass()
+
+
+def leaf_gradients(total: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of a number by some leaves, by `.backward()`; None where none flows.
+
+    torch.autograd.grad is not used: torch.utils.checkpoint(use_reentrant=True) refuses it.
+    """
+    for leaf in leaves:
+        leaf.grad = None
+    total.backward()  # type: ignore[no-untyped-call]
+    gradients = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return gradients
 
 
 def _why_untracked(session: CheckSession, question: Question) -> str:

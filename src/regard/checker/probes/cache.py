@@ -25,7 +25,7 @@ from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
 from regard.checker.subject.observe import ObservedWiring
-from regard.checker.subject.subject import copy_module, in_dtype
+from regard.checker.subject.subject import Reply, copy_module, in_dtype
 
 ADAPTER = (
     "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "
@@ -56,19 +56,21 @@ def probe_cache(session: CheckSession) -> None:
     cache = has_cache(session.subject)
     if session.module is None or not (adapter or cache):
         return
-    if not _is_causal(session):
-        session.add_skip("cache", "it is not causal, so earlier outputs depend on later tokens")
-        return
+    causal = _is_causal(session)
     question = session.cases.plain("cache", T=6, seed=80).to(session.dtype)
     trials: list[_Trial] = []
-    error_line = ""
+    error_line, refusal = "", ""
     for continuation in _ways(session, adapter):
         try:
             with torch.no_grad():
                 trial = _try(session, continuation, question)
         except Exception as error:  # the module does not have this interface
-            error_line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+            reply = Reply(None, error)
+            error_line = reply.error_line[:160]
+            refusal = refusal or (error_line if reply.is_refusal else "")
             continue
+        if not causal:
+            break
         tried = max((len(other.outputs) for other in trials if other.kept), default=0)
         trials.append(trial)
         if len(trial.outputs) < tried:
@@ -80,6 +82,13 @@ def probe_cache(session: CheckSession) -> None:
             return
     if adapter is not None and not trials:
         session.add_failure("cache", f"the adapter raised {error_line}")
+    elif refusal and not any(trial.kept for trial in trials):
+        session.add_skip("cache", f"it refuses one: {refusal}")
+    elif not causal:
+        session.add_untried(
+            "cache",
+            "as built it is not causal, so earlier outputs depend on later tokens: check it with causal=True",
+        )
     elif not _judge(session, trials, question):
         session.add_untried("cache", f"how its {cache} works could not be guessed: {ADAPTER}")
         if any(trial.kept or trial.continuation.explicit for trial in trials):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from regard.checker.oracle.question import Question
+from regard.checker.probes.backward import leaf_gradients
 from regard.checker.session import CheckSession
 
 _STEP, _LIMIT = 1e-5, 1e-5
@@ -50,7 +51,7 @@ def _derivatives(session: CheckSession, question: Question, seed: int) -> tuple[
         return "its output has no gradient" if reply.answer is not None else reply.error_line
     weights = torch.randn(reply.answer.output.shape, generator=draw, dtype=torch.float64)
     total = (reply.answer.output * weights).sum()
-    gradients = torch.autograd.grad(total, list(tracked.values()), allow_unused=True)
+    gradients = leaf_gradients(total, list(tracked.values()))
     analytic = sum(
         float((g * directions[key]).sum()) for key, g in zip(tracked, gradients, strict=True) if g is not None
     )

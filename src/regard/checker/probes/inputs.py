@@ -85,6 +85,13 @@ def _check_context(session: CheckSession) -> None:
             "cross-attention", f"how `{name}` is passed could not be guessed: pass a function of both"
         )
         return
+    if _is_exchanged(session, x, other, output):
+        evidence = (
+            f"With `{name}` the output equals attention of `{name}` to the sequence: queries come from "
+        )
+        evidence += f"`{name}`, and keys and values from the sequence."
+        session.add_mistake("cross-attention", "its two sides are exchanged", "roles-shuffled", evidence)
+        return
     depends = not torch.allclose(output[:, 1:], after[:, 1:], rtol=1e-5, atol=1e-7)
     if shorter is None and depends:
         evidence = (
@@ -111,6 +118,16 @@ def _check_context(session: CheckSession) -> None:
         session.add_untried(
             "cross-attention", f"with `{name}` the output could not be compared: pass a function of both"
         )
+
+
+def _is_exchanged(session: CheckSession, x: Tensor, context: Tensor, output: Tensor) -> bool:
+    """Return whether the output is that of attention in which the context asks and the sequence answers."""
+    intent = session.right_intent
+    if intent is None or session.compared is not session.subject:
+        return False
+    plain = session.cases.plain("context", T=x.shape[1]).to(session.dtype)
+    question = intent.apply(replace(plain, q=context, k=x, v=x))
+    return relative_error(Answer(output), expected_answer(question, intent.wiring)) < TOLERANCE
 
 
 def _attended(session: CheckSession, x: Tensor, context: Tensor, output: Tensor) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 
 _LENGTHS = ((5, 3, 6), (7, 3, 11))  # queries and keys of three items
+# A size of blocks in the source, `BLOCK_M = 128` or `block: int = 4`.
+_BLOCK_CONSTANT = re.compile(r"(?:block|bucket|chunk|tile)\w*\s*(?::\s*[\w.]+\s*)?=\s*(\d+)\b", re.I)
 _TOLD = {"lengths", "query starts", "key starts"}  # arguments that tell a kernel the lengths
 
 
@@ -26,9 +29,14 @@ def kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Questi
     if kernel is not None and kernel.kind == "mask interface":  # it is told where the queries start
         questions.append(replace(session.cases.plain("causal, T < S", T=3, S=7, seed=67), flag=True))
     if session.subject.layout in ("BHTD", "BTHD"):
-        blocks = session.cases.plain("several blocks", B=1, H=1, T=150, D=16, seed=60)
-        questions.append(replace(blocks, **flag))
+        name = "several blocks" if 0 < largest_block(session) <= 70 else "150 tokens"
+        questions.append(replace(session.cases.plain(name, B=1, H=1, T=150, D=16, seed=60), **flag))
     return questions
+
+
+def largest_block(session: CheckSession) -> int:
+    """Return the largest size of blocks that the source names; 0 if it names none."""
+    return max((int(n) for n in _BLOCK_CONSTANT.findall(session.source)), default=0)
 
 
 def optional_kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Question]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from regard.checker.oracle.question import Question
 from regard.checker.probes.backward import BackwardPass, run_backward
 from regard.checker.session import CheckSession
+from regard.checker.subject.source import source_of
+from regard.checker.subject.subject import Subject
 
 
 def probe_causality(session: CheckSession) -> None:
@@ -82,6 +85,49 @@ def _first_changed_row(before: Tensor, after: Tensor) -> int:
     return int((before - after).abs().amax(-1).flatten(0, -2).amax(0).gt(1e-7).nonzero()[0])
 
 
+# A batch that comes first by its name: `B, T, C = x.shape`.
+_BATCH_FIRST = re.compile(
+    r"\b(B|b|bs|bsz|bz|batch|batch_size)\s*(,\s*\*?\w+\s*){1,3}=\s*\w+\.(shape|size\(\))"
+)
+
+
+def has_another_batch_axis(subject: Subject, width: int, dtype: torch.dtype) -> bool:
+    """Return whether another axis than the first, and not the last, holds independent items.
+
+    fair-esm's RowSelfAttention takes (rows, columns, batch, C) and shares weights between rows.
+    """
+    if subject.inputs != "x" or subject.layout not in ("BTC", "BHWC") or subject.module is None:
+        return False
+    if _BATCH_FIRST.search(source_of(subject)):
+        return False
+    module = subject.module_as(dtype)
+    assert module is not None
+    draw = torch.Generator().manual_seed(42)
+    sizes = (5, 4, 3, width) if subject.layout == "BHWC" else (5, 3, width)
+    x = torch.randn(sizes, generator=draw, dtype=torch.float64).to(dtype)
+
+    def run(x: Tensor) -> Tensor | None:
+        try:
+            with torch.no_grad():
+                result = module(x, **subject.extra)
+        except Exception:  # it does not take these sizes
+            return None
+        output = result[0] if isinstance(result, tuple | list) else result
+        return output if isinstance(output, Tensor) and output.shape == x.shape else None
+
+    together = run(x)
+    if together is None:
+        return False
+    for axis in range(1, x.ndim - 1):
+        alone = [run(x.narrow(axis, i, 1)) for i in range(x.shape[axis])]
+        parts = [part for part in alone if part is not None]
+        if len(parts) == len(alone) and torch.allclose(
+            torch.cat(parts, axis), together, rtol=1e-6, atol=1e-7
+        ):
+            return True
+    return False
+
+
 def probe_batch(session: CheckSession) -> None:
     """Check that an item's output does not depend on the other items of the batch."""
     if session.subject.layout in ("TD", "TC"):
@@ -90,7 +136,8 @@ def probe_batch(session: CheckSession) -> None:
     question = session.cases.plain("batch", B=3, seed=41).to(session.dtype)
     together = session.subject.run(question)
     if together.answer is None:
-        session.add_failure("batch", f"a batch of 3 raised {together.error_line}")
+        record = session.add_skip if together.is_refusal else session.add_failure
+        record("batch", f"a batch of 3 raised {together.error_line}")
         return
     worst = 0.0
     for item in range(3):
@@ -105,6 +152,12 @@ def probe_batch(session: CheckSession) -> None:
             worst = max(worst, float((batched - single).nan_to_num().abs().max()))
     if worst < 1e-4:
         session.add_pass("batch", "items do not depend on each other")
+    elif has_another_batch_axis(session.subject, session.cases.width, session.dtype):
+        session.undecided = (
+            "items along its second or third axis are independent, and along its first they are not: say "
+            "which axis is the batch with a function of (B, T, C) that reorders them"
+        )
+        session.add_skip("output", "the first axis of its inputs is not the batch")
     else:
         change = "becomes NaN" if worst == float("inf") else f"changes by {worst:.2g}"
         session.mixed = f"The output of one sequence {change} when others join its batch."

@@ -62,4 +62,4 @@ def _with_more_heads(session: CheckSession) -> Iterator[tuple[int, Subject]]:
             except CheckError:
                 continue
             other.device = subject.device
-            yield sizes["heads"], other
+            yield sizes["heads"], other.replaced(layout=subject.layout)

@@ -191,6 +191,8 @@ def _check_lengths(session: CheckSession) -> None:
     for T, name in ((limit, "longest sequence"), (limit + 1, "longer than the maximum")):
         question = cases.plain(name, B=1, T=T, seed=72)
         reply = session.subject.run(question.to(session.dtype))
+        if reply.answer is not None and session.compared is not session.subject:
+            reply = session.compared.run(question.to(session.dtype))
         if reply.answer is not None:
             error = 0.0
             if session.right_intent is not None:

@@ -11,12 +11,19 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import Match, VariantMatcher, diagnose, diagnose_pairs, explain_parts
-from regard.checker.evidence import against_softmax, excludes_softmax
+from regard.checker.evidence import (
+    against_softmax,
+    computes_weights,
+    declares_softmax,
+    excludes_softmax,
+    watch_scores,
+)
 from regard.checker.hypotheses import search
 from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
+from regard.checker.probes.dependence import visible_tokens
 from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_values import is_tensor
@@ -159,6 +166,8 @@ def _observe(session: CheckSession) -> list[Observation]:
 
 def _refuses(reply: Reply) -> bool:
     """Return whether the code says that it does not do what was asked, rather than failing at it."""
+    if reply.is_refusal:
+        return True
     explicit = isinstance(reply.error, NotImplementedError | ValueError)
     return explicit and re.search(r"support|implement|cannot|only|NYI", str(reply.error)) is not None
 
@@ -198,14 +207,47 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
         _warn_if_added(session, question, form, ran)
     if "padding" in subject.arguments or ("mask" in subject.arguments and subject.layout not in ("TD", "TC")):
         question = with_explicit_mask(session, cases.padded(seed=12))
+        _choose_padding(session, question, [*observations, *masked])
         reply = subject.run(question.to(session.dtype))
         if reply.answer is not None:
             masked.append(Observation(question, reply.answer))
+        elif _refuses(reply):
+            session.add_skip("padding", f"it refuses one: {reply.error_line}")
         elif "padding" in subject.arguments:
             session.add_failure("padding", f"{question.shapes()} raised {reply.error_line}")
         else:
             session.add_skip("padding", f"it does not take a mask of (B, 1, T, S): {reply.error_line}")
     return masked
+
+
+def _choose_padding(session: CheckSession, question: Question, observations: list[Observation]) -> None:
+    """Find out what True means in a padding mask of which nothing is said, and note it in the report.
+
+    True hides in PyTorch's `key_padding_mask`, and keeps in flash-attn's, in functions and modules alike.
+    """
+    subject = session.compared
+    name = subject.arguments.get("padding")
+    if name is None or "len" in name or isinstance(session.module, nn.MultiheadAttention):
+        return
+    conventions = {"hide": "True = hidden", "look": "True = keep"}
+    if subject.mask_stated:
+        stated = f"{name}: {conventions[subject.padding_means]}, as stated"
+        session.understanding.assumptions.append(stated)
+        return
+    for means, words in conventions.items():
+        answer = subject.replaced(padding_means=means).run(question.to(session.dtype)).answer
+        if answer is None:
+            continue
+        observation = Observation(question, answer)
+        if session.understanding.right_intent is not None:
+            fits = _error(session, observation) < TOLERANCE
+        else:
+            matches = diagnose([*observations, observation], session.understanding.intents)
+            fits = any("inverted-mask" not in match.names for match in matches)
+        if fits:
+            subject.padding_means = session.subject.padding_means = means
+            session.understanding.assumptions.append(f"{name}: {words}")
+            return
 
 
 def _observe_token_mask(session: CheckSession) -> Observation | None:
@@ -344,23 +386,45 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         session.undecided = convention
         _record_results(session, [o for o in observations if o.question.name not in wrong], {})
         return
+    if _sides_exchanged(session, observations):
+        _record_results(session, observations, wrong)
+        evidence = "Queries come from the context, and keys and values from the sequence."
+        session.add_diagnosis("roles-shuffled", evidence, distance=max(wrong.values()) / TOLERANCE)
+        return
     intents = [understanding.right_intent] if understanding.right_intent else understanding.intents
     unknown = _unknown(session, intents[0])
     matches = diagnose(observations, intents, session.source)
     if not matches and understanding.observed is not None:
         matches = _diagnose_observed(session, understanding.observed)
+    matches = [m for m in matches if "zero-times-infinity" not in m.names or _is_nan_unhidden(session, wrong)]
     # Pairs of mistakes are tried only if nothing else explains why no single one fits.
     evidence = "" if matches else against_softmax(session)
-    # Weights that were measured inside a module count if its roles are those of its names.
+    # Weights of a function are measured; inside a module, if its roles are those of its names.
     observed = understanding.observed
-    measured = observed is not None and observed.as_named and excludes_softmax(evidence)
-    if not matches and max(wrong.values()) >= NEARLY_RIGHT and not unknown and not measured:
+    direct = session.module is None or (observed is not None and observed.as_named)
+    measured = direct and excludes_softmax(evidence)
+    if session.module is not None and not matches:
+        scores = watch_scores(session)
+        # Heads that are merged in the wrong order look as if their weights were no softmax's.
+        measured = not scores.formed or (measured and not scores.normalised)
+    lost = None if matches else _lost_key(session)
+    own = None if matches or session.mixed or lost is not None else _own_mask(session, observations, wrong)
+    if own is not None:
+        _judge_own_mask(session, own)
+        return
+    if lost is not None:
+        session.add_failure("keys", f"no output depends on key {lost} of {session.cases.plain().k.shape[-2]}")
+    search_pairs = not matches and not unknown and not measured
+    if search_pairs and max(wrong.values()) >= NEARLY_RIGHT:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
         session.add_diagnosis("batch-items-mixed", session.mixed)
     elif not matches and max(wrong.values()) >= NEARLY_RIGHT:
         matches = explain_parts(observations, intents, session.source)
+        matches = [
+            m for m in matches if "zero-times-infinity" not in m.names or _is_nan_unhidden(session, wrong)
+        ]
     if not matches and not session.mixed and _is_undecided(session, observations, wrong, unknown, evidence):
         return
     if matches and matches[0].names == ("inverted-mask",) and _is_convention(session, wrong):
@@ -372,6 +436,10 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         form = replace(session.compared.mask_form, kind="hide")
         session.compared.mask_form = session.subject.mask_form = form
         _record_results(session, observations, {})
+        return
+    if matches and (convention := _window_convention(session, matches[0])):
+        session.undecided = convention
+        session.add_skip("window", "it is a convention of this code, or of the model around it")
         return
     _record_results(session, observations, wrong)
     distance = max(wrong.values()) / TOLERANCE
@@ -434,6 +502,49 @@ def _at_the_end(question: Question) -> Question:
     return replace(question, k=move(question.k), v=move(question.v))
 
 
+def _sides_exchanged(session: CheckSession, observations: list[Observation]) -> bool:
+    """Return whether code on a sequence and a context is right with the two exchanged."""
+    if session.subject.inputs != "context" or session.understanding.right_intent is not None:
+        return False
+    plain = [o for o in observations if o.question.q.shape == o.question.k.shape]
+    exchanged = [
+        Observation(replace(o.question, q=o.question.k, k=o.question.q, v=o.question.q), o.answer)
+        for o in plain
+    ]
+    fits = (VariantMatcher(intent, exchanged).fits(CORRECT) for intent in session.understanding.intents[:24])
+    return bool(exchanged) and any(error is not None for error in fits)
+
+
+def _is_nan_unhidden(session: CheckSession, wrong: dict[str, float]) -> bool:
+    """Return whether a mask that hides nothing gives NaN too, as 0 · inf does; True if no mask is wrong."""
+    question = session.cases.plain(seed=12)
+    S = question.k.shape[-2]
+    if "mask" in wrong:
+        question = replace(question, mask=torch.ones(question.q.shape[-2], S, dtype=torch.bool))
+    elif "padding" in wrong:
+        question = replace(question, padding=torch.ones(question.q.shape[0], S, dtype=torch.bool))
+    else:
+        return True
+    answer = session.compared.run(with_explicit_mask(session, question).to(session.dtype)).answer
+    return answer is None or not bool(answer.output.isfinite().all())
+
+
+def _window_convention(session: CheckSession, match: Match) -> str:
+    """Return why a window that is not the expected one need not be a mistake, as a sentence; else ""."""
+    if session.subject.is_transformers and match.names == ("window-dropped",):
+        return (
+            "in Transformers the window is in the mask that the model makes, and this layer alone has none: "
+            "check it without window=, or capture the model and look at its mask"
+        )
+    # lucidrains/local-attention: a window is a block, and a token also sees the blocks that it looks back to.
+    if match.names == ("window-off-by-one",) and re.search(r"look_?back", session.source, re.I):
+        return (
+            "its window is one key off the usual one, and its code speaks of looking back, which may be "
+            f"another convention; {COMPARE}"
+        )
+    return ""
+
+
 def _only_masks(wrong: dict[str, float]) -> bool:
     """Return whether all is right but masks, and these not only where the sequence is longer."""
     short = {"mask", "padding"}
@@ -443,6 +554,9 @@ def _only_masks(wrong: dict[str, float]) -> bool:
 def _is_convention(session: CheckSession, wrong: dict[str, float]) -> bool:
     """Return whether an inverted mask may be a convention: an argument of which nothing is said."""
     stated = session.options.get("true_means") is not None
+    # A tokenizer's `attention_mask` (B, S) has 1 for tokens, wherever it is used.
+    if session.subject.mask_form.rank == 1 and session.subject.arguments.get("mask") == "attention_mask":
+        return False
     return "mask" in session.subject.arguments and not stated and _only_masks(wrong)
 
 
@@ -486,7 +600,10 @@ def _is_undecided(
 ) -> bool:
     """Record why there is no verdict, if no mistake explains a wrong output and there is a doubt."""
     if "output" not in wrong:
-        if not _only_masks(wrong):
+        nan = any(
+            o.question.name in wrong and not bool(o.answer.output.isfinite().any()) for o in observations
+        )
+        if nan or not _only_masks(wrong):
             return False
         if _check_masks_of_items(session, observations):
             return True
@@ -500,14 +617,87 @@ def _is_undecided(
         return True
     if max(wrong.values()) < NEARLY_RIGHT and not unknown:
         return False  # precision is lost
-    if evidence:
+    declared = declares_softmax(session)
+    if evidence and (unknown or not declared):
         session.undecided = f"this is not softmax attention: {evidence}; {COMPARE}"
     elif unknown:
         session.undecided = f"the oracle cannot reproduce {unknown}; {COMPARE}"
-    else:
+    elif declared or _weights_establish(session) or any(c.name == "keys" for c in session.checks):
         return False
+    else:
+        session.undecided = f"{NO_FORM}; {COMPARE}"
     session.add_skip("output", "there is nothing to compare it with")
     return True
+
+
+def _weights_establish(session: CheckSession) -> bool:
+    """Return whether softmax attention is evidently meant: its weights are computed, in their usual place.
+
+    In a module they may be a part of something else (the set transformer adds the queries to the heads).
+    """
+    observed = session.understanding.observed
+    usual = session.module is None or (observed is not None and observed.as_named)
+    return usual and computes_weights(session)
+
+
+NO_FORM = (
+    "no form of softmax attention and no known mistake gives its numbers, and it does not call itself scaled "
+    "dot-product attention: it may be another kind, such as linear or approximate attention"
+)
+
+
+def _own_mask(
+    session: CheckSession, observations: list[Observation], wrong: dict[str, float]
+) -> Tensor | None:
+    """Return which keys each query sees (T, S), if wrong outputs are right with such a mask; else None.
+
+    Local, strided and block-sparse attention has masks of its own. Only outputs without options count.
+    """
+    failed = [o for o in observations if o.question.name in wrong]
+    options = {"mask", "padding", "bias", "window", "softcap", "flag", "sinks", "lengths", "splits"}
+    options -= session.cases.always.keys() & {"window", "softcap"}  # what the code declares of itself
+    optional = [o for o in failed if any(getattr(o.question, name) is not None for name in options)]
+    if optional or any(o.question.k.shape[-2] > 64 for o in failed):
+        return None
+    seen = [visible_tokens(session, o.question) for o in failed]
+    masks = [visible for visible in seen if visible is not None]
+    hiding = [visible for visible in masks if not bool(visible.all())]
+
+    def explains(intent: Intent, observation: Observation, visible: Tensor) -> bool:
+        open_intent = replace(intent, causal=False, window=None, rule=None)
+        question = replace(observation.question, mask=visible, window=None, rule=None)
+        try:
+            expected = expected_answer(open_intent.apply(question), intent.wiring)
+        except (RuntimeError, ValueError):  # widths that do not fit
+            return False
+        return relative_error(observation.answer, expected) < TOLERANCE
+
+    pairs = list(zip(failed, masks, strict=False))
+    explained = len(masks) == len(failed) and any(
+        all(explains(intent, *pair) for pair in pairs) for intent in session.understanding.intents
+    )
+    return hiding[0] if hiding and explained else None
+
+
+def _judge_own_mask(session: CheckSession, visible: Tensor) -> None:
+    """Record softmax attention with a mask that no rule gives: wrong if it shows the future alone."""
+    if bool(visible.triu(1).any()) and not bool(visible.tril(-1).any()):
+        evidence = "Every query sees its own key and later ones, and no earlier one."
+        session.add_mistake("output", "only the future is visible", "inverted-mask", evidence)
+        return
+    session.undecided = f"it is softmax attention with a mask that the check does not know; {COMPARE}"
+    session.add_skip("output", "which keys should be visible is not known")
+
+
+def _lost_key(session: CheckSession) -> int | None:
+    """Return a key that no output of a function depends on, whatever the inputs; None if there is none."""
+    if session.module is not None or session.subject.inputs != "qkv" or session.understanding.causal:
+        return None
+    seen = [visible_tokens(session, session.cases.plain(seed=seed)) for seed in (97, 98)]
+    if any(visible is None or visible.shape[0] < 2 for visible in seen):
+        return None
+    lost = ~torch.stack([visible.any(0) for visible in seen if visible is not None]).any(0)
+    return int(lost.nonzero()[0]) if bool(lost.any()) else None
 
 
 COMPARE = "pass your own slow version to compare with: oracle=my_reference, or --oracle FILE.py:Name"

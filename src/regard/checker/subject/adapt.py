@@ -351,12 +351,16 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
         if "rotary" in subject.arguments:
             subject.rotary = _rotary_table(int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"])
         subject.arguments.pop("causal", None)
-    elif true_means is None and _says_true_hides(subject):
+    elif true_means is None and _docstrings_match(subject, _TRUE_HIDES):
         subject.mask_form, subject.mask_stated = MaskForm("hide", 2), True
     elif true_means is not None:
         if true_means not in ("look", "hide"):
             raise ValueError(f'true_means: expected "look" or "hide", got {true_means!r}')
         subject.mask_form, subject.mask_stated = MaskForm(true_means, 2), True
+    elif "padding" in subject.arguments and _docstrings_match(subject, _TRUE_KEEPS):
+        subject.mask_form, subject.mask_stated = MaskForm("look", 2), True
+    if subject.mask_stated:
+        subject.padding_means = subject.mask_form.kind
     return subject
 
 
@@ -365,11 +369,17 @@ _TRUE_HIDES = re.compile(
 )
 
 
-def _says_true_hides(subject: Subject) -> bool:
-    """Return whether the docstrings say that True in a mask hides: "True indicates masking"."""
+_TRUE_KEEPS = re.compile(
+    r"\bTrue`*\s*(indicates|means|marks|=|is|are|for|:)\s*(to )?"
+    r"(keep|kept|attend|visible|valid|(real )?tokens?)\b"
+)
+
+
+def _docstrings_match(subject: Subject, convention: re.Pattern[str]) -> bool:
+    """Return whether the docstrings state a convention of masks: "True indicates masking"."""
     target = subject.target
     things = (type(target), type(target).forward) if isinstance(target, nn.Module) else (target,)
-    return any(_TRUE_HIDES.search(str(thing.__doc__ or "")) for thing in things)
+    return any(convention.search(str(thing.__doc__ or "")) for thing in things)
 
 
 def _rotary_table(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:

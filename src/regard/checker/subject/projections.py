@@ -99,8 +99,20 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
+        if owner is not module and bias is None:
+            bias = _only_bias(owner, weight)
         if matrices := tuple(_matrices(weight, owner if layer else None, role)):
             yield _Weight(path, matrices, bias, role)
+
+
+def _only_bias(owner: nn.Module, weight: Tensor) -> Tensor | None:
+    """Return the bias of a layer that holds one weight and one vector, whatever their names.
+
+    They are `w` and `b` in the Conv1D of openai/finetune-transformer-lm.
+    """
+    own = list(owner._parameters.values())
+    vectors = [p for p in own if p is not None and p.ndim == 1]
+    return vectors[0] if len(own) == 2 and len(vectors) == 1 and vectors[0].numel() in weight.shape else None
 
 
 def _inside_norm(path: str) -> bool:

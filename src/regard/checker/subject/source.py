@@ -68,6 +68,17 @@ def _source(code: Any) -> str:
         return ""
 
 
+def returned_names(source: str) -> set[str]:
+    """Return the names of what functions return beside their first result: "attn" of `return out, attn`."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a lambda inside an expression
+        return set()
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    others = [part for value in returned if isinstance(value, ast.Tuple) for part in value.elts[1:]]
+    return {node.id for part in others for node in ast.walk(part) if isinstance(node, ast.Name)}
+
+
 def numbers_of(subject: Subject) -> list[float]:
     """Return the positive numbers that the code holds: attributes, arguments, defaults and literals."""
     found: set[float] = set()

@@ -7,6 +7,7 @@ masks follow, and which part of its result is the output. It does not know what 
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 import math
 import re
@@ -38,6 +39,7 @@ SEQUENCES = {
     "BCHW": "(B, C, H, W)",
     "BHWC": "(B, H, W, C)",
 }
+_LIBRARIES = ("torch", "numpy", "einops", "triton")  # whose errors are about their own arguments
 _DOT_T = torch.Tensor.T  # the property itself
 _SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
 _SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
@@ -138,6 +140,21 @@ class Reply:
     overwritten: tuple[str, ...] = ()  # the inputs that hold other numbers after the call, if it was watched
 
     @property
+    def is_refusal(self) -> bool:
+        """Whether the code under test raised the error itself, with words: by a raise or an assert."""
+        if self.error is None or not str(self.error).strip():
+            return False
+        place = self.error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        if place is None:
+            return False
+        frame = place.tb_frame
+        module = str(frame.f_globals.get("__name__", ""))
+        library = module.partition(".")[0] in _LIBRARIES or module.startswith("regard.checker.")
+        return not library and dis.opname[frame.f_code.co_code[place.tb_lasti]] == "RAISE_VARARGS"
+
+    @property
     def error_line(self) -> str:
         """The error in one line."""
         text = (str(self.error).strip().splitlines() or [""])[0]
@@ -183,6 +200,7 @@ class Subject:
     call: dict[str, Any] = field(default_factory=dict)  # those of them that the caller stated
     rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
     mask_stated: bool = False  # whether the caller stated the convention of its masks
+    padding_means: str = "hide"  # what True means in a padding mask: "hide" (PyTorch) or "look" (flash-attn)
     open_mask: bool = False  # whether a mask that hides nothing is passed if a question has none
     tables: RotaryTables | None = None  # rotary tables that are passed as arguments
     by_name: bool = False  # whether the tensors are passed by name, since their order is another
@@ -408,7 +426,7 @@ class Subject:
     def _encode_padding(self, is_token: Tensor) -> Tensor:
         if re.search(r"len", self.arguments["padding"]):
             return is_token.sum(-1)
-        return ~is_token  # in `key_padding_mask` and similar arguments True means padding
+        return is_token if self.padding_means == "look" else ~is_token
 
     def parse_result(self, result: Any, question: Question) -> Answer:
         """Find the output, the weights and the lse in what the code returned."""
@@ -436,8 +454,11 @@ class Subject:
             if i == index or not t.dtype.is_floating_point:
                 continue
             # Scores may be negative. Tensors on the meta device have a shape and no numbers.
-            if t.shape[-2:] == (T, S) and weights is None and (t.is_meta or not bool((t < 0).any())):
-                weights = t.reshape(B, -1, T, S) if t.numel() % (B * T * S) == 0 else None
+            if t.shape[-2:] == (T, S) and (t.is_meta or not bool((t < 0).any())):
+                fits = t.numel() % (B * T * S) == 0
+                # Of several, weights are those whose rows sum to 1: T5Attention returns its biases before.
+                if fits and (weights is None or (not t.is_meta and _rows_sum_to_one(t))):
+                    weights = t.reshape(B, -1, T, S)
             elif t.shape[-1:] == (T,) and t.numel() == B * (H or 1) * T and lse is None:
                 lse = t.reshape(B, H or 1, T)
         return Answer(output, weights, lse)
@@ -457,6 +478,10 @@ class Subject:
         if self.layout == "BTHD":
             return t.transpose(1, 2)
         return t[:, None] if self.layout == "BTD" else t[None, None] if self.layout == "TD" else t
+
+
+def _rows_sum_to_one(t: Tensor) -> bool:
+    return bool(((t.detach().double().sum(-1) - 1).abs() < 1e-2).all())
 
 
 def _grid(T: int) -> tuple[int, int]:

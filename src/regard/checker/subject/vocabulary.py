@@ -73,7 +73,7 @@ _SIZES = {
         number_of_heads heads_count encoder_attention_heads decoder_attention_heads""",
     "groups": """
         num_kv_heads n_kv_heads num_key_value_heads n_kv_head kv_heads num_groups num_kv_groups
-        n_groups num_query_groups kv_head_num G""",
+        n_groups num_query_groups kv_head_num G n_local_heads num_local_heads n_kv num_kv""",
     "head_width": """
         head_size head_dim d_head d_k d_v dim_head d_q head_width d_kv key_dim qk_dim dk dv dim_k dim_q dim_v
         dim_heads head_channels num_head_channels kv_channels dim_key dim_value attention_head_size""",

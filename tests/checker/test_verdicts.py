@@ -1,0 +1,173 @@
+"""What a verdict may rest on: conventions, promises, and what was really exercised."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard.checker import check
+from tests.checker.corpus import other_mechanisms, right_conventions, wrong_conventions
+from tests.sampling import share
+
+WRONG = {entry.name: entry for entry in wrong_conventions.ENTRIES}
+
+
+@pytest.mark.parametrize("thing", right_conventions.RIGHT, ids=lambda thing: thing.__name__)
+def test_a_right_implementation_in_another_style(thing):
+    report = check(thing)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("name", share(list(WRONG), 4))
+def test_a_mistake_in_another_style(name):
+    entry = WRONG[name]
+    report = check(entry.thing, **entry.options)
+    assert report.verdict == entry.verdict, str(report)
+    assert not entry.mistakes or report.diagnoses[0].name in entry.mistakes, str(report)
+
+
+@pytest.mark.parametrize("kind", share(other_mechanisms.KINDS, 12), ids=lambda kind: kind.__name__)
+def test_another_mechanism_is_undecided(kind):
+    report = check(kind)
+    assert report.verdict == "undecided", str(report)
+    assert "oracle=" in report.summary
+
+
+def test_the_report_says_what_true_means_in_a_padding_mask():
+    keeps, hides = check(right_conventions.padding_keeps), check(right_conventions.padding_hides)
+    assert "key_padding_mask: True = keep" in keeps.assumptions
+    assert "key_padding_mask: True = hidden" in hides.assumptions
+    for function, means in (
+        (right_conventions.padding_keeps, "hide"),
+        (right_conventions.padding_hides, "look"),
+    ):
+        report = check(function, true_means=means)
+        assert [d.name for d in report.diagnoses if not d.warning] == ["inverted-mask"], str(report)
+
+
+def test_a_docstring_decides_what_true_means():
+    def inverted(q, k, v, key_padding_mask=None):
+        """key_padding_mask (B, S): True means keep."""
+        return right_conventions.padding_hides(q, k, v, key_padding_mask)
+
+    assert check(inverted).diagnoses[0].name == "inverted-mask"
+
+
+def test_a_refused_option_is_skipped_with_its_words():
+    report = check(right_conventions.CacheRefused)
+    (skipped,) = [c for c in report.checks if c.name == "cache"]
+    assert skipped.status == "skipped"
+    assert "only allow caching for causal attention" in skipped.detail
+    assert report.ok
+    assert "windows need the compiled kernel" in str(check(right_conventions.refuses_windows))
+
+
+def test_a_second_result_that_is_no_weights_is_not_judged():
+    report = check(right_conventions.ReturnsBias)
+    assert "weights" in [c.name for c in report.skipped]
+
+
+def test_named_weights_that_do_not_sum_to_one_are_wrong():
+    def attention(q, k, v):
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        return weights @ v, 2 * weights
+
+    report = check(attention)
+    assert [c.name for c in report.failures] == ["weights"], str(report)
+
+
+class Rows(nn.Module):
+    """Rows share their weights: (rows, columns, batch, C)."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (
+            nn.Linear(embed_dim, embed_dim) for _ in range(4)
+        )
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)) for f in (self.q_proj, self.k_proj, self.v_proj))
+        scale = (q.shape[-1] * x.shape[0]) ** -0.5
+        weights = (torch.einsum("rinhd,rjnhd->hnij", q, k) * scale).softmax(-1)
+        return self.out_proj(torch.einsum("hnij,rjnhd->rinhd", weights, v).flatten(-2))
+
+
+def test_a_batch_on_another_axis_is_not_mixed():
+    report = check(Rows)
+    assert report.verdict == "undecided", str(report)
+    assert "batch" in report.summary
+
+
+def test_a_window_that_the_model_puts_into_the_mask_is_explained():
+    pytest.importorskip("transformers")
+    from transformers import MistralConfig
+    from transformers.models.mistral.modeling_mistral import MistralAttention
+
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}
+    report = check(MistralAttention(MistralConfig(**sizes, sliding_window=4), layer_idx=0), window=4)
+    assert report.verdict == "undecided", str(report)
+    assert "the mask that the model makes" in report.summary
+
+
+def test_t5_returns_its_biases_before_its_weights():
+    pytest.importorskip("transformers")
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = T5Config(d_model=48, d_kv=12, num_heads=4, dropout_rate=0.0)
+    report = check(T5Attention(config, layer_idx=0))
+    assert report.ok, str(report)
+    assert "weights" in [c.name for c in report.passed]
+
+
+class InBlocks(nn.Module):
+    """Works in blocks only if it is asked to."""
+
+    def __init__(self, dim, heads=4, efficient=False, k_bucket_size=1024):
+        super().__init__()
+        self.heads, self.efficient, self.size = heads, efficient, k_bucket_size
+        self.to_qkv, self.to_out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(x).chunk(3, -1))
+        whole = F.scaled_dot_product_attention
+        mixed = right_conventions.chunks(q, k, v, self.size) if self.efficient else whole(q, k, v)
+        return self.to_out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_blocks_count_only_if_they_were_used():
+    used = check(InBlocks, init={"efficient": True})
+    assert "several blocks" in [c.name for c in used.passed], str(used)
+    unused = check(InBlocks)
+    assert "right, as far as tried: no several blocks (" in unused.summary
+    strict = check(InBlocks, strict=True)
+    assert strict.verdict == "undecided"
+    assert "no several blocks" in strict.summary
+
+
+def test_a_plain_function_is_not_said_to_have_blocks():
+    names = [c.name for c in check(right_conventions.log_space).passed]
+    assert "150 tokens" in names
+    assert "several blocks" not in names
+
+
+def test_nan_under_padding_is_zero_times_infinity_only_if_an_open_mask_gives_nan_too():
+    assert (
+        check(WRONG["mask of tokens: zero times infinity"].thing).diagnoses[0].name == "zero-times-infinity"
+    )
+    source = WRONG["mask of tokens"].thing
+
+    class HidesAll(source):
+        """Padding hides every key of its sequence."""
+
+        def forward(self, x, attention_mask=None):
+            if attention_mask is None or bool(attention_mask.all()):
+                return super().forward(x)
+            return super().forward(x) * float("nan")
+
+    report = check(HidesAll)
+    assert report.verdict == "wrong", str(report)
+    assert "zero-times-infinity" not in [d.name for d in report.diagnoses], str(report)
