@@ -213,8 +213,13 @@ def explain_parts(observations: list[Observation], intents: list[Intent], source
             continue
         for match in diagnose([observation], intents[:8], source)[:2]:
             by_names.setdefault(match.names, []).append(match)
-    # A scale that is another one for each input is not constant: attention may scale with the length.
-    consistent = [matches for matches in by_names.values() if len({match.detail for match in matches}) == 1]
+    # A scale that differs between inputs is not constant: attention may scale with the length. One over
+    # the root of a whole number, it is the size of another axis.
+    consistent = [
+        matches
+        for matches in by_names.values()
+        if len({match.detail for match in matches}) == 1 or all("1/√" in match.detail for match in matches)
+    ]
     return [replace(matches[0], partial=True) for matches in sorted(consistent, key=_plausibility)]
 
 

@@ -55,13 +55,19 @@ def run_backward(session: CheckSession, question: Question) -> BackwardPass:
 
 
 def leaf_gradients(total: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of a number by some leaves, by `.backward()`; None where none flows.
+    """Return the gradients of a number by some leaves; None where none flows.
 
-    torch.autograd.grad is not used: torch.utils.checkpoint(use_reentrant=True) refuses it.
+    torch.utils.checkpoint(use_reentrant=True) refuses torch.autograd.grad, and gives them by `.backward()`.
     """
-    for leaf in leaves:
-        leaf.grad = None
-    total.backward()  # type: ignore[no-untyped-call]
+    try:
+        return list(torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True))
+    except RuntimeError as error:
+        for leaf in leaves:
+            leaf.grad = None
+        try:
+            total.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            raise error from None
     gradients = [leaf.grad for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None
