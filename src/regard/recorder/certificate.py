@@ -30,9 +30,6 @@ ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
 DISTINCT = 8  # values must differ by this many tolerances for the output to determine the weights
 TELLING_ROWS = 8  # rows of a head of which it is asked whether they determine the weights
-# The exponential of fused kernels loses weights like exp(−76), beside a key of weight 1 whose value is 0
-# (Kosmos-2's padding, transformers 5.17).
-LOST_WEIGHT = 2.0**-100
 HALF_PRECISION = 1e-3  # a tolerance of weights above this one means that they are in half precision
 CERTIFIED = (
     "A layer is certified if its weights times the values give the output of the model's own attention."
@@ -327,7 +324,7 @@ def _examine(
     rounding = 4.0 * (stored_eps + units)
 
     # A weight below the smallest number of its dtype is lost, whatever its value.
-    smallest = max(smallest_error(output.dtype), smallest_error(m.stored_dtype), LOST_WEIGHT)
+    smallest = max(smallest_error(output.dtype), smallest_error(m.stored_dtype))
     must_tell = problem is None and weights is None and not own_lse  # the output alone speaks for the weights
 
     # The weights are computed for whole groups of query heads at a time, as many as fit into a tile.
@@ -359,9 +356,9 @@ def _examine(
         ratio = (product - model_output).abs() / tolerance
         if softly_masked_rows:
             mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
-            room = sizes_of_values.mean(2, keepdim=True) * rounding + lost
-            empty_ratio = _empty_row_error(model_output, mean) / room.repeat_interleave(group, 1)
-            ratio = ratio.where(visible[..., None], empty_ratio)
+            room = (sizes_of_values.mean(2, keepdim=True) * rounding + lost).repeat_interleave(group, 1)
+            ratio = ratio.where(visible[..., None], _empty_row_error(model_output, mean) / room)
+            tolerance = tolerance.where(visible[..., None], room)
         else:
             ratio = ratio.masked_fill(~visible[..., None], 0.0)
         worst = ratio.nan_to_num(torch.inf).argmax() if ratio.numel() else None
