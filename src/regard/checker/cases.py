@@ -73,7 +73,7 @@ class Cases:
                 k, v = (normal(B, S, C) for C in (self.context_width, self.value_width or self.context_width))
                 q = x
         else:
-            H = 1 if layout in ("BTD", "TD") else H
+            H = 1 if layout in ("BTD", "TBD", "TD") else H
             B = 1 if layout == "TD" else B
             G = H if G is None else min(G, H)
             q, k, v = normal(B, H, T, D), normal(B, G, S, D), normal(B, G, S, D if E is None else E)

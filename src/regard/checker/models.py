@@ -206,9 +206,17 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
         assert own is not None
 
         def run(
-            x: Tensor, subject: Subject = subject, own: nn.Module = own, question: Question = question
+            x: Tensor,
+            subject: Subject = subject,
+            own: nn.Module = own,
+            question: Question = question,
+            cases: Cases = cases,
         ) -> Any:
-            reply = subject.run(question.map_inputs(lambda _: x), module=own)
+            inputs = question.map_inputs(lambda _: x)
+            if subject.inputs == "context":  # a decoder's memory is another text, the same for every item
+                memory = cases.plain(T=9, seed=7).q.to(x.dtype)[:1].expand(len(x), -1, -1)
+                inputs = replace(inputs, k=memory, v=memory)
+            reply = subject.run(inputs, module=own)
             if reply.error is not None:
                 raise reply.error
             return reply.answer
@@ -219,8 +227,33 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
         shape = tuple(question.q.shape)
         found = ModelRun(type(module).__name__, own, run, draw, f"hidden states {shape}", dtype)
         if _observe(found):
-            return found
+            return _time_first(found) or found
     return None
+
+
+def _time_first(run: ModelRun) -> ModelRun | None:
+    """Return a block as one on (B, T, C) if it takes (T, B, C), as nn.TransformerEncoderLayer does.
+
+    Then the items of its second axis do not depend on each other, and those of its first do.
+    """
+
+    def call(x: Tensor) -> list[Tensor]:
+        results = tensors_in_result(run.call(x.transpose(0, 1)))
+        return [y.transpose(0, 1) if y.ndim > 1 else y for y in results]
+
+    turned = replace(run, call=call, inputs=f"{run.inputs} as (T, B, C)", calls=[])
+    if _mixes_batch(run, run.draw(3)) and _mixes_batch(turned, run.draw(3)) is False and _observe(turned):
+        return turned
+    return None
+
+
+def _mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
+    """Return whether the items of a batch depend on each other; None if they cannot be run alone."""
+    together, alone = run.outputs(x), [run.outputs(item[None]) for item in x]
+    parts = [y for y in alone if y is not None]
+    if together is None or len(parts) < len(alone):
+        return None
+    return bool(_differ(together, torch.cat(parts)).any())
 
 
 def _state_width(module: nn.Module) -> int:
@@ -474,7 +507,12 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
     masks = [call.mask for _, call in run.calls if isinstance(call, AttentionCall)]
     hidden = [mask.is_causal for mask in masks]
     expected = causal
-    if causal is None and (_NEXT_TOKEN.search(run.name) or vocabulary.says_causal(run.name)):
+    # nn.TransformerDecoderLayer gets its causal mask from the caller.
+    is_given_masks = run.draw(0).is_floating_point() and any(
+        "mask" in name for name in inspect.signature(run.module.forward).parameters
+    )
+    is_named_so = _NEXT_TOKEN.search(run.name) or vocabulary.says_causal(run.name)
+    if causal is None and is_named_so and not is_given_masks:
         expected = True
     leak = _find_leak(run)
     if leak is None:

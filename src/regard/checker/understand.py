@@ -38,6 +38,17 @@ from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, S
 KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost
 
+HEAD_LAYOUTS = {
+    "BHTD": "(B, H, T, D)",
+    "BTHD": "(B, T, H, D)",
+    "BTD": "(B, T, D)",
+    "TD": "(T, D)",
+    # Megatron's attention has the tokens first; taken for (B, T, H, D), it would mix the batch.
+    "TBHD": "(T, B, H, D)",
+    "TBD": "(T, B, D)",
+}
+"""The layouts of a function's queries, keys and values, in words, likeliest first."""
+
 
 @dataclass
 class Understanding:
@@ -118,7 +129,7 @@ def _understand_heads(
     intents = [Intent(Wiring(scale=scale), c) for c in causal_hypotheses(subject, causal, declared)]
     tried: dict[str, tuple[Reply, Subject, torch.dtype]] = {}
     # A layout in which the output is right.
-    for form, layout in itertools.product(with_open_masks(subject), ("BHTD", "BTHD", "BTD", "TD")):
+    for form, layout in itertools.product(with_open_masks(subject), HEAD_LAYOUTS):
         candidate = form.replaced(layout=layout)
         cases = Cases(candidate, always=always, **sizes)
         reply, dtype = run_once(candidate, cases.plain())
@@ -313,8 +324,7 @@ def interpret(
 
     If there is none, those with an evident feature join the interpretations under which mistakes are sought.
     """
-    shapes = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
-    shapes |= SEQUENCES
+    shapes = HEAD_LAYOUTS | SEQUENCES
     width = f", C = {cases.width}" if subject.layout in SEQUENCES else ""
     kernel = subject.kernel_layout
     assumptions = [f"inputs {shapes[subject.layout] + width if kernel is None else kernel.description}"]

@@ -7,6 +7,7 @@ Otherwise the caller writes three lines, and the report says which.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
 from regard.checker.subject.observe import ObservedWiring
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Reply, copy_module, in_dtype
 
 ADAPTER = (
@@ -219,7 +221,7 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
         intent = None  # its queries and keys are observed with their positions, so these cannot be changed
     if intent is not None and not session.understanding.causal:
         intent = replace(intent, causal=True)  # each step gets a causal mask
-    trials = [trial for trial in trials if trial.kept or trial.continuation.explicit]
+    trials = [trial for trial in trials if trial.errors and (trial.kept or trial.continuation.explicit)]
     trials.sort(key=lambda trial: not trial.kept)
     for trial in trials if intent is not None else []:
         for mistake in CATALOGUE.values():
@@ -235,6 +237,9 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
         session.add_failure("cache", _describe(trial))
         return True
     for trial in trials:
+        # OpenAI's Whisper looks itself up in a table that hooks fill; an empty one says nothing.
+        if re.search(r"self\.\w+ (not )?in \w*cache", source_of(session.subject)):
+            continue
         if trial.continuation.explicit and _ignores_cache(session, trial, question):
             _add_mistake(session, trial, get_mistake("cache-ignored"))
             return True

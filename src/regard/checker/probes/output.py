@@ -293,7 +293,9 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
 
 def mask_ranks(layout: str) -> list[int]:
     """Return the ranks that a mask usually has for inputs of this layout."""
-    return {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TD": [2], "TC": [2]}.get(layout, [2, 4, 3])
+    return {"BTC": [2, 3, 4], "TBC": [2], "BTD": [2, 3], "TBD": [2], "TD": [2], "TC": [2]}.get(
+        layout, [2, 4, 3]
+    )
 
 
 def _parts(session: CheckSession) -> list[nn.Module]:

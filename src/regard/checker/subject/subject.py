@@ -194,7 +194,7 @@ class Subject:
     arguments: dict[str, str]  # from a meaning ("mask") to the name of the argument ("attn_mask")
     positional: list[str]  # the names of the tensors that come first
     inputs: str  # "x", "context" (x and context) or "qkv"
-    layout: str  # one of `SEQUENCES`; for functions on heads "BHTD", "BTHD", "BTD" or "TD"
+    layout: str  # one of `SEQUENCES`; for functions on heads one of `understand.HEAD_LAYOUTS`
     mask_form: MaskForm = field(default_factory=MaskForm)
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     call: dict[str, Any] = field(default_factory=dict)  # those of them that the caller stated
@@ -334,6 +334,10 @@ class Subject:
             return x.transpose(0, 1)
         if self.layout in ("BCT", "BTHD"):
             return x.transpose(1, 2)
+        if self.layout == "TBHD":
+            return x.permute(2, 0, 1, 3)
+        if self.layout == "TBD":
+            return x[:, 0].transpose(0, 1)
         if self.layout == "TC":
             return x[0]
         return x[:, 0] if self.layout == "BTD" else x[0, 0] if self.layout == "TD" else x
@@ -473,10 +477,15 @@ class Subject:
             return x if x is not None and x.shape[:2] == (B, T) else None
         H = question.q.shape[1]
         shapes = {"BHTD": (B, H, T, E), "BTHD": (B, T, H, E), "BTD": (B, T, E), "TD": (T, E)}
+        shapes |= {"TBHD": (T, B, H, E), "TBD": (T, B, E)}
         if tuple(t.shape) != shapes[self.layout]:
             return None
         if self.layout == "BTHD":
             return t.transpose(1, 2)
+        if self.layout == "TBHD":
+            return t.permute(1, 2, 0, 3)
+        if self.layout == "TBD":
+            return t.transpose(0, 1)[:, None]
         return t[:, None] if self.layout == "BTD" else t[None, None] if self.layout == "TD" else t
 
 
