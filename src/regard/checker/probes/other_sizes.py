@@ -26,6 +26,12 @@ from regard.checker.subject.adapt import adapt
 from regard.checker.subject.subject import arguments_of
 from regard.checker.understand import understand
 
+# What has no part in the numbers of attention, or is tried by other probes.
+_NO_SWITCH = re.compile(
+    r"bias|drop|device|dtype|batch_first|eps|init|idx|index|name|return|output|need|verbose|debug|training"
+    r"|inplace|scale|backend|fused|config|layer|dim|width|size",
+    re.I,
+)
 _BLOCK = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$", re.I)
 # Pairs of sizes, the first of which a kernel takes; many take powers of two only.
 _BLOCKS = ((8, 12), (8, 16), (16, 32), (32, 64))
@@ -37,6 +43,41 @@ def probe_other_sizes(session: CheckSession) -> None:
         return
     _probe_blocks(session)
     _probe_grouped_heads(session)
+    _list_options(session)
+
+
+def _list_options(session: CheckSession) -> None:
+    """List what the code offers and no question has switched on: `qk_norm=False`, `segment_ids=None`.
+
+    Modules of Transformers have dozens of such arguments, which their models set.
+    """
+    subject = session.subject
+    if subject.is_transformers or subject.kernel_layout is not None:
+        return
+    switches = {} if subject.cls is None or subject.module is None else _parameters(subject.cls)
+    names = [name for name in _switched_off(switches) if name not in subject.init]
+    if names:
+        session.add_untried(_named("option", names), f"switch it on: --with {names[0]}=…")
+    passed = {*subject.arguments.values(), *subject.extra, *subject.call, *subject.positional}
+    call = subject.target if subject.module is None else subject.module.forward
+    names = [name for name in _switched_off(dict(arguments_of(call))) if name not in passed]
+    if names:
+        session.add_untried(_named("argument", names), f"pass it: --call {names[0]}=…")
+
+
+def _switched_off(parameters: dict[str, inspect.Parameter]) -> list[str]:
+    """Return the parameters that switch something on, and are off by default."""
+    return [
+        name
+        for name, parameter in parameters.items()
+        if (parameter.default is None or parameter.default is False)
+        and vocabulary.size(name) in (None, "window", "causal", "softcap")
+        and not _NO_SWITCH.search(name)
+    ]
+
+
+def _named(kind: str, names: list[str]) -> str:
+    return f"{kind}{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def block_parameters(parameters: dict[str, inspect.Parameter]) -> list[str]:
