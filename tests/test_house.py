@@ -195,10 +195,9 @@ def test_there_is_one_lru_cache() -> None:
 
 def test_one_file_intercepts_scaled_dot_product_attention() -> None:
     """Two mechanisms would wrap each other, and the outermost would win."""
-    modes = files_that_mention(
-        {"TorchFunctionMode"}
-    )  # the checker observes and repairs what it runs by three
-    checker = ["checker/probes/intervention.py", "checker/probes/positions.py", "checker/subject/subject.py"]
+    modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by five
+    checker = ["evidence", "probes/intervention", "probes/other_sizes", "probes/positions", "subject/subject"]
+    checker = [f"checker/{name}.py" for name in checker]
     # Attention in a module's own code is traced by products and softmaxes, not by the fused function.
     # A model that is loaded is made by one that leaves out the initialisation of its weights.
     loading = ["gpt/meta_device.py"]

@@ -182,8 +182,9 @@ _TESTS = (
         function="""
             for D in (8, 16, 32):
                 q, k, v = torch.randn(3, 2, 4, 6, D, dtype=torch.float64)
-                expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-                torch.testing.assert_close(attention(q, k, v, is_causal=True), expected)
+                for is_causal in (True, False):
+                    expected = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+                    torch.testing.assert_close(attention(q, k, v, is_causal=is_causal), expected)
         """,
         head="""
             x = torch.randn(2, 6, 32, dtype=torch.float64)

@@ -143,9 +143,9 @@ def _may_be_mixed(moved: Tensor | None, changed: Tensor) -> bool:
 
 def _changed_texts(ids: Tensor) -> list[Tensor]:
     """Return texts in which tokens are other ids where a bit of their code is set; [] without other ids."""
-    known = torch.tensor(sorted(set(ids.flatten().tolist())))
+    known = torch.tensor(sorted(set(ids.flatten().tolist())), device="cpu")
     if len(known) < 2:
-        known = torch.arange(int(ids.max()) + 1)
+        known = torch.arange(int(ids.max()) + 1, device="cpu")
     if len(known) < 2:
         return []
     at = torch.searchsorted(known, ids)
@@ -153,16 +153,18 @@ def _changed_texts(ids: Tensor) -> list[Tensor]:
     count = ids.numel()
     bits = max(1, math.ceil(math.log2(count)))
     # Consecutive numbers where the codes are long enough; random ones tell neighbours apart otherwise.
-    codes = torch.arange(count) if bits <= MAX_RUNS else _random_codes(count)
+    codes = torch.arange(count, device="cpu") if bits <= MAX_RUNS else _random_codes(count)
     runs = [(codes >> bit & 1).bool().view(ids.shape) for bit in range(min(bits, MAX_RUNS))]
-    first = torch.zeros(count, dtype=torch.bool)
+    first = torch.zeros(count, dtype=torch.bool, device="cpu")
     first[0] = True
     # The token with code 0 is changed in a run of its own, which a text of one token needs, too.
     return [torch.where(changed, other, ids) for changed in (first.view(ids.shape), *runs) if changed.any()]
 
 
 def _random_codes(count: int) -> Tensor:
-    return torch.randint(0, 2**MAX_RUNS, (count,), generator=torch.Generator().manual_seed(count))
+    return torch.randint(
+        0, 2**MAX_RUNS, (count,), generator=torch.Generator().manual_seed(count), device="cpu"
+    )
 
 
 def _run(

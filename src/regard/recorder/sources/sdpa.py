@@ -179,7 +179,7 @@ class AttentionMode(TorchFunctionMode):
         return output
 
 
-@functools.lru_cache(4096)
+@functools.cache
 def _is_noted(func: Any) -> bool:
     """Whether a torch function matters to the mode: the others, nearly all, should cost little."""
     name = function_name(func)
