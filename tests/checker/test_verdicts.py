@@ -171,3 +171,55 @@ def test_nan_under_padding_is_zero_times_infinity_only_if_an_open_mask_gives_nan
     report = check(HidesAll)
     assert report.verdict == "wrong", str(report)
     assert "zero-times-infinity" not in [d.name for d in report.diagnoses], str(report)
+
+
+_DENIALS = (
+    "It isn't autoregressive: every token sees every other.",
+    "For the causal version see DecoderAttention.",
+    "Full self-attention; it has no look-ahead mask.",
+    "There is never a causal mask.",
+)
+
+
+@pytest.mark.parametrize("doc", _DENIALS)
+def test_a_docstring_that_denies_causality_is_not_taken_for_a_promise(doc):
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    attend.__doc__ = doc
+    assert check(attend).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    "doc", ["Causal (cross-attention is in another class).", "Causal. Cannot be used for bidirectional ones."]
+)
+def test_a_docstring_that_contradicts_the_output_asks_the_caller(doc):
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def causal(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    attend.__doc__ = causal.__doc__ = doc
+    assert check(causal).verdict == "right"
+    report = check(attend)
+    assert report.verdict == "undecided"
+    assert "its docstring says causal" in report.undecided
+    assert check(attend, causal=False).verdict == "right"
+    assert check(attend, causal=True).diagnoses[0].name == "no-mask"
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [("NanoCausalAttention", True), ("PianoCausalAttention", True), ("NonCausalAttention", False)],
+)
+def test_the_name_says_whether_it_is_causal(name, causal):
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    def other(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=not causal)
+
+    attend.__name__ = attend.__qualname__ = other.__name__ = other.__qualname__ = name
+    assert check(attend).verdict == "right"
+    assert check(other).verdict == "wrong"

@@ -103,7 +103,9 @@ def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | No
         return [causal]
     if "causal" in subject.arguments and "causal" not in subject.extra:
         return [False]  # its causal argument decides
-    return [declared] if declared is not None else [False, True]
+    if declared is not None:
+        return [declared]
+    return [True, False] if described_causality(subject) else [False, True]
 
 
 def _understand_heads(
@@ -493,7 +495,7 @@ def module_width(module: nn.Module | None) -> int:
 
 
 def declared_causality(subject: Subject) -> bool | None:
-    """Return whether the code declares itself causal: by name, triangular buffer, attribute or docstring.
+    """Return whether the code declares itself causal: by name, attribute or triangular buffer.
 
     None if it declares nothing.
     """
@@ -509,10 +511,19 @@ def declared_causality(subject: Subject) -> bool | None:
                 return value
         if _holds_causal_mask(module):
             return True
-    if "mask" in subject.arguments or "causal" in subject.arguments:
-        return None  # then the docstring describes an option
+    return None
+
+
+def described_causality(subject: Subject) -> bool | None:
+    """Return whether the docstring calls the code causal; None if it does not say.
+
+    Prose is easily misread: it is where to begin, and never makes code wrong.
+    """
+    if subject.is_transformers or "mask" in subject.arguments or "causal" in subject.arguments:
+        return None  # the model passes the mask, or the docstring describes an option
+    module = subject.module
     doc = (type(module).__dict__.get("__doc__") if module is not None else subject.target.__doc__) or ""
-    return vocabulary.says_causal(doc) if len(doc) < 4000 else None
+    return vocabulary.docstring_says_causal(doc) if len(doc) < 4000 else None
 
 
 def _holds_causal_mask(module: nn.Module) -> bool:
