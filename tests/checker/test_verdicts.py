@@ -171,3 +171,131 @@ def test_nan_under_padding_is_zero_times_infinity_only_if_an_open_mask_gives_nan
     report = check(HidesAll)
     assert report.verdict == "wrong", str(report)
     assert "zero-times-infinity" not in [d.name for d in report.diagnoses], str(report)
+
+
+_DENIALS = (
+    "It isn't autoregressive: every token sees every other.",
+    "For the causal version see DecoderAttention.",
+    "Full self-attention; it has no look-ahead mask.",
+    "There is never a causal mask.",
+)
+
+
+@pytest.mark.parametrize("doc", _DENIALS)
+def test_a_docstring_that_denies_causality_is_not_taken_for_a_promise(doc):
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    attend.__doc__ = doc
+    assert check(attend).verdict == "right"
+
+
+@pytest.mark.parametrize(
+    "doc", ["Causal (cross-attention is in another class).", "Causal. Cannot be used for bidirectional ones."]
+)
+def test_a_docstring_that_contradicts_the_output_asks_the_caller(doc):
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def causal(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    attend.__doc__ = causal.__doc__ = doc
+    assert check(causal).verdict == "right"
+    report = check(attend)
+    assert report.verdict == "undecided"
+    assert "its docstring says causal" in report.undecided
+    assert check(attend, causal=False).verdict == "right"
+    assert check(attend, causal=True).diagnoses[0].name == "no-mask"
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [("NanoCausalAttention", True), ("PianoCausalAttention", True), ("NonCausalAttention", False)],
+)
+def test_the_name_says_whether_it_is_causal(name, causal):
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    def other(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=not causal)
+
+    attend.__name__ = attend.__qualname__ = other.__name__ = other.__qualname__ = name
+    assert check(attend).verdict == "right"
+    assert check(other).verdict != "right"
+
+
+def _distances(q):
+    at = torch.arange(q.shape[-2])
+    return at[:, None] - at
+
+
+def itself_and_n_before(q, k, v, window=4):
+    d = _distances(q)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(d >= 0) & (d <= window))
+
+
+def n_on_either_side(q, k, v, window=4):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=_distances(q).abs() <= window)
+
+
+def half_on_either_side(q, k, v, window_size=4):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=_distances(q).abs() <= window_size // 2)
+
+
+def buckets_that_look_back(q, k, v, window_size=4):
+    bucket = torch.arange(q.shape[-2]) // window_size
+    back = bucket[:, None] - bucket
+    seen = (back >= 0) & (back <= 1) & (_distances(q) >= 0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def left_and_right(q, k, v, window_size=(4, 0)):
+    d = _distances(q)
+    seen = (d <= window_size[0]) & (-d <= window_size[1])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+class ItselfAndBefore(nn.Module):
+    def __init__(self, d_model, n_heads, window=3):
+        super().__init__()
+        self.n_heads, self.window = n_heads, window
+        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        return self.proj(itself_and_n_before(q, k, v, self.window).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("thing", "meaning"),
+    [
+        (itself_and_n_before, "itself and n keys before it"),
+        (ItselfAndBefore, "itself and n keys before it"),
+        (n_on_either_side, "n keys on either side"),
+        (half_on_either_side, "n // 2 keys on either side"),
+        (buckets_that_look_back, "its own and the one before"),
+        (left_and_right, ""),
+    ],
+)
+def test_the_window_of_a_number_may_mean_several_things(thing, meaning):
+    report = check(thing)
+    assert report.verdict == "right", str(report)
+    assert meaning in "; ".join(report.assumptions)
+
+
+@pytest.mark.parametrize("thing", [itself_and_n_before, ItselfAndBefore])
+def test_one_key_more_is_a_warning_unless_the_convention_is_stated(thing):
+    (warning,) = [d for d in check(thing).diagnoses if d.name == "window-off-by-one"]
+    assert warning.warning
+    report = check(thing, window=4)
+    assert report.verdict == "wrong"
+    assert "leave window= out" in str(report.diagnoses[0])
+
+
+def test_one_key_fewer_is_in_no_convention():
+    def narrow(q, k, v, window=4):
+        return itself_and_n_before(q, k, v, window - 2)
+
+    assert check(narrow).diagnoses[0].name == "window-off-by-one"
+    assert check(narrow).verdict == "wrong"

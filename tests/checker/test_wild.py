@@ -99,6 +99,7 @@ def test_a_compact_module(bug, name):
 
 
 def off_by_one(q, k, v, window=4, is_causal=True):
+    """A query sees the last `window` keys, itself included."""
     T, S = q.shape[-2], k.shape[-2]
     at, keys = torch.arange(T)[:, None] + S - T, torch.arange(S)
     mask = keys >= at - window

@@ -71,6 +71,7 @@ def kernel(mistake="", block=64):
     """The attention function that launches the kernel, with a mistake in it or none."""
 
     def triton_attention(q, k, v, causal=False, window=None, sinks=None):
+        """A query sees the last `window` keys, its own included."""
         if q.dtype == torch.float64:
             raise TypeError("float64 is not supported")
         q, k, v = (x.contiguous() for x in (q, k, v))

@@ -113,7 +113,12 @@ def check(
         torch.manual_seed(0)
         promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
-        options: dict[str, Any] = {"causal": causal, "true_means": true_means, "cached": cached}
+        options: dict[str, Any] = {
+            "causal": causal,
+            "true_means": true_means,
+            "cached": cached,
+            "window": window,
+        }
         options |= {"gradients": gradients, "device": device, "scale": scale, "call": call}
         if processes is not None:
             session = check_on_processes(thing, processes, given | (call or {}), options, scale, oracle)
@@ -315,6 +320,9 @@ def _assumptions(session: CheckSession) -> list[str]:
             assumptions.append("not causal, as measured" if leak else "causal, as measured")
     if understanding.right_intent is not None and understanding.right_intent.features:
         assumptions.append(f"equals attention {' and '.join(understanding.right_intent.features)}")
+    if understanding.right_intent is not None and understanding.right_intent.convention is not None:
+        words = understanding.right_intent.convention.words
+        assumptions.append(f"window: with a window of n, a query sees {words}")
     return assumptions + session.notes
 
 

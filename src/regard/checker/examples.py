@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 
 def attention(q, k, v, mask=None, is_causal=False, window=None, softcap=None):
+    # window: how many keys a query sees, its own included
     T, S, D = q.shape[-2], k.shape[-2], q.shape[-1]
     if q.ndim == 4 and k.shape[1] < q.shape[1]:  # grouped heads
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.masks.named_masks import window as window_rule
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.intent import TOLERANCE, Intent, Observation, looking_back
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.rotation import Rotation
@@ -158,6 +158,10 @@ def _in_chunks(n: int, base: Intent) -> Intent | None:
     return replace(base, rule=chunks(n))
 
 
+def _looking_back(n: int, base: Intent) -> Intent | None:
+    return replace(base, rule=looking_back(n))
+
+
 def _with_prefix(n: int, base: Intent) -> Intent | None:
     return replace(base, causal=False, rule=causal_rule | prefix(n)) if base.causal else None
 
@@ -170,6 +174,9 @@ def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
     for n in sizes:
         yield Feature("mask", f"in chunks of {n}", partial(_in_chunks, n))
         yield Feature("mask", f"with a visible prefix of {n}", partial(_with_prefix, n))
+    for n in sizes:
+        words = f"in buckets of {n} that also see the bucket before"
+        yield Feature("mask", words, partial(_looking_back, n))
 
 
 def _capped(cap: float, base: Intent) -> Intent | None:

@@ -66,6 +66,12 @@ class CheckSession:
         return self.understanding.cases
 
     @property
+    def always(self) -> dict[str, Any]:
+        """What every question of the same code in other sizes says: a window only if the caller stated it."""
+        stated = self.options.get("window") is not None
+        return {name: value for name, value in self.cases.always.items() if name != "window" or stated}
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype in which mistakes are recognised: float64 if the code runs in it."""
         return self.understanding.dtype

@@ -22,7 +22,7 @@ from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.cases import Cases
 from regard.checker.diagnose import diagnose
 from regard.checker.hypotheses import add_feature, find_features, head_width, likeliest, search
-from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
+from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents, window_conventions
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
@@ -32,6 +32,7 @@ from regard.checker.subject.forms import forms, is_certain, with_open_masks
 from regard.checker.subject.observe import ObservedSubject, observed_wirings
 from regard.checker.subject.projections import find_wirings, head_counts
 from regard.checker.subject.roles import describe_core, named_roles, observe_core
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, Subject, apply_rotary
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
@@ -114,7 +115,9 @@ def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | No
         return [causal]
     if "causal" in subject.arguments and "causal" not in subject.extra:
         return [False]  # its causal argument decides
-    return [declared] if declared is not None else [False, True]
+    if declared is not None:
+        return [declared]
+    return [True, False] if described_causality(subject) else [False, True]
 
 
 def _understand_heads(
@@ -206,13 +209,17 @@ def _understand_sequences(
 ) -> Understanding:
     """Understand code on sequences (B, T, C): find its widths, its weights and a length that it takes."""
     # What the module declares of itself, and the interpretations of its weights.
-    always = always | _declared_options(subject, always)
+    declared_options = _declared_options(subject, always)
+    always = always | declared_options
     hypotheses = causal_hypotheses(subject, causal, declared)
     if isinstance(rule := always.get("rule"), Mask) and rule == causal_rule:
         always.pop("rule")
         hypotheses = [True]
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
+    if "window" in declared_options:
+        conventions = window_conventions(source_of(subject))
+        intents += [replace(intent, convention=c) for c in conventions for intent in intents[:8]]
     # A form in which it is right, or at least runs.
     tried: list[Understanding] = []
     for form in forms(subject):
@@ -503,7 +510,7 @@ def module_width(module: nn.Module | None) -> int:
 
 
 def declared_causality(subject: Subject) -> bool | None:
-    """Return whether the code declares itself causal: by name, triangular buffer, attribute or docstring.
+    """Return whether the code declares itself causal: by name, attribute or triangular buffer.
 
     None if it declares nothing.
     """
@@ -519,10 +526,19 @@ def declared_causality(subject: Subject) -> bool | None:
                 return value
         if _holds_causal_mask(module):
             return True
-    if "mask" in subject.arguments or "causal" in subject.arguments:
-        return None  # then the docstring describes an option
+    return None
+
+
+def described_causality(subject: Subject) -> bool | None:
+    """Return whether the docstring calls the code causal; None if it does not say.
+
+    Prose is easily misread: it is where to begin, and never makes code wrong.
+    """
+    if subject.is_transformers or "mask" in subject.arguments or "causal" in subject.arguments:
+        return None  # the model passes the mask, or the docstring describes an option
+    module = subject.module
     doc = (type(module).__dict__.get("__doc__") if module is not None else subject.target.__doc__) or ""
-    return vocabulary.says_causal(doc) if len(doc) < 4000 else None
+    return vocabulary.docstring_says_causal(doc) if len(doc) < 4000 else None
 
 
 def _holds_causal_mask(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ FLASH = Style(
     "flash reference",
     """
 def attention_ref(q, k, v, key_padding_mask=None, causal=False, window=None):
+    # window: how many keys a query sees, including its own
     T, S = q.shape[1], k.shape[1]
     times = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(times, dim=2), v.repeat_interleave(times, dim=2)

@@ -63,6 +63,7 @@ HEADS_LAST = Style(
     "heads on axis 2",
     """
 def attention(q, k, v, causal=False, window=None):
+    # A query sees the last `window` keys, its own included.
     scores = torch.einsum("bthd,bshd->bhts", q, k) * q.shape[-1] ** -0.5
     T, S = scores.shape[-2:]
     i, j = torch.arange(T, device=q.device)[:, None] + S - T, torch.arange(S, device=q.device)

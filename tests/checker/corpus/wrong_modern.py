@@ -7,6 +7,8 @@ WINDOW = Style(
     "sliding window",
     """
 class SlidingWindowAttention(nn.Module):
+    '''Each token sees window_size tokens, counting itself.'''
+
     def __init__(self, d_model, n_heads, window_size=3):
         super().__init__()
         self.n_heads, self.window_size = n_heads, window_size

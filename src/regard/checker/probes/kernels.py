@@ -82,7 +82,9 @@ def _options(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
         questions.append(replace(cases.plain("split keys", T=5, S=11, seed=64), splits=3))
     if "sinks" in arguments:
         questions.append(replace(cases.plain("sink logits", seed=65), sinks=_sink_logits(4), **flag))
-    if session.subject.takes_window_pair or "right window" in arguments:
+    # Where the default is causal, (4, 0), the interpretation is causal too, and a right side is not in it.
+    pair = session.subject.takes_window_pair and not session.subject.window_is_bounded
+    if pair or "right window" in arguments:
         sides = cases.plain("window to both sides", T=9, seed=66)
         questions.append(replace(sides, window=3, ahead=2, flag=False if flag else None))
     return questions

@@ -14,11 +14,24 @@ from regard.checker.probes.backward import BackwardPass, run_backward
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
+from regard.checker.understand import described_causality
 
 
 def probe_causality(session: CheckSession) -> None:
-    """Check that no output depends on a later token, by changing tokens and by gradients."""
-    subject = session.subject
+    """Check that no output depends on a later token, by changing tokens and by gradients.
+
+    A docstring that says otherwise than the output leaves the verdict to the caller.
+    """
+    subject, understanding = session.subject, session.understanding
+    stated = session.options.get("causal") is not None or understanding.declared_causal is not None
+    described = None if stated else described_causality(subject)
+    if described is not None and session.right_intent is not None and understanding.causal != described:
+        says, shows = ("causal", "not causal") if described else ("not causal", "causal")
+        session.undecided = (
+            f"its docstring says {says}, and its output is right as attention that is {shows}: say which is "
+            "meant with causal=True or False, or --causal or --no-causal"
+        )
+        return
     flagged = "causal" in subject.arguments and session.options.get("causal") is None
     expected = flagged or session.options.get("causal") or session.understanding.causal
     one_query = subject.kernel_layout is not None and subject.kernel_layout.one_query
@@ -29,6 +42,12 @@ def probe_causality(session: CheckSession) -> None:
     leak = find_leak(session, question)
     if leak is None:
         session.add_skip("causality", "it did not run, or its output is not finite")
+    elif leak and described and not flagged:
+        session.add_untried(
+            "causality",
+            f"its docstring says causal, and output {leak[0]} depends on token {leak[1]}: pass causal=True "
+            "or --causal if it should not",
+        )
     elif leak:
         session.add_failure("causality", f"output {leak[0]} depends on token {leak[1]} ({leak[2]})")
     else:

@@ -34,7 +34,7 @@ def probe_many_heads(session: CheckSession) -> None:
             causal=options.get("causal"),
             heads=None,
             scale=options.get("scale"),
-            always=session.cases.always,
+            always=session.always,
         )
         if understanding.right_intent is not None:
             session.add_pass("many heads", f"{heads} of them")

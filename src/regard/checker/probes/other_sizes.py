@@ -201,7 +201,7 @@ def _check_rebuilt(session: CheckSession, changes: dict[str, Any], check: str, s
         causal=options.get("causal"),
         heads=None,
         scale=options.get("scale"),
-        always=session.cases.always,
+        always=session.always,
     )
     if understanding.first.answer is None:
         return False

@@ -19,7 +19,7 @@ from regard.checker.evidence import (
     watch_scores,
 )
 from regard.checker.hypotheses import search
-from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
+from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents, window_conventions
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
@@ -56,8 +56,9 @@ def probe_output(session: CheckSession) -> None:
         session.add_skip("output", f"it holds {len(parts)} attentions")
         return
     observations = _observe(session)
-    errors = [(observation.question.name, _error(session, observation)) for observation in observations]
-    wrong = {name: error for name, error in errors if not error < TOLERANCE}
+    wrong = _wrong(session, observations)
+    if wrong and _find_window_convention(session, observations):
+        wrong = {}
     if not wrong and session.understanding.right_intent is None:
         session.undecided = f"no one form of attention gives all its outputs; {COMPARE}"
         session.add_skip("output", "its outputs of different sizes do not go together")
@@ -67,8 +68,39 @@ def probe_output(session: CheckSession) -> None:
             session.add_diagnosis("batch-items-mixed", session.mixed)
         _check_shared_projection(session)
         _record_results(session, observations, wrong)
+        _warn_of_window(session)
         return
     _diagnose_output(session, observations, wrong)
+
+
+def _wrong(session: CheckSession, observations: list[Observation]) -> dict[str, float]:
+    """Return the errors of the questions whose answers are not right, by name."""
+    errors = [(observation.question.name, _error(session, observation)) for observation in observations]
+    return {name: error for name, error in errors if not error < TOLERANCE}
+
+
+def _find_window_convention(session: CheckSession, observations: list[Observation]) -> bool:
+    """Return whether code with a number for its window is right in another convention, which is kept."""
+    understanding, subject = session.understanding, session.subject
+    right = understanding.right_intent
+    stated = session.options.get("window") is not None or subject.takes_window_pair
+    if right is None or stated or "window" not in subject.arguments or subject.kernel_layout is not None:
+        return False
+    for convention in window_conventions(session.source):
+        understanding.right_intent = replace(right, convention=convention)
+        if not _wrong(session, observations):
+            return True
+    understanding.right_intent = right
+    return False
+
+
+def _warn_of_window(session: CheckSession) -> None:
+    """Warn of a window that is one key wider than usual, which may be meant."""
+    intent = session.understanding.right_intent
+    if intent is not None and intent.convention is not None and intent.convention.one_more:
+        words = f"with a window of n, a query sees {intent.convention.words}"
+        evidence = f"It is right if {words}. If n should count the query's own key, it is one key too wide."
+        session.add_mistake("window", words, "window-off-by-one", evidence, warning=True)
 
 
 UNDECLARED_MOD = (
@@ -137,7 +169,14 @@ def _observe(session: CheckSession) -> list[Observation]:
     if "causal" in subject.arguments and session.options.get("causal") is not False:
         flag["flag"] = True
     if "window" in subject.arguments and "window" not in cases.always:
-        questions.append(replace(cases.plain("window", seed=6), window=3, **flag))
+        questions.append(
+            replace(
+                cases.plain("window", seed=6),
+                window=3,
+                ahead=0 if subject.window_is_bounded else None,
+                **flag,
+            )
+        )
     if "softcap" in subject.arguments and session.module is None and "softcap" not in cases.always:
         questions.append(replace(cases.plain("softcap", seed=7), softcap=2.0, **flag))
     kernel = subject.kernel_layout
@@ -445,6 +484,9 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         return
     _record_results(session, observations, wrong)
     distance = max(wrong.values()) / TOLERANCE
+    if matches and "window-off-by-one" in matches[0].names and session.options.get("window") is not None:
+        detail = "if your window does not count the query's own key, leave window= out"
+        matches[0] = replace(matches[0], detail=detail)
     for match in matches[:1] if matches and len(matches[0].names) > 1 else matches[:3]:
         session.add_match(match, distance)
     if not matches and not session.mixed:
@@ -537,12 +579,6 @@ def _window_convention(session: CheckSession, match: Match) -> str:
         return (
             "in Transformers the window is in the mask that the model makes, and this layer alone has none: "
             "check it without window=, or capture the model and look at its mask"
-        )
-    # lucidrains/local-attention: a window is a block, and a token also sees the blocks that it looks back to.
-    if match.names == ("window-off-by-one",) and re.search(r"look_?back", session.source, re.I):
-        return (
-            "its window is one key off the usual one, and its code speaks of looking back, which may be "
-            f"another convention; {COMPARE}"
         )
     return ""
 

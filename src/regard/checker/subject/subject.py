@@ -422,6 +422,14 @@ class Subject:
             return True
         return isinstance(parameter.default, tuple | list) or "tuple" in str(parameter.annotation).lower()
 
+    @property
+    def window_is_bounded(self) -> bool:
+        """Whether its (left, right) has a default without −1, so that −1 need not mean "no bound"."""
+        default = (
+            parameters_of(self.target)[self.arguments["window"]].default if self.takes_window_pair else 0
+        )
+        return isinstance(default, tuple | list) and all(isinstance(n, int) and n >= 0 for n in default)
+
     def _requires(self, meaning: str) -> bool:
         """Return whether an argument has no default."""
         parameter = parameters_of(self.target).get(self.arguments[meaning])

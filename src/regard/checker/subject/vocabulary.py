@@ -174,13 +174,31 @@ def is_cache(name: str) -> bool:
     return _CACHE.search(name) is not None and _TABLE.search(name) is None
 
 
-def says_causal(text: str) -> bool | None:
-    """Return whether a name or a docstring calls the attention causal; None if it does not say."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).lower().replace("_", " ")
-    if re.search(r"(non|not|un|without|no)[ -]?(a )?(causal|masked)|bidirectional|cross", text):
+_CAUSAL = r"(?:\bcausal|\bautoregress|\bmasked (?:self|multi|attention)|\blook[- ]?ahead)"
+_NOT_CAUSAL = r"\b(?:non|not|un|without|no)[ -]?(?:a )?(?:causal|masked)"
+# "It isn't autoregressive", "it has no look-ahead mask", "causal masking is not used".
+_DENIED = re.compile(
+    rf"(?:n['’]t|\b(?:no|not|non|never|neither|nor|without|cannot|unlike))\b.*{_CAUSAL}"
+    rf"|{_CAUSAL}\w*(?:\W+\w+){{0,2}}?\W+(?:is|are|was|were|does|do)(?:n['’]t|\W+(?:not|never))\b"
+)
+_ELSEWHERE = re.compile(r"\b(?:see|unlike|instead|rather|cannot)\b")  # the sentence speaks of other code
+
+
+def says_causal(name: str) -> bool | None:
+    """Return whether the name of a class or function calls it causal; None if it does not say."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower().replace("_", " ")
+    if re.search(rf"{_NOT_CAUSAL}|bidirectional|\bcross", words):
         return False
-    return (
-        True
-        if re.search(r"\bcausal|autoregress|\bmasked (self|multi|attention)|look[- ]ahead", text)
-        else None
-    )
+    return True if re.search(_CAUSAL, words) else None
+
+
+def docstring_says_causal(doc: str) -> bool | None:
+    """Return whether prose calls the attention causal; None if it does not say.
+
+    Every sentence is read alone: "Causal. Cannot be used for bidirectional encoders." says causal.
+    """
+    text = re.sub(r"\s*\n(?!\s*\n)\s*", " ", doc.lower().replace("_", " "))  # lines of one paragraph
+    sentences = [s for s in re.split(r"[.;:()\n](?:\s|$)|[()]", text) if not _ELSEWHERE.search(s)]
+    if any(re.search(_CAUSAL, s) and not _DENIED.search(s) for s in sentences):
+        return True
+    return False if any(re.search(rf"{_NOT_CAUSAL}|\bbidirectional", s) for s in sentences) else None
