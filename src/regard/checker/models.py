@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named_masks import TensorMask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.steps import trace
 from regard.checker.cases import Cases
@@ -459,7 +458,7 @@ def _name_mistake(call: AttentionCall, mask: Mask | None = None) -> str:
 
 def _wrong_mask(call: AttentionCall) -> str:
     """Return the mistake that a mask without a name of its own amounts to, if it is meant to be causal."""
-    if not any(isinstance(mask, TensorMask) for mask in _parts(call.mask)):
+    if all(mask.positional or mask.is_padding for mask in _parts(call.mask)):
         return ""
     mistake = _name_mistake(call, causal_rule)
     return mistake if mistake in _MASK_MISTAKES else ""
