@@ -68,3 +68,21 @@ def test_a_mistake_is_explained_with_an_example_that_runs(tmp_path):
     words = [sys.executable, tmp_path / "example.py"]
     shown = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "no-scale" in shown.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(("thing", "code"), [("head.py:CausalHead", 0), ("wrong.py:attention", 1)])
+def test_a_reader_that_stops_does_not_change_the_exit_code(folder, thing, code, options):
+    command = [sys.executable, "-m", "regard", "check", thing, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        message = process.stderr.read()
+    assert process.returncode == code
+    assert b"Error" not in message
+
+
+def test_a_meaning_of_true_that_is_unknown_is_refused_with_the_known_ones(folder):
+    result = run("check", "head.py:CausalHead", "--true-means", "maybe")
+    assert result.exit_code == 2
+    assert "'look'" in result.output
+    assert "'hide'" in result.output

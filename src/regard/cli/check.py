@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from regard.cli.signals import end_on_signals
+from regard.cli.signals import allow_closed_pipe, end_on_signals
 from regard.escapes import escape
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def check(
         int | None, typer.Option(help="Its number of heads, if that cannot be found out.")
     ] = None,
     true_means: Annotated[
-        str | None,
+        Literal["look", "hide"] | None,
         typer.Option(metavar="look|hide", help="Whether True in its boolean masks means look or hide."),
     ] = None,
     cached: Annotated[
@@ -101,10 +101,12 @@ def check(
       regard check --visibility
     """
     if show_list:
-        _print_catalogue(as_json)
+        with allow_closed_pipe():
+            _print_catalogue(as_json)
         return
     if visibility:
-        _print_visibility(as_json)
+        with allow_closed_pipe():
+            _print_visibility(as_json)
         return
     with end_on_signals():  # the supervisor ends what it has started
         from regard.checker.errors import CheckError
@@ -140,10 +142,11 @@ def check(
             else:
                 typer.echo(f"regard: {escape(str(error))}", err=True)
             raise typer.Exit(2) from None
-        if as_json:
-            typer.echo(escape(report.to_json()))
-        else:
-            print_report(report)
+        with allow_closed_pipe():
+            if as_json:
+                typer.echo(escape(report.to_json()))
+            else:
+                print_report(report)
         raise typer.Exit(EXIT_CODES[report.verdict])
 
 

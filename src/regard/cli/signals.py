@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +43,16 @@ def end_on_signals() -> Iterator[None]:
     numbers = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]
     with _handlers({number: signal.SIG_DFL for number in (signal.SIGINT, *numbers)}):
         yield
+
+
+@contextmanager
+def allow_closed_pipe() -> Iterator[None]:
+    """A block that prints to a reader that may stop, as `head` does: the exit code stays the command's."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # Rich turns the first into SystemExit(1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the last flush fail
 
 
 @contextmanager
