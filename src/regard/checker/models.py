@@ -342,6 +342,10 @@ def _check_model(run: ModelRun, judge: _LayerJudge, causal: bool | None, window:
     _check_causality(report, run, causal)
     _check_batch(report, run)
     _check_padding(report, run)
+    names = inspect.signature(run.module.forward).parameters
+    if cache := next((name for name in names if vocabulary.argument(name) == "cache"), None):
+        how = f"generate with `{cache}` and without, and compare: positions may be off under it"
+        report.checks.append(Check("cache", "untried", how))
     return report
 
 

@@ -32,7 +32,8 @@ _NO_SWITCH = re.compile(
     r"|inplace|scale|backend|fused|config|layer|dim|width|size",
     re.I,
 )
-_BLOCK = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$", re.I)
+# Br and Bc are FlashAttention's own names.
+_BLOCK = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$|^b[rc]$", re.I)
 # Pairs of sizes, the first of which a kernel takes; many take powers of two only.
 _BLOCKS = ((8, 12), (8, 16), (16, 32), (32, 64))
 
@@ -56,13 +57,16 @@ def _list_options(session: CheckSession) -> None:
         return
     switches = {} if subject.cls is None or subject.module is None else _parameters(subject.cls)
     names = [name for name in _switched_off(switches) if name not in subject.init]
+    names += [name for name in _switched_on(switches) if name not in subject.init]
     if names:
-        session.add_untried(_named("option", names), f"switch it on: --with {names[0]}=…")
+        session.add_untried(_named("option", names), f"set it: --with {names[0]}=…")
     passed = {*subject.arguments.values(), *subject.extra, *subject.call, *subject.positional}
     call = subject.target if subject.module is None else subject.module.forward
     names = [name for name in _switched_off(dict(arguments_of(call))) if name not in passed]
     if names:
         session.add_untried(_named("argument", names), f"pass it: --call {names[0]}=…")
+    if "start" in subject.arguments and all(check.name != "cache" for check in session.checks):
+        session.add_untried("cache", f"`{subject.arguments['start']}` says that it has one: pass cached=")
 
 
 def _switched_off(parameters: dict[str, inspect.Parameter]) -> list[str]:
@@ -73,6 +77,15 @@ def _switched_off(parameters: dict[str, inspect.Parameter]) -> list[str]:
         if (parameter.default is None or parameter.default is False)
         and vocabulary.size(name) in (None, "window", "causal", "softcap")
         and not _NO_SWITCH.search(name)
+    ]
+
+
+def _switched_on(parameters: dict[str, inspect.Parameter]) -> list[str]:
+    """Return the switches that are on by default, as `use_flash=True`: the code without them is another."""
+    return [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is True and vocabulary.size(name) is None and not _NO_SWITCH.search(name)
     ]
 
 
