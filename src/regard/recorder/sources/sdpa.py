@@ -163,7 +163,8 @@ class AttentionMode(TorchFunctionMode):
     """Intercepts the function where its caller holds it in an attribute, a default argument or a table."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _is_noted(func) and not _unused.get():
+        # Dynamo warns of cached functions.
+        if not torch.compiler.is_compiling() and not _is_noted(func) and not _unused.get():
             return func(*args, **(kwargs or {}))
         if (name := function_name(func)) in LEAVING:
             token_order.note_departure(args[0], name)

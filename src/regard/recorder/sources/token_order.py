@@ -243,8 +243,11 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _memory(x: Tensor) -> int:
-    """The address of the memory that a tensor is a view of."""
-    return x.untyped_storage().data_ptr()
+    """The address of the memory that a tensor is a view of; a DTensor of FSDP has none."""
+    try:
+        return x.untyped_storage().data_ptr()
+    except RuntimeError:
+        return -id(x)
 
 
 def _whole_shape(x: Tensor, shape: Sequence[int]) -> list[int]:
