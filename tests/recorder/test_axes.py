@@ -597,6 +597,14 @@ def test_shared_keys_give_a_map_for_each_head() -> None:
         q, k, _ = attention.qkv(x).chunk(3, -1)
         expected = (q.unflatten(-1, (H, D)).transpose(1, 2) @ k[:, None, :, :D].mT / D**0.5).softmax(-1)
     torch.testing.assert_close(seen[0].to_dense(), expected)
+    assert seen.certificate.certified
+
+
+def test_as_many_queries_as_heads_that_share_their_keys_are_not_certified() -> None:
+    """The output is the same whichever axis counts the heads, so that it cannot certify one of them."""
+    seen = regard.capture(nn.Sequential(SharedKeys().eval()), inputs=torch.randn(B, H, C))
+    assert not seen.certificate.certified
+    assert "nothing shows which axis" in str(seen.certificate)
 
 
 @torch.jit.script

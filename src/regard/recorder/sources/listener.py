@@ -307,7 +307,10 @@ def _eager_call(attention: EagerAttention, independent: str | None) -> Attention
     try:
         call = attention_call(attention, module)
         reason = sdpa.several_axes(attention.output.shape) or independent
-        return call._replace(unplaced=reason if attention.is_told else SHARED_KEYS)
+        if attention.is_told:
+            return call._replace(unplaced=reason)
+        # Its numbers may be right and its heads and queries exchanged, which no output can show.
+        return call._replace(problem=SHARED_KEYS, unplaced=SHARED_KEYS)
     except (ValueError, RuntimeError) as error:
         return UnreadableCall(f"{type(module).__name__}, as {error}")
 
