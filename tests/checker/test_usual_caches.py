@@ -83,6 +83,23 @@ class LayerPastInFront(LayerPast):
     order = -1
 
 
+class TopLeftOfSeveral(LayerPast):
+    """One token at a time is right, and a chunk of several is not."""
+
+    def forward(self, hidden_states, layer_past=None, use_cache=False):
+        q, k, v = (split(y, self.n_head).transpose(1, 2) for y in self.c_attn(hidden_states).chunk(3, -1))
+        if layer_past is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(layer_past, (k, v), strict=True))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+        return self.c_proj(y.transpose(1, 2).flatten(2)), (k, v) if use_cache else None
+
+
+class LastOfPieceLost(LayerPast):
+    def forward(self, hidden_states, layer_past=None, use_cache=False):
+        output, cache = super().forward(hidden_states, layer_past, use_cache)
+        return output, None if cache is None else tuple(x[:, :, :-1] for x in cache)
+
+
 class KVCache(nn.Module):
     def __init__(self, max_batch_size, max_seq_length, n_heads, head_dim, dtype=torch.bfloat16):
         super().__init__()
@@ -141,6 +158,8 @@ def test_a_right_cache_is_tried(cls):
         (WrongOrder, "cache-in-wrong-order"),
         (TopLeft, "top-left-causal"),
         (LayerPastInFront, "cache-in-wrong-order"),
+        (TopLeftOfSeveral, "top-left-causal"),
+        (LastOfPieceLost, "cached-key-lost"),
         (AtSlotZero, "cache-overwritten"),
     ],
 )

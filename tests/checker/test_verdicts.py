@@ -299,3 +299,38 @@ def test_one_key_fewer_is_in_no_convention():
 
     assert check(narrow).diagnoses[0].name == "window-off-by-one"
     assert check(narrow).verdict == "wrong"
+
+
+class TokensFirst(nn.Module):
+    """Input: (seq_len, batch, embed_dim)."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(embed_dim, num_heads)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+class TokensSecond(TokensFirst):
+    """Input: (seq_len, batch, embed_dim)."""
+
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+
+def test_a_docstring_that_puts_tokens_first_is_held_against_the_code():
+    assert check(TokensFirst).verdict == "right"
+    report = check(TokensSecond)
+    assert report.verdict == "undecided"
+    assert "its docstring says (seq_len, batch, embed_dim)" in report.summary
+
+
+def test_the_headline_says_what_right_code_was_found_to_be():
+    def looks_back(b, h, q_idx, kv_idx):
+        return (q_idx >= kv_idx) & (q_idx - kv_idx < 6)
+
+    assert "is right, as attention in a window of 6: " in check(looks_back).summary
+    assert (
+        "is right, as a mask that is causal: " in check(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx).summary
+    )

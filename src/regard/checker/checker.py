@@ -186,6 +186,7 @@ def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
         session.example,
         strict=strict,
         undecided=session.undecided,
+        equals=_equals(session.understanding),
     )
     report.seconds = time.perf_counter() - started
     return report
@@ -318,12 +319,23 @@ def _assumptions(session: CheckSession) -> list[str]:
         leak = find_leak(session, session.cases.plain("causality", seed=40))
         if leak is not None:
             assumptions.append("not causal, as measured" if leak else "causal, as measured")
-    if understanding.right_intent is not None and understanding.right_intent.features:
-        assumptions.append(f"equals attention {' and '.join(understanding.right_intent.features)}")
+    if found := _equals(understanding):
+        assumptions.append(f"equals {found}")
     if understanding.right_intent is not None and understanding.right_intent.convention is not None:
         words = understanding.right_intent.convention.words
         assumptions.append(f"window: with a window of n, a query sees {words}")
     return assumptions + session.notes
+
+
+def _equals(understanding: Understanding) -> str:
+    """Return what right code was found to be beside plain attention, which only its author can confirm."""
+    intent, kernel = understanding.right_intent, understanding.subject.kernel_layout
+    if intent is None:
+        return ""
+    makes_mask = kernel is not None and kernel.makes_mask
+    if not intent.features:
+        return f"a mask that is {_causal_word(understanding.causal)}" if makes_mask else ""
+    return f"attention {' and '.join(intent.features)}"
 
 
 def _causal_word(causal: bool) -> str:

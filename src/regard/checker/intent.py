@@ -58,7 +58,9 @@ WINDOW_CONVENTIONS = (
 # "The last `window` keys, itself included": then one key more is a mistake.
 _OWN_KEY = r"(itself|self|its own|the (query|current)('s)?( own)?)"
 _COUNTS_ITSELF = re.compile(
-    rf"\b{_OWN_KEY}( (key|token|position))?,? (is )?(included|counted)|\b(includ|count)ing {_OWN_KEY}\b", re.I
+    rf"\b{_OWN_KEY}( (key|token|position))?,? (is )?(included|counted)|\b(includ|count)ing {_OWN_KEY}\b"
+    r"|\b\w+ ?[-−] ?1 ((previous|earlier|past|preceding) )?(keys|tokens|positions)\b",
+    re.I,
 )
 
 

@@ -73,7 +73,7 @@ class LayerVerdict:
         return f"{self.name}  {self.kind} is {self.verdict}{named}{mask}{detail}"
 
 
-REPORT_FIELDS = ("subject", "assumptions", "example", "seconds", "strict", "undecided")
+REPORT_FIELDS = ("subject", "assumptions", "example", "seconds", "strict", "undecided", "equals")
 
 
 @dataclass
@@ -92,6 +92,9 @@ class Report:
     strict: bool = False
     undecided: str = ""  # why there is no verdict and what it would take, if so
     layers: list[LayerVerdict] = field(default_factory=list)  # of a model or a block
+    equals: str = (
+        ""  # what right code was found to be, if it is not plain attention: "attention in a window of 5"
+    )
 
     @property
     def verdict(self) -> str:
@@ -145,7 +148,8 @@ class Report:
             return f"{self.subject} is WRONG: {f'{named} ({failed})' if named else failed}"
         if self.verdict == "undecided":
             return f"{self.subject} is UNDECIDED: {self.undecided or self._what_is_missing()}"
-        warned = f", with {_count(len(self.warnings), 'warning')}" if self.warnings else ""
+        reading = f", as {self.equals}" if self.equals else ""
+        warned = f"{reading}, with {_count(len(self.warnings), 'warning')}" if self.warnings else reading
         passed = f"{_count(len(self.passed), 'check')} passed"
         if self.untried:
             return f"{self.subject} is right{warned}, as far as tried: {self._untried_names()} ({passed})"

@@ -18,6 +18,10 @@ def _top_left(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
     return k <= q
 
 
+def _top_left_of_several(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k <= q if n.T > 1 else k < n.S  # `is_causal=T > 1`: one token at a time is right
+
+
 def _all_rows(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
     return (k < n.S) & (q >= 0) if n.S > n.T else k <= q
 
@@ -50,7 +54,7 @@ CACHE_MISTAKES = (
         "align queries with the end: torch.ones(T, S, dtype=torch.bool).tril(diagonal=S - T)",
         "is_causal=True of F.scaled_dot_product_attention, which is defined this way, used with a cache",
         ({"causal": _top_left},),
-        ({"causal": _top_left},),
+        ({"causal": _top_left}, {"causal": _top_left_of_several}),
         symptom="Training and the prompt are right. From the first generated token on the text is "
         "garbage, because each new token sees only the first key.",
         why="With T queries and S keys there are two ways to lay a triangle. Counted from the top left, "
@@ -144,7 +148,11 @@ CACHE_MISTAKES = (
         "Each new token misses one earlier token, often the first, which many heads rely on.",
         "read all that was written: cache_k[:, :start + T]",
         "`cache[:, 1:]` to keep a length, or an end that is one too small",
-        cache_changes=({"read": "not the first"}, {"read": "not the last"}),
+        cache_changes=(
+            {"read": "not the first"},
+            {"read": "not the last"},
+            {"read": "not the last of a piece"},
+        ),
         symptom="Generated text is a little worse than the same model without a cache; much worse if "
         "the lost key is the first one, on which many heads of trained models put most of their "
         "weight.",

@@ -120,6 +120,10 @@ class CacheVariant:
             return slots[:, :, 1:start]
         if self.read == "not the last":
             return slots[:, :, : max(start - 1, 0)]
+        if self.read == "not the last of a piece" and sizes:
+            return torch.cat(
+                [piece[:, :, :-1] for piece in torch.split(slots[:, :, :start], list(sizes), 2)], 2
+            )
         return before[:, :, :start] if self.read == "before" else slots[:, :, :start]
 
     def _attend(
