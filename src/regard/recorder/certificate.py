@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +23,6 @@ from regard.lru import LRUCache
 from regard.recorder.placement import Runs
 
 ROWS = 64  # the number of rows that are compared if a map has more
-TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
-GPU_TILE_BYTES = 1 << 29  # the same on a GPU, which waits for Python between small tiles
-ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
-"""By how many units in the last place a weight, or the sum of a row, may be off. Large scores are
-recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
-DISTINCT = 8  # values must differ by this many tolerances for the output to determine the weights
-TELLING_ROWS = 8  # rows of a head of which it is asked whether they determine the weights
 HALF_PRECISION = 1e-3  # a tolerance of weights above this one means that they are in half precision
 CERTIFIED = (
     "A layer is certified if its weights times the values give the output of the model's own attention."
@@ -40,7 +33,6 @@ KNOWN_CODE = "known from the code of the model"
 CHANGED = "established by changing tokens and running the model again"
 BY_NUMBER = "known by their number, and nothing was seen that reorders them"
 NO_TOKENS = "its axes are not known to be the tokens"
-SIMILAR_VALUES = "its values are so similar that its output does not determine its weights"
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ class Evidence:
             self.difference / max(self.tolerance, 1e-300),
             self.row_sums / self.row_sums_tolerance,
         )
-        return _maximum([output, sums])
+        return largest([output, sums])
 
     @property
     def settings(self) -> str:
@@ -234,230 +226,9 @@ class Certificate(Sequence[Evidence]):
         return "\n".join(lines)
 
 
-class WeightMatrix(Protocol):
-    """Attention weights (B, H, T, S) that can be compared: those of a map, or those of a dense tensor."""
-
-    @property
-    def matrix(self) -> tuple[int, ...]: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def stored_dtype(self) -> torch.dtype: ...
-    @property
-    def lse(self) -> Tensor: ...
-    @property
-    def mask(self) -> Mask: ...
-    @property
-    def scale(self) -> float: ...
-    @property
-    def softcap(self) -> float | None: ...
-    @property
-    def sinks(self) -> Tensor | None: ...
-    @property
-    def is_dense(self) -> bool: ...
-
-    def select(self, batch: slice, heads: slice) -> Self:
-        """Select sequences and heads."""
-
-    def tile(self, rows: Tensor) -> Tensor:
-        """The weights of some rows, (B, H, rows, S)."""
-
-
-def examine(
-    m: WeightMatrix,
-    v: Tensor,
-    output: Tensor,
-    *,
-    weights: Tensor | None = None,
-    own_lse: bool = False,
-    softly_masked_rows: bool = False,
-    problem: str | None = None,
-    against: str = OWN_OUTPUT,
-    max_rows: int | None = ROWS,
-) -> Evidence:
-    """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the model's output (B, H, T, E).
-
-    - `weights` (B, H, T, S): the weights of the model's own implementation, if it returns them.
-    - `own_lse`: the map's lse came from the model's own kernel.
-    - `softly_masked_rows`: in some rows finite biases mask every key, so that the model's output there has to
-      be zero or the mean of the values.
-    - `problem`: a reason why the layer cannot be certified, if one is known.
-    - `against`: a name for `output`.
-    - `max_rows`: the number of rows to compare, or None for all of them.
-    """
-    options = (weights, own_lse, softly_masked_rows, problem, against, max_rows)
-    evidence = _examine(m, v, output, *options, finite=True) or _examine(m, v, output, *options, finite=False)
-    assert evidence is not None
-    return evidence
-
-
-def _examine(
-    m: WeightMatrix,
-    v: Tensor,
-    output: Tensor,
-    weights: Tensor | None,
-    own_lse: bool,
-    softly_masked_rows: bool,
-    problem: str | None,
-    against: str,
-    max_rows: int | None,
-    *,
-    finite: bool,
-) -> Evidence | None:
-    """The evidence of `examine`; None if `finite` says that all products are finite and they are not.
-
-    A GPU waits for every question about its numbers, so all of them are asked at the end.
-    """
-    B, H, T, S = m.matrix
-    rows = sampled_rows(T, T if max_rows is None else max_rows).to(m.device)
-    zero = rows.new_zeros((), dtype=m.dtype)
-    numbers, weight_errors = [], [zero]  # of each group of heads
-
-    # What rounding alone may change, relative to a row's own values: kernels in half precision round the
-    # weights and the output, and eager attention its scores too (Gemma 2, whose scores of 8 are off by 1.4
-    # units then); queries and keys may be stored in another dtype than the output's.
-    working_eps = torch.finfo(m.dtype).eps
-    stored_eps = max(torch.finfo(output.dtype).eps, torch.finfo(m.stored_dtype).eps)
-    units = ROUNDING_UNITS[m.dtype] * working_eps
-    rounding = 4.0 * (stored_eps + units)
-
-    # A weight below the smallest number of its dtype is lost, whatever its value.
-    smallest = max(smallest_error(output.dtype), smallest_error(m.stored_dtype))
-    must_tell = problem is None and weights is None and not own_lse  # the output alone speaks for the weights
-
-    # The weights are computed for whole groups of query heads at a time, as many as fit into a tile.
-    tile_bytes = GPU_TILE_BYTES if m.device.type == "cuda" else TILE_BYTES
-    group = H // max(v.shape[1], 1)
-    heads_at_once = max(1, tile_bytes // max(1, B * len(rows) * S * m.dtype.itemsize) // group) * group
-    for first in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
-        heads = slice(first, min(first + heads_at_once, H))
-        part = m.select(slice(0, B), heads)
-        kv_heads = slice(first // group, (first + heads_at_once) // group)
-        values = v[:, kv_heads].to(m.dtype)  # (B, g, S, E)
-        part_weights = part.tile(rows)  # (B, h, rows, S)
-        lse = part.lse[:, :, rows]  # (B, h, rows)
-        visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
-
-        # The output that the map's weights give, against the model's own.
-        model_output = output[:, heads].index_select(2, rows).to(m.dtype)  # (B, h, rows, E)
-        grouped = part_weights.view(B, values.shape[1], -1, S)
-        values = values if finite else _used_values(grouped, values)
-        product = grouped @ values  # (B, g, h / g · rows, E)
-        total = product.sum()  # not finite if a product is not, since 0 · inf is NaN
-        # Every error of a kernel is relative to a weight or to the sum: those of the scores and of the
-        # log-sum-exp, the rounding of the weights before the product, its accumulation. So a row may be off
-        # by its own Σ w |v|, and a large value that a row hardly uses does not loosen it.
-        sizes_of_values = values.abs()
-        lost = smallest * (1.0 + sizes_of_values.sum(2, keepdim=True))  # (B, g, 1, E)
-        tolerance = (grouped @ sizes_of_values) * rounding + lost
-        product, tolerance = (x.view(model_output.shape) for x in (product, tolerance))  # (B, h, rows, E)
-        ratio = (product - model_output).abs() / tolerance
-        if softly_masked_rows:
-            mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
-            room = (sizes_of_values.mean(2, keepdim=True) * rounding + lost).repeat_interleave(group, 1)
-            ratio = ratio.where(visible[..., None], _empty_row_error(model_output, mean) / room)
-            tolerance = tolerance.where(visible[..., None], room)
-        else:
-            ratio = ratio.masked_fill(~visible[..., None], 0.0)
-        worst = ratio.nan_to_num(torch.inf).argmax() if ratio.numel() else None
-        at_worst = (zero, zero) if worst is None else (ratio.take(worst), tolerance.take(worst))
-
-        # The sums of the rows, with the weight of the sink logit.
-        row_sum = part_weights.sum(-1)
-        if part.sinks is not None:
-            row_sum = row_sum + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
-        sum_error = ((row_sum - 1.0) * visible).abs().amax()
-
-        empty_rows = (~visible).all(1).any(0).sum().to(m.dtype)  # in every head, in some text
-        largest_score = lse.abs().masked_fill(~visible, 0.0).amax()
-        is_judged = must_tell and S > 1
-        undetermined = _undetermined(part, rows, values, tolerance) if is_judged else zero
-        numbers.append(
-            torch.stack([*at_worst, sum_error, empty_rows, undetermined, largest_score.to(m.dtype), total])
-        )
-        if weights is not None:
-            own_weights = weights[:, heads][:, :, rows].to(m.dtype)
-            error = _weight_error(part_weights, own_weights, visible)
-            if part.sinks is not None:  # some implementations return weights without the sink logit's share
-                total = part_weights.sum(-1, keepdim=True)
-                normalised = _weight_error(part_weights / total, own_weights, visible & (total[..., 0] > 0))
-                error = torch.minimum(error, normalised)
-            weight_errors.append(error)
-
-    # One transfer from the GPU for all numbers.
-    columns = zip(*torch.stack(numbers).tolist(), strict=True) if numbers else [(0.0,)] * 7
-    ratio_list, tolerance_list, sums, empty, unclear, largest_scores, totals = map(list, columns)
-    if finite and not all(map(math.isfinite, totals)):
-        return None
-    at = max(range(len(ratio_list)), key=lambda i: math.inf if math.isnan(ratio_list[i]) else ratio_list[i])
-    tolerance_there = tolerance_list[at] or rounding
-    if any(unclear):
-        problem = SIMILAR_VALUES
-    return Evidence(
-        difference=ratio_list[at] * tolerance_there,
-        tolerance=tolerance_there,
-        row_sums=_maximum(sums),
-        rows=len(rows),
-        total_rows=T,
-        mask=str(m.mask),
-        scale=m.scale,
-        softcap=m.softcap,
-        window=m.mask.window_size(),
-        sinks=m.sinks is not None,
-        problem=problem,
-        # Kernels in half precision use a fast, less accurate exp; stored weights are rounded one by one.
-        row_sums_tolerance=units + (stored_eps / (2 if m.is_dense else 8) if stored_eps > working_eps else 0),
-        against=against,
-        weights=None if weights is None else float(torch.stack(weight_errors).amax()),
-        weights_tolerance=2.0 * (stored_eps if weights is None else torch.finfo(weights.dtype).eps) + units,
-        scores=_maximum(largest_scores),
-        empty_rows=int(max(empty)),
-    )
-
-
-def smallest_error(dtype: torch.dtype) -> float:
-    """The rounding error of a number near 0; float16 has numbers below its smallest normal one."""
-    return min(torch.finfo(dtype).tiny, 2.0**-24)
-
-
-def _empty_row_error(output: Tensor, mean: Tensor) -> Tensor:
-    """How far the output of rows without a visible key is from both 0 and the mean value; NaN counts as 0."""
-    return torch.minimum(output.abs(), (output - mean).abs()).nan_to_num(0.0)
-
-
-def _maximum(numbers: list[float]) -> float:
+def largest(numbers: list[float]) -> float:
     """The maximum, or NaN if any number is NaN."""
     return next((x for x in numbers if math.isnan(x)), max(numbers))
-
-
-def _weight_error(weights: Tensor, own_weights: Tensor, visible: Tensor) -> Tensor:
-    """The largest difference of weights (B, h, rows, S) over the rows that have a visible key."""
-    return (weights - own_weights).abs().masked_fill(~visible[..., None], 0.0).amax()
-
-
-def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
-    """1 if the values of some head are too similar for the output to determine the weights.
-
-    A row determines something of its weights if, by its `tolerance` (B, h, rows, E), at least a quarter of
-    the `values` (B, g, S, E) that it sees differ from their median, which a few large values do not move. At
-    least half of the rows of a head have to.
-    """
-    some = sampled_rows(len(rows), TELLING_ROWS).to(rows.device)
-    shape = (*tolerance.shape[:2], *m.matrix[2:])
-    seen = m.mask.tile(rows[some], slice(0, shape[3]), shape, device=rows.device).expand(*shape[:2], -1, -1)
-    values = values.repeat_interleave(shape[1] // values.shape[1], 1)  # (B, h, S, E)
-    silent, judged = torch.zeros(2, *shape[:2], device=rows.device)
-    for i, row in enumerate(some):
-        is_seen = seen[:, :, i]  # (B, h, S)
-        median = values.masked_fill(~is_seen[..., None], torch.nan).nanmedian(2, keepdim=True).values
-        differs = ~((values - median).abs() <= DISTINCT * tolerance[:, :, row, None]).all(-1)  # NaN counts
-        keys = is_seen.sum(-1)
-        silent += (keys > 1) & (4 * (differs & is_seen).sum(-1) < keys)
-        judged += keys > 1
-    undetermined: Tensor = (2 * silent > judged).any()
-    return undetermined.to(values.dtype)
 
 
 def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
@@ -475,7 +246,7 @@ def join_evidence(first: Evidence, second: Evidence, mask: Mask) -> Evidence:
         window=mask.window_size(),
         problem=first.problem or second.problem,
         unplaced=first.unplaced or second.unplaced,
-        weights=_maximum(weight_errors) if weight_errors else None,
+        weights=largest(weight_errors) if weight_errors else None,
         empty_rows=first.empty_rows + second.empty_rows,
         replaced_heads=tuple(sorted({*first.replaced_heads, *second.replaced_heads})),
     )
@@ -515,7 +286,7 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
         total_rows=max(sum(x.total_rows for x in by_rows.values()) for by_rows in by_heads.values()),
         problem=next((x.problem for x in evidence if x.problem is not None), None),
         unplaced=next((x.unplaced for x in evidence if x.unplaced is not None), None),
-        weights=_maximum(weights) if weights else None,
+        weights=largest(weights) if weights else None,
         scores=max(x.scores for x in evidence),
         empty_rows=max(x.empty_rows for x in evidence),
         replaced_heads=tuple(sorted({head for x in evidence for head in x.replaced_heads})),
@@ -537,9 +308,3 @@ def _sample_rows(T: int, max_rows: int) -> Tensor:
         generator = torch.Generator().manual_seed(T)
         between = torch.randperm(T - 2, generator=generator, device="cpu")[: max_rows - 2] + 1
         return torch.cat([torch.tensor([0, T - 1], device="cpu"), between]).sort().values
-
-
-def _used_values(weights: Tensor, values: Tensor) -> Tensor:
-    """The values (B, g, S, E) with zeros for those without any weight, because 0 · NaN is NaN."""
-    used = weights.amax(-2).unsqueeze(-1) != 0  # (B, g, S, 1); NaN counts
-    return values.masked_fill(~used, 0.0)

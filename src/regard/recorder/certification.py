@@ -17,7 +17,8 @@ from regard.attention.masks.base import full
 from regard.attention.tensors import check_floats
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
-from regard.recorder.certificate import ROWS, Evidence, examine
+from regard.recorder.certificate import ROWS, Evidence
+from regard.recorder.examination import examine
 
 OUTPUT = "the output"
 NEGATIVE = "some of its weights are negative, which no softmax gives"

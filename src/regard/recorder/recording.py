@@ -18,8 +18,9 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import KERNEL_OUTPUT, OWN_OUTPUT, ROWS, Evidence, examine
+from regard.recorder.certificate import KERNEL_OUTPUT, OWN_OUTPUT, ROWS, Evidence
 from regard.recorder.contributions.residual_stream import ResidualStream
+from regard.recorder.examination import examine
 from regard.recorder.generation.linear_strip import LinearAddition, LinearStrip
 from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes

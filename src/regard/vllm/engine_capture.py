@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.certificate import ROWS, examine
+from regard.recorder.certificate import ROWS
+from regard.recorder.examination import examine
 from regard.recorder.layer import LayerId
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.result import Capture

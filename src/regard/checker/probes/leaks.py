@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -158,7 +159,7 @@ def _shape_with_tokens_first(subject: Subject) -> str:
 
     Those of PyTorch's `nn.MultiheadAttention` have both orders, for both values of `batch_first`.
     """
-    kind = type(subject.module)
+    kind: Any = type(subject.module)
     words = " ".join(thing.__doc__ or "" for thing in (kind, kind.__init__, kind.forward))
     found = _TOKENS_FIRST.search(words)
     return found.group() if found and not _ITEMS_FIRST.search(words) else ""

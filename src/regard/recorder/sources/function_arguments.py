@@ -20,7 +20,7 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import Padding, Window, causal, rule
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, dropout_problem
-from regard.recorder.certificate import examine
+from regard.recorder.examination import examine
 from regard.recorder.sources.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.sdpa import autocast, equal_heads, four_dimensions, leading_shape, written_keys
 from regard.recorder.sources.transformers_attention import IGNORED
