@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.recorder.certificate import ShardEvidence, examine, join_evidence, join_shard_evidence
+from regard.recorder.certificate import ShardEvidence, join_evidence, join_shard_evidence
+from regard.recorder.examination import examine
 from tests import strategies, truth
 
 

@@ -257,7 +257,8 @@ def _measure(batch: list[Comparison], *, finite: bool) -> list[Tensor]:
 
         empty_rows = (~visible).all(1).reshape(n, -1, len(rows)).any(1).sum(1)  # in every head, in some text
         largest_score = lse.abs().masked_fill(~visible, 0.0).reshape(n, -1).amax(1)
-        undetermined = _undetermined(part, rows, values, tolerance).reshape(n, -1).any(1) if is_judged else zero
+        unclear = _undetermined(part, rows, values, tolerance) if is_judged else zero[:, None]
+        undetermined = unclear.reshape(n, -1).any(1)
         weight_error = zero if first.weights is None else _own_weight_error(first, part, heads, part_weights)
         columns = (*at_worst, sum_error, empty_rows, undetermined, largest_score, weight_error, total)
         numbers.append(torch.stack([x.to(m.dtype) for x in columns], 1))

@@ -18,21 +18,20 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import KERNEL_OUTPUT, OWN_OUTPUT, ROWS, Evidence
+from regard.recorder.certificate import KERNEL_OUTPUT, OWN_OUTPUT, ROWS, Evidence, sampled_rows
 from regard.recorder.contributions.residual_stream import ResidualStream
-from regard.recorder.examination import examine
+from regard.recorder.examination import Comparison, at_rows, judge
 from regard.recorder.generation.linear_strip import LinearAddition, LinearStrip
 from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
-from regard.recorder.layer import WRITTEN, Layer, LayerId
+from regard.recorder.layer import Layer, LayerId
 from regard.recorder.linear_call import LinearCall
 from regard.recorder.linear_certificate import examine_linear
 from regard.recorder.map_preparation import (
     MaskCopies,
     cast_map,
     compact_linear_map,
-    compact_map,
     own_memory,
     select_heads,
     select_linear_heads,
@@ -52,6 +51,22 @@ TURNED = "its queries are as wide as the text is long, and lie in memory as if t
 AS_MANY = "it has as many heads as tokens, and nothing shows which axis counts which"
 UNUSED = "the module that computed it did not use its output"
 OTHER_TEXT = "it read another text than the one of this capture"
+
+
+WAITING_BYTES = 1 << 28  # what calls that wait to be judged may hold beside the capture itself
+GPU_WAITING_BYTES = 1 << 30
+
+
+class WaitingCall(NamedTuple):
+    """An attention call that is judged when the forward pass ends, in memory of its own."""
+
+    slot: Slot
+    layer_id: LayerId
+    call: AttentionCall  # whose output and weights have the rows that are compared
+    rows: Tensor
+    heads: list[int] | None  # the selected ones that this rank has; None for all
+    against: str
+    part: Part | None
 
 
 class FirstCall(NamedTuple):
@@ -138,6 +153,7 @@ class Recording(CallReceiver):
             shard=shard,
             residual=None if stream is None else ResidualStream(),
         )
+        self._waiting: list[WaitingCall] = []
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
         self._new_pictures: ReadPictures | None = None  # of this forward pass
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
@@ -181,9 +197,9 @@ class Recording(CallReceiver):
             if isinstance(call, UnreadableCall):
                 self.unreadable[layer_id.name] = call.reason
             elif self._other_text and call.problem is None:
-                self._add_call(layer_id, call._replace(problem=OTHER_TEXT), against, part)
+                self._take(layer_id, call._replace(problem=OTHER_TEXT), against, part)
             else:
-                self._add_call(layer_id, call, against, part)
+                self._take(layer_id, call, against, part)
         return call
 
     def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
@@ -192,6 +208,7 @@ class Recording(CallReceiver):
             return  # recomputed in a backward pass, and recorded before
         with self._lock, token_order.paused(), torch._C.DisableTorchFunction():
             if self._is_alone():
+                self._judge_waiting()  # so that the layers stay in their order
                 other = self._other_text and call.problem is None
                 self._add_linear_call(layer_id, call._replace(problem=OTHER_TEXT) if other else call)
 
@@ -206,6 +223,10 @@ class Recording(CallReceiver):
     def _amend(self, slot: Slot, **reasons: Any) -> None:
         """Add reasons to the evidence of the layer that is being recorded, where it has none."""
         with self._lock:
+            for i, x in enumerate(self._waiting):
+                if x.slot == slot:
+                    known = {name: getattr(x.call, name) or reason for name, reason in reasons.items()}
+                    self._waiting[i] = x._replace(call=x.call._replace(**known))
             if (strip := self._strips.get(slot)) is not None:
                 new = {name: getattr(strip.evidence, name) or reason for name, reason in reasons.items()}
                 strip.evidence = dataclasses.replace(strip.evidence, **new)
@@ -217,6 +238,11 @@ class Recording(CallReceiver):
         self._prompt = self.prompt
         self._note_edits()
 
+    def _check_pass(self) -> None:
+        """Judge the calls of a forward pass that has ended."""
+        with self._lock:
+            self._judge_waiting()
+
     def _take_pixels(self, pixels: PixelInputs | None) -> None:
         """Read the pictures that this forward pass reads, as they are now."""
         if self.picture_reader is not None and self._new_pictures is None:
@@ -226,8 +252,11 @@ class Recording(CallReceiver):
         """Note the edits of the interventions that are open."""
         self._edits = tuple(text for editor in editors_of(self) for text in editor.descriptions())
 
-    def _add_call(self, layer_id: LayerId, call: AttentionCall, against: str, part: Part | None) -> None:
-        """Add a call to the layer that it continues, or as a new layer."""
+    def _take(self, layer_id: LayerId, call: AttentionCall, against: str, part: Part | None) -> None:
+        """Take a call, which waits for the end of its forward pass: no GPU is asked for numbers until then.
+
+        What is kept of it is copied now: the model may write to its tensors later.
+        """
         slot, layer_id = self._locate(layer_id, part is not None)
         if not self.forwards:  # a module that is called without its model
             self._note_edits()
@@ -235,42 +264,98 @@ class Recording(CallReceiver):
             self.stream.hear(layer_id, call)
         if not self.selects(layer_id):
             return
+        heads = self._selected_heads(call)
+        if heads == []:
+            return  # the selected heads are on other ranks
         with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
-            local = self._selected_heads(call)
-            if local == []:
-                return  # the selected heads are on other ranks
-            whole_mask = None if call.whole_mask is None else self._mask_copies.own(call.whole_mask)
-            call = call._replace(mask=self._mask_copies.own(call.mask), whole_mask=whole_mask)
-            whole, evidence = self._examine(call, against)
-            evidence = dataclasses.replace(evidence, unplaced=self._why_unplaced(layer_id.name, call))
-            own, v = call.own_part(whole, call.v.detach())
-            selected, indices, kv_heads = select_heads(own, local)
-            values = v[:, kv_heads] if self.values else None
-            placement = call.placement
-            if placement is not None and not isinstance(kv_heads, slice):
-                placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in kv_heads))
+            T = call.q.shape[2]
+            rows = sampled_rows(T, T if self.verify else ROWS)
+            kept: dict[str, Any] = {
+                name: own_memory(x) for name in KEPT if (x := getattr(call, name)) is not None
+            }
+            compared: dict[str, Any] = {
+                name: own_memory(at_rows(x, rows))
+                for name in ("output", "weights")
+                if (x := getattr(call, name)) is not None
+            }
+            call = call._replace(
+                **kept,
+                **compared,
+                mask=self._mask_copies.own(call.mask),
+                whole_mask=None if call.whole_mask is None else self._mask_copies.own(call.whole_mask),
+                unplaced=self._why_unplaced(layer_id.name, call),
+            )
+        self._waiting.append(WaitingCall(slot, layer_id, call, rows, heads, against, part))
+        if not self._may_wait():
+            self._judge_waiting()
 
-            # A call that continues the layer's earlier calls is added to them; any other starts a new layer,
-            # and if the layer exists already, a new pass.
-            heads = tuple(call.numbers(indices))
-            first = FirstCall(slot, layer_id, selected, values, evidence, heads, placement)
-            strip = self._strips.get(slot)
-            step = None
-            if isinstance(strip, Strip) and self.join_calls and call.whole_mask is None:
-                step = StripStep("beside") if part == "beside" else strip.step(selected)
-                if step is not None and step.kept is not None and self.stream is not None:
-                    step = None  # what the residual stream has added cannot be taken back
-            if not isinstance(strip, Strip) or step is None:
-                if strip is not None:
-                    self._finish_pass()
-                self._start_strip(first)
-                return
-            addition = strip.addition(step, selected, values, evidence)
-            if part is not None:
-                strip.extend(addition, None, self._joined_mask(strip, addition, None))
-            else:
-                self._additions.append((strip, addition))
-                self._continuing.append(first)
+    def _may_wait(self) -> bool:
+        """Whether the calls so far may wait for the end of the forward pass."""
+        if not self.running or self.stream is not None or not isinstance(self.store, MemoryStore):
+            return False  # a folder gets each layer as soon as it has run
+        calls = [waiting.call for waiting in self._waiting]
+        device = calls[0].q.device
+        is_first = len(calls) == 1 and not self.seen.layers
+        if is_first and not self.store.has_room(calls[0].q.nbytes + 2 * calls[0].k.nbytes, device):
+            return False  # the store refuses the first layer if not all will fit
+        held = sum(call.v.nbytes + call.output.nbytes for call in calls)
+        return held <= (GPU_WAITING_BYTES if device.type == "cuda" else WAITING_BYTES)
+
+    def _judge_waiting(self) -> None:
+        """Compare the calls that wait with the model's own output, and add them to their layers."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        device = waiting[0].call.q.device.type
+        with (
+            token_order.paused(),
+            torch._C.DisableTorchFunction(),
+            torch.no_grad(),
+            torch.autocast(device, enabled=False),
+        ):
+            maps = [self._map(x.call) for x in waiting]
+            comparisons = [_comparison(x, m) for x, m in zip(waiting, maps, strict=True)]
+            for x, m, evidence in zip(waiting, maps, judge(comparisons), strict=True):
+                self._add_call(x, m, _with_edits(x.call, evidence))
+
+    def _map(self, call: AttentionCall) -> AttentionMap:
+        """Return a call's map, in the dtype in which it is stored."""
+        m = call.attention_map()
+        if self.dtype is not None:
+            m = cast_map(m, self.dtype)  # before the comparison, so that the stored map is certified
+        return m.with_overview() if self.overviews and call.whole_mask is None else m
+
+    def _add_call(self, waiting: WaitingCall, whole: AttentionMap, evidence: Evidence) -> None:
+        """Add a call to the layer that it continues, or as a new layer."""
+        slot, layer_id, call, _, local, _, part = waiting
+        own, v = call.own_part(whole, call.v)
+        selected, indices, kv_heads = select_heads(own, local)
+        values = v[:, kv_heads] if self.values else None
+        placement = call.placement
+        if placement is not None and not isinstance(kv_heads, slice):
+            placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in kv_heads))
+
+        # A call that continues the layer's earlier calls is added to them; any other starts a new layer, and
+        # if the layer exists already, a new pass.
+        heads = tuple(call.numbers(indices))
+        first = FirstCall(slot, layer_id, selected, values, evidence, heads, placement)
+        strip = self._strips.get(slot)
+        step = None
+        if isinstance(strip, Strip) and self.join_calls and call.whole_mask is None:
+            step = StripStep("beside") if part == "beside" else strip.step(selected)
+            if step is not None and step.kept is not None and self.stream is not None:
+                step = None  # what the residual stream has added cannot be taken back
+        if not isinstance(strip, Strip) or step is None:
+            if strip is not None:
+                self._finish_pass()
+            self._start_strip(first)
+            return
+        addition = strip.addition(step, selected, values, evidence)
+        if part is not None:
+            strip.extend(addition, None, self._joined_mask(strip, addition, None))
+        else:
+            self._additions.append((strip, addition))
+            self._continuing.append(first)
 
     def _add_linear_call(self, layer_id: LayerId, call: LinearCall) -> None:
         """Add a call of a linear layer to the layer that it continues, or as a new layer."""
@@ -322,31 +407,6 @@ class Recording(CallReceiver):
             raise ValueError(f"heads: expected numbers from 0 to {total - 1}, got {list(self.heads)}")
         return call.local_heads(self.heads)
 
-    def _examine(self, call: AttentionCall, against: str) -> tuple[AttentionMap, Evidence]:
-        """Return a call's map, in the dtype in which it is stored, and the evidence for it."""
-        m, v, output = call.attention_map(), call.v.detach(), call.output.detach()
-        if self.dtype is not None:
-            m = cast_map(m, self.dtype)  # before the comparison, so that the stored map is certified
-        evidence = examine(
-            m,
-            v,
-            output,
-            weights=call.weights,
-            own_lse=call.own_lse,
-            softly_masked_rows=call.softly_masked_rows,
-            problem=call.problem,
-            against=against if call.kept is None else KERNEL_OUTPUT,
-            max_rows=None if self.verify else ROWS,
-        )
-        m = m.with_overview() if self.overviews and call.whole_mask is None else m
-        if call.whole_mask is not None:
-            mask = call.whole_mask
-            evidence = dataclasses.replace(evidence, mask=str(mask), window=mask.window_size())
-        if call.replaced is not None:
-            heads = call.replaced.any(1).nonzero().flatten().tolist()
-            evidence = dataclasses.replace(evidence, replaced_heads=tuple(call.numbers(heads)))
-        return m, evidence
-
     def _why_unplaced(self, name: str, call: AttentionCall) -> str | None:
         """Return why the axes of a call are not known to be texts, heads and tokens; None if they may be."""
         order, batch = self.order, () if self._tokens is None else self._tokens.batch
@@ -365,8 +425,8 @@ class Recording(CallReceiver):
 
     def _start_strip(self, call: FirstCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
-        values = None if call.values is None else own_memory(call.values)
-        m = compact_linear_map(call.m) if isinstance(call.m, LinearAttentionMap) else compact_map(call.m)
+        m = compact_linear_map(call.m) if isinstance(call.m, LinearAttentionMap) else call.m
+        values = own_memory(call.values) if call.m is not m and call.values is not None else call.values
         layer = Layer(*call.layer_id, m, call.evidence, call.heads, values, placement=call.placement)
         stored = self.store.put(layer)
         self.seen.layers.append(stored)
@@ -384,6 +444,7 @@ class Recording(CallReceiver):
         (an encoder's keys are the same for all beams, and a sliding window evicts the keys in which they
         differ), but all layers together do.
         """
+        self._judge_waiting()
         additions, self._additions = self._additions, []
         order, problem = self._batch_order([addition.step for _, addition in additions])
         for strip, addition in additions:
@@ -482,7 +543,7 @@ class Recording(CallReceiver):
         """
         started, self._started = self._started, {}
         pairs = zip(self._continuing, self._additions, strict=True)
-        continuing = [_as_first_call(call, *pair) for call, pair in pairs]
+        continuing = [_as_first_call(call, addition) for call, (_, addition) in pairs]
         self._continuing, self._additions = [], []
         layers = [strip.layer for strip in started.values()]
         self.seen.layers = [x for x in self.seen.layers if all(x is not layer for layer in layers)]
@@ -578,17 +639,31 @@ class Recording(CallReceiver):
             self.store.finish(self.seen)
 
 
-def _as_first_call(
-    call: FirstCall, strip: Strip | LinearStrip, addition: Addition | LinearAddition
-) -> FirstCall:
-    """Return a call that was added to a strip as one that starts another.
+KEPT = ("q", "k", "v", "lse", "sinks")
+"""What is kept of a call until it is judged, and then of its layer."""
 
-    Its keys are not copied, since most calls of a generation continue; a later layer may have changed them.
-    """
+
+def _comparison(waiting: WaitingCall, m: AttentionMap) -> Comparison:
+    """Return how a call that waits is compared with the model's own output."""
+    call, against = waiting.call, waiting.against if waiting.call.kept is None else KERNEL_OUTPUT
+    options = (call.own_lse, call.softly_masked_rows, call.problem, against)
+    return Comparison(m, call.v, waiting.rows, call.output, call.weights, *options)
+
+
+def _with_edits(call: AttentionCall, evidence: Evidence) -> Evidence:
+    """Return the evidence with what is known of the call beside its numbers."""
+    evidence = dataclasses.replace(evidence, unplaced=call.unplaced)
+    if call.whole_mask is not None:
+        mask = call.whole_mask
+        evidence = dataclasses.replace(evidence, mask=str(mask), window=mask.window_size())
+    if call.replaced is not None:
+        heads = call.replaced.any(1).nonzero().flatten().tolist()
+        evidence = dataclasses.replace(evidence, replaced_heads=tuple(call.numbers(heads)))
+    return evidence
+
+
+def _as_first_call(call: FirstCall, addition: Addition | LinearAddition) -> FirstCall:
+    """Return a call that was added to a strip as one that starts another."""
     if isinstance(addition, LinearAddition):
         return call._replace(m=addition.map, values=addition.values, state=addition.state)
-    assert isinstance(strip, Strip)
-    assert isinstance(call.m, AttentionMap)
-    if strip.is_still(addition, call.m):
-        return call
-    return call._replace(evidence=dataclasses.replace(call.evidence, problem=WRITTEN))
+    return call

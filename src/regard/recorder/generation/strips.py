@@ -150,17 +150,11 @@ class Strip:
         return step if match is not None and bool(match.any(1).all()) else None
 
     def addition(self, step: StripStep, m: AttentionMap, v: Tensor | None, evidence: Evidence) -> Addition:
-        """Return what a call with map `m` and values `v` adds, in memory of its own."""
+        """Return what a call with map `m` and values `v` adds; of their old keys nothing is kept."""
         T, S = m.matrix[2:]
         new = {"after": T, "again": 0, "beside": S}[step.kind]
         k, values = m.k[:, :, S - new :].clone(), None if v is None else v[:, :, S - new :].clone()
-        return Addition(step, m.q.clone(), k, m.lse.clone(), values, m.mask, CallSizes(T, S), evidence)
-
-    def is_still(self, addition: Addition, m: AttentionMap) -> bool:
-        """Return whether a call's map `m` still has the queries and keys that its addition was made of."""
-        new = m.k[:, :, m.k.shape[2] - addition.k.shape[2] :]
-        same = torch.equal(m.q, addition.q) and torch.equal(new, addition.k)
-        return same and self.step(m) is not None
+        return Addition(step, m.q, k, m.lse, values, m.mask, CallSizes(T, S), evidence)
 
     def extend(self, addition: Addition, order: Tensor | None, mask: Mask) -> None:
         """Append a call.

@@ -113,10 +113,16 @@ class CheckedMemoryStore(MemoryStore):
 
     def __init__(self) -> None:
         self._expected = self._stored = 0
+        self._unchecked = 0  # the bytes that may be stored before the free ones are asked for again
 
     def expect(self, layers: int) -> None:
         """Count the layers to come."""
         self._expected += layers
+
+    def has_room(self, nbytes: int, device: torch.device) -> bool:
+        """Return whether as many layers as are expected surely fit, if one takes at most `nbytes`."""
+        free = free_memory(device)
+        return free is None or nbytes * self._expected <= free
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         """Return the layer as it is, or raise a `TooLargeError` if the expected ones would not fit."""
@@ -127,9 +133,13 @@ class CheckedMemoryStore(MemoryStore):
         return layer
 
     def _check(self, layer: Layer) -> None:
+        self._unchecked -= layer.nbytes
+        if self._unchecked > 0:
+            return
         attention_map = layer.data().map
         device = (layer.summary.entropy if attention_map is None else attention_map.q).device
         free = free_memory(device)
+        self._unchecked = (free or 0) // 16
         to_come = layer.nbytes * (self._expected - self._stored)  # this one is in memory already
         if free is not None and to_come > free:
             summary = summary_size(*layer.shape)
