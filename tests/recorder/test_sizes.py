@@ -312,6 +312,7 @@ def test_statistics_only(tmp_path: Path) -> None:
 def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 100))
     size = regard.capture_size(model, 100)
+    monkeypatch.setattr(stores, "SMALL", 0)
     monkeypatch.setattr(stores, "free_memory", lambda device: size // 2)
     ran: list[int] = []
     model.blocks[1].register_forward_pre_hook(lambda *_: ran.append(1))

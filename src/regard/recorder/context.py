@@ -32,6 +32,7 @@ from regard.recorder.rank_group import RankGroup, find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import compiled_methods, original_model
+from regard.recorder.sources.structure import unchanged
 from regard.recorder.sources.token_mixers import CONVOLUTIONS, TokenMixers
 from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
@@ -75,7 +76,7 @@ class CaptureBlock:
                 "`with regard.capture(model) as seen:` for each"
             )
         self._opened = True
-        with ExitStack() as undo:
+        with ExitStack() as undo, unchanged(self.model):
             undo.enter_context(self.mixers.watched())
             if self.stream is not None:
                 undo.enter_context(self.stream.attached())
@@ -341,26 +342,26 @@ def capture(
         )
     shard = None if ranks is None else ranks.new_shard()
     stream = _stream_recorder(model, adapters, tokenizer) if contributions else None
-    recording = Recording(
-        layers=layers,
-        heads=heads,
-        dtype=dtype,
-        values=values or contributions,
-        verify=verify,
-        overviews=overviews,
-        store=store_for(folder, budget, store, shard),
-        join_calls=store == "maps",
-        model=model_name(model),
-        decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
-        stream=stream,
-        picture_reader=PictureReader(model, attention_names(model, adapters), patches),
-        shard=shard,
-        ranks=ranks,
-    )
-    # With adapters the user has chosen the modules, so the others are not reported as missing.
-    block = CaptureBlock(
-        model, recording, choose_sources(model, adapters), warn=adapters is None, stream=stream, ranks=ranks
-    )
+    with unchanged(model):
+        recording = Recording(
+            layers=layers,
+            heads=heads,
+            dtype=dtype,
+            values=values or contributions,
+            verify=verify,
+            overviews=overviews,
+            store=store_for(folder, budget, store, shard),
+            join_calls=store == "maps",
+            model=model_name(model),
+            decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
+            stream=stream,
+            picture_reader=PictureReader(model, attention_names(model, adapters), patches),
+            shard=shard,
+            ranks=ranks,
+        )
+        # With adapters the user has chosen the modules, so the others are not reported as missing.
+        sources, warn = choose_sources(model, adapters), adapters is None
+        block = CaptureBlock(model, recording, sources, warn=warn, stream=stream, ranks=ranks)
     if text is None and inputs is None:
         if predictions:
             raise ValueError(

@@ -13,6 +13,7 @@ from torch import nn
 from regard.recorder.layer import LayerId
 from regard.recorder.sources.code_names import class_uses_name
 from regard.recorder.sources.layer_names import assign_layer_ids
+from regard.recorder.sources.structure import remembered
 
 GATED_DELTA_RULE = (
     "torch_chunk_gated_delta_rule",
@@ -45,11 +46,16 @@ def is_lightning(module: nn.Module) -> bool:
 
 def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the linear layers of a model that can be read, by name."""
-    return {
-        name: module
+    return {name: model.get_submodule(name) for name in _linear_names(model)}
+
+
+@remembered
+def _linear_names(model: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        name
         for name, module in model.named_modules()
         if is_lightning(module) or any(class_uses_name(type(module), function) for function in FUNCTIONS)
-    }
+    )
 
 
 def linear_layer_ids(model: nn.Module, attention: Mapping[str, nn.Module]) -> dict[nn.Module, LayerId]:

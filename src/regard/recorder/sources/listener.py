@@ -33,6 +33,7 @@ from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.linear_modules import linear_modules
+from regard.recorder.sources.structure import remembered
 from regard.recorder.sources.token_mixers import computes_softmax_attention, kind_of
 
 SHARED_KEYS = (
@@ -53,8 +54,13 @@ NO_LAYERS = re.compile(
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules whose code calls something that is listened to, or computes attention, by name."""
-    return {
-        name: module
+    return {name: model.get_submodule(name) for name in _attention_names(model)}
+
+
+@remembered
+def _attention_names(model: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        name
         for name, module in model.named_modules()
         if not isinstance(module, nn.MultiheadAttention)
         and not (isinstance(module, Attention) and type(module).forward is Attention.forward)
@@ -64,7 +70,26 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
             or computes_softmax_attention(module)
             or ring_attention.may_attend_on_ring(module)
         )
-    }
+    )
+
+
+@remembered
+def _layer_ids(model: nn.Module) -> dict[str, LayerId]:
+    """Return the layer ids of a model's attention modules, by their names."""
+    ids = assign_layer_ids(numbered_modules(attention_modules(model)))
+    return {layer_id.name: layer_id for layer_id in ids.values()}
+
+
+@remembered
+def _traced_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the attention modules that compute a softmax in their own code."""
+    modules = attention_modules(model)
+    return frozenset(name for name, module in modules.items() if computes_softmax_attention(module))
+
+
+@remembered
+def _calls_multi_head(model: nn.Module) -> bool:
+    return any(MULTI_HEAD in module_names(module) for module in attention_modules(model).values())
 
 
 def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -89,6 +114,7 @@ def fits(model: nn.Module) -> bool:
     return bool(attention_modules(model)) or is_transformers(model)
 
 
+@remembered
 def is_transformers(model: nn.Module) -> bool:
     """Whether this is a Transformers model, or has one inside."""
     return any(is_pretrained(module) for module in model.modules())
@@ -232,7 +258,7 @@ class Listener:
         self.modules = frozenset(modules.values())
         self.names = {module: name for name, module in model.named_modules()}
         self.parents = {child: module for module in model.modules() for child in module.children()}
-        self.layer_ids = assign_layer_ids(numbered_modules(modules))
+        self.layer_ids = {modules[name]: layer_id for name, layer_id in _layer_ids(model).items()}
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
 
@@ -353,10 +379,10 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     modules = attention_modules(model)
     listener = Listener(model, receiver, modules)
     receiver.expect(listener.layer_ids.values())
-    wrappers = MethodWrappers()
-    for module in listener.modules:
+    wrappers, traced = MethodWrappers(), _traced_names(model)
+    for name, module in modules.items():
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
-        if computes_softmax_attention(module):
+        if name in traced:
             wrappers.add(module, "forward", functools.partial(eager_trace.run_traced, _hear_eager))
     with ExitStack() as undo:
         undo.enter_context(wrappers.active())
@@ -369,7 +395,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
             if not modules and not linear_modules(model):
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
-        if any(MULTI_HEAD in module_names(module) for module in listener.modules):
+        if _calls_multi_head(model):
             undo.enter_context(torch_mha.intercepted_functions())
         wants_overview = functools.partial(listener.wants_overview, None)
         heard = sdpa.CallListener(listener.hear, receiver.is_editor, wants_overview)

@@ -46,6 +46,7 @@ from regard.recorder.sources.head_order import (
     note_axes,
 )
 from regard.recorder.sources.mask_recognition import masked_entries, read_mask
+from regard.recorder.sources.structure import remembered
 from regard.recorder.sources.token_mixers import FUSED_OPERATORS, mixes_tokens
 
 aten = torch.ops.aten
@@ -134,15 +135,25 @@ def is_computing() -> bool:
 def intercepted(model: nn.Module) -> Iterator[None]:
     """While any such block is open, the function is intercepted under every name in the model's code."""
     wrappers = MethodWrappers()
-    # PyTorch's own modules leave their fused kernels while such a mode is on.
-    if not any(isinstance(x, nn.MultiheadAttention | nn.TransformerEncoderLayer) for x in model.modules()):
-        for module in model.modules():
-            if module is model or mixes_tokens(module):
-                wrappers.add(module, "forward", run_in_mode)
+    for name in _names_in_mode(model):
+        wrappers.add(model.get_submodule(name), "forward", run_in_mode)
     with _override.opened(), wrappers.active():
-        for file in (functional, *_files(model)):
+        for file in (functional, *(sys.modules[name] for name in _files(model) if name in sys.modules)):
             intercept_in(file)
         yield
+
+
+@remembered
+def _names_in_mode(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the modules that run in an `AttentionMode`: the model and those that mix tokens."""
+    # PyTorch's own modules leave their fused kernels while such a mode is on.
+    if any(isinstance(x, nn.MultiheadAttention | nn.TransformerEncoderLayer) for x in model.modules()):
+        return ()
+    # Transformers' own code calls the function by its name in a file, where it is replaced; the mode would
+    # cost each of its operations 10 µs.
+    if all(type(x).__module__.startswith(("transformers.", "torch.")) for x in model.modules()):
+        return ()
+    return tuple(name for name, module in model.named_modules() if not name or mixes_tokens(module))
 
 
 def run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -266,15 +277,14 @@ def intercept_in(file: ModuleType) -> None:
         _override.replace(file, name, lambda _: observed_attention)
 
 
-def _files(model: nn.Module) -> Iterator[ModuleType]:
-    """Yield the files that hold the model's code and the functions that it calls."""
+@remembered
+def _files(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the files that hold the model's code and the functions that it calls."""
     names = {type(module).__module__ for module in model.modules()}
     for name in list(names):
         values = vars(sys.modules[name]).values() if name in sys.modules else ()
         names |= {value.__module__ for value in values if isinstance(value, FunctionType)}
-    for name in names:
-        if name in sys.modules and not name.startswith(("torch.", "regard.")):
-            yield sys.modules[name]
+    return tuple(name for name in names if not name.startswith(("torch.", "regard.")))
 
 
 def observed_attention(

@@ -13,13 +13,14 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
 from regard.override import MethodWrappers
 from regard.recorder.sources.code_names import ATTEND, called_names, has_graph, module_names, script_names
+from regard.recorder.sources.structure import remembered
 
 MIXERS = re.compile(
     r"attention|attn|mamba|ssm|ssd|statespace|delta(net|rule)|recurrent|rglru|lstm|gru|rnn|retention|rwkv|hyena"
@@ -143,29 +144,46 @@ def _has_product(names: frozenset[str]) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" not in names and any("matmul" in x or x in PRODUCTS for x in names)
 
 
+class MixingParts(NamedTuple):
+    """Which modules of a model mix tokens, by its structure."""
+
+    prefixes: dict[str, str]
+    """For each file of the model's code, the common prefix of its classes."""
+    mixing: list[str]
+    """The names of the modules that mix tokens themselves."""
+    blocks: dict[str, list[str]]
+    """For each stack of blocks, the names of its blocks."""
+    hidden: set[str]
+    """Those of `mixing` that are inside TorchScript, where it cannot be observed whether they run."""
+
+
+@remembered
+def _mixing_parts(model: nn.Module) -> MixingParts:
+    modules, prefixes = dict(model.named_modules()), _model_names(model)
+    mixing = [
+        name
+        for name, module in modules.items()
+        if name and mixes_tokens(module, prefixes.get(type(module).__module__, ""))
+    ]
+    blocks = {
+        name: [x for child in module._modules if (x := f"{name}.{child}".lstrip(".")) in modules]
+        for name, module in modules.items()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+    }
+    graphs = [n for n, module in modules.items() if isinstance(module, torch.jit.ScriptModule)]
+    hidden = {name for name in mixing if any(_inside(name, graph) for graph in graphs)}
+    return MixingParts(prefixes, mixing, blocks, hidden)
+
+
 class TokenMixers:
     """The modules of a model that mix tokens, and which of them have run."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.kinds = {name: kind_of(module) for name, module in model.named_modules()}
         self.modules = dict(model.named_modules())
-        self.prefixes = prefixes = _model_names(model)
-        self.mixing = [
-            name
-            for name, module in self.modules.items()
-            if name and mixes_tokens(module, prefixes.get(type(module).__module__, ""))
-        ]
-        self.blocks = {
-            name: [x for child in module._modules if (x := f"{name}.{child}".lstrip(".")) in self.modules]
-            for name, module in self.modules.items()
-            if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
-        }
+        self.prefixes, self.mixing, self.blocks, self.hidden = _mixing_parts(model)
         self.ran: set[str] = set()
         self.ran_elsewhere: set[str] = set()  # in threads or contexts that this capture does not hear
         self.other_users: set[int] = set()  # threads that run the whole model for themselves
-        # Whether a module inside TorchScript runs cannot be observed.
-        graphs = [n for n, module in self.modules.items() if isinstance(module, torch.jit.ScriptModule)]
-        self.hidden = {name for name in self.mixing if any(_inside(name, graph) for graph in graphs)}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -232,7 +250,7 @@ class TokenMixers:
     def _describe(self, name: str) -> str:
         """Return the class of a module, and whether it ran only where this capture does not hear it."""
         elsewhere = name in self.ran_elsewhere and name not in self.ran
-        return self.kinds[name] + (", which ran in another thread" if elsewhere else "")
+        return kind_of(self.modules[name]) + (", which ran in another thread" if elsewhere else "")
 
     def _mixes_beside(self, name: str) -> bool:
         """Whether a module inside one that was heard mixes tokens beside the attention that was heard."""

@@ -90,8 +90,11 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
     if not _listeners.get() or hasattr(function, "_regard_observed"):
         return function
 
-    if (file := sys.modules.get(getattr(inspect.unwrap(function), "__module__", ""))) is not None:
+    name = str(getattr(inspect.unwrap(function), "__module__", ""))
+    if (file := sys.modules.get(name)) is not None:
         sdpa.intercept_in(file)
+    # A function that somebody has registered may hold PyTorch's in a table or a default argument.
+    run = function if name.startswith("transformers.") else functools.partial(sdpa.run_in_mode, function)
 
     @functools.wraps(function)
     def observed(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +122,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
         collector = sdpa.CallListener(edit_and_collect, bool(editors), wants_overview)
         with sdpa.listening(collector), eager_trace.paused():
-            result = function(module, query, *args, **kwargs)
+            result = run(module, query, *args, **kwargs)
         calls = inner
         if not inner:
             with sdpa.reading_mode(takers), _no_autocast(query), sdpa.listening():

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from regard.recorder.result import Capture
 
 
+SMALL = 1 << 26  # the bytes of a capture for which it is not worth asking how many are free
+
+
 class TooLargeError(ValueError, MemoryError):
     """A capture that does not fit in memory."""
 
@@ -121,8 +124,10 @@ class CheckedMemoryStore(MemoryStore):
 
     def has_room(self, nbytes: int, device: torch.device) -> bool:
         """Return whether as many layers as are expected surely fit, if one takes at most `nbytes`."""
+        if (total := nbytes * self._expected) <= SMALL:
+            return True
         free = free_memory(device)
-        return free is None or nbytes * self._expected <= free
+        return free is None or total <= free
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         """Return the layer as it is, or raise a `TooLargeError` if the expected ones would not fit."""
@@ -134,7 +139,7 @@ class CheckedMemoryStore(MemoryStore):
 
     def _check(self, layer: Layer) -> None:
         self._unchecked -= layer.nbytes
-        if self._unchecked > 0:
+        if self._unchecked > 0 or layer.nbytes * self._expected <= SMALL:
             return
         attention_map = layer.data().map
         device = (layer.summary.entropy if attention_map is None else attention_map.q).device
