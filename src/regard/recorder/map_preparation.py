@@ -172,8 +172,13 @@ class MaskCopies:
 
 def own_memory(x: Tensor) -> Tensor:
     """Return a copy of x, no larger than the numbers that it holds."""
-    with torch.inference_mode(False):  # so that writes to the capture's own tensors are counted
-        return _without_repeats(x).clone(memory_format=torch.contiguous_format).expand(x.shape)
+    once = x.detach() if 0 not in x.stride() else _without_repeats(x)
+    if not torch.is_inference_mode_enabled():
+        own = once.clone(memory_format=torch.contiguous_format)
+    else:
+        with torch.inference_mode(False):  # so that writes to the capture's own tensors are counted
+            own = once.clone(memory_format=torch.contiguous_format)
+    return own if own.shape == x.shape else own.expand(x.shape)
 
 
 def _without_repeats(x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from regard.recorder.sources import adapters as adapter_source
 from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources import linear_functions, listener, token_order, torch_mha
 from regard.recorder.sources.compilation import uncompiled
+from regard.recorder.sources.structure import modules_of, remembered
 from regard.recorder.sources.vision_tower import find_pixels
 
 Attach = Callable[[nn.Module, CallReceiver], AbstractContextManager[None]]
@@ -32,21 +33,32 @@ Attach = Callable[[nn.Module, CallReceiver], AbstractContextManager[None]]
 @contextmanager
 def observed(model: nn.Module, receiver: CallReceiver, sources: Sequence[Attach]) -> Iterator[None]:
     """Inside the block, `sources` pass the model's attention calls to a receiver; then all is restored."""
-    wrappers = MethodWrappers()
-    for name, module in model.named_modules():
-        if module is model or listener.is_pretrained(module):
-            # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
-            wrappers.add(module, "forward", functools.partial(_run_pass, receiver, module, "decoder" in name))
-        if listener.is_pretrained(module) and hasattr(module, "generate"):
-            wrappers.add(module, "generate", functools.partial(_run_generation, receiver))
-    receiver.known_code = tuple(name for name, module in model.named_modules() if _keeps_order(module))
+    wrappers, modules = MethodWrappers(), modules_of(model)
+    pretrained = _pretrained_names(model)
+    for name in dict.fromkeys(("", *pretrained)):
+        # Wrapped, not hooked: PyTorch's encoder layers leave their fast path if they find a hook.
+        run = functools.partial(_run_pass, receiver, modules[name], "decoder" in name)
+        wrappers.add(modules[name], "forward", run)
+        if name in pretrained and hasattr(modules[name], "generate"):
+            wrappers.add(modules[name], "generate", functools.partial(_run_generation, receiver))
+    receiver.known_code = _known_code(model)
     with ExitStack() as undo:
         undo.enter_context(uncompiled(model))
-        undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(model.modules()))))
+        undo.enter_context(open_receivers.added(OpenReceiver(receiver, frozenset(modules.values()))))
         for attach in sources:
             undo.enter_context(attach(model, receiver))
         undo.enter_context(wrappers.active())
         yield
+
+
+@remembered
+def _pretrained_names(model: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, module in model.named_modules() if listener.is_pretrained(module))
+
+
+@remembered
+def _known_code(model: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, module in model.named_modules() if _keeps_order(module))
 
 
 def _run_generation(receiver: CallReceiver, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from regard.pictures.patch_layout import NONE, PatchLayout, PatchSpan, Pictures
 from regard.pictures.patches import MAX_GRID, Patches
 from regard.pictures.picture import Normalisation, Picture, display_pixels
 from regard.recorder.layer import Layer
+from regard.recorder.sources.structure import modules_of
 from regard.recorder.sources.vision_tower import PixelInputs, VisionTower, find_vision_tower
 
 MAX_PICTURES = 64
@@ -49,7 +50,7 @@ class PictureReader:
         self, model: nn.Module, attention_names: Collection[str], patches: Patches | None = None
     ) -> None:
         self.model, self.patches = model, patches or Patches()
-        self.modules = dict(model.named_modules())
+        self.modules = modules_of(model)
         self.tower: VisionTower | None = find_vision_tower(model, attention_names)
         self.is_given = patches is not None
 

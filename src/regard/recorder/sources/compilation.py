@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
+from regard.recorder.sources.structure import modules_of
 
 _captured: ContextEntries[frozenset[nn.Module]] = ContextEntries("captured_modules")
 """The modules of the models that are captured in a context."""
@@ -37,7 +38,8 @@ def _compiled_kind() -> type[nn.Module] | None:
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Inside the block, this context runs the original code of a model and of every module in it."""
     wrappers = MethodWrappers()
-    for module in model.modules():
+    modules = modules_of(model).values()
+    for module in modules:
         if getattr(module, "_compiled_call_impl", None) is not None:
             wrappers.add(module, "_compiled_call_impl", _in_place_of(module._call_impl))
         original = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
@@ -45,7 +47,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
             wrappers.add(module, "forward", _in_place_of(original))
         if hasattr(module, "get_compiled_call"):  # of Transformers, for generation with a static cache
             wrappers.add(module, "get_compiled_call", functools.partial(_plain_call, module))
-    with _override.opened(), _captured.added(frozenset(model.modules())), wrappers.active():
+    with _override.opened(), _captured.added(frozenset(modules)), wrappers.active():
         if (kind := _compiled_kind()) is not None:
             _override.replace(kind, "__call__", _original_call)
         yield

@@ -33,18 +33,19 @@ from regard.recorder.sources.sdpa import (
     notify,
     wants_overview,
 )
+from regard.recorder.sources.structure import modules_of
 
 _ATTEND = Attention.attend
 
 
 def fits(model: nn.Module) -> bool:
     """Whether the model has a `regard.layers.Attention` inside, as a GPT does."""
-    return any(isinstance(module, Attention) for module in model.modules())
+    return any(isinstance(module, Attention) for module in modules_of(model).values())
 
 
 def layer_ids(model: nn.Module) -> dict[Attention, LayerId]:
     """Return the attention layers of a model, numbered in the model's order."""
-    names = {module: name for name, module in model.named_modules() if isinstance(module, Attention)}
+    names = {module: name for name, module in modules_of(model).items() if isinstance(module, Attention)}
     return {module: LayerId(number, name) for number, (module, name) in enumerate(names.items())}
 
 

@@ -57,6 +57,8 @@ def place_heads(
 
     `parent` is the module around it, which has the projections if the module itself has no parameters.
     """
+    if not distributed.is_available() or not distributed.is_initialized():
+        return call
     owner = module if parent is None or any(True for _ in module.parameters()) else parent
     weights = {name: x for name, x in owner.named_parameters() if is_dtensor(x)}
     if not weights:
@@ -97,7 +99,7 @@ def _is_split(module: nn.Module, call: AttentionCall) -> bool:
     Its config then has as many heads as some of the processes have together.
     """
     total, H = getattr(getattr(module, "config", None), "num_attention_heads", None), call.q.shape[1]
-    if not (distributed.is_available() and distributed.is_initialized()) or not isinstance(total, int):
+    if not isinstance(total, int):
         return False
     return 0 < H < total and total % H == 0 and distributed.get_world_size() % (total // H) == 0
 

@@ -13,7 +13,7 @@ from torch import nn
 from regard.recorder.layer import LayerId
 from regard.recorder.sources.code_names import class_uses_name
 from regard.recorder.sources.layer_names import assign_layer_ids
-from regard.recorder.sources.structure import remembered
+from regard.recorder.sources.structure import modules_of, remembered
 
 GATED_DELTA_RULE = (
     "torch_chunk_gated_delta_rule",
@@ -46,7 +46,8 @@ def is_lightning(module: nn.Module) -> bool:
 
 def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the linear layers of a model that can be read, by name."""
-    return {name: model.get_submodule(name) for name in _linear_names(model)}
+    names = _linear_names(model)
+    return {name: modules_of(model)[name] for name in names}
 
 
 @remembered

@@ -33,7 +33,7 @@ from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.linear_modules import linear_modules
-from regard.recorder.sources.structure import remembered
+from regard.recorder.sources.structure import modules_of, remembered
 from regard.recorder.sources.token_mixers import computes_softmax_attention, kind_of
 
 SHARED_KEYS = (
@@ -54,7 +54,8 @@ NO_LAYERS = re.compile(
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules whose code calls something that is listened to, or computes attention, by name."""
-    return {name: model.get_submodule(name) for name in _attention_names(model)}
+    modules = modules_of(model)
+    return {name: modules[name] for name in _attention_names(model)}
 
 
 @remembered
@@ -256,8 +257,7 @@ class Listener:
     def __init__(self, model: nn.Module, receiver: CallReceiver, modules: Mapping[str, nn.Module]) -> None:
         self.receiver = receiver
         self.modules = frozenset(modules.values())
-        self.names = {module: name for name, module in model.named_modules()}
-        self.parents = {child: module for module in model.modules() for child in module.children()}
+        self.names = {module: name for name, module in modules_of(model).items()}
         self.layer_ids = {modules[name]: layer_id for name, layer_id in _layer_ids(model).items()}
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
@@ -275,7 +275,7 @@ class Listener:
         """Pass on an attention call of one of the model's modules, which may make several."""
         layer_id, part = self.layer_id(module), None
         if isinstance(call, AttentionCall):
-            call = place_heads(module, self.parents.get(module), call)
+            call = place_heads(module, self._parent(module), call)
         # Only attention modules are hooked, so only their earlier calls are known to be of one run.
         earlier = self.earlier.setdefault(module, []) if module in self.modules else []
         if isinstance(call, AttentionCall):
@@ -297,6 +297,11 @@ class Listener:
         if module in self.modules:
             sdpa.if_unused(functools.partial(self.receiver.disown, slot))
         return call
+
+    def _parent(self, module: nn.Module) -> nn.Module | None:
+        """Return the module around one of the model's modules."""
+        name = self.names[module].rpartition(".")[0]
+        return next((other for other, own in self.names.items() if own == name and other is not module), None)
 
     def wants_overview(self, module: nn.Module | None) -> bool:
         """Whether the attention of a module, or of the one that is running, should hand out an overview."""

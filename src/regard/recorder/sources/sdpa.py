@@ -46,7 +46,7 @@ from regard.recorder.sources.head_order import (
     note_axes,
 )
 from regard.recorder.sources.mask_recognition import masked_entries, read_mask
-from regard.recorder.sources.structure import remembered
+from regard.recorder.sources.structure import modules_of, remembered
 from regard.recorder.sources.token_mixers import FUSED_OPERATORS, mixes_tokens
 
 aten = torch.ops.aten
@@ -136,7 +136,7 @@ def intercepted(model: nn.Module) -> Iterator[None]:
     """While any such block is open, the function is intercepted under every name in the model's code."""
     wrappers = MethodWrappers()
     for name in _names_in_mode(model):
-        wrappers.add(model.get_submodule(name), "forward", run_in_mode)
+        wrappers.add(modules_of(model)[name], "forward", run_in_mode)
     with _override.opened(), wrappers.active():
         for file in (functional, *(sys.modules[name] for name in _files(model) if name in sys.modules)):
             intercept_in(file)

@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 _memory: WeakKeyDictionary[nn.Module, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
 """For each model the fingerprint of its structure, and what was found, by the name of the function."""
-_unchanged: ContextVar[nn.Module | None] = ContextVar("unchanged_model", default=None)
+_unchanged: ContextVar[tuple[nn.Module, dict[str, nn.Module]] | None] = ContextVar(
+    "unchanged_model", default=None
+)
 
 
 def remembered(find: Callable[[nn.Module], T]) -> Callable[[nn.Module], T]:
@@ -40,21 +42,27 @@ def remembered(find: Callable[[nn.Module], T]) -> Callable[[nn.Module], T]:
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Inside the block, the structure of a model does not change, so that it is looked at once."""
     _known(model)
-    token = _unchanged.set(model)
+    token = _unchanged.set((model, modules_of(model)))
     try:
         yield
     finally:
         _unchanged.reset(token)
 
 
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules of a model by name, as `named_modules` yields them."""
+    now = _unchanged.get()
+    return now[1] if now is not None and now[0] is model else dict(model.named_modules())
+
+
 def _known(model: nn.Module) -> dict[str, Any]:
     """Return what is known of a model as it is now."""
-    if _unchanged.get() is model and model in _memory:
+    now = _unchanged.get()
+    if now is not None and now[0] is model and model in _memory:
         return _memory[model][1]
-    now = fingerprint(model)
-    before = _memory.get(model)
-    if before is None or before[0] != now:
-        _memory[model] = before = now, {}
+    number, before = fingerprint(model), _memory.get(model)
+    if before is None or before[0] != number:
+        _memory[model] = before = number, {}
     return before[1]
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from regard.override import MethodWrappers
 from regard.recorder.sources.code_names import ATTEND, called_names, has_graph, module_names, script_names
-from regard.recorder.sources.structure import remembered
+from regard.recorder.sources.structure import modules_of, remembered
 
 MIXERS = re.compile(
     r"attention|attn|mamba|ssm|ssd|statespace|delta(net|rule)|recurrent|rglru|lstm|gru|rnn|retention|rwkv|hyena"
@@ -159,7 +159,7 @@ class MixingParts(NamedTuple):
 
 @remembered
 def _mixing_parts(model: nn.Module) -> MixingParts:
-    modules, prefixes = dict(model.named_modules()), _model_names(model)
+    modules, prefixes = modules_of(model), _model_names(model)
     mixing = [
         name
         for name, module in modules.items()
@@ -179,7 +179,7 @@ class TokenMixers:
     """The modules of a model that mix tokens, and which of them have run."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = dict(model.named_modules())
+        self.modules = modules_of(model)
         self.prefixes, self.mixing, self.blocks, self.hidden = _mixing_parts(model)
         self.ran: set[str] = set()
         self.ran_elsewhere: set[str] = set()  # in threads or contexts that this capture does not hear

@@ -27,26 +27,28 @@ from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa, token_order, torch_fused
 from regard.recorder.sources.sdpa import Call, CallListener, current_listeners, listening, notify
+from regard.recorder.sources.structure import modules_of
 from regard.recorder.sources.torch_fused import difference_problem
 
 
 def fits(model: nn.Module) -> bool:
     """Whether the model has PyTorch's attention inside."""
-    return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+    return any(isinstance(module, nn.MultiheadAttention) for module in modules_of(model).values())
 
 
 def layer_ids(model: nn.Module) -> dict[nn.MultiheadAttention, LayerId]:
     """Return the attention modules of a model with their layer ids."""
     stacks: dict[nn.Module, str] = {}
-    for module in model.modules():
+    modules = modules_of(model).values()
+    for module in modules:
         if isinstance(module, nn.TransformerDecoderLayer):
             stacks |= {module.self_attn: "decoder", module.multihead_attn: "cross"}
     has_decoder = bool(stacks)
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, nn.TransformerEncoderLayer):
             stacks[module.self_attn] = "encoder" if has_decoder else ""
     counts, ids = Counter[str](), {}
-    for name, module in model.named_modules():
+    for name, module in modules_of(model).items():
         if isinstance(module, nn.MultiheadAttention):
             stack = stacks.get(module, "")
             ids[module] = LayerId(counts[stack], name, stack)
