@@ -143,8 +143,11 @@ _IN_MASK, _MASKS = {"causal", "window"}, {"mask", "padding", "float mask"}
 def _can_be_combined(session: CheckSession, options: dict[str, CallOption], first: str, second: str) -> bool:
     """Return whether two options are arguments of their own, and mean something together."""
     pair = {first, second}
-    if options[first].argument == options[second].argument or pair in _ASKED:
+    arguments = {options[first].argument, options[second].argument}
+    if len(arguments) == 1 or pair in _ASKED:
         return False
+    if "position_bias" in arguments:  # T5's first layer returns it with the mask in it, for the others
+        return not pair & {"mask", "padding", "causal"}
     kernel = session.subject.kernel_layout
     if session.subject.is_transformers or (kernel is not None and kernel.kind == "interface"):
         # Transformers' models put causality and the window into the mask that they pass.
@@ -247,7 +250,7 @@ _WORDS = re.compile(r"causal|mask|padd?|len|bias|window|cap|scal", re.I)
 def _says(session: CheckSession, phrase: re.Pattern[str], *arguments: str) -> bool:
     """Return whether a docstring or comment has such a phrase in a sentence that speaks of all arguments."""
     words = [[argument, *_WORDS.findall(argument)] for argument in arguments]
-    sentences = [s.lower() for s in re.split(r"[.;]\s", _prose(session.source)) if phrase.search(s)]
+    sentences = [s.lower() for s in re.split(r"\.\s", _prose(session.source)) if phrase.search(s)]
     return any(all(any(w.lower() in s for w in names) for names in words) for s in sentences)
 
 
