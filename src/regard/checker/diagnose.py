@@ -19,6 +19,7 @@ import torch
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import relative_error
+from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
 
 
@@ -69,6 +70,8 @@ class VariantMatcher:
             absent |= {"mask_argument"}
         if not any(q.causal for q in questions):
             absent |= {"causal"}
+        if all(_count_masks(q) < 2 for q in questions):
+            absent |= {"joined"}
         if all(q.causal or q.flag is None for q in questions):
             absent |= {"always_causal"}
         return {f.name for f in fields(AttentionVariant)} - absent
@@ -113,6 +116,10 @@ class VariantMatcher:
                 return None
             worst = max(worst, error)
         return worst
+
+
+def _count_masks(question: Question) -> int:
+    return question.causal + sum(x is not None for x in (question.mask, question.padding, question.window))
 
 
 def diagnose(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:

@@ -286,6 +286,50 @@ _TESTS = (
         """,
     ),
     _test(
+        "every-item-has-its-own-padding",
+        "Texts of different lengths in one batch give the same outputs as each alone.",
+        function="""
+            q, k, v = torch.randn(3, 2, 4, 6, 16)
+            is_token = torch.arange(6) < torch.tensor([[3], [5]])
+            together = attention(q, k, v, key_padding_mask=is_token)
+            for b, n in enumerate((3, 5)):
+                alone = attention(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n])
+                torch.testing.assert_close(together[b : b + 1], alone)
+        """,
+    ),
+    _test(
+        "a-mask-and-causality-add-up",
+        "With a mask and causality at once, a key is visible if both allow it.",
+        function="""
+            q, k, v = torch.randn(3, 2, 4, 6, 16)
+            mask = (torch.arange(6) != 2).expand(6, 6)
+            out = attention(q, k, v, mask=mask, is_causal=True)
+            expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.tril())
+            torch.testing.assert_close(out, expected)
+        """,
+    ),
+    _test(
+        "two-masks-add-up",
+        "With a mask and a padding mask at once, a key is visible if both allow it.",
+        function="""
+            q, k, v = torch.randn(3, 2, 4, 6, 16)
+            mask = (torch.arange(6) != 2).expand(6, 6)
+            is_token = (torch.arange(6) < 4).expand(2, 6)
+            out = attention(q, k, v, mask=mask, key_padding_mask=is_token)
+            expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask & is_token[:, None, None, :])
+            torch.testing.assert_close(out, expected)
+        """,
+    ),
+    _test(
+        "a-scale-is-used",
+        "A scale that is given takes the place of 1/√D.",
+        function="""
+            q, k, v = torch.randn(3, 2, 4, 6, 16)
+            expected = F.scaled_dot_product_attention(q, k, v, scale=0.7)
+            torch.testing.assert_close(attention(q, k, v, scale=0.7), expected)
+        """,
+    ),
+    _test(
         "a-window-of-one-is-the-token-itself",
         "In the narrowest window a token sees only itself: the output is its own value.",
         function="""

@@ -46,7 +46,7 @@ LARGE = 88.0  # a score whose exponential overflows float32
 # The kinds of input and their column heads, of at most two lines.
 KINDS = {
     "plain": "plain",
-    "causal": "causal",
+    "causal": "cau-\nsal",
     "mask": "mask",
     "padding": "pad-\nding",
     "window": "win-\ndow",
@@ -55,9 +55,10 @@ KINDS = {
     "other shapes": "other\nshape",
     "causal, T < S": "T<S",
     "float mask": "bias",
-    "sink logits": "sinks",
+    "two options": "two\nopt.",
+    "sink logits": "sink",
     "lengths": "rag-\nged",
-    "large scores": "large\nq·k",
+    "large scores": "big\nq·k",
 }
 _LACKING = ("there is no ", "no key is hidden")  # how a reason begins if inputs lack what a mistake acts on
 # Fields of a variant that need something of a module, and whether a wiring has it.
@@ -237,6 +238,11 @@ class Asked:
         options: dict[str, Any] = {"sink logits": sinks, "float mask": question.bias}
         options |= {"window": question.window, "softcap": question.softcap, "mask": question.mask}
         options |= {"padding": question.padding, "lengths": question.lengths}
+        masks = [x is not None for x in (question.mask, question.padding, question.bias)]
+        # A window and a soft cap alone are asked with causality.
+        others = [question.causal and any(masks), question.window is not None, question.softcap is not None]
+        if sum([*masks, *others]) > 1:
+            return "two options"
         if question.ahead is not None:
             return "window"
         for kind, value in options.items():
@@ -357,6 +363,12 @@ def _why_mask(asked: Asked, value: Any) -> str:
     return "the mask is symmetric" if value == "transposed" and torch.equal(mask, mask.mT) else ""
 
 
+def _why_joined(asked: Asked, value: Any) -> str:
+    question = asked.question
+    masks = sum(x is not None for x in (question.mask, question.padding, question.window, question.rule))
+    return "there is no second mask" if masks + question.causal < 2 else ""
+
+
 def _why_padding(asked: Asked, value: Any) -> str:
     padding = asked.question.padding
     if padding is None:
@@ -452,6 +464,7 @@ _REASONS: dict[str, Callable[[Asked, Any], str]] = {
     "window": _why_window,
     "mask_argument": _why_mask,
     "padding": _why_padding,
+    "joined": _why_joined,
     "softcap": _why_softcap,
     "masking": _why_masking,
     "fill": _why_fill,
@@ -550,6 +563,7 @@ def _is_comparable(question: Question) -> bool:
     exact = question.dtype == torch.float64 or question.name == "extreme scores"
     return (
         exact
+        and question.scale is None  # an intent's own scale is that of the default
         and question.q.device.type == "cpu"
         and all(bool(x.isfinite().all()) for x in (question.q, question.k, question.v))
     )

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistakes.mistake import Mistake, Swap
+
+_PADDED: tuple[Swap, ...] = (("softcap=None):", "softcap=None, key_padding_mask=None):"),)
+
+
+def _with_padding(line: str) -> dict[str, tuple[Swap, ...]]:
+    """Return the function with a padding mask, which `line` applies."""
+    given = f"        bias = mask\n    if key_padding_mask is not None:\n        {line}\n"
+    return {"function": (*_PADDED, ("        bias = mask\n", given))}
+
+
+_KEPT = "allowed = allowed & key_padding_mask[:, None, None, :]"
 
 MASK_OPTION_MISTAKES = (
     Mistake(
@@ -47,18 +58,66 @@ MASK_OPTION_MISTAKES = (
         why="Padding is an ordinary vector to attention. Unless its keys are hidden from every query, "
         "it gets weight like any word.",
         test="padding-does-not-matter",
-        mended={
-            "function": (
-                ("softcap=None):", "softcap=None, key_padding_mask=None):"),
-                (
-                    "        bias = mask\n",
-                    "        bias = mask\n"
-                    "    if key_padding_mask is not None:\n"
-                    "        allowed = allowed & key_padding_mask[:, None, None, :]\n",
-                ),
-            )
-        },
-        plants={"function": (("softcap=None):", "softcap=None, key_padding_mask=None):"),)},
+        mended=_with_padding(_KEPT),
+        plants={"function": _PADDED},
+    ),
+    Mistake(
+        "mask-of-first-item",
+        "with the first item's mask for every item of the batch",
+        "In a batch of texts of different lengths padding is visible, or words are hidden.",
+        "keep the batch's axis: key_padding_mask[:, None, None, :] on (B, H, T, S), or mask[:, None]",
+        "`mask[0]`, or `mask[:1]` to make it broadcast over heads",
+        ({"padding": "first item"}, {"mask_argument": "first item"}),
+        symptom="Right with a batch of one, and with texts of one length. Otherwise the output of a text "
+        "depends on which text comes first in its batch.",
+        why="A mask (B, S) has a row for each item. What takes its first row, so that the shapes fit, hides "
+        "the same keys for all of them.",
+        test="every-item-has-its-own-padding",
+        mended=_with_padding(_KEPT),
+        plants=_with_padding("allowed = allowed & key_padding_mask[0]"),
+    ),
+    Mistake(
+        "mask-tiled-over-heads",
+        "with the masks of the batch repeated in the wrong order over batch and heads",
+        "Some heads of an item use the mask of another item: padding is visible, or words are hidden.",
+        "mask.repeat_interleave(H, dim=0), or a mask (B, 1, T, S), which needs no repetition",
+        "`mask.repeat(H, 1, 1)` for scores (B·H, T, S)",
+        ({"padding": "tiled"}, {"mask_argument": "tiled"}),
+        symptom="Right with a batch of one, and with texts of one length. Otherwise the output of a text "
+        "changes with the other texts of its batch.",
+        why="Scores (B·H, T, S) hold all heads of item 0, then all of item 1. `repeat` gives the masks of "
+        "items 0, 1, 2, …, and then again 0, 1, 2, …: another order.",
+        test="every-item-has-its-own-padding",
+        mended=_with_padding(_KEPT),
+        plants=_with_padding(
+            "allowed = allowed & key_padding_mask.repeat(q.shape[1], 1).view(*q.shape[:2], 1, S)"
+        ),
+    ),
+    Mistake(
+        "option-dropped",
+        "in which one option switches another one off",
+        "A caller who asks for both gets one of them, and nothing says so.",
+        "apply both, allowed = causal & mask, or raise ValueError if both are given",
+        "`if mask is not None: … elif is_causal: …`",
+        symptom="Each option alone is right. With a padding mask, tokens see the future; or with "
+        "`causal=True` they see the padding.",
+        why="Two branches of one `if` exclude each other. A key is visible only if every mask allows it.",
+        test="a-mask-and-causality-add-up",
+        plants={"function": (("allowed = allowed & mask", "allowed = mask"),)},
+    ),
+    Mistake(
+        "masks-joined-by-or",
+        "in which a key is hidden only if every mask hides it",
+        "With two masks at once, either shows what the other one hides.",
+        "visible = a & b where True means may look; hidden = a | b where True hides",
+        "`&` on masks in which True hides, or `|` on masks in which True means may look",
+        ({"joined": "any"},),
+        symptom="Each mask alone is right. With both, tokens see padding, and hidden keys of the other mask.",
+        why="A key is visible if all masks allow it, and hidden if any of them hides it: `&` is right where "
+        "True means may look, and `|` where True hides.",
+        test="two-masks-add-up",
+        mended=_with_padding(_KEPT),
+        plants=_with_padding(f"{_KEPT} if mask is None else allowed | key_padding_mask[:, None, None, :]"),
     ),
     Mistake(
         "window-off-by-one",

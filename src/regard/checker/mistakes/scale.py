@@ -121,4 +121,27 @@ SCALE_MISTAKES = (
         test="agrees-with-pytorch",
         plants=_planted("scores = scores / 8.0", "scores = scores * 0.125"),
     ),
+    Mistake(
+        "scale-ignored",
+        "without the scale that was requested",
+        "A model with a scale of its own, as Gemma, Granite or one with muP, gets 1/√D.",
+        "scale = D**-0.5 if scale is None else scale",
+        "an argument that is accepted and not used; one code path that does not pass it on",
+        symptom="Right with the default. Loaded weights of a model with another scale give maps that are too "
+        "sharp or too flat, and other output.",
+        why="The argument is accepted, so the call does not fail, and the scale of the default is used.",
+        test="a-scale-is-used",
+        mended={
+            "function": (
+                ("softcap=None):", "softcap=None, scale=None):"),
+                (_FUNCTION, "    scores = scores * (D**-0.5 if scale is None else scale)\n"),
+            )
+        },
+        plants={
+            "function": (
+                ("softcap=None):", "softcap=None, scale=None):"),
+                (_FUNCTION, "    scores = scores * D**-0.5\n"),
+            )
+        },
+    ),
 )

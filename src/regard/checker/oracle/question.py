@@ -32,6 +32,7 @@ class Question:
     softcap: float | None = None
     rule: Mask | None = None  # a mask that the module holds itself
     flag: bool | None = None  # the value of the code's own causal argument; None does not pass it
+    scale: float | None = None  # the value of the code's own scale argument; None leaves it to its default
     ahead: int | None = None  # how many later keys a window shows; None for all of them
     sinks: Tensor | None = None  # (H,), one sink logit per head
     layout: str = ""  # how a kernel takes its inputs: "packed", "paged" …; "" for plain tensors

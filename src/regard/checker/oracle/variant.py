@@ -7,6 +7,7 @@ variant with a field or two changed. `answer` runs a variant on a question, in a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -93,8 +94,10 @@ class AttentionVariant:
     scale: Scale = root
     causal: Rule = past
     always_causal: bool = False  # causal even if the code's own argument says that it should not be
-    mask_argument: str = "as given"  # or "inverted", "ignored", "transposed"
-    padding: str = "as given"  # or "inverted", "ignored", or "queries": padded queries are hidden, not keys
+    mask_argument: str = "as given"  # or "inverted", "ignored", "transposed", or as in `_exchanged`
+    # Or "inverted", "ignored", "queries" (padded queries are hidden, not keys), or as in `_exchanged`.
+    padding: str = "as given"
+    joined: str = "all"  # masks must allow a key for it to be visible; or "any" of them
     window: int | None = 0  # how many keys too many are visible; None ignores the window
     ahead: str = "as given"  # or "ignored", "zero", "one more", "one less": later keys that a window shows
     softcap: str = "before"  # or "after" the mask, "dropped", "dropped in pages", or "not multiplied"
@@ -262,24 +265,30 @@ class AttentionVariant:
             return None
         S = n.S + question.surplus
         q, k = torch.arange(n.T, device=device)[:, None], torch.arange(S, device=device)
-        allowed = torch.ones(n.T, S, dtype=torch.bool, device=device)[None, None]
+        parts: list[Tensor] = []
         if causal:
-            allowed = allowed & self.causal(q, k, n)
+            parts.append(self.causal(q, k, n))
         if question.window is not None and self.window is not None:
-            allowed = allowed & (k > q + n.S - n.T - question.window - self.window)
+            parts.append(k > q + n.S - n.T - question.window - self.window)
         if question.ahead is not None and self.ahead != "ignored":
             ahead = {"zero": 0, "one more": question.ahead + 1, "one less": question.ahead - 1}
-            allowed = allowed & (k <= q + n.S - n.T + ahead.get(self.ahead, question.ahead))
+            parts.append(k <= q + n.S - n.T + ahead.get(self.ahead, question.ahead))
         if question.rule is not None:
-            tile = question.rule.tile(range(n.T), range(n.S), (n.B, n.H, n.T, n.S), device=device)
-            allowed = allowed & tile
+            parts.append(question.rule.tile(range(n.T), range(n.S), (n.B, n.H, n.T, n.S), device=device))
         if question.mask is not None and self.mask_argument != "ignored":
             mask = ~question.mask if self.mask_argument == "inverted" else question.mask
-            allowed = allowed & (mask.mT if self.mask_argument == "transposed" else mask)
+            mask = mask.mT if self.mask_argument == "transposed" else mask
+            parts.append(_exchanged(mask, self.mask_argument, n) if mask.ndim == 4 else mask)
         if question.padding is not None and self.padding != "ignored":
             is_token = ~question.padding if self.padding == "inverted" else question.padding
             queries = self.padding == "queries"
-            allowed = allowed & (is_token[:, None, :, None] if queries else is_token[:, None, None, :])
+            mask = is_token[:, None, :, None] if queries else is_token[:, None, None, :]
+            parts.append(_exchanged(mask, self.padding, n))
+        allowed = torch.ones(1, 1, n.T, S, dtype=torch.bool, device=device)
+        if self.joined == "any" and parts:
+            allowed = allowed & functools.reduce(torch.logical_or, parts)
+        else:
+            allowed = functools.reduce(torch.logical_and, parts, allowed)
         return ~allowed if self.inverted else allowed
 
     def _mask_scores(self, scores: Tensor, allowed: Tensor, scale: float) -> Tensor:
@@ -346,6 +355,18 @@ class AttentionVariant:
         stale, right = (masked - running).exp(), (masked - last).exp()
         over, under = (stale, right) if self.normalise == "stale output" else (right, stale)
         return over / under.sum(-1, keepdim=True)
+
+
+def _exchanged(mask: Tensor, how: str, n: CaseSizes) -> Tensor:
+    """Return a mask (B, 1, T, S) with the items' masks exchanged.
+
+    "first item" gives every item that of the first one. "tiled" repeats the batch for each head, as
+    `repeat(H, 1, 1)` does, where heads of one item come after each other.
+    """
+    if how == "tiled":
+        item = torch.arange(n.B * n.H, device=mask.device) % n.B
+        return mask[item].view(n.B, n.H, *mask.shape[2:])
+    return mask[:1] if how == "first item" else mask
 
 
 def _previous_chunk(S: int, chunk: int) -> Tensor:

@@ -273,20 +273,25 @@ def _choose_padding(session: CheckSession, question: Question, observations: lis
         stated = f"{name}: {conventions[subject.padding_means]}, as stated"
         session.understanding.assumptions.append(stated)
         return
-    for means, words in conventions.items():
-        answer = subject.replaced(padding_means=means).run(question.to(session.dtype)).answer
-        if answer is None:
-            continue
-        observation = Observation(question, answer)
-        if session.understanding.right_intent is not None:
-            fits = _error(session, observation) < TOLERANCE
-        else:
-            matches = diagnose([*observations, observation], session.understanding.intents)
-            fits = any("inverted-mask" not in match.names for match in matches)
-        if fits:
+    replies = {m: subject.replaced(padding_means=m).run(question.to(session.dtype)) for m in conventions}
+    answers = {means: Observation(question, reply.answer) for means, reply in replies.items() if reply.answer}
+    right = session.understanding.right_intent
+    # The one in which it is right, or else one in which a mistake explains all its answers.
+    fitting = [
+        m for m, answer in answers.items() if right is not None and _error(session, answer) < TOLERANCE
+    ]
+    for means in fitting or answers:
+        if fitting or _is_explained(session, [*observations, answers[means]]):
             subject.padding_means = session.subject.padding_means = means
-            session.understanding.assumptions.append(f"{name}: {words}")
+            session.understanding.assumptions.append(f"{name}: {conventions[means]}")
             return
+
+
+def _is_explained(session: CheckSession, observations: list[Observation]) -> bool:
+    """Return whether a mistake other than an inverted mask reproduces all observations."""
+    right = session.understanding.right_intent
+    matches = diagnose(observations, session.understanding.intents if right is None else [right])
+    return any("inverted-mask" not in match.names for match in matches)
 
 
 def _observe_token_mask(session: CheckSession) -> Observation | None:

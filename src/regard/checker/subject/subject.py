@@ -360,6 +360,8 @@ class Subject:
         keywords |= self._window(question)
         if "scale" in names and self._requires("scale") and self.layout not in SEQUENCES:
             keywords[names["scale"]] = question.q.shape[-1] ** -0.5
+        if "scale" in names and question.scale is not None:
+            keywords[names["scale"]] = question.scale
         if question.splits is not None and "splits" in names:
             keywords[names["splits"]] = question.splits
         if "sinks" in names and (question.sinks is not None or self._requires("sinks")):

@@ -60,7 +60,8 @@ class KernelLayout(ABC):
         self, target: Callable[..., Any], question: Question, options: dict[str, Any], device: str
     ) -> Answer:
         """Call the kernel on a question; `options` are keyword arguments that say what is wanted."""
-        arguments = self.encode(question) | {"scale": question.q.shape[-1] ** -0.5}
+        usual = question.q.shape[-1] ** -0.5
+        arguments = self.encode(question) | {"scale": usual if question.scale is None else question.scale}
         encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}
         keywords = {name: to_device(value, device) for name, value in (options | encoded).items()}
         result = target(**keywords)

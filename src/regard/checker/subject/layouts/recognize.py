@@ -105,7 +105,7 @@ def recognize_layouts(
         meaning = _MEANINGS.get(name) or vocabulary.argument(name)
         if meaning in _OPTIONS and name not in init:
             options.setdefault(meaning, name)
-    scale = options.pop("scale", None)
+    scale = options.get("scale")
     if scale is not None and (
         scale not in parameters or parameters[scale].default is inspect.Parameter.empty
     ):
