@@ -50,6 +50,11 @@ def local_slice(parameter: Any) -> Slice | None:
     return Slice(axis, first, min(step, total - first), total)
 
 
+def is_distributed() -> bool:
+    """Whether this process runs with others."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
 def place_heads(
     module: nn.Module, parent: nn.Module | None, call: AttentionCall
 ) -> AttentionCall | UnreadableCall:
@@ -57,8 +62,6 @@ def place_heads(
 
     `parent` is the module around it, which has the projections if the module itself has no parameters.
     """
-    if not distributed.is_available() or not distributed.is_initialized():
-        return call
     owner = module if parent is None or any(True for _ in module.parameters()) else parent
     weights = {name: x for name, x in owner.named_parameters() if is_dtensor(x)}
     if not weights:
@@ -99,7 +102,7 @@ def _is_split(module: nn.Module, call: AttentionCall) -> bool:
     Its config then has as many heads as some of the processes have together.
     """
     total, H = getattr(getattr(module, "config", None), "num_attention_heads", None), call.q.shape[1]
-    if not isinstance(total, int):
+    if not is_distributed() or not isinstance(total, int):
         return False
     return 0 < H < total and total % H == 0 and distributed.get_world_size() % (total // H) == 0
 

@@ -30,7 +30,7 @@ from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.code_names import ATTEND, module_names
 from regard.recorder.sources.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager_trace import EagerAttention
-from regard.recorder.sources.head_placement import place_heads
+from regard.recorder.sources.head_placement import is_distributed, place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.linear_modules import linear_modules
 from regard.recorder.sources.structure import modules_of, remembered
@@ -274,7 +274,7 @@ class Listener:
     def take(self, module: nn.Module, call: AttentionCall | UnreadableCall) -> AttentionCall | UnreadableCall:
         """Pass on an attention call of one of the model's modules, which may make several."""
         layer_id, part = self.layer_id(module), None
-        if isinstance(call, AttentionCall):
+        if isinstance(call, AttentionCall) and is_distributed():
             call = place_heads(module, self._parent(module), call)
         # Only attention modules are hooked, so only their earlier calls are known to be of one run.
         earlier = self.earlier.setdefault(module, []) if module in self.modules else []
