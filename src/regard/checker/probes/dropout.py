@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -13,6 +15,7 @@ from regard.checker.oracle.oracle import (
     relative_error,
 )
 from regard.checker.oracle.question import Question
+from regard.checker.probes.derivatives import derivative_error
 from regard.checker.probes.dropout_effect import (
     OUTPUT_DROPOUT,
     UNSCALED,
@@ -27,7 +30,7 @@ from regard.checker.probes.dropout_effect import (
 from regard.checker.probes.dropout_rate import check_rate
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
-from regard.checker.subject.subject import copy_module
+from regard.checker.subject.subject import Reply, copy_module
 
 
 def probe_dropout(session: CheckSession) -> None:
@@ -49,6 +52,7 @@ def probe_dropout(session: CheckSession) -> None:
     else:
         session.add_pass("eval is deterministic")
     _check_training(session)
+    _check_gradients(session, places)
     if check_rate(session, question) or not places:
         return
     acting = {
@@ -91,6 +95,41 @@ def _check_training(session: CheckSession) -> None:
         session.add_pass("training mode", "without dropout, the same output as in eval mode")
     else:
         session.add_failure("training mode", f"without dropout, the output {describe_difference(error)}")
+
+
+def _check_gradients(session: CheckSession, places: list[str]) -> None:
+    """Compare gradients in training, with dropout, with differences of outputs for the same random numbers.
+
+    They must be right in eval, and in training without dropout: then a backward pass that was written by
+    hand has forgotten which numbers the forward pass has dropped.
+    """
+    right = any(check.name == "gradients" and check.status == "passed" for check in session.checks)
+    if not right or session.dtype != torch.float64:
+        return
+    question = session.cases.plain("gradients in training", seed=62)
+
+    def run(question: Question, p: float = P) -> Reply:
+        torch.manual_seed(0)
+        module = _with_dropout(session, places, p, training=True)
+        return session.subject.run(question, module=module, dropout=p > 0)
+
+    outputs = [reply.answer.output for reply in (run(question), run(question)) if reply.answer is not None]
+    if len(outputs) < 2 or not torch.equal(*outputs):
+        return  # it is random by other means
+    measured = derivative_error(run, question)
+    if isinstance(measured, str):
+        return
+    if measured[1]:
+        session.add_pass("gradients in training", f"with dropout, to {measured[0]:.0e}")
+        return
+    plain = derivative_error(partial(run, p=0.0), question)
+    if isinstance(plain, str) or not plain[1]:
+        return  # in training it stops gradients on purpose, or is not smooth
+    session.add_failure(
+        "gradients in training",
+        f"with dropout they differ from the differences of outputs by {measured[0]:.1g}, though they are "
+        "right without: the backward pass must know what the forward pass has dropped",
+    )
 
 
 def _check_function(session: CheckSession) -> None:
