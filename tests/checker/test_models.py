@@ -118,7 +118,12 @@ def test_every_layer_of_a_model_has_a_line(model, mask):
     report = regard.check(model)
     assert report.verdict == "right", str(report)
     assert rows(report) == [(f"h.{i}.attn", "right", "", mask) for i in (0, 1)]
-    assert {check.name for check in report.passed} == {"output", "causality", "batch"}
+    assert {check.name for check in report.passed} == {
+        "output",
+        "causality",
+        "causality in training",
+        "batch",
+    }
     for i in (0, 1):
         assert f"h.{i}.attn  Attention is right, mask {mask}" in str(report)
     assert Report.from_dict(report.to_dict()).layers == report.layers
@@ -248,3 +253,72 @@ def test_layers_of_a_model_of_transformers():
         report = regard.check(layer)
         assert report.verdict == "right", str(report)
         assert [row.name for row in report.layers] == ["self_attn"]
+
+
+class BatchNormBlock(Block):
+    def __init__(self, n_embd, n_head):
+        super().__init__(n_embd, n_head)
+        self.bn = nn.BatchNorm1d(n_embd)
+
+    def forward(self, x, mask=None):
+        return super().forward(self.bn(x.transpose(1, 2)).transpose(1, 2), mask)
+
+
+class BatchNormModel(LanguageModel):
+    blocks = (Block, BatchNormBlock)
+
+
+class MaskedInEvalBlock(Block):
+    def forward(self, x, mask=None):
+        return super().forward(x, None if self.training else mask)
+
+
+class MaskedInEval(LanguageModel):
+    blocks = (MaskedInEvalBlock, Block)
+
+
+class DropoutBlock(Block):
+    def __init__(self, n_embd, n_head):
+        super().__init__(n_embd, n_head)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x, mask=None):
+        noise = torch.randn_like(x) * 0.1 if self.training else 0.0
+        return super().forward(self.drop(x) + noise, mask)
+
+
+class DropoutModel(LanguageModel):
+    blocks = (DropoutBlock, DropoutBlock)
+
+
+def test_a_batch_norm_reads_later_tokens_in_training():
+    report = regard.check(BatchNormModel)
+    assert [failure.name for failure in report.failures] == ["causality in training"], report
+    assert "BatchNorm1d" in report.failures[0].detail
+    assert [diagnosis.name for diagnosis in report.diagnoses] == ["batch-items-mixed"]
+    assert "LayerNorm" in report.diagnoses[0].fix
+
+
+def test_a_mask_that_only_eval_has():
+    report = regard.check(MaskedInEval)
+    assert [failure.name for failure in report.failures] == ["causality in training"], report
+    assert not report.diagnoses
+
+
+def test_dropout_and_noise_in_training_are_right():
+    report = regard.check(DropoutModel)
+    assert report.verdict == "right", report
+    assert "causality in training" in [check.name for check in report.checks]
+
+
+def test_an_encoder_may_have_a_batch_norm():
+    encoder = type("Encoder", (BatchNormModel,), {"mask": lambda self, T: torch.ones(T, T)})
+    assert regard.check(encoder, causal=False).verdict != "wrong"
+
+
+def test_the_statistics_of_an_instance_are_left_as_they_are():
+    model = BatchNormModel(64, 48, 4, 16)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    regard.check(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(part.training for part in model.modules())

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
@@ -39,7 +40,7 @@ from regard.checker.subject.call_values import make_values
 from regard.checker.subject.construct import build
 from regard.checker.subject.forms import forms
 from regard.checker.subject.parts import attention_parts
-from regard.checker.subject.subject import Subject, in_dtype, tensors_in_result
+from regard.checker.subject.subject import CallMonitor, Subject, in_dtype, tensors_in_result
 from regard.checker.understand import max_length, module_width
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
@@ -248,7 +249,9 @@ def _time_first(run: ModelRun) -> ModelRun | None:
 
 def _mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
     """Return whether the items of a batch depend on each other; None if they cannot be run alone."""
-    together, alone = run.outputs(x), [run.outputs(item[None]) for item in x]
+    more = _with_targets(run, x) or {}
+    together = run.outputs(x, **more)
+    alone = [run.outputs(item[None], **dict.fromkeys(more, item[None])) for item in x]
     parts = [y for y in alone if y is not None]
     if together is None or len(parts) < len(alone):
         return None
@@ -341,6 +344,7 @@ def _check_model(run: ModelRun, judge: _LayerJudge, causal: bool | None, window:
     _check_window(report, run, window)
     _check_causality(report, run, causal)
     _check_batch(report, run)
+    _check_training(report, run)
     _check_padding(report, run)
     names = inspect.signature(run.module.forward).parameters
     if cache := next((name for name in names if vocabulary.argument(name) == "cache"), None):
@@ -535,6 +539,62 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
         report.assumptions.append("not causal, as measured")
 
 
+def _check_training(report: Report, run: ModelRun) -> None:
+    """Check that a model of tokens that is causal in eval mode is causal in training mode, too.
+
+    Dropout is off, and random numbers are the same in every run. A batch norm takes its statistics over all
+    tokens in training, so that the model learns to read later ones. Encoders may do that, and so may blocks
+    on hidden states: streaming Conformers have one after a causal convolution.
+    """
+    causal = any(check.name == "causality" and check.status == "passed" for check in report.checks)
+    if not causal or run.draw(0).is_floating_point():
+        return
+
+    def call(x: Tensor, **more: Any) -> Any:
+        with torch.random.fork_rng(devices=[]), CallMonitor(dropout=False):
+            torch.manual_seed(0)
+            return run.call(x, **more)
+
+    parts = [(part, part.training) for part in run.module.modules()]
+    # Running statistics: a batch norm writes into them, other layers replace them.
+    buffers = [
+        (part, name, x, x.clone()) for part, _ in parts for name, x in part._buffers.items() if x is not None
+    ]
+    training = replace(run, call=call)
+    try:
+        run.module.train()
+        leak = _find_leak(training) if _is_repeatable(training) else None
+        mixed = bool(leak) and _mixes_batch(training, run.draw(3)) is True
+    finally:
+        for part, mode in parts:
+            part.training = mode
+        for part, name, buffer, value in buffers:
+            buffer.data.copy_(value)
+            part._buffers[name] = buffer
+    if not leak:
+        if leak is not None:
+            report.checks.append(Check("causality in training", "passed"))
+        return
+    detail = f"output {leak[0]} depends on token {leak[1]} in training mode, though not in eval mode"
+    modules = run.module.named_modules()
+    norm = next(((name, part) for name, part in modules if isinstance(part, _BatchNorm)), None)
+    if norm is None:
+        _add_mistake(report, "causality in training", detail, "")
+        return
+    kind = type(norm[1]).__name__
+    detail += f": `{norm[0]}` ({kind}) takes its mean and variance over all tokens of the batch"
+    fix = f"nn.LayerNorm or nn.RMSNorm instead of nn.{kind}: they use one token's numbers only"
+    _add_mistake(report, "causality in training", detail, "batch-items-mixed" if mixed else "", fix)
+
+
+def _is_repeatable(run: ModelRun) -> bool:
+    """Return whether a model gives the same output three times: it may draw numbers by other means."""
+    x = run.draw(1)
+    more = _with_targets(run, x) or {}
+    first, *others = (run.outputs(x, **more) for _ in range(3))
+    return first is not None and all(y is not None and torch.equal(first, y) for y in others)
+
+
 def _find_leak(run: ModelRun) -> tuple[int, int] | tuple[()] | None:
     """Return the first output that depends on a later token; () if there is none; None if it is unknown."""
     x, other = run.draw(1), run.draw(2)
@@ -629,8 +689,10 @@ def _check_padding(report: Report, run: ModelRun) -> None:
         report.checks.append(Check("padding", "passed", f"a token that `{name}` hides changes nothing"))
 
 
-def _add_mistake(report: Report, check: str, detail: str, mistake: str) -> None:
+def _add_mistake(report: Report, check: str, detail: str, mistake: str, fix: str = "") -> None:
     report.checks.append(Check(check, "failed", detail, mistake))
     if mistake and all(d.name != mistake for d in report.diagnoses):
         entry = get_mistake(mistake)
-        report.diagnoses.append(Diagnosis(mistake, f"In the whole model, {detail}.", entry.effect, entry.fix))
+        report.diagnoses.append(
+            Diagnosis(mistake, f"In the whole model, {detail}.", entry.effect, fix or entry.fix)
+        )

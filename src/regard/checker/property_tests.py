@@ -522,6 +522,18 @@ _TESTS = (
         """,
     ),
     _test(
+        "dropout-has-its-rate",
+        "With a rate of 0.2 a fifth of the first token's weights is dropped, and the others are 1/0.8.",
+        head="""
+            head = CausalHead(32, 16, max_len=64, dropout=0.2).train()
+            x = torch.randn(500, 6, 32)
+            factors = (head(x)[:, 0] / head.value(x)[:, 0]).mean(dim=-1)  # (500,)
+            kept = factors[factors > 0.1]
+            torch.testing.assert_close(kept, torch.full_like(kept, 1.25))
+            assert 300 < len(kept) < 500
+        """,
+    ),
+    _test(
         "everything-moves-with-the-module",
         "After .to(device) nothing is left behind; the meta device shows it without a GPU.",
         head="""

@@ -14,6 +14,7 @@ from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
 from regard.checker.intent import Intent
 from regard.checker.oracle.oracle import describe_agreement
+from regard.checker.oracle.question import Question
 from regard.checker.report import Check, Diagnosis
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
@@ -49,6 +50,7 @@ class CheckSession:
     example: str = ""  # the smallest failing case
     notes: list[str] = field(default_factory=list)  # further assumptions for the report
     undecided: str = ""  # why there can be no verdict, if so
+    right_questions: list[Question] = field(default_factory=list)  # those whose output was the oracle's
 
     @property
     def subject(self) -> Subject:

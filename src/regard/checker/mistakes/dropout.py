@@ -84,4 +84,34 @@ DROPOUT_MISTAKES = (
         test="dropout-drops-whole-tokens",
         plants=_both((_DROP, "")),
     ),
+    Mistake(
+        "dropout-rate-ignored",
+        "with dropout at another rate than the one that was set",
+        "The model is regularised far more, or far less, than its configuration says.",
+        "F.dropout(weights, self.dropout.p, training=self.training)",
+        "F.dropout called without p, which is 0.5 then, or a rate that is written into the layer",
+        symptom="A small dropout trains as badly as a large one, and another dropout rate gives exactly the "
+        "same loss curve.",
+        why="F.dropout's p has a default of 0.5. The rate that the constructor stored is one that forward "
+        "has to pass.",
+        test="dropout-has-its-rate",
+        plants=_both((_DROP, "        weights = F.dropout(weights, training=self.training)\n")),
+        unseen_because="Dropout is random: what counts is how much it drops.",
+    ),
+    Mistake(
+        "dropout-rate-inverted",
+        "with the dropout rate taken as the probability to keep a weight",
+        "With a rate of 0.1 nine tenths of the weights are dropped, and the rest is ten times as large.",
+        "nn.Dropout(p) drops with probability p; written by hand, keep = torch.rand_like(weights) >= p",
+        "TensorFlow's keep_prob, or a random mask whose comparison is turned round",
+        symptom="Training hardly learns with a small rate, and learns better the larger the rate is. Eval is "
+        "right.",
+        why="PyTorch's p is the probability to drop a number, and keep_prob is 1 − p. At 0.5, which many "
+        "tests use, they are the same.",
+        test="dropout-has-its-rate",
+        plants=_both(
+            (_DROP, "        weights = F.dropout(weights, 1 - self.dropout.p, training=self.training)\n")
+        ),
+        unseen_because="Dropout is random: what counts is how much it drops.",
+    ),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from regard.checker.oracle.question import Question
 from regard.checker.probes.backward import leaf_gradients
 from regard.checker.session import CheckSession
+from regard.checker.subject.subject import Reply
 
 _STEP, _LIMIT = 1e-5, 1e-5
 
@@ -17,16 +20,12 @@ def probe_derivatives(session: CheckSession) -> None:
         session.add_skip("gradients", "they can be compared with differences only in float64")
         return
     question = session.cases.plain("gradients", seed=21)
-    worst, doubt = 0.0, 0.0
-    for seed in range(3):
-        found = _derivatives(session, question, seed)
-        if isinstance(found, str):
-            session.add_skip("gradients", found)
-            return
-        analytic, near, far = found
-        worst = max(worst, abs(analytic - near) / max(abs(near), 1e-3))
-        doubt = max(doubt, abs(far - near) / max(abs(near), 1e-3))
-    if worst < max(_LIMIT, 10 * doubt):  # code that rounds to float32 on its way leaves some doubt
+    measured = derivative_error(session.subject.run, question, directions=3)
+    if isinstance(measured, str):
+        session.add_skip("gradients", measured)
+        return
+    worst, is_right = measured
+    if is_right:
         session.add_pass("gradients", f"equal to differences of outputs, to {worst:.0e}")
         return
     detail = f"they differ from the differences of outputs by {worst:.1g}"
@@ -37,7 +36,28 @@ def probe_derivatives(session: CheckSession) -> None:
     session.add_mistake("gradients", detail, "weights-detached", evidence)
 
 
-def _derivatives(session: CheckSession, question: Question, seed: int) -> tuple[float, float, float] | str:
+def derivative_error(
+    run: Callable[[Question], Reply], question: Question, directions: int = 1
+) -> tuple[float, bool] | str:
+    """Return how far derivatives are from differences of outputs, and whether they agree; text if unknown.
+
+    `run` must give the same output each time, in float64.
+    """
+    worst, doubt = 0.0, 0.0
+    for seed in range(directions):
+        found = _derivatives(run, question, seed)
+        if isinstance(found, str):
+            return found
+        analytic, near, far = found
+        worst = max(worst, abs(analytic - near) / max(abs(near), 1e-3))
+        doubt = max(doubt, abs(far - near) / max(abs(near), 1e-3))
+    # Code that rounds to float32 on its way leaves some doubt.
+    return worst, worst < max(_LIMIT, 10 * doubt)
+
+
+def _derivatives(
+    run: Callable[[Question], Reply], question: Question, seed: int
+) -> tuple[float, float, float] | str:
     """Return autograd's derivative along a random direction and two by differences, or a reason.
 
     The two are of one step and of twice that step; how they differ says how well they are known.
@@ -46,7 +66,7 @@ def _derivatives(session: CheckSession, question: Question, seed: int) -> tuple[
     inputs = list({id(x): x for x in (question.q, question.k, question.v)}.values())
     directions = {id(x): torch.randn(x.shape, generator=draw, dtype=x.dtype) for x in inputs}
     tracked = {id(x): x.clone().requires_grad_() for x in inputs}
-    reply = session.subject.run(question.map_inputs(lambda x: tracked[id(x)]))
+    reply = run(question.map_inputs(lambda x: tracked[id(x)]))
     if reply.answer is None or not reply.answer.output.requires_grad:
         return "its output has no gradient" if reply.answer is not None else reply.error_line
     weights = torch.randn(reply.answer.output.shape, generator=draw, dtype=torch.float64)
@@ -57,7 +77,7 @@ def _derivatives(session: CheckSession, question: Question, seed: int) -> tuple[
     )
     sums = []
     for step in (_STEP, -_STEP, 2 * _STEP, -2 * _STEP):
-        moved = session.subject.run(question.map_inputs(lambda x, s=step: x + s * directions[id(x)]))  # type: ignore[misc]
+        moved = run(question.map_inputs(lambda x, s=step: x + s * directions[id(x)]))  # type: ignore[misc]
         if moved.answer is None:
             return moved.error_line
         sums.append(float((moved.answer.output.detach() * weights).sum()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from regard.checker.errors import CheckError
+from regard.checker.probes.numbers import gradient_failure
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
@@ -38,6 +39,9 @@ def probe_many_heads(session: CheckSession) -> None:
         )
         if understanding.right_intent is not None:
             session.add_pass("many heads", f"{heads} of them")
+            question, right = understanding.cases.plain(seed=21), understanding.right_intent
+            if failure := gradient_failure(session, understanding.subject, question, right):
+                session.add_failure("gradients, many heads", failure)
             return
         if understanding.first.error is None:
             failed.append(heads)

@@ -34,6 +34,7 @@ from regard.checker.probes.derivatives import probe_derivatives
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import returned_names
+from regard.checker.subject.subject import Subject
 from regard.checker.triton_interpreter import has_wrong_bfloat16
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
@@ -53,7 +54,7 @@ def probe_numbers(session: CheckSession) -> None:
         )
         return
     _precision(session, session.right_intent)
-    _gradients(session, session.right_intent)
+    probe_gradients(session, session.right_intent)
     _half_precision(session, session.right_intent)
     _extreme_scores(session, session.right_intent)
     _strides(session)
@@ -158,7 +159,7 @@ def record_imprecision(session: CheckSession, name: str, detail: str, error: flo
         session.add_failure(name, detail)
 
 
-def _gradients(session: CheckSession, intent: Intent) -> None:
+def probe_gradients(session: CheckSession, intent: Intent) -> None:
     """Compare the gradients of the inputs with the oracle's."""
     if not session.options.get("gradients", True):
         session.add_skip("gradients", "as you asked")
@@ -192,6 +193,7 @@ def _gradients(session: CheckSession, intent: Intent) -> None:
     error = max(relative_difference(a, b) for a, b in zip(got, expected, strict=True))
     if error < GRADIENT_TOLERANCE:
         session.add_pass("gradients", f"to {error:.0e}")
+        _gradients_of_options(session, intent)
     elif not isinstance(detached, str) and max(map(relative_difference, got, detached)) < GRADIENT_TOLERANCE:
         remaining = max(map(relative_difference, got, detached))
         what = get_mistake("weights-detached").what
@@ -205,6 +207,45 @@ def _gradients(session: CheckSession, intent: Intent) -> None:
         )
     else:
         session.add_failure("gradients", f"one {describe_difference(error)}, though the output is right")
+
+
+def _gradients_of_options(session: CheckSession, intent: Intent) -> None:
+    """Compare the gradients under each option whose output was right: it may have a backward of its own."""
+    for name, question in {question.name: question for question in reversed(session.right_questions)}.items():
+        if failure := gradient_failure(session, session.compared, question, intent):
+            session.add_failure(f"gradients, {name}", failure)
+
+
+def gradient_failure(session: CheckSession, subject: Subject, question: Question, intent: Intent) -> str:
+    """Return how the gradients on a question with a right output differ from the oracle's; "" if they agree.
+
+    They are not compared, and "" is returned, where the code has no backward pass that is right on a plain
+    question, where it has none for this one, or where some rows have no right output.
+    """
+    passed = any(check.name == "gradients" and check.status == "passed" for check in session.checks)
+    if not passed or session.compared is not session.subject or not session.options.get("gradients", True):
+        return ""
+    sides = [
+        question.to(dtype).map_inputs(lambda x: x.clone().requires_grad_())
+        for dtype in (session.dtype, torch.float64)
+    ]
+    reply = subject.run(sides[0])
+    if reply.answer is None:
+        return ""
+    expected = expected_answer(intent.apply(sides[1]), intent.wiring)
+    if expected.free is not None and bool(expected.free.any()):
+        return ""
+    got, want = (
+        output_gradients(output, list({id(x): x for x in (side.q, side.k, side.v)}.values()))
+        for output, side in zip((reply.answer.output, expected.output), sides, strict=True)
+    )
+    if isinstance(got, str):  # PyTorch's words for a backward pass that returns tensors of another shape
+        return f"the backward pass fails: {got}" if "returned an invalid gradient" in got else ""
+    assert not isinstance(want, str)
+    error = max(map(relative_difference, got, want))
+    if error < GRADIENT_TOLERANCE:
+        return ""
+    return f"one {describe_difference(error)}, though the output is right"
 
 
 def _with_detached_weights(question: Question, wiring: Wiring) -> Answer:

@@ -19,11 +19,12 @@ from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.probes.kernels import largest_block
+from regard.checker.probes.numbers import gradient_failure, probe_gradients
 from regard.checker.probes.output import probe_output
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.subject import arguments_of
+from regard.checker.subject.subject import Subject, arguments_of
 from regard.checker.understand import understand
 
 # What has no part in the numbers of attention, or is tried by other probes.
@@ -144,6 +145,7 @@ def _compare_long_text(session: CheckSession) -> None:
     error = _error(question, Observation(question, reply.answer), intent)
     if error < TOLERANCE:
         session.add_pass("several blocks", f"{question.q.shape[-2]} tokens")
+        _compare_gradients(session, session.compared, [question])
     else:
         detail = f"with {question.q.shape[-2]} tokens it {describe_difference(error)}"
         session.add_failure("several blocks", detail)
@@ -177,11 +179,21 @@ def _compare_blocks(session: CheckSession, changes: dict[str, Any], shown: str) 
     worst = max(_error(o.question, o, intent) for o in observations)
     if worst < TOLERANCE:
         session.add_pass("several blocks", shown)
+        _compare_gradients(session, blocked, questions)
         return True
     session.add_failure("several blocks", f"with {shown} it {describe_difference(worst)}")
     for match in diagnose(observations, [intent], session.source)[:1]:
         session.add_match(match, worst / TOLERANCE)
     return True
+
+
+def _compare_gradients(session: CheckSession, subject: Subject, questions: list[Question]) -> None:
+    """Compare the gradients of a function with other blocks, or on a longer text."""
+    intent = session.right_intent
+    assert intent is not None
+    failures = (gradient_failure(session, subject, question, intent) for question in questions)
+    if failure := next(filter(None, failures), ""):
+        session.add_failure("gradients, several blocks", failure)
 
 
 def _error(question: Question, observation: Observation, intent: Intent) -> float:
@@ -223,6 +235,10 @@ def _check_rebuilt(session: CheckSession, changes: dict[str, Any], check: str, s
         session.add_untried(check, f"{shown} made no difference to its steps: switch on what works in blocks")
         return True
     probe_output(inner)
+    if inner.right_intent is not None and any(
+        c.name == "gradients" for c in session.checks if c.status == "passed"
+    ):
+        probe_gradients(inner, inner.right_intent)
     failed = [found for found in inner.checks if found.status == "failed"]
     if failed:
         session.add_failure(check, f"with {shown}, {failed[0].name} {failed[0].detail}")

@@ -68,6 +68,7 @@ def probe_output(session: CheckSession) -> None:
             session.add_diagnosis("batch-items-mixed", session.mixed)
         _check_shared_projection(session)
         _record_results(session, observations, wrong)
+        session.right_questions += [observation.question for observation in observations]
         _warn_of_window(session)
         return
     _diagnose_output(session, observations, wrong)

@@ -30,6 +30,7 @@ SIZES: dict[str, Any] = {
     "head_width": 12,
     "length": 16,
     "dropout": 0.5,  # disabled when numbers are compared, and strong when dropout itself is checked
+    "keep": 0.5,  # the probability to keep a number in dropout
     "window": 3,
     "softcap": 2.0,
     "layer": 0,
@@ -49,7 +50,8 @@ _KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device", "max_b
 # Widths for code that needs many channels, such as a group norm of 32 groups.
 WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
 # Sizes that stay None if that is their default.
-_OPTIONAL = ("window", "softcap", "groups", "context_width", "head_width", "layer", "dropout", "temperature")
+_OPTIONAL = {"window", "softcap", "groups", "context_width", "head_width", "layer", "dropout", "temperature"}
+_OPTIONAL |= {"keep"}
 
 
 def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | None = None) -> nn.Module:
@@ -214,7 +216,7 @@ def _transformers_config(cls: type) -> type | None:
 
 # The sizes that are small in a configuration whatever its defaults are.
 _SMALL = {"width", "heads", "groups", "length", "head_width", "dropout", "vocabulary", "batch", "layers"}
-_SMALL |= {"inner_width"}
+_SMALL |= {"inner_width", "keep"}
 
 
 def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:

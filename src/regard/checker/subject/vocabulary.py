@@ -99,6 +99,7 @@ _SIZES = {
         p attention_dropout_prob hidden_dropout_prob attn_p resid_p proj_p attention_dropout_rate
         dropout_prob prob_dropout drop_p dropout_probability embd_pdrop embd_dropout emb_dropout
         embedding_dropout residual_dropout hidden_dropout""",
+    "keep": "keep_prob keep_rate keep_p keep_probability p_keep prob_keep attn_keep_prob",
     "causal": "causal is_causal masked use_mask is_decoder autoregressive",
     "window": "window window_size sliding_window local_window",
     "softcap": "softcap soft_cap logit_softcapping attn_logit_softcapping logit_cap",

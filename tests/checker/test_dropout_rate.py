@@ -1,0 +1,271 @@
+"""Dropout at the rate that was set: right code in many styles, and code that drops at another rate."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regard
+
+
+class Base(nn.Module):
+    """Attention whose subclasses say what is dropped: `mix` the weights, `finish` the output."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (t.view(B, T, self.num_heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = self.attend(q, k, v).transpose(1, 2).reshape(B, T, C)
+        return self.finish(self.out(y))
+
+    def attend(self, q, k, v):
+        scores = self.score(q @ k.mT * q.shape[-1] ** -0.5)
+        return self.mix(scores.softmax(-1)) @ v
+
+    def score(self, scores):
+        return scores
+
+    def mix(self, weights):
+        return weights
+
+    def finish(self, output):
+        return output
+
+
+class Layer(Base):
+    def __init__(self, d_model, num_heads, dropout=0.1):
+        super().__init__(d_model, num_heads)
+        self.drop = nn.Dropout(dropout)
+
+    def mix(self, weights):
+        return self.drop(weights)
+
+
+class AfterProjection(Layer):
+    def mix(self, weights):
+        return weights
+
+    def finish(self, output):
+        return F.dropout(output, self.drop.p, self.training)
+
+
+class Both(Base):
+    def __init__(self, d_model, num_heads, attn_pdrop=0.1, resid_pdrop=0.3):
+        super().__init__(d_model, num_heads)
+        self.attn_dropout, self.resid_dropout = nn.Dropout(attn_pdrop), nn.Dropout(resid_pdrop)
+
+    def mix(self, weights):
+        return self.attn_dropout(weights)
+
+    def finish(self, output):
+        return self.resid_dropout(output)
+
+
+class FixedBehind(Layer):
+    """The output is dropped at a rate of its own, which no parameter sets."""
+
+    def __init__(self, d_model, num_heads, attn_dropout=0.1):
+        super().__init__(d_model, num_heads, attn_dropout)
+        self.resid = nn.Dropout(0.1)
+
+    def finish(self, output):
+        return self.resid(output)
+
+
+class Fused(Base):
+    def __init__(self, d_model, num_heads, dropout=0.0):
+        super().__init__(d_model, num_heads)
+        self.rate = dropout  # a name that says nothing
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=self.rate if self.training else 0.0)
+
+
+class StoredKeep(Base):
+    """The attribute `p` is the probability to keep, though the parameter is that to drop."""
+
+    def __init__(self, d_model, num_heads, dropout=0.1):
+        super().__init__(d_model, num_heads)
+        self.p = 1 - dropout
+
+    def mix(self, weights):
+        if not self.training:
+            return weights
+        return weights * torch.bernoulli(torch.full_like(weights, self.p)) / self.p
+
+
+class KeepProb(StoredKeep):
+    def __init__(self, d_model, num_heads, keep_prob=0.9):
+        super().__init__(d_model, num_heads, 1 - keep_prob)
+        self.keep_prob, self.p = keep_prob, None
+
+    def mix(self, weights):
+        return F.dropout(weights, 1 - self.keep_prob, self.training)
+
+
+class DropKey(Layer):
+    """Keys are hidden at random before the softmax (Li et al. 2023)."""
+
+    def score(self, scores):
+        if not self.training:
+            return scores
+        return scores + torch.bernoulli(torch.full_like(scores, self.drop.p)) * -1e12
+
+    def mix(self, weights):
+        return weights
+
+
+class StochasticDepth(Layer):
+    """The whole output of a text is dropped, as in a residual network."""
+
+    def mix(self, weights):
+        return weights
+
+    def finish(self, output):
+        if not self.training or not self.drop.p:
+            return output
+        kept = torch.rand(len(output), 1, 1, dtype=output.dtype) >= self.drop.p
+        return output * kept / (1 - self.drop.p)
+
+
+class SharedOverHeads(Layer):
+    def mix(self, weights):
+        return weights * self.drop(torch.ones_like(weights[:, :1]))
+
+
+class SparesItself(Layer):
+    """A token's weight on itself is never dropped."""
+
+    def mix(self, weights):
+        own = torch.eye(weights.shape[-1], dtype=torch.bool)
+        return torch.where(own, weights, self.drop(weights))
+
+
+RIGHT = [
+    Layer,
+    AfterProjection,
+    Both,
+    FixedBehind,
+    Fused,
+    StoredKeep,
+    KeepProb,
+    DropKey,
+    StochasticDepth,
+    SharedOverHeads,
+    SparesItself,
+]
+
+
+@pytest.mark.parametrize("cls", RIGHT, ids=lambda cls: cls.__name__)
+def test_right_code_is_not_called_wrong(cls):
+    report = regard.check(cls)
+    assert report.verdict == "right", report
+
+
+def test_pytorch_is_right():
+    assert regard.check(nn.MultiheadAttention, batch_first=True, dropout=0.1).verdict == "right"
+
+
+class WritesItsRate(Layer):
+    def mix(self, weights):
+        return F.dropout(weights, 0.1, self.training)
+
+
+class FixedLayer(Base):
+    """The parameter is not even stored."""
+
+    def __init__(self, d_model, num_heads, dropout=0.1):
+        super().__init__(d_model, num_heads)
+        self.drop = nn.Dropout(0.5)
+
+    def mix(self, weights):
+        return self.drop(weights)
+
+
+class DefaultBeside(Both):
+    """Of two dropouts one has F.dropout's own rate."""
+
+    def mix(self, weights):
+        return F.dropout(weights, training=self.training)
+
+
+class FusedFixed(Fused):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3 if self.training else 0.0)
+
+
+class TurnedMask(Layer):
+    """Right factor, wrong comparison: what should be dropped is kept."""
+
+    def mix(self, weights):
+        if not self.training:
+            return weights
+        return weights * (torch.rand_like(weights) < self.drop.p) / (1 - self.drop.p)
+
+
+class KeepProbAsRate(Base):
+    def __init__(self, d_model, num_heads, keep_prob=0.9):
+        super().__init__(d_model, num_heads)
+        self.drop = nn.Dropout(keep_prob)
+
+    def mix(self, weights):
+        return self.drop(weights)
+
+
+class KeepsOutput(AfterProjection):
+    def finish(self, output):
+        return F.dropout(output, 1 - self.drop.p, self.training)
+
+
+WRONG = {
+    WritesItsRate: "dropout-rate-ignored",
+    FixedLayer: "dropout-rate-ignored",
+    DefaultBeside: "dropout-rate-ignored",
+    FusedFixed: "dropout-rate-ignored",
+    TurnedMask: "dropout-rate-inverted",
+    KeepProbAsRate: "dropout-rate-inverted",
+    KeepsOutput: "dropout-rate-inverted",
+}
+
+
+@pytest.mark.parametrize("cls", WRONG, ids=lambda cls: cls.__name__)
+def test_another_rate_is_named(cls):
+    report = regard.check(cls)
+    assert [d.name for d in report.diagnoses] == [WRONG[cls]], report
+
+
+def attention(q, k, v, dropout_p=0.0):
+    return F.dropout((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), dropout_p) @ v
+
+
+def kept_attention(q, k, v, dropout_p=0.0):
+    rate = 1 - dropout_p if dropout_p else 0.0
+    return attention(q, k, v, rate)
+
+
+def fixed_attention(q, k, v, dropout_p=0.0):
+    return attention(q, k, v, 0.5 if dropout_p else 0.0)
+
+
+def without_dropout(q, k, v, dropout_p=0.0):
+    return attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (attention, []),
+        (without_dropout, []),
+        (F.scaled_dot_product_attention, []),
+        (kept_attention, ["dropout-rate-inverted"]),
+        (fixed_attention, ["dropout-rate-ignored"]),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_the_argument_of_a_function_sets_the_rate(function, names):
+    report = regard.check(function)
+    assert [d.name for d in report.diagnoses if not d.warning] == names, report
