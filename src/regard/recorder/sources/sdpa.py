@@ -151,7 +151,9 @@ def _names_in_mode(model: nn.Module) -> tuple[str, ...]:
         return ()
     # Transformers' own code calls the function by its name in a file, where it is replaced; the mode would
     # cost each of its operations 10 µs.
-    if all(type(x).__module__.startswith(("transformers.", "torch.nn.")) for x in model.modules()):
+    names = {type(x).__module__ for x in model.modules()}
+    own = ("transformers.", "torch.nn.")
+    if any(name.startswith(own[0]) for name in names) and all(name.startswith(own) for name in names):
         return ()
     return tuple(name for name, module in model.named_modules() if not name or mixes_tokens(module))
 

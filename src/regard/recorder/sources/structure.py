@@ -75,7 +75,7 @@ def fingerprint(model: nn.Module) -> int:
         if id(module) in known:
             continue
         known.add(id(module))
-        children = module._modules
-        parts.append((type(module), id(module), *children, *map(id, vars(module).values())))
+        children = module._modules  # of TorchScript: no dict, but with keys and values
+        parts.append((type(module), id(module), *children.keys(), *map(id, vars(module).values())))
         pending += [child for child in children.values() if child is not None]
     return hash(tuple(parts))
