@@ -3,6 +3,7 @@
     python -m benchmarks.capture [--tokens 4096] [--rounds 5] [--eager] [--out capture.json]
     python -m benchmarks.capture --encoder [--threads 1]
     python -m benchmarks.capture --device cuda [--tokens 131072] [--layers 32] [--out capture.json]
+    python -m benchmarks.capture [--device cuda] --lengths 128 1024 16384 65536 --layers 8 [--threads 1]
 
 On a CPU the models are GPT-2 small and PyTorch's encoder on its fused path, on a GPU a Llama of 8B's sizes in
 bfloat16; only the logits of the last token are computed. Both sides take turns within each round, and a ratio
@@ -220,6 +221,50 @@ def on_cuda(tokens: int, rounds: int, layers: int) -> dict[str, Any]:
     }
 
 
+def small_llama(layers: int) -> nn.Module:
+    """A Llama of width 64: what people begin with, where every operation costs more than it computes."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def by_length(lengths: list[int], rounds: int, layers: int, device: str) -> dict[str, Any]:
+    """Capture short and long texts: of Llama 8B's shape on a GPU, of a small Llama on a CPU."""
+    torch.manual_seed(0)
+    model = llama(max(lengths), layers) if device == "cuda" else small_llama(layers)
+    shape = "Llama 8B shape, bfloat16" if device == "cuda" else "Llama of width 64, float32"
+    result: dict[str, Any] = {"model": f"{shape}, {layers} layers, random weights"}
+    for tokens in lengths:
+        ids = torch.randint(0, model.config.vocab_size, (1, tokens), device=device)
+        times = []
+        for _ in range(rounds + 3):  # the first three are a warm-up
+            with Clock(device) as plain:
+                expected = forward(model, ids)
+            with Clock(device) as captured, regard.capture(model) as seen:
+                logits = forward(model, ids)
+            times.append((plain.seconds, captured.seconds))
+        ratios = sorted(captured / plain for plain, captured in times[3:])
+        result[f"{tokens} tokens"] = {
+            "plain forward ms": round(statistics.median(x for x, _ in times[3:]) * 1e3, 2),
+            "forward with capture ms": round(statistics.median(y for _, y in times[3:]) * 1e3, 2),
+            "ratio": round(statistics.median(ratios), 3),
+            "least and greatest": [round(ratios[0], 3), round(ratios[-1], 3)],
+            "same logits, to the last bit": torch.equal(logits, expected),
+            "certified": seen.certificate.certified,
+        }
+        del seen
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -227,6 +272,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=32, help="of the model on a GPU")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--lengths", type=int, nargs="+", help="short and long texts, one after another")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--encoder", action="store_true", help="PyTorch's fused encoder alone, on a CPU")
     parser.add_argument("--out", type=Path)
@@ -235,6 +281,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     if args.encoder:
         figures = on_fused_encoder(args.rounds)
+    elif args.lengths:
+        figures = by_length(args.lengths, args.rounds, args.layers, args.device)
     elif args.device == "cuda":
         figures = on_cuda(args.tokens or 131_072, args.rounds, args.layers)
     else:
