@@ -149,6 +149,22 @@ def diagnose_pairs(observations: list[Observation], intents: list[Intent], sourc
     return _best_first(matches, source)
 
 
+def diagnose_blocks(observation: Observation, intent: Intent, sizes: list[int]) -> list[Match]:
+    """Return the mistakes of code in blocks that reproduce one observation, for blocks of these sizes.
+
+    Other mistakes show on a short text too. The arguments are otherwise those of `diagnose`.
+    """
+    forms = {
+        (mistake.name, key, *sorted((k, v) for k, v in change.items() if k != key))
+        for mistake in CATALOGUE.values()
+        for change in mistake.changes
+        for key in ("block", "chunk")
+        if change.get(key)
+    }
+    changes = [((name,), dict(rest) | {key: n}) for name, key, *rest in sorted(forms, key=str) for n in sizes]
+    return _best_first(_find_matches([VariantMatcher(intent, [observation])], changes), "")
+
+
 def _best_first(matches: list[Match], source: str) -> list[Match]:
     """Return each set of mistakes once, the most plausible first."""
     order = list(CATALOGUE)

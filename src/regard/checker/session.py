@@ -49,6 +49,7 @@ class CheckSession:
     example: str = ""  # the smallest failing case
     notes: list[str] = field(default_factory=list)  # further assumptions for the report
     undecided: str = ""  # why there can be no verdict, if so
+    brief: bool = False  # whether only single mistakes are looked for, which takes a tenth of the time
 
     @property
     def subject(self) -> Subject:

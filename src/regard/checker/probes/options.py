@@ -1,0 +1,108 @@
+"""Switches: what a class offers and its defaults leave alone, `use_flash=True` or `sliding_window=None`.
+
+The class is built with each switch turned, one at a time. Turned, it may be another kind of attention: it is
+wrong only if the meaning of the switch is known, and its numbers are those of a mistake or break a promise.
+What cannot be turned, or is not understood then, is listed as not tried.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection
+from typing import Any
+
+from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.checker.probes.rebuilt import check_output, constructor_parameters, rebuild
+from regard.checker.session import CheckSession
+from regard.checker.subject import vocabulary
+from regard.checker.subject.construct import SIZES
+from regard.checker.subject.subject import arguments_of
+
+_MOST = 6  # switches that are tried; each takes as long as a check of the output
+# What has no part in the numbers of attention, or is tried by other probes.
+_NO_SWITCH = re.compile(
+    r"bias|drop|device|dtype|batch_first|eps|init|idx|index|name|return|output|need|verbose|debug|training"
+    r"|inplace|scale|backend|config|layer|dim|width|size",
+    re.I,
+)
+# Switches between ways to compute the same numbers: whatever they change is a mistake.
+_SAME_NUMBERS = re.compile(
+    r"(^|_)(flash\w*|sdpa|fused|fast(_path)?|einsum|triton|xformers|native|naive|manual|eager|optimi[sz]ed"
+    r"|memory_efficient|mem_eff(icient)?|efficient_attention|torch|pytorch|compiled?|online|vectori[sz]ed)(_|\d|$)"
+)
+# Switches that add something known, and the mistakes that can be made with it. With normalised queries the
+# scale is a convention, so scales are not among them.
+_FEATURES: tuple[tuple[re.Pattern[str], Collection[str]], ...] = (
+    (re.compile(r"rope|rotary|rotat|alibi|(^|_)pos"), [m.name for m in THEMES["positions"]]),
+    (re.compile(r"(q|k|query|key)_?(layer|rms|l2)?_?norm"), ["one-side-normalised"]),
+)
+
+
+def probe_options(session: CheckSession) -> None:
+    """Check the class with each of its switches turned, and list what was not tried.
+
+    Modules of Transformers have dozens of such arguments, which their models set.
+    """
+    subject = session.subject
+    if session.right_intent is None or subject.is_transformers or subject.kernel_layout is not None:
+        return
+    _try_switches(session)
+    passed = {*subject.arguments.values(), *subject.extra, *subject.call, *subject.positional}
+    call = subject.target if subject.module is None else subject.module.forward
+    arguments = [name for name, p in arguments_of(call).items() if _is_switch(name, p) and p.default is not True]
+    names = [name for name in arguments if name not in passed]
+    if names:
+        session.add_untried(_named("argument", names), f"pass it: --call {names[0]}=…")
+    if "start" in subject.arguments and all(check.name != "cache" for check in session.checks):
+        session.add_untried("cache", f"`{subject.arguments['start']}` says that it has one: pass cached=")
+
+
+def _try_switches(session: CheckSession) -> None:
+    subject = session.subject
+    if subject.cls is None or subject.module is None:
+        return
+    untried = []
+    for name, parameter in constructor_parameters(subject.cls).items():
+        if name in subject.init or not _is_switch(name, parameter):
+            continue
+        value = _turned(name, parameter)
+        tried = sum(check.name.startswith("option ") for check in session.checks)
+        inner = None if value is None or tried == _MOST or subject.step else rebuild(session, {name: value})
+        if isinstance(inner, CheckSession):
+            inner.brief = True
+            check_output(session, inner, f"option {name}", f"{name}={value}", _possible_mistakes(name))
+        else:
+            untried.append(name)
+    if untried:
+        session.add_untried(_named("option", untried), f"set it: --with {untried[0]}=…")
+
+
+def _is_switch(name: str, parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter switches something on or off, by its default and its name."""
+    meaning, default = vocabulary.size(name), parameter.default
+    if meaning is not None:
+        return meaning in ("window", "causal", "softcap") and (default is None or default is False)
+    return (default is None or isinstance(default, bool)) and not _NO_SWITCH.search(name)
+
+
+def _turned(name: str, parameter: inspect.Parameter) -> Any:
+    """Return the other value of a switch; None if it cannot be guessed."""
+    if isinstance(parameter.default, bool):
+        return not parameter.default
+    meaning = vocabulary.size(name)
+    return True if meaning == "causal" else SIZES.get(meaning or "")
+
+
+def _possible_mistakes(name: str) -> Collection[str]:
+    """Return the mistakes that code can make with a switch; none if its meaning is not known.
+
+    `exclude_self=True` makes attention that hides the diagonal, and `use_softmax=False` one without a softmax.
+    """
+    if vocabulary.size(name) is not None or _SAME_NUMBERS.search(name):
+        return CATALOGUE
+    return next((mistakes for pattern, mistakes in _FEATURES if pattern.search(name)), ())
+
+
+def _named(kind: str, names: list[str]) -> str:
+    return f"{kind}{'s' * (len(names) > 1)} {', '.join(names)}"
