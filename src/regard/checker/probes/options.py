@@ -19,7 +19,8 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import SIZES
 from regard.checker.subject.subject import arguments_of
 
-_MOST = 6  # switches that are tried; each takes as long as a check of the output
+_MOST = 6  # switches that are tried
+_MOST_UNKNOWN = 2  # of those that are not understood, each of which takes a few seconds
 # What has no part in the numbers of attention, or is tried by other probes.
 _NO_SWITCH = re.compile(
     r"bias|drop|device|dtype|batch_first|eps|init|idx|index|name|return|output|need|verbose|debug|training"
@@ -59,23 +60,33 @@ def probe_options(session: CheckSession) -> None:
 
 
 def _try_switches(session: CheckSession) -> None:
-    subject = session.subject
-    if subject.cls is None or subject.module is None:
+    subject, intent = session.subject, session.right_intent
+    if subject.cls is None or subject.module is None or intent is None:
         return
-    untried = []
+    untried, tried, unknown = [], 0, 0
     for name, parameter in constructor_parameters(subject.cls).items():
         if name in subject.init or not _is_switch(name, parameter):
             continue
         value = _turned(name, parameter)
-        tried = sum(check.name.startswith("option ") for check in session.checks)
-        inner = None if value is None or tried == _MOST or subject.step else rebuild(session, {name: value})
-        if isinstance(inner, CheckSession):
-            inner.brief = True
-            check_output(session, inner, f"option {name}", f"{name}={value}", _possible_mistakes(name))
-        else:
+        left = tried < _MOST and unknown < _MOST_UNKNOWN and subject.step is None
+        inner = rebuild(session, {name: value}) if left and value is not None else ""
+        if isinstance(inner, str):
             untried.append(name)
+            continue
+        tried += 1
+        if inner.right_intent is None:
+            unknown += 1
+            _narrow(inner, causal=None if vocabulary.size(name) == "causal" else intent.causal)
+        check_output(session, inner, f"option {name}", f"{name}={value}", _possible_mistakes(name))
     if untried:
         session.add_untried(_named("option", untried), f"set it: --with {untried[0]}=…")
+
+
+def _narrow(inner: CheckSession, *, causal: bool | None) -> None:
+    """Look for single mistakes only, in the likeliest interpretations: of the same causality, if not None."""
+    inner.brief = True
+    understood = inner.understanding
+    understood.intents = [i for i in understood.intents if causal is None or i.causal == causal][:12]
 
 
 def _is_switch(name: str, parameter: inspect.Parameter) -> bool:
