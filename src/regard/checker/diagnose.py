@@ -154,15 +154,13 @@ def diagnose_blocks(observation: Observation, intent: Intent, sizes: list[int]) 
 
     Other mistakes show on a short text too. The arguments are otherwise those of `diagnose`.
     """
-    forms = {
-        (mistake.name, key, *sorted((k, v) for k, v in change.items() if k != key))
-        for mistake in CATALOGUE.values()
-        for change in mistake.changes
-        for key in ("block", "chunk")
-        if change.get(key)
-    }
-    changes = [((name,), dict(rest) | {key: n}) for name, key, *rest in sorted(forms, key=str) for n in sizes]
-    return _best_first(_find_matches([VariantMatcher(intent, [observation])], changes), "")
+    changes: dict[str, tuple[tuple[str, ...], Change]] = {}  # each form of a mistake once for every size
+    for mistake in CATALOGUE.values():
+        for change in mistake.changes:
+            for key, n in itertools.product({"block", "chunk"} & change.keys(), sizes):
+                resized = change | {key: n}
+                changes[f"{mistake.name} {resized}"] = (mistake.name,), resized
+    return _best_first(_find_matches([VariantMatcher(intent, [observation])], changes.values()), "")
 
 
 def _best_first(matches: list[Match], source: str) -> list[Match]:

@@ -47,8 +47,8 @@ DISTRIBUTED_MISTAKES = (
         "weight each partial output by exp(lse − total), where total = logaddexp of all lse",
         "`out = out + block`, divided by the number of steps at the end",
         tuple({"normalise": "mean", "block": n} for n in (2, 4, 8, 12, 16, 32, 64, 128, 256, 512)),
-        symptom="Right on one process, or in one block. On several, the output is a mean of means, blurred towards keys "
-        "that hardly match.",
+        symptom="Right on one process, or in one block. On several, the output is a mean of means, "
+        "blurred towards keys that hardly match.",
         why="Each partial output is normalised by its own sum. The log-sum-exp says how large that sum "
         "was, and without it a rank with one good match counts no more than one with none.",
         test="ranks-agree-with-one-process",

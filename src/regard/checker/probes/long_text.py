@@ -25,6 +25,7 @@ from regard.checker.subject.source import block_sizes, whole_numbers
 
 LENGTH = 150  # tokens: several blocks of 64, which most code has
 LONGEST = 1024  # the largest block that is tried
+_USUAL = (64, 128, 256, 512)  # sizes of blocks, where the code's own are not found
 _ROWS = 8  # outputs whose visible keys are measured
 
 
@@ -71,7 +72,7 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
         session.add_pass(question.name, f"{T} tokens")
         return
     detail = f"with {T} tokens it {describe_difference(error)}"
-    sizes = {n for n in [*block_sizes(own.subject), *whole_numbers(own.subject)] if 8 <= n < T}
+    sizes = {n for n in [*_USUAL, *block_sizes(own.subject), *whole_numbers(own.subject)] if 8 <= n < T}
     matches = diagnose_blocks(Observation(question, reply.answer), intent, sorted(sizes))
     rows = _wrong_rows(reply.answer.output, expected.output)
     lost = "" if matches else _find_loss(own, question, reply.answer, intent, rows)
@@ -81,7 +82,11 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
             session.add_match(match, error / TOLERANCE)
         return
     # A function that names its blocks, and sees every key, has the numbers of no mask: it is wrong.
-    if own.module is None and block_sizes(own.subject) and not _has_own_mask(own, question, reply.answer, rows):
+    if (
+        own.module is None
+        and block_sizes(own.subject)
+        and not _has_own_mask(own, question, reply.answer, rows)
+    ):
         session.add_failure(question.name, detail)
         return
     session.undecided = (

@@ -51,7 +51,9 @@ def probe_options(session: CheckSession) -> None:
     _try_switches(session)
     passed = {*subject.arguments.values(), *subject.extra, *subject.call, *subject.positional}
     call = subject.target if subject.module is None else subject.module.forward
-    arguments = [name for name, p in arguments_of(call).items() if _is_switch(name, p) and p.default is not True]
+    arguments = [
+        name for name, p in arguments_of(call).items() if _is_switch(name, p) and p.default is not True
+    ]
     names = [name for name in arguments if name not in passed]
     if names:
         session.add_untried(_named("argument", names), f"pass it: --call {names[0]}=…")
@@ -108,7 +110,7 @@ def _turned(name: str, parameter: inspect.Parameter) -> Any:
 def _possible_mistakes(name: str) -> Collection[str]:
     """Return the mistakes that code can make with a switch; none if its meaning is not known.
 
-    `exclude_self=True` makes attention that hides the diagonal, and `use_softmax=False` one without a softmax.
+    `exclude_self=True` is attention that hides the diagonal, and `use_softmax=False` has no softmax.
     """
     if vocabulary.size(name) is not None or _SAME_NUMBERS.search(name):
         return CATALOGUE

@@ -97,7 +97,9 @@ def _error(question: Question, observation: Observation, intent: Intent) -> floa
 def _probe_grouped_heads(session: CheckSession) -> None:
     """Check a class with two key/value heads, if a parameter sets their number and none is its default."""
     subject = session.subject
-    parameters = {} if subject.cls is None or subject.step is not None else constructor_parameters(subject.cls)
+    parameters = (
+        {} if subject.cls is None or subject.step is not None else constructor_parameters(subject.cls)
+    )
     for name, parameter in parameters.items():
         offered = vocabulary.size(name) == "groups" and parameter.default is None
         if offered and name not in subject.init:

@@ -208,7 +208,11 @@ def depth_left_out(cls: type, init: dict[str, Any]) -> str:
     configs = [_config_class(cls, name) for name in _parameters(cls) if name in _CONFIGS]
     for owner in [cls, *(kind for kind in configs if kind is not None)]:
         for name, parameter in _parameters(owner).items():
-            if vocabulary.size(name) != "layers" or name in init or _is_own_depth("layers", parameter.default):
+            if (
+                vocabulary.size(name) != "layers"
+                or name in init
+                or _is_own_depth("layers", parameter.default)
+            ):
                 continue
             known = type(parameter.default) is int and parameter.default > small
             return f"{small} of {parameter.default} layers" if known else f"{small} layers"

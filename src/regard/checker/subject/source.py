@@ -20,9 +20,7 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.subject import Subject
 
 # Br and Bc are FlashAttention's own names.
-BLOCK_NAME = re.compile(
-    r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$|^b[rc]$", re.I
-)
+BLOCK_NAME = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$|^b[rc]$", re.I)
 # A size of blocks in the source, `BLOCK_M = 128` or `block: int = 4`.
 _BLOCK_CONSTANT = re.compile(r"(?:block|bucket|chunk|tile)\w*\s*(?::\s*[\w.]+\s*)?=\s*(\d+)\b", re.I)
 
@@ -36,8 +34,9 @@ def _codes(subject: Subject) -> list[Any]:
     """Return the code under test: a function or the classes of modules, and helpers of the same file."""
     target = subject.target
     if isinstance(target, nn.Module):
-        kinds = list(dict.fromkeys(type(part) for part in target.modules()))
-        found: list[Any] = [kind for kind in kinds if not kind.__module__.startswith("torch.")]
+        kinds = [type(part) for part in target.modules() if not type(part).__module__.startswith("torch.")]
+        own = [base for kind in kinds for base in kind.__mro__ if base.__module__ == kind.__module__]
+        found: list[Any] = list(dict.fromkeys(own))
     else:
         while isinstance(target, functools.partial):
             target = target.func
@@ -139,7 +138,9 @@ def whole_numbers(subject: Subject) -> list[int]:
         sizes: set[ast.AST] = set()
         for node in (node for node in ast.walk(tree) if isinstance(node, ast.arguments)):
             named = [*zip(reversed([*node.posonlyargs, *node.args]), reversed(node.defaults), strict=False)]
-            named += [(arg, value) for arg, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value]
+            named += [
+                (arg, value) for arg, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value
+            ]
             sizes |= {value for arg, value in named if vocabulary.size(arg.arg) is not None}
         found += [
             node.value
