@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.checker.probes.output import COMPARE
 from regard.checker.probes.rebuilt import check_output, constructor_parameters, rebuild
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
@@ -65,21 +66,26 @@ def _try_switches(session: CheckSession) -> None:
     subject, intent = session.subject, session.right_intent
     if subject.cls is None or subject.module is None or intent is None:
         return
+    parameters = constructor_parameters(subject.cls)
+    switches = [name for name, p in parameters.items() if _is_switch(name, p) and name not in subject.init]
     untried, tried, unknown = [], 0, 0
-    for name, parameter in constructor_parameters(subject.cls).items():
-        if name in subject.init or not _is_switch(name, parameter):
-            continue
-        value = _turned(name, parameter)
+    for name in sorted(switches, key=lambda name: not _possible_mistakes(name)):  # known ones first
+        value, mistakes = _turned(name, parameters[name]), _possible_mistakes(name)
         left = tried < _MOST and unknown < _MOST_UNKNOWN and subject.step is None
         inner = rebuild(session, {name: value}) if left and value is not None else ""
         if isinstance(inner, str):
             untried.append(name)
             continue
         tried += 1
-        if inner.right_intent is None:
-            unknown += 1
+        understood = inner.right_intent is not None
+        unknown += not understood
+        if not understood and not mistakes:
+            reason = f"with {name}={value} it is no attention that the check knows"
+            session.add_untried(f"option {name}", f"{reason}; {COMPARE}")
+            continue
+        if not understood:
             _narrow(inner, causal=None if vocabulary.size(name) == "causal" else intent.causal)
-        check_output(session, inner, f"option {name}", f"{name}={value}", _possible_mistakes(name))
+        check_output(session, inner, f"option {name}", f"{name}={value}", mistakes)
     if untried:
         session.add_untried(_named("option", untried), f"set it: --with {untried[0]}=…")
 
