@@ -29,7 +29,7 @@ from regard.checker.probes.many_heads import probe_many_heads
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
 from regard.checker.probes.numbers import probe_numbers
-from regard.checker.probes.options import probe_options
+from regard.checker.probes.switches import probe_switches
 from regard.checker.probes.other_sizes import probe_other_sizes
 from regard.checker.probes.output import probe_output
 from regard.checker.probes.positions import probe_positions
@@ -284,7 +284,7 @@ PROBES = (
     probe_module_state,
     probe_many_heads,
     probe_other_sizes,
-    probe_options,
+    probe_switches,
 )
 MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
 

@@ -41,7 +41,7 @@ _FEATURES: tuple[tuple[re.Pattern[str], Collection[str]], ...] = (
 )
 
 
-def probe_options(session: CheckSession) -> None:
+def probe_switches(session: CheckSession) -> None:
     """Check the class with each of its switches turned, and list what was not tried.
 
     Modules of Transformers have dozens of such arguments, which their models set.
