@@ -33,6 +33,7 @@ from regard.checker.probes.options import probe_options
 from regard.checker.probes.other_sizes import probe_other_sizes
 from regard.checker.probes.output import probe_output
 from regard.checker.probes.positions import probe_positions
+from regard.checker.probes.switches import probe_switches
 from regard.checker.reference import compare_with_reference
 from regard.checker.report import Report
 from regard.checker.session import CheckSession
@@ -286,6 +287,7 @@ PROBES = (
     probe_module_state,
     probe_many_heads,
     probe_other_sizes,
+    probe_switches,
 )
 MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
 

@@ -156,6 +156,20 @@ def diagnose_pairs(observations: list[Observation], intents: list[Intent], sourc
     return _best_first(matches, source)
 
 
+def diagnose_blocks(observation: Observation, intent: Intent, sizes: list[int]) -> list[Match]:
+    """Return the mistakes of code in blocks that reproduce one observation, for blocks of these sizes.
+
+    Other mistakes show on a short text too. The arguments are otherwise those of `diagnose`.
+    """
+    changes: dict[str, tuple[tuple[str, ...], Change]] = {}  # each form of a mistake once for every size
+    for mistake in CATALOGUE.values():
+        for change in mistake.changes:
+            for key, n in itertools.product({"block", "chunk"} & change.keys(), sizes):
+                resized = change | {key: n}
+                changes[f"{mistake.name} {resized}"] = (mistake.name,), resized
+    return _best_first(_find_matches([VariantMatcher(intent, [observation])], changes.values()), "")
+
+
 def _best_first(matches: list[Match], source: str) -> list[Match]:
     """Return each set of mistakes once, the most plausible first."""
     order = list(CATALOGUE)

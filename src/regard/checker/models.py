@@ -37,7 +37,7 @@ from regard.checker.report import Check, Diagnosis, LayerVerdict, Report
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
 from regard.checker.subject.call_values import make_values
-from regard.checker.subject.construct import build
+from regard.checker.subject.construct import build, depth_left_out
 from regard.checker.subject.forms import forms
 from regard.checker.subject.parts import attention_parts
 from regard.checker.subject.subject import CallMonitor, Subject, in_dtype, tensors_in_result
@@ -87,6 +87,7 @@ class ModelRun:
     dtype: torch.dtype
     training: list[nn.Module] = field(default_factory=list)  # modules to be put back into training mode
     calls: list[tuple[str, AttentionCall | UnreadableCall]] = field(default_factory=list)
+    depth: str = ""  # how many of its layers were built, if it has more or may: "2 of 24 layers"
 
     def restore(self) -> None:
         """Put the caller's own model back into training mode."""
@@ -130,6 +131,7 @@ def find_model(thing: Any, init: dict[str, Any], call: dict[str, Any], device: s
         return None
     run = _reading_ids(module, call, device if is_class else None) if embeds else None
     if run is not None and (run.calls or attention_parts(module)):
+        run.depth = depth_left_out(thing, init) if is_class else ""
         return run
     if run is not None:
         run.restore()
@@ -347,6 +349,8 @@ def _check_model(run: ModelRun, judge: _LayerJudge, causal: bool | None, window:
     _check_training(report, run)
     _check_padding(report, run)
     names = inspect.signature(run.module.forward).parameters
+    if run.depth:
+        report.checks.append(Check(f"more than {run.depth}", "untried", "pass their number, or an instance"))
     if cache := next((name for name in names if vocabulary.argument(name) == "cache"), None):
         how = f"generate with `{cache}` and without, and compare: positions may be off under it"
         report.checks.append(Check("cache", "untried", how))

@@ -51,6 +51,7 @@ class CheckSession:
     notes: list[str] = field(default_factory=list)  # further assumptions for the report
     undecided: str = ""  # why there can be no verdict, if so
     right_questions: list[Question] = field(default_factory=list)  # those whose output was the oracle's
+    brief: bool = False  # whether only single mistakes are looked for, which takes a tenth of the time
 
     @property
     def subject(self) -> Subject:

@@ -361,7 +361,8 @@ def interpret(
         held = [f for f in features if f.evident and f.kind in ("rotation", "bias", "sinks", "norm")]
         share = 16 // max(1, len({feature.kind for feature in held}))
         more = [add_feature(base, feature) for feature in likeliest(held, share) for base in bases[:2]]
-        understanding.intents = [*fitting, *(intent for intent in more if intent is not None)]
+        # First among the wirings: a fused projection has dozens, and mistakes are sought under the first 24.
+        understanding.intents = [*bases, *(intent for intent in more if intent is not None), *fitting[8:]]
     return understanding
 
 

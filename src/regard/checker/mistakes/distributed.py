@@ -43,11 +43,12 @@ DISTRIBUTED_MISTAKES = (
     Mistake(
         "merge-without-lse",
         "in which the partial outputs are averaged instead of weighted by their log-sum-exp",
-        "Each rank's keys count the same, however well they match the query.",
+        "Each rank's or block's keys count the same, however well they match the query.",
         "weight each partial output by exp(lse − total), where total = logaddexp of all lse",
         "`out = out + block`, divided by the number of steps at the end",
-        symptom="Right on one process. On several, the output is a mean of means, blurred towards keys "
-        "that hardly match.",
+        tuple({"normalise": "mean", "block": n} for n in (2, 4, 8, 12, 16, 32, 64, 128)),
+        symptom="Right on one process, or in one block. On several, the output is a mean of means, "
+        "blurred towards keys that hardly match.",
         why="Each partial output is normalised by its own sum. The log-sum-exp says how large that sum "
         "was, and without it a rank with one good match counts no more than one with none.",
         test="ranks-agree-with-one-process",

@@ -124,7 +124,7 @@ SOFTMAX_MISTAKES = (
         "one of the two lines of an online softmax without its factor",
         tuple(
             {"normalise": how, "block": n}
-            for how in ("stale output", "stale sum")
+            for how in ("stale output", "stale sum", "stale")
             for n in (1, 2, 3, 4, 8, 12, 16, 32, 64, 128)
         ),
         symptom="Right in tests with few keys, or where the first block holds the largest score; "

@@ -315,8 +315,8 @@ class AttentionVariant:
 
         "exp" subtracts no maximum, "none" is no softmax, "log" is its logarithm, "twice" is a softmax of the
         softmax, "scaled" multiplies the weights by the scale, "not divided" leaves out the sum, and
-        "renormalise" goes with
-        masking "after". "stale output" and "stale sum" are computed in blocks (see `_in_blocks`).
+        "renormalise" goes with masking "after". "mean", "stale", "stale output" and "stale sum" are computed
+        in blocks (see `_in_blocks`).
         """
         if sinks is not None:
             columns = sinks.to(masked)[:, None].expand(*masked.shape[:-1], -1)
@@ -331,7 +331,7 @@ class AttentionVariant:
             weights = torch.log_softmax(masked, self.axis)
         elif self.normalise == "not divided":
             weights = (masked - masked.amax(self.axis, keepdim=True)).exp()
-        elif self.normalise in ("stale output", "stale sum"):
+        elif self.normalise in ("mean", "stale", "stale output", "stale sum"):
             weights = self._in_blocks(masked)
         else:
             weights = torch.softmax(masked, self.axis)
@@ -346,14 +346,21 @@ class AttentionVariant:
         return weights
 
     def _in_blocks(self, masked: Tensor) -> Tensor:
-        """Return the weights of an online softmax that does not rescale what it has for a new maximum."""
+        """Return the weights of a softmax in blocks: their mean, or not rescaled for a new maximum.
+
+        "stale" rescales neither the output nor the sum, "stale output" and "stale sum" one of them.
+        """
+        if self.normalise == "mean":
+            parts = torch.split(masked, self.block, -1)
+            return torch.cat([part.softmax(-1).nan_to_num() for part in parts], -1) / len(parts)
         highest = torch.cat(
             [block.amax(-1, keepdim=True) for block in torch.split(masked, self.block, -1)], -1
         )
         running = highest.cummax(-1).values.repeat_interleave(self.block, -1)[..., : masked.shape[-1]]
         last = running[..., -1:]
         stale, right = (masked - running).exp(), (masked - last).exp()
-        over, under = (stale, right) if self.normalise == "stale output" else (right, stale)
+        over = right if self.normalise == "stale sum" else stale
+        under = right if self.normalise == "stale output" else stale
         return over / under.sum(-1, keepdim=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +9,9 @@ import torch
 
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
+from regard.checker.subject.source import block_sizes
 
 _LENGTHS = ((5, 3, 6), (7, 3, 11))  # queries and keys of three items
-# A size of blocks in the source, `BLOCK_M = 128` or `block: int = 4`.
-_BLOCK_CONSTANT = re.compile(r"(?:block|bucket|chunk|tile)\w*\s*(?::\s*[\w.]+\s*)?=\s*(\d+)\b", re.I)
 _TOLD = {"lengths", "query starts", "key starts"}  # arguments that tell a kernel the lengths
 
 
@@ -35,8 +33,8 @@ def kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Questi
 
 
 def largest_block(session: CheckSession) -> int:
-    """Return the largest size of blocks that the source names; 0 if it names none."""
-    return max((int(n) for n in _BLOCK_CONSTANT.findall(session.source)), default=0)
+    """Return the largest size of blocks that the code names; 0 if it names none."""
+    return max(block_sizes(session.subject), default=0)
 
 
 def optional_kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Question]:

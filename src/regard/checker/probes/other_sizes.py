@@ -1,40 +1,29 @@
 """Sizes that the interface offers and the other probes leave alone: grouped heads, and blocks of tokens.
 
 Blocks are made small and unequal, so that a short text has several of them, and a mistake that equal blocks
-hide shows. What the code offers and this file cannot set is listed as not tried.
+hide shows.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import replace
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
 from regard.checker.diagnose import diagnose
-from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.probes.kernels import largest_block
-from regard.checker.probes.numbers import gradient_failure, probe_gradients
-from regard.checker.probes.output import probe_output
+from regard.checker.probes.long_text import probe_long_text
+from regard.checker.probes.numbers import gradient_failure
+from regard.checker.probes.rebuilt import check_output, constructor_parameters, rebuild
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
-from regard.checker.subject.adapt import adapt
-from regard.checker.subject.subject import Subject, arguments_of
-from regard.checker.understand import understand
+from regard.checker.subject.source import BLOCK_NAME
+from regard.checker.subject.subject import Subject
 
-# What has no part in the numbers of attention, or is tried by other probes.
-_NO_SWITCH = re.compile(
-    r"bias|drop|device|dtype|batch_first|eps|init|idx|index|name|return|output|need|verbose|debug|training"
-    r"|inplace|scale|backend|fused|config|layer|dim|width|size",
-    re.I,
-)
-# Br and Bc are FlashAttention's own names.
-_BLOCK = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$|^b[rc]$", re.I)
 # Pairs of sizes, the first of which a kernel takes; many take powers of two only.
 _BLOCKS = ((8, 12), (8, 16), (16, 32), (32, 64))
 
@@ -45,53 +34,6 @@ def probe_other_sizes(session: CheckSession) -> None:
         return
     _probe_blocks(session)
     _probe_grouped_heads(session)
-    _list_options(session)
-
-
-def _list_options(session: CheckSession) -> None:
-    """List what the code offers and no question has switched on: `qk_norm=False`, `segment_ids=None`.
-
-    Modules of Transformers have dozens of such arguments, which their models set.
-    """
-    subject = session.subject
-    if subject.is_transformers or subject.kernel_layout is not None:
-        return
-    switches = {} if subject.cls is None or subject.module is None else _parameters(subject.cls)
-    names = [name for name in _switched_off(switches) if name not in subject.init]
-    names += [name for name in _switched_on(switches) if name not in subject.init]
-    if names:
-        session.add_untried(_named("option", names), f"set it: --with {names[0]}=…")
-    passed = {*subject.arguments.values(), *subject.extra, *subject.call, *subject.positional}
-    call = subject.target if subject.module is None else subject.module.forward
-    names = [name for name in _switched_off(dict(arguments_of(call))) if name not in passed]
-    if names:
-        session.add_untried(_named("argument", names), f"pass it: --call {names[0]}=…")
-    if "start" in subject.arguments and all(check.name != "cache" for check in session.checks):
-        session.add_untried("cache", f"`{subject.arguments['start']}` says that it has one: pass cached=")
-
-
-def _switched_off(parameters: dict[str, inspect.Parameter]) -> list[str]:
-    """Return the parameters that switch something on, and are off by default."""
-    return [
-        name
-        for name, parameter in parameters.items()
-        if (parameter.default is None or parameter.default is False)
-        and vocabulary.size(name) in (None, "window", "causal", "softcap")
-        and not _NO_SWITCH.search(name)
-    ]
-
-
-def _switched_on(parameters: dict[str, inspect.Parameter]) -> list[str]:
-    """Return the switches that are on by default, as `use_flash=True`: the code without them is another."""
-    return [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is True and vocabulary.size(name) is None and not _NO_SWITCH.search(name)
-    ]
-
-
-def _named(kind: str, names: list[str]) -> str:
-    return f"{kind}{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def block_parameters(parameters: dict[str, inspect.Parameter]) -> list[str]:
@@ -99,7 +41,7 @@ def block_parameters(parameters: dict[str, inspect.Parameter]) -> list[str]:
     return [
         name
         for name, parameter in parameters.items()
-        if _BLOCK.search(name) and vocabulary.size(name) is None and type(parameter.default) is int
+        if BLOCK_NAME.search(name) and vocabulary.size(name) is None and type(parameter.default) is int
     ]
 
 
@@ -107,11 +49,10 @@ def _probe_blocks(session: CheckSession) -> None:
     """Compare code whose sizes of blocks are parameters with small and unequal blocks."""
     subject, how = session.subject, "pass sizes with several blocks in 40 tokens: --with "
     target = subject.target if subject.module is None else subject.cls
-    parameters = {} if target is None else _parameters(target)
+    parameters = {} if target is None else constructor_parameters(target)
     names = [name for name in block_parameters(parameters) if name not in subject.init]
     if not names:
-        if subject.layout in ("BHTD", "BTHD") and subject.kernel_layout is None:
-            _compare_long_text(session)
+        probe_long_text(session)
         return
     for sizes in _BLOCKS:
         changes = {name: sizes[i % 2] for i, name in enumerate(names)}
@@ -123,41 +64,6 @@ def _probe_blocks(session: CheckSession) -> None:
         if done:
             return
     session.add_untried("several blocks", how + " ".join(f"{name}=…" for name in names))
-
-
-def _compare_long_text(session: CheckSession) -> None:
-    """Compare a function whose source names large blocks on a text of several of them."""
-    block, intent = largest_block(session), session.right_intent
-    if block <= 70 or intent is None:  # 150 tokens were several blocks
-        return
-    if block > 1024:
-        session.add_untried(
-            "several blocks", f"its source names blocks of {block}: check it with smaller ones"
-        )
-        return
-    question = session.cases.plain("several blocks", B=1, H=1, T=2 * block + 22, D=16, seed=60)
-    if "causal" in session.subject.arguments and session.options.get("causal") is None:
-        question = replace(question, flag=True)
-    reply = session.compared.run(question.to(session.dtype))
-    if reply.answer is None:
-        session.add_untried("several blocks", f"{question.shapes()} raised {reply.error_line}")
-        return
-    error = _error(question, Observation(question, reply.answer), intent)
-    if error < TOLERANCE:
-        session.add_pass("several blocks", f"{question.q.shape[-2]} tokens")
-        _compare_gradients(session, session.compared, [question])
-    else:
-        detail = f"with {question.q.shape[-2]} tokens it {describe_difference(error)}"
-        session.add_failure("several blocks", detail)
-
-
-def _parameters(target: Any) -> dict[str, inspect.Parameter]:
-    try:
-        return (
-            dict(inspect.signature(target).parameters) if isinstance(target, type) else arguments_of(target)
-        )
-    except (TypeError, ValueError):
-        return {}
 
 
 def _compare_blocks(session: CheckSession, changes: dict[str, Any], shown: str) -> bool:
@@ -203,7 +109,9 @@ def _error(question: Question, observation: Observation, intent: Intent) -> floa
 def _probe_grouped_heads(session: CheckSession) -> None:
     """Check a class with two key/value heads, if a parameter sets their number and none is its default."""
     subject = session.subject
-    parameters = {} if subject.cls is None or subject.step is not None else _parameters(subject.cls)
+    parameters = (
+        {} if subject.cls is None or subject.step is not None else constructor_parameters(subject.cls)
+    )
     for name, parameter in parameters.items():
         offered = vocabulary.size(name) == "groups" and parameter.default is None
         if offered and name not in subject.init:
@@ -214,42 +122,13 @@ def _probe_grouped_heads(session: CheckSession) -> None:
 
 def _check_rebuilt(session: CheckSession, changes: dict[str, Any], check: str, shown: str) -> bool:
     """Check the output of the class built with other arguments; returns False if it cannot be run so."""
-    subject, options = session.subject, session.options
-    assert subject.cls is not None
-    try:
-        other = adapt(subject.cls, subject.init | changes, options.get("true_means"))
-    except CheckError:
+    inner = rebuild(session, changes)
+    if isinstance(inner, str):
         return False
-    other.device = subject.device
-    understanding = understand(
-        other.replaced(layout=subject.layout),
-        causal=options.get("causal"),
-        heads=None,
-        scale=options.get("scale"),
-        always=session.always,
-    )
-    if understanding.first.answer is None:
-        return False
-    inner = CheckSession(understanding, options)
     if check == "several blocks" and not _takes_more_steps(session, inner):
         session.add_untried(check, f"{shown} made no difference to its steps: switch on what works in blocks")
-        return True
-    probe_output(inner)
-    if inner.right_intent is not None and any(
-        c.name == "gradients" for c in session.checks if c.status == "passed"
-    ):
-        probe_gradients(inner, inner.right_intent)
-    failed = [found for found in inner.checks if found.status == "failed"]
-    if failed:
-        session.add_failure(check, f"with {shown}, {failed[0].name} {failed[0].detail}")
-        for diagnosis in inner.diagnoses:
-            session.add_diagnosis(
-                diagnosis.name, diagnosis.what, diagnosis.error, distance=diagnosis.distance
-            )
-    elif inner.undecided or understanding.right_intent is None:
-        session.add_untried(check, f"with {shown} there was no verdict: {inner.undecided}")
     else:
-        session.add_pass(check, shown)
+        check_output(session, inner, check, shown)
     return True
 
 

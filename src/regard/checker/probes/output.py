@@ -461,13 +461,13 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         return
     if lost is not None:
         session.add_failure("keys", f"no output depends on key {lost} of {session.cases.plain().k.shape[-2]}")
-    search_pairs = not matches and not unknown and not measured
+    search_pairs = not matches and not unknown and not measured and not session.brief
     if search_pairs and max(wrong.values()) >= NEARLY_RIGHT:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
         matches = _diagnose_single_sequence(session, intents)
         session.add_diagnosis("batch-items-mixed", session.mixed)
-    elif not matches and max(wrong.values()) >= NEARLY_RIGHT:
+    elif not matches and not session.brief and max(wrong.values()) >= NEARLY_RIGHT:
         matches = explain_parts(observations, intents, session.source)
         matches = [
             m for m in matches if "zero-times-infinity" not in m.names or _is_nan_unhidden(session, wrong)

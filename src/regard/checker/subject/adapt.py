@@ -48,7 +48,11 @@ _SUPPLIED = ("heads", "rotary", "cos", "sin", "head_width", "rows", "columns", "
 
 
 def adapt(
-    thing: Any, init: dict[str, Any], true_means: str | None = None, call: dict[str, Any] | None = None
+    thing: Any,
+    init: dict[str, Any],
+    true_means: str | None = None,
+    call: dict[str, Any] | None = None,
+    sizes: dict[str, Any] | None = None,
 ) -> Subject:
     """Return a subject for a function, a module or a class of modules.
 
@@ -57,12 +61,13 @@ def adapt(
         init: constructor arguments of a class, or keyword arguments of a function.
         true_means: "look" or "hide", the meaning of True in boolean masks; None if not stated.
         call: arguments of the forward pass, or of the function.
+        sizes: changes to the sizes that are guessed for a class's constructor.
 
     Raises `CheckError` if the thing cannot be called.
     """
     call = call or {}
     if isinstance(thing, type):
-        return _of_class(thing, init, true_means, call)
+        return _of_class(thing, init, true_means, call, sizes)
     if isinstance(thing, nn.Module):
         if init:
             raise CheckError(
@@ -78,7 +83,13 @@ def adapt(
     )
 
 
-def _of_class(cls: type, init: dict[str, Any], true_means: str | None, call: dict[str, Any]) -> Subject:
+def _of_class(
+    cls: type,
+    init: dict[str, Any],
+    true_means: str | None,
+    call: dict[str, Any],
+    sizes: dict[str, Any] | None = None,
+) -> Subject:
     if not issubclass(cls, nn.Module):
         instance = cls() if not inspect.signature(cls).parameters else None
         if instance is None or not callable(instance):
@@ -86,7 +97,7 @@ def _of_class(cls: type, init: dict[str, Any], true_means: str | None, call: dic
                 f"{cls.__name__} is a class, but not an nn.Module: pass a function that calls it"
             )
         return _of_function(instance, init | call, true_means, name=cls.__name__)
-    module = build(cls, init)
+    module = build(cls, init, sizes)
     return _of_module(module, cls, init, true_means, call)
 
 

@@ -45,8 +45,10 @@ SIZES: dict[str, Any] = {
     "device": "cpu",
     "max_batch": 4,
 }
+_DEEPEST = 12  # layers: a default up to this is kept, since one layer may differ from the others
 # Values that stay at any default that the author gave.
 _KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device", "max_batch")
+_CONFIGS = ("config", "cfg", "args", "conf", "hparams", "params", "model_args")
 # Widths for code that needs many channels, such as a group norm of 32 groups.
 WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
 # Sizes that stay None if that is their default.
@@ -94,13 +96,8 @@ def _unknown_fields(cls: type[nn.Module], error: UnknownFieldError) -> str:
 
     The constructor stops at the first; the others are read from its source.
     """
-    try:
-        source = inspect.getsource(cls)
-    except (OSError, TypeError):
-        source = ""
-    fields = re.findall(r"\b(?:config|cfg|args|conf|hparams|params|model_args)\.(\w+)\b(?!\s*[(=])", source)
     config = GuessedConfig(SIZES, {})
-    others = [name for name in dict.fromkeys(fields) if not config.knows(name) and name not in error.known]
+    others = [name for name in _config_fields(cls) if not config.knows(name) and name not in error.known]
     names = list(dict.fromkeys([error.field, *others]))
     read = ", ".join(f"`config.{name}`" for name in names)
     options = " ".join(f"{name}=…" for name in names)
@@ -109,6 +106,15 @@ def _unknown_fields(cls: type[nn.Module], error: UnknownFieldError) -> str:
         f"{cls.__name__} reads {read}, which cannot be guessed: pass {'it' if len(names) == 1 else 'them'} "
         f"with --with {options}, or check({cls.__name__}, init={{{init}}})"
     )
+
+
+def _config_fields(cls: type) -> list[str]:
+    """Return the fields of a configuration that the source of a class reads."""
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):
+        return []
+    return list(dict.fromkeys(re.findall(rf"\b(?:{'|'.join(_CONFIGS)})\.(\w+)\b(?!\s*[(=])", source)))
 
 
 def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +190,7 @@ def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, 
     meaning = vocabulary.size(name)
     if meaning is None or meaning == "causal" or (default is None and meaning in _OPTIONAL):
         return None
-    if meaning in _KEPT and default is not parameter.empty:
+    if (meaning in _KEPT and default is not parameter.empty) or _is_own_depth(meaning, default):
         return None
     if default not in (None, parameter.empty) and (type(default) not in (int, float)):
         return None
@@ -194,11 +200,38 @@ def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, 
     return sizes.get(meaning)
 
 
+def _is_own_depth(meaning: str | None, default: Any) -> bool:
+    return meaning == "layers" and type(default) is int and 0 < default <= _DEEPEST
+
+
+def depth_left_out(cls: type, init: dict[str, Any]) -> str:
+    """Return how many layers `build` gives a model that has more, or may: "2 of 24 layers"; else ""."""
+    small = SIZES["layers"]
+    configs = [_config_class(cls, name) for name in _parameters(cls) if name in _CONFIGS]
+    for owner in [cls, *(kind for kind in configs if kind is not None)]:
+        for name, parameter in _parameters(owner).items():
+            if (
+                vocabulary.size(name) != "layers"
+                or name in init
+                or _is_own_depth("layers", parameter.default)
+            ):
+                continue
+            known = type(parameter.default) is int and parameter.default > small
+            return f"{small} of {parameter.default} layers" if known else f"{small} layers"
+    read = [name for name in _config_fields(cls) if vocabulary.size(name) == "layers" and name not in init]
+    return f"{small} layers" if read and None in configs else ""
+
+
+def _config_class(cls: type, name: str) -> type | None:
+    """Return the class of a constructor's configuration; None if it is not known."""
+    return _transformers_config(cls) or annotated_class(cls, name)
+
+
 def _config(cls: type, name: str, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
     """Return a small configuration for an argument called `config`, of its annotated class if it has one."""
-    if name not in ("config", "cfg", "args", "conf", "hparams", "params", "model_args"):
+    if name not in _CONFIGS:
         return None
-    kind = _transformers_config(cls) or annotated_class(cls, name)
+    kind = _config_class(cls, name)
     if kind is not None and not issubclass(kind, dict):
         return _construct_config(kind, init, sizes)
     return GuessedConfig(sizes, init)
@@ -227,6 +260,8 @@ def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -
         meaning = vocabulary.size(name)
         if name in init:
             small[name] = init[name]
+        elif _is_own_depth(meaning, parameter.default):
+            continue
         elif meaning in _SMALL and not isinstance(parameter.default, bool):
             small[name] = sizes[meaning]
     return kind(**small)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checker.subject import vocabulary
 from regard.checker.subject.subject import Subject
+
+# Br and Bc are FlashAttention's own names.
+BLOCK_NAME = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$|^b[rc]$", re.I)
+# A size of blocks in the source, `BLOCK_M = 128` or `block: int = 4`.
+_BLOCK_CONSTANT = re.compile(r"(?:block|bucket|chunk|tile)\w*\s*(?::\s*[\w.]+\s*)?=\s*(\d+)\b", re.I)
 
 
 def source_of(subject: Subject) -> str:
@@ -27,8 +34,9 @@ def _codes(subject: Subject) -> list[Any]:
     """Return the code under test: a function or the classes of modules, and helpers of the same file."""
     target = subject.target
     if isinstance(target, nn.Module):
-        kinds = list(dict.fromkeys(type(part) for part in target.modules()))
-        found: list[Any] = [kind for kind in kinds if not kind.__module__.startswith("torch.")]
+        kinds = [type(part) for part in target.modules() if not type(part).__module__.startswith("torch.")]
+        own = [base for kind in kinds for base in kind.__mro__ if base.__module__ == kind.__module__]
+        found: list[Any] = list(dict.fromkeys(own))
     else:
         while isinstance(target, functools.partial):
             target = target.func
@@ -108,6 +116,61 @@ def _values(subject: Subject) -> Iterator[Any]:
         except SyntaxError:  # a lambda inside an expression
             continue
         yield from (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+
+
+def block_sizes(subject: Subject) -> list[int]:
+    """Return the sizes of blocks that the code names, in its source or as a constant of its file."""
+    named = [int(n) for n in _BLOCK_CONSTANT.findall(source_of(subject))]
+    return named + [n for name, n in _constants(subject) if BLOCK_NAME.search(name)]
+
+
+def whole_numbers(subject: Subject) -> list[int]:
+    """Return the whole numbers by which the code may cut a text: its literals and its file's constants.
+
+    Defaults of parameters that are known sizes, such as `d_model=512`, are not among them.
+    """
+    found = [n for _, n in _constants(subject)]
+    for code in _codes(subject):
+        try:
+            tree = ast.parse(_source(code))
+        except SyntaxError:  # a lambda inside an expression
+            continue
+        sizes: set[ast.AST] = set()
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.arguments)):
+            named = [*zip(reversed([*node.posonlyargs, *node.args]), reversed(node.defaults), strict=False)]
+            named += [
+                (arg, value) for arg, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value
+            ]
+            sizes |= {value for arg, value in named if vocabulary.size(arg.arg) is not None}
+        found += [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and type(node.value) is int and node not in sizes
+        ]
+    return found
+
+
+def _constants(subject: Subject) -> Iterator[tuple[str, int]]:
+    """Yield the whole numbers among the globals that the code reads, and in classes of its file, by name."""
+    for code in _codes(subject):
+        for method in vars(code).values() if isinstance(code, type) else [code]:
+            method = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+            places = getattr(method, "__globals__", {})
+            read = {name: places.get(name) for name in _names(getattr(method, "__code__", None))}
+            kinds = [*read.values(), *(getattr(method, "__defaults__", None) or ())]
+            for kind in kinds:
+                own = getattr(kind, "__module__", None) == getattr(method, "__module__", "")
+                if isinstance(kind, type) and own and not issubclass(kind, nn.Module):
+                    read = read | dict(vars(kind))
+            yield from ((name, value) for name, value in read.items() if type(value) is int)
+
+
+def _names(code: Any) -> set[str]:
+    """Return the names that compiled code reads, also in its lambdas and comprehensions."""
+    if code is None:
+        return set()
+    inner = [_names(constant) for constant in code.co_consts if inspect.iscode(constant)]
+    return set(code.co_names).union(*inner)
 
 
 def tensors_of(subject: Subject) -> list[tuple[str, Tensor]]:

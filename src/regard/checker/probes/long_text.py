@@ -1,0 +1,176 @@
+"""Long texts: code that is right on 40 tokens and works in blocks, or under a mask, of a constant size.
+
+The text is longer than every whole number by which the code may cut it. A difference there is a mistake if it
+has a name, if it breaks a promise (a causal query sees the future), or if a token is lost. Another window,
+or another kind of attention from some length on, is no mistake.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.checker.diagnose import diagnose_blocks
+from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import Answer
+from regard.checker.probes.kernels import largest_block
+from regard.checker.probes.numbers import gradient_failure
+from regard.checker.probes.output import COMPARE
+from regard.checker.probes.rebuilt import rebuild
+from regard.checker.session import CheckSession
+from regard.checker.subject.source import block_sizes, whole_numbers
+
+LENGTH = 150  # tokens: several blocks of 64, which most code has
+LONGEST = 1024  # the largest block that is tried
+_USUAL = (64, 128, 256, 512)  # sizes of blocks, where the code's own are not found
+_ROWS = 8  # outputs whose visible keys are measured
+
+
+def probe_long_text(session: CheckSession) -> None:
+    """Compare the output on one text that is longer than the constants of the code."""
+    subject, intent = session.subject, session.right_intent
+    if intent is None or subject.is_transformers or subject.kernel_layout is not None:
+        return
+    if session.cases.fixed_length is not None:
+        return
+    block = largest_block(session)
+    if block > LONGEST:
+        how = f"its source names blocks of {block}: check it with smaller ones"
+        session.add_untried("several blocks", how)
+    numbers = [n for n in [*block_sizes(subject), *whole_numbers(subject)] if 70 < n <= LONGEST]
+    length = max([LENGTH, *(2 * n + 22 if 2 * n < LONGEST else n + 22 for n in numbers)])
+    if subject.module is None and length == LENGTH and subject.layout in ("BHTD", "BTHD"):
+        return  # it was among the questions about its output
+    own = session
+    limit = session.cases.max_length
+    if limit is not None and limit < length and subject.cls is not None and subject.step is None:
+        longer = rebuild(session, sizes={"length": length})
+        own = session if isinstance(longer, str) or longer.right_intent is None else longer
+    name = "several blocks" if block else "long text"
+    _compare(session, own, own.cases.plain(name, B=1, H=1, T=length, D=16, seed=60))
+
+
+def _compare(session: CheckSession, own: CheckSession, question: Question) -> None:
+    """Compare the answer of `own`, which is the session or its class built for longer texts."""
+    intent, T = own.right_intent, question.q.shape[-2]
+    assert intent is not None
+    if T <= 40:  # as long as the text that was tried
+        return
+    if "causal" in own.subject.arguments and own.options.get("causal") is None:
+        question = replace(question, flag=True)
+    reply = own.compared.run(question.to(own.dtype))
+    if reply.answer is None:
+        record = session.add_untried if block_sizes(own.subject) else session.add_skip
+        record(question.name, f"{question.shapes()} raised {reply.error_line}")
+        return
+    expected = expected_answer(intent.apply(question), intent.wiring)
+    error = relative_error(reply.answer, expected)
+    if error < TOLERANCE:
+        session.add_pass(question.name, f"{T} tokens")
+        if failure := gradient_failure(own, own.compared, question, intent):
+            session.add_failure(f"gradients, {question.name}", failure)
+        return
+    detail = f"with {T} tokens it {describe_difference(error)}"
+    sizes = {n for n in [*_USUAL, *block_sizes(own.subject), *whole_numbers(own.subject)] if 8 <= n < T}
+    matches = diagnose_blocks(Observation(question, reply.answer), intent, sorted(sizes))
+    rows = _wrong_rows(reply.answer.output, expected.output)
+    lost = "" if matches else _find_loss(own, question, reply.answer, intent, rows)
+    if matches or lost:
+        session.add_failure(question.name, detail + (f": {lost}" if lost else ""))
+        for match in matches[:1]:
+            session.add_match(match, error / TOLERANCE)
+        return
+    # A function that names its blocks, and sees every key, has the numbers of no mask: it is wrong.
+    if (
+        own.module is None
+        and block_sizes(own.subject)
+        and not _has_own_mask(own, question, reply.answer, rows)
+    ):
+        session.add_failure(question.name, detail)
+        return
+    session.undecided = (
+        f"{detail}, though it is right on 40: if it should see fewer keys from some length on, say window=; "
+        f"if it should be another attention, {COMPARE}"
+    )
+    session.add_skip(question.name, "what it should compute there is not known")
+
+
+def _wrong_rows(output: Tensor, expected: Tensor) -> list[int]:
+    """Return some of the rows (T of (…, T, C)) that differ, the first and the last among them."""
+    if output.shape != expected.shape:
+        return []
+    differ = (output.double() - expected.double()).abs().nan_to_num(1.0)
+    differ = differ.movedim(-2, 0).flatten(1).amax(1) > TOLERANCE * expected.abs().max()
+    rows = differ.nonzero().flatten()
+    chosen = torch.linspace(0, len(rows) - 1, min(_ROWS, len(rows))).round().long()
+    return [int(row) for row in rows[chosen]] if len(rows) else []
+
+
+def _find_loss(own: CheckSession, question: Question, answer: Answer, intent: Intent, rows: list[int]) -> str:
+    """Return which promise some of the rows break, in a phrase: the future, no token, not its own key."""
+    visible = _visible_keys(own, question, rows)
+    if visible is None:
+        return ""
+    causal = intent.apply(question).causal
+    for row, keys in zip(rows, visible, strict=True):
+        later = keys[row + 1 :].nonzero()
+        if causal and len(later):
+            return f"output {row} depends on token {row + 1 + int(later[0])}"
+        if not bool(keys.any()):
+            return f"output {row} depends on no token"
+    if question.q.shape[-2] != question.k.shape[-2]:
+        return ""
+    # In self-attention every output depends on its own token, by its query; numbers tell if by its key too.
+    row, keys = rows[-1], visible[-1:]
+    others = keys.clone()
+    others[0, row] = False
+    explained = _explains(question, answer, intent, [row], keys)
+    if not bool(keys[0, row]) or (not explained and _explains(question, answer, intent, [row], others)):
+        return f"output {row} does not see its own key"
+    return ""
+
+
+def _has_own_mask(own: CheckSession, question: Question, answer: Answer, rows: list[int]) -> bool:
+    """Return whether the rows are those of softmax attention on fewer keys."""
+    visible, intent = _visible_keys(own, question, rows), own.right_intent
+    assert intent is not None
+    return visible is not None and _explains(question, answer, intent, rows, visible)
+
+
+def _visible_keys(own: CheckSession, question: Question, rows: list[int]) -> Tensor | None:
+    """Return on which tokens some rows depend, by their gradients: (rows, S). None if there are none."""
+    tracked = question.to(own.dtype).map_inputs(lambda x: x.clone().requires_grad_())
+    answer = own.subject.run(tracked).answer
+    if answer is None or not answer.output.requires_grad or not rows:
+        return None
+    inputs = [tracked.k] if tracked.k is tracked.v else [tracked.k, tracked.v]
+    factors = torch.randn(answer.output.shape[-1], generator=torch.Generator().manual_seed(61)).to(own.dtype)
+    seen = []
+    for row in rows:
+        total = (answer.output[..., row, :] * factors.to(answer.output.device)).sum()
+        try:
+            found = torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
+        except Exception:  # its backward pass fails, or runs once only
+            return None
+        depends = [g.movedim(-2, 0).flatten(1).abs().amax(1) > 0 for g in found if g is not None]
+        seen.append(torch.stack(depends).any(0).cpu() if depends else torch.zeros(tracked.k.shape[-2]) > 0)
+    return torch.stack(seen)
+
+
+def _explains(question: Question, answer: Answer, intent: Intent, rows: list[int], visible: Tensor) -> bool:
+    """Return whether the rows are right if they see these keys."""
+    T, S = question.q.shape[-2], question.k.shape[-2]
+    mask = torch.ones(T, S, dtype=torch.bool)
+    mask[rows] = visible
+    open_intent = replace(intent, causal=False, window=None, rule=None)
+    masked = replace(question, mask=mask, window=None, rule=None, flag=None)
+    expected = expected_answer(open_intent.apply(masked), intent.wiring)
+
+    def chosen(x: Answer) -> Answer:
+        return Answer(x.output.detach()[..., rows, :])
+
+    return relative_error(chosen(answer), chosen(expected)) < TOLERANCE

@@ -1,0 +1,365 @@
+"""What a check tries of a class beyond its defaults: switches, long texts, and a model's own depth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import check
+
+WIDE = 96  # tokens in a block
+STRIDE = 200
+
+
+def names_of(report: Any) -> list[str]:
+    return [d.name for d in report.diagnoses if not d.warning]
+
+
+def untried(report: Any) -> str:
+    return " ".join(c.name for c in report.untried)
+
+
+class Heads(nn.Module):
+    """Projections and heads; subclasses attend."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+def causal_scores(q: Tensor, k: Tensor, offset: int = 1) -> Tensor:
+    T = q.shape[-2]
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(offset)
+    return (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -torch.inf)
+
+
+class TwoPaths(Heads):
+    def __init__(self, d_model: int, num_heads: int, sdpa: bool = True) -> None:
+        super().__init__(d_model, num_heads)
+        self.sdpa = sdpa
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.sdpa:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.slow(q, k, v)
+
+    def slow(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return causal_scores(q, k).softmax(-1) @ v
+
+
+class TwoPathsNoScale(TwoPaths):
+    def slow(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (causal_scores(q, k) * math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+class MaskOption(Heads):
+    def __init__(self, d_model: int, num_heads: int, causal: bool = False) -> None:
+        super().__init__(d_model, num_heads)
+        self.causal = causal
+
+    diagonal = 1
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = causal_scores(q, k, self.diagonal) if self.causal else q @ k.mT / math.sqrt(q.shape[-1])
+        return scores.softmax(-1) @ v
+
+
+class MaskOptionAhead(MaskOption):
+    diagonal = 2
+
+
+class SoftcapOption(Heads):
+    def __init__(self, d_model: int, num_heads: int, softcap: float | None = None) -> None:
+        super().__init__(d_model, num_heads)
+        self.softcap = softcap
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        return (scores if self.softcap is None else self.cap(scores, self.softcap)).softmax(-1) @ v
+
+    def cap(self, scores: Tensor, cap: float) -> Tensor:
+        return cap * torch.tanh(scores / cap)
+
+
+class SoftcapOptionNotMultiplied(SoftcapOption):
+    def cap(self, scores: Tensor, cap: float) -> Tensor:
+        return torch.tanh(scores / cap)
+
+
+class ExcludeSelf(Heads):
+    """A switch whose meaning is itself a mistake elsewhere."""
+
+    def __init__(self, d_model: int, num_heads: int, exclude_self: bool = False) -> None:
+        super().__init__(d_model, num_heads)
+        self.exclude_self = exclude_self
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = causal_scores(q, k)
+        if self.exclude_self:
+            hidden = torch.eye(q.shape[-2], dtype=torch.bool)
+            hidden[0] = False
+            scores = scores.masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1) @ v
+
+
+class LinearOption(Heads):
+    """A switch that makes it another kind of attention."""
+
+    def __init__(self, d_model: int, num_heads: int, linear: bool = False) -> None:
+        super().__init__(d_model, num_heads)
+        self.linear = linear
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not self.linear:
+            return F.scaled_dot_product_attention(q, k, v)
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        return q @ (k.mT @ v) / (q @ k.sum(-2, keepdim=True).mT)
+
+
+class CausalHeads(Heads):
+    def __init__(self, d_model: int, num_heads: int, look_both_ways: bool = False) -> None:
+        super().__init__(d_model, num_heads)
+        self.look_both_ways = look_both_ways
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=not self.look_both_ways)
+
+
+@pytest.mark.parametrize(
+    ("cls", "option"), [(TwoPaths, "sdpa"), (MaskOption, "causal"), (SoftcapOption, "softcap")]
+)
+def test_a_switch_whose_other_side_is_right_leaves_the_headline(cls: type, option: str) -> None:
+    report = check(cls)
+    assert report.verdict == "right"
+    assert f"option {option}" in [c.name for c in report.passed]
+    assert untried(report) == ""
+
+
+@pytest.mark.parametrize(
+    ("cls", "mistake", "shown"),
+    [
+        (TwoPathsNoScale, "no-scale", "sdpa=False"),
+        (MaskOptionAhead, "one-token-ahead", "causal=True"),
+        (SoftcapOptionNotMultiplied, "softcap-not-multiplied", "softcap=2.0"),
+    ],
+)
+def test_a_mistake_behind_a_switch_is_named_with_the_switch(cls: type, mistake: str, shown: str) -> None:
+    report = check(cls)
+    assert report.verdict == "wrong"
+    assert mistake in names_of(report)
+    assert f"with {shown}" in report.failures[0].detail
+
+
+@pytest.mark.parametrize(
+    ("cls", "option"),
+    [(ExcludeSelf, "exclude_self"), (LinearOption, "linear")],
+)
+def test_a_switch_of_unknown_meaning_is_not_tried_and_never_wrong(cls: type, option: str) -> None:
+    report = check(cls)
+    assert report.verdict == "right"
+    assert untried(report) == f"option {option}"
+
+
+def test_a_switch_that_opens_a_causal_class_is_not_called_wrong() -> None:
+    assert check(CausalHeads).verdict == "right"
+
+
+def test_a_switch_that_the_caller_sets_is_not_turned() -> None:
+    report = check(MaskOptionAhead, init={"causal": False})
+    assert report.verdict == "right"
+    assert untried(report) == ""
+
+
+class ByBlocks(Heads):
+    """Keys in blocks of a constant of this file, merged by their lse."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outputs, sums = [], []
+        for kb, vb in zip(k.split(WIDE, -2), v.split(WIDE, -2), strict=True):
+            scores = q @ kb.mT / math.sqrt(q.shape[-1])
+            outputs.append(scores.softmax(-1) @ vb)
+            sums.append(scores.logsumexp(-1))
+        return self.merge(torch.stack(outputs), torch.stack(sums))
+
+    def merge(self, outputs: Tensor, sums: Tensor) -> Tensor:
+        return (sums.softmax(0)[..., None] * outputs).sum(0)
+
+
+class ByBlocksAveraged(ByBlocks):
+    def merge(self, outputs: Tensor, sums: Tensor) -> Tensor:
+        return outputs.mean(0)
+
+
+class WithoutTheRest(Heads):
+    """The keys behind the last whole block are forgotten."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = max(1, k.shape[-2] // WIDE) * WIDE
+        return F.scaled_dot_product_attention(q, k[..., :n, :], v[..., :n, :])
+
+
+class ShortMask(Heads):
+    """Causal, by a mask that hides no more than 90 tokens ahead."""
+
+    def __init__(self, d_model: int, num_heads: int, max_len: int = 512) -> None:
+        super().__init__(d_model, num_heads)
+        ones = torch.ones(max_len, max_len, dtype=torch.bool)
+        self.register_buffer("hidden", ones.triu(1) & ~ones.triu(91), persistent=False)
+        self.causal = True
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        T = q.shape[-2]
+        return F.scaled_dot_product_attention(q, k, v, ~self.hidden[:T, :T])
+
+
+class LocalAttention(Heads):
+    """Sees 64 tokens to either side: no mistake."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = torch.arange(q.shape[-2])
+        return F.scaled_dot_product_attention(q, k, v, (at[:, None] - at).abs() <= 64)
+
+
+def strided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keys in strides, with a running maximum."""
+    total = q.new_zeros(*q.shape[:-1], 1)
+    output, highest = torch.zeros_like(q), torch.full_like(total, -torch.inf)
+    for start in range(0, k.shape[-2], STRIDE):
+        scores = q @ k[..., start : start + STRIDE, :].mT / math.sqrt(q.shape[-1])
+        new = torch.maximum(highest, scores.amax(-1, keepdim=True))
+        parts = (scores - new).exp()
+        factor = rescaling(highest, new)
+        total, output = (
+            total * factor + parts.sum(-1, keepdim=True),
+            output * factor + parts @ v[..., start : start + STRIDE, :],
+        )
+        highest = new
+    return output / total
+
+
+def rescaling(highest: Tensor, new: Tensor) -> Tensor:
+    return (highest - new).exp()
+
+
+def strided_not_rescaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    total, output = q.new_zeros(*q.shape[:-1], 1), torch.zeros_like(q)
+    highest = torch.full_like(total, -torch.inf)
+    for start in range(0, k.shape[-2], STRIDE):
+        scores = q @ k[..., start : start + STRIDE, :].mT / math.sqrt(q.shape[-1])
+        highest = torch.maximum(highest, scores.amax(-1, keepdim=True))
+        parts = (scores - highest).exp()
+        total, output = (
+            total + parts.sum(-1, keepdim=True),
+            output + parts @ v[..., start : start + STRIDE, :],
+        )
+    return output / total
+
+
+@pytest.mark.parametrize("attention", [ByBlocks, strided])
+def test_right_code_in_large_blocks_is_right_on_a_long_text(attention: Any) -> None:
+    report = check(attention)
+    assert report.verdict == "right"
+    assert "long text" in [c.name for c in report.passed]
+
+
+@pytest.mark.parametrize(
+    ("attention", "mistake"),
+    [(ByBlocksAveraged, "merge-without-lse"), (strided_not_rescaled, "block-not-rescaled")],
+)
+def test_a_mistake_of_large_blocks_is_named(attention: Any, mistake: str) -> None:
+    report = check(attention)
+    assert report.verdict == "wrong"
+    assert names_of(report) == [mistake]
+
+
+def test_keys_behind_the_last_whole_block_are_missed() -> None:
+    report = check(WithoutTheRest)
+    assert report.verdict == "wrong"
+    assert "does not see its own key" in report.failures[0].detail
+
+
+def test_a_causal_mask_that_ends_is_wrong_on_a_long_text() -> None:
+    report = check(ShortMask)
+    assert report.verdict == "wrong"
+    assert "output 0 depends on token 91" in report.failures[0].detail
+
+
+def test_a_window_that_shows_on_a_long_text_only_is_no_mistake() -> None:
+    report = check(LocalAttention)
+    assert report.verdict == "undecided"
+    assert "say window=" in report.undecided
+
+
+class Layer(nn.Module):
+    def __init__(self, n_embd: int, n_head: int, index: int, odd: int) -> None:
+        super().__init__()
+        self.norm, self.n_head, self.factor = nn.LayerNorm(n_embd), n_head, 2.0 if index == odd else 1.0
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.c_attn(self.norm(x)).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for t in heads)
+        y = (causal_scores(q, k) * self.factor).softmax(-1) @ v
+        return x + self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class TinyGPT(nn.Module):
+    odd = -1
+
+    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 5) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(vocab_size, n_embd)
+        self.h = nn.ModuleList(Layer(n_embd, n_head, i, self.odd) for i in range(n_layer))
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.wte(idx)
+        for layer in self.h:
+            x = layer(x)
+        return x @ self.wte.weight.T
+
+
+class TinyGPTWithAnOddLayer(TinyGPT):
+    odd = 3
+
+
+class DeepGPT(TinyGPT):
+    def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 24) -> None:
+        super().__init__(vocab_size, n_embd, n_head, n_layer)
+
+
+class GPTOfAnyDepth(TinyGPT):
+    def __init__(self, n_layer: int) -> None:
+        super().__init__(n_layer=n_layer)
+
+
+def test_a_model_is_built_with_its_own_depth() -> None:
+    report = check(TinyGPT)
+    assert report.verdict == "right"
+    assert len(report.layers) == 5
+    assert untried(report) == ""
+
+
+def test_a_mistake_in_a_later_layer_is_found() -> None:
+    report = check(TinyGPTWithAnOddLayer)
+    assert [layer.verdict for layer in report.layers] == ["right", "right", "right", "wrong", "right"]
+
+
+@pytest.mark.parametrize(("cls", "depth"), [(DeepGPT, "2 of 24 layers"), (GPTOfAnyDepth, "2 layers")])
+def test_the_headline_says_how_many_layers_were_built(cls: type, depth: str) -> None:
+    report = check(cls)
+    assert report.verdict == "right"
+    assert f"no more than {depth}" in report.summary
+    assert "layers" not in untried(check(cls, init={"n_layer": 3}))
