@@ -100,6 +100,8 @@ def judge_answer(puzzle: Puzzle, answer: str, attempt: int = 1) -> HuntAnswer:
     hint = make_hint(puzzle, attempt) if attempt > 1 else ""
     if name is None:
         near = difflib.get_close_matches(_spelled(answer), CATALOGUE, n=2, cutoff=0.5)
+        words = set(_spelled(answer).split("-"))
+        near = [name for name in CATALOGUE if words == set(name.split("-"))] or near
         meant = f" Did you mean {' or '.join(near)}?" if near else ""
         return HuntAnswer(False, None, f"There is no mistake called {answer.strip()!r}.{meant}", hint)
     mistake = CATALOGUE[puzzle.mistake]

@@ -59,7 +59,7 @@ class WeightMatrix(Protocol):
         """The weights of some rows, (B, H, rows, S)."""
 
 
-class Comparison(NamedTuple):
+class ComparedCall(NamedTuple):
     """A map (B, H, T, S), and what the model's own attention gave at some of its rows."""
 
     m: WeightMatrix
@@ -74,7 +74,7 @@ class Comparison(NamedTuple):
     problem: str | None = None  # a reason why the layer cannot be certified, if one is known
     against: str = OWN_OUTPUT  # a name for the output
 
-    def is_like(self, other: Comparison) -> bool:
+    def is_like(self, other: ComparedCall) -> bool:
         """Whether two calls can be compared as one batch."""
         return self._settings() == other._settings() and bool(self.m.mask == other.m.mask)
 
@@ -117,12 +117,12 @@ def examine(
     """Compare a map (B, H, T, S) and its values v (B, G, S, E) with the model's output (B, H, T, E).
 
     `weights` are (B, H, T, S), and `max_rows` is the number of rows to compare, or None for all of them. The
-    other arguments are those of a `Comparison`.
+    other arguments are those of a `ComparedCall`.
     """
     rows = sampled_rows(m.matrix[2], m.matrix[2] if max_rows is None else max_rows)
     output, own = at_rows(output, rows), None if weights is None else at_rows(weights, rows)
     options = (own_lse, softly_masked_rows, problem, against)
-    (evidence,) = judge([Comparison(m, v, rows, output, own, *options)])
+    (evidence,) = judge([ComparedCall(m, v, rows, output, own, *options)])
     return evidence
 
 
@@ -131,7 +131,7 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x if len(rows) == x.shape[2] else x.index_select(2, rows.to(x.device))
 
 
-def judge(comparisons: Sequence[Comparison]) -> list[Evidence]:
+def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     """Return the evidence of comparisons, which are made in as few operations as can be."""
     batches: list[list[int]] = []
     for i, comparison in enumerate(comparisons):
@@ -152,7 +152,7 @@ def judge(comparisons: Sequence[Comparison]) -> list[Evidence]:
     return [evidence[i] for i in range(len(comparisons))]
 
 
-def _fits(comparison: Comparison, batch: list[Comparison]) -> bool:
+def _fits(comparison: ComparedCall, batch: list[ComparedCall]) -> bool:
     first = batch[0]
     fits = (len(batch) + 1) * first.tile_bytes <= first.tile_limit
     return fits and first.can_be_joined and comparison.can_be_joined and comparison.is_like(first)
@@ -175,7 +175,7 @@ def _read(measured: Sequence[list[Tensor]]) -> list[list[Numbers]]:
     return [[numbers[id(part)] for part in parts] for parts in measured]
 
 
-def _rounding(c: Comparison) -> tuple[float, float, float]:
+def _rounding(c: ComparedCall) -> tuple[float, float, float]:
     """Return what rounding may change: a weight, a number as stored, and both together in a row.
 
     Relative to a row's own values, kernels in half precision round the weights and the output, and eager
@@ -187,7 +187,7 @@ def _rounding(c: Comparison) -> tuple[float, float, float]:
     return units, stored_eps, 4.0 * (stored_eps + units)
 
 
-def _measure(batch: list[Comparison], *, finite: bool) -> list[Tensor]:
+def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
     """Return the numbers of comparisons that are alike, (comparisons, 8) for each group of heads.
 
     `finite` says that all products are expected to be finite; the last column is not if one is not.
@@ -265,7 +265,7 @@ def _measure(batch: list[Comparison], *, finite: bool) -> list[Tensor]:
     return numbers or [v.new_zeros(n, 8, dtype=m.dtype)]
 
 
-def _own_weight_error(c: Comparison, part: WeightMatrix, heads: slice, weights: Tensor) -> Tensor:
+def _own_weight_error(c: ComparedCall, part: WeightMatrix, heads: slice, weights: Tensor) -> Tensor:
     """Return how far the weights of some heads are from those of the model's own implementation, (1,)."""
     assert c.weights is not None
     own_weights, lse = c.weights[:, heads].to(weights.dtype), at_rows(part.lse, c.rows)
@@ -278,7 +278,7 @@ def _own_weight_error(c: Comparison, part: WeightMatrix, heads: slice, weights: 
     return error.view(1)
 
 
-def _evidence(c: Comparison, parts: Sequence[Sequence[float]]) -> Evidence:
+def _evidence(c: ComparedCall, parts: Sequence[Sequence[float]]) -> Evidence:
     """Return the evidence that numbers amount to, a row for each group of heads."""
     m, (units, stored_eps, rounding) = c.m, _rounding(c)
     worst = max(parts, key=lambda part: math.inf if math.isnan(part[_RATIO]) else part[_RATIO])

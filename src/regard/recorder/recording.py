@@ -20,7 +20,7 @@ from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import KERNEL_OUTPUT, OWN_OUTPUT, ROWS, Evidence, sampled_rows
 from regard.recorder.contributions.residual_stream import ResidualStream
-from regard.recorder.examination import Comparison, at_rows, judge
+from regard.recorder.examination import ComparedCall, at_rows, judge
 from regard.recorder.generation.linear_strip import LinearAddition, LinearStrip
 from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
@@ -643,11 +643,11 @@ KEPT = ("q", "k", "v", "lse", "sinks")
 """What is kept of a call until it is judged, and then of its layer."""
 
 
-def _comparison(waiting: WaitingCall, m: AttentionMap) -> Comparison:
+def _comparison(waiting: WaitingCall, m: AttentionMap) -> ComparedCall:
     """Return how a call that waits is compared with the model's own output."""
     call, against = waiting.call, waiting.against if waiting.call.kept is None else KERNEL_OUTPUT
     options = (call.own_lse, call.softly_masked_rows, call.problem, against)
-    return Comparison(m, call.v, waiting.rows, call.output, call.weights, *options)
+    return ComparedCall(m, call.v, waiting.rows, call.output, call.weights, *options)
 
 
 def _with_edits(call: AttentionCall, evidence: Evidence) -> Evidence:

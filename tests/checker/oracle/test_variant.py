@@ -30,6 +30,9 @@ QUESTIONS = {
     "plain": {},
     "causal": {"causal": True},
     "mask": {"mask": MASK},
+    "a mask for each item": {
+        "mask": torch.stack([MASK, MASK.flip(0) | torch.eye(6, dtype=torch.bool)])[:, None]
+    },
     "padding": {"padding": torch.arange(6) < torch.tensor([[4], [6]])},
     "window": {"causal": True, "window": 2},
     "both sides": {"window": 2, "ahead": 1},

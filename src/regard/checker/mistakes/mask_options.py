@@ -13,6 +13,7 @@ def _with_padding(line: str) -> dict[str, tuple[Swap, ...]]:
     return {"function": (*_PADDED, ("        bias = mask\n", given))}
 
 
+_ITEMS = "is_token = key_padding_mask[:, None, None, :]\n        "
 _KEPT = "allowed = allowed & key_padding_mask[:, None, None, :]"
 
 MASK_OPTION_MISTAKES = (
@@ -116,8 +117,8 @@ MASK_OPTION_MISTAKES = (
         why="A key is visible if all masks allow it, and hidden if any of them hides it: `&` is right where "
         "True means may look, and `|` where True hides.",
         test="two-masks-add-up",
-        mended=_with_padding(_KEPT),
-        plants=_with_padding(f"{_KEPT} if mask is None else allowed | key_padding_mask[:, None, None, :]"),
+        mended=_with_padding(f"{_ITEMS}allowed = allowed & is_token"),
+        plants=_with_padding(f"{_ITEMS}allowed = allowed & is_token if mask is None else allowed | is_token"),
     ),
     Mistake(
         "window-off-by-one",

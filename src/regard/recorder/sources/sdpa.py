@@ -138,7 +138,7 @@ def intercepted(model: nn.Module) -> Iterator[None]:
     for name in _names_in_mode(model):
         wrappers.add(modules_of(model)[name], "forward", run_in_mode)
     with _override.opened(), wrappers.active():
-        for file in (functional, *(sys.modules[name] for name in _files(model) if name in sys.modules)):
+        for file in (functional, *(sys.modules[name] for name in _files(model))):
             intercept_in(file)
         yield
 
@@ -286,7 +286,8 @@ def _files(model: nn.Module) -> tuple[str, ...]:
     for name in list(names):
         values = vars(sys.modules[name]).values() if name in sys.modules else ()
         names |= {value.__module__ for value in values if isinstance(value, FunctionType)}
-    return tuple(name for name in names if not name.startswith(("torch.", "regard.")))
+    files = (name for name in names if name in sys.modules)  # code that was made by a program has none
+    return tuple(name for name in files if not name.startswith(("torch.", "regard.")))
 
 
 def observed_attention(
