@@ -7,6 +7,7 @@ operations cost more than what they compute. What the numbers mean is said by `c
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, Self
@@ -227,15 +228,15 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         model_output = output[:, heads].to(m.dtype)  # (B, h, rows, E)
         grouped = part_weights.view(B, values.shape[1], -1, S)
         values = values if finite else _used_values(grouped, values)
-        product = grouped @ values  # (B, g, h / g · rows, E)
+        sizes_of_values = values.abs()
+        # One product for both sums: (B, g, h / g · rows, E) each.
+        product, sizes = _multiply(grouped, torch.cat([values, sizes_of_values], -1)).chunk(2, -1)
         total = product.reshape(n, -1).sum(1)  # not finite if a product is not, since 0 · inf is NaN
         # Every error of a kernel is relative to a weight or to the sum: those of the scores and of the
         # log-sum-exp, the rounding of the weights before the product, its accumulation. So a row may be off
         # by its own Σ w |v|, and a large value that a row hardly uses does not loosen it.
-        sizes_of_values = values.abs()
         lost = smallest * (1.0 + sizes_of_values.sum(2, keepdim=True))  # (B, g, 1, E)
-        tolerance = (grouped @ sizes_of_values) * rounding + lost
-        product, tolerance = (x.view(model_output.shape) for x in (product, tolerance))  # (B, h, rows, E)
+        product, tolerance = (x.reshape(model_output.shape) for x in (product, sizes * rounding + lost))
         ratio = (product - model_output).abs() / tolerance
         if first.softly_masked_rows:
             mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
@@ -263,6 +264,26 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         columns = (*at_worst, sum_error, empty_rows, undetermined, largest_score, weight_error, total)
         numbers.append(torch.stack([x.to(m.dtype) for x in columns], 1))
     return numbers or [v.new_zeros(n, 8, dtype=m.dtype)]
+
+
+KEYS_AT_ONCE = 4096
+
+
+def _multiply(weights: Tensor, values: Tensor) -> Tensor:
+    """Multiply weights (B, g, rows, S) and values (B, g, S, E).
+
+    On a GPU many keys are cut into parts: a long sum of a few rows would leave most of it idle.
+    """
+    B, g, _, S = weights.shape
+    whole = S // KEYS_AT_ONCE * KEYS_AT_ONCE
+    if weights.device.type != "cuda" or whole < 2 * KEYS_AT_ONCE:
+        return weights @ values
+    product = weights[..., whole:] @ values[..., whole:, :]
+    for b, h in itertools.product(range(B), range(g)):
+        w = weights[b, h, :, :whole].unflatten(-1, (-1, KEYS_AT_ONCE)).transpose(0, 1)  # (parts, rows, keys)
+        v = values[b, h, :whole].unflatten(0, (-1, KEYS_AT_ONCE))  # (parts, keys, E)
+        product[b, h] += torch.bmm(w, v).sum(0)
+    return product
 
 
 def _own_weight_error(c: ComparedCall, part: WeightMatrix, heads: slice, weights: Tensor) -> Tensor:
