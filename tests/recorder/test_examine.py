@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
+from regard.recorder import examination
 from regard.recorder.certificate import ShardEvidence, join_evidence, join_shard_evidence
 from regard.recorder.examination import examine
 from tests import strategies, truth
@@ -85,3 +86,30 @@ def test_joined_evidence_keeps_what_is_wrong_with_either_part() -> None:
                 assert not join_evidence(*pair, m.mask).certified
                 shards = [ShardEvidence(0, (head,), None, x) for head, x in enumerate(pair)]
                 assert not join_shard_evidence(shards).certified
+
+
+def test_many_keys_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(3)
+    weights = torch.rand(2, 3, 5, 30, generator=draw, dtype=torch.float64)
+    values = torch.randn(2, 3, 30, 4, generator=draw, dtype=torch.float64)
+    monkeypatch.setattr(examination, "KEYS_AT_ONCE", 8)
+    torch.testing.assert_close(examination._multiply(weights, values), weights @ values)
+
+
+def test_calls_of_equal_sizes_are_judged_as_each_is_alone() -> None:
+    """Layers are compared in one batch; a wrong one does not spoil the others, nor hide among them."""
+    calls = []
+    for seed in range(5):
+        q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(seed))
+        output = regard.attend(q, k, v, mask=regard.causal)
+        if seed == 1:
+            output[1, 2, 7, 3] += 0.1
+        if seed == 3:
+            v[0, 0, 8] = torch.inf  # which the last row alone sees
+            output = regard.attend(q, k, v, mask=regard.causal)
+        m = regard.attention_map(q, k, mask=regard.causal)
+        calls.append(examination.ComparedCall(m, v, torch.arange(9), output))
+    together = examination.judge(calls)
+    alone = [examination.judge([call])[0] for call in calls]
+    assert list(map(repr, together)) == list(map(repr, alone))  # NaN equals nothing
+    assert [evidence.certified for evidence in together] == [True, False, True, False, True]

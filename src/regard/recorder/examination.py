@@ -272,16 +272,16 @@ KEYS_AT_ONCE = 4096
 def _multiply(weights: Tensor, values: Tensor) -> Tensor:
     """Multiply weights (B, g, rows, S) and values (B, g, S, E).
 
-    On a GPU many keys are cut into parts: a long sum of a few rows would leave most of it idle.
+    Many keys are cut into parts: a long sum of a few rows would leave most of a GPU idle.
     """
     B, g, _, S = weights.shape
     whole = S // KEYS_AT_ONCE * KEYS_AT_ONCE
-    if weights.device.type != "cuda" or whole < 2 * KEYS_AT_ONCE:
+    if whole < 2 * KEYS_AT_ONCE:
         return weights @ values
     product = weights[..., whole:] @ values[..., whole:, :]
     for b, h in itertools.product(range(B), range(g)):
-        w = weights[b, h, :, :whole].unflatten(-1, (-1, KEYS_AT_ONCE)).transpose(0, 1)  # (parts, rows, keys)
-        v = values[b, h, :whole].unflatten(0, (-1, KEYS_AT_ONCE))  # (parts, keys, E)
+        w = weights[b, h, :, :whole].reshape(-1, whole // KEYS_AT_ONCE, KEYS_AT_ONCE).transpose(0, 1)
+        v = values[b, h, :whole].view(-1, KEYS_AT_ONCE, values.shape[-1])
         product[b, h] += torch.bmm(w, v).sum(0)
     return product
 
