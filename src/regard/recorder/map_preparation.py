@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -168,6 +169,13 @@ class MaskCopies:
             own = once.clone()
             self._copies.append(own)
         return own if own.shape == x.shape else own.expand(x.shape)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a block in which tensors keep the dtypes that they have."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()  # a block of autocast costs more than most operations in it
+    return torch.autocast(device.type, enabled=False)
 
 
 def own_memory(x: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from regard.recorder.map_preparation import (
     own_memory,
     select_heads,
     select_linear_heads,
+    without_autocast,
 )
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import Placement, ShardId
@@ -267,7 +268,7 @@ class Recording(CallReceiver):
         heads = self._selected_heads(call)
         if heads == []:
             return  # the selected heads are on other ranks
-        with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(call.q.device):
             T = call.q.shape[2]
             rows = sampled_rows(T, T if self.verify else ROWS)
             kept: dict[str, Any] = {
@@ -306,12 +307,11 @@ class Recording(CallReceiver):
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        device = waiting[0].call.q.device.type
         with (
             token_order.paused(),
             torch._C.DisableTorchFunction(),
             torch.no_grad(),
-            torch.autocast(device, enabled=False),
+            without_autocast(waiting[0].call.q.device),
         ):
             maps = [self._map(x.call) for x in waiting]
             comparisons = [_comparison(x, m) for x, m in zip(waiting, maps, strict=True)]
@@ -364,7 +364,7 @@ class Recording(CallReceiver):
             self._note_edits()
         if not self.selects(layer_id):
             return
-        with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(call.q.device):
             m = call.attention_map()
             m = m if self.dtype is None else m.to(self.dtype)  # so that the stored map is certified
             evidence = examine_linear(

@@ -23,6 +23,7 @@ from regard.attention.backends.problem import prepare
 from regard.attention.inputs import as_batch_mask
 from regard.override import SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
+from regard.recorder.map_preparation import without_autocast
 from regard.recorder.sources import sdpa
 
 _override = SharedOverride()
@@ -75,7 +76,7 @@ def observed_attend(
         own_lse = None if lse is None or lowers else lse.reshape(problem.q.shape[:-1])
         if return_lse and own_lse is not None:
             own_lse = own_lse.clone()  # as the caller may write to the other
-        with sdpa.reading_mode(listeners), sdpa.listening(), torch.autocast(device, enabled=False):
+        with sdpa.reading_mode(listeners), sdpa.listening(), without_autocast(q.device):
             call: sdpa.Call
             if isinstance(mask, Tensor) and q.ndim == 4:  # which may be one of Regard's masks as a matrix
                 call = sdpa.read_or_explain(

@@ -23,7 +23,7 @@ from regard.layers import Attention
 from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.layer import LayerId
-from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, write_count
+from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
 from regard.recorder.receiver import CallReceiver, Part, Slot
 from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, token_order, torch_mha
 from regard.recorder.sources.call_stack import calling_module
@@ -358,11 +358,11 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
     takers.sort(key=lambda taker: not taker.is_editor)
     if has_heads_first(attention, attention.modules[-1]):
         attention = attention.exchanged()
-    device, scores = attention.v.device.type, attention.weights.scores
+    device, scores = attention.v.device, attention.weights.scores
     independent = token_order.why_independent(scores.left, scores.right) if scores.is_known else None
     with sdpa.reading_mode(takers), sdpa.listening(), eager_trace.paused():
         call = _eager_call(attention, independent)
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             call = sdpa.notify(takers, call)
     if isinstance(call, UnreadableCall) or call.used is None:
         return None

@@ -28,7 +28,7 @@ from regard.attention.backends import fused_attention
 from regard.attention.backends.problem import AttentionProblem, prepare
 from regard.attention.backends.triton import launch
 from regard.attention.context_parallel.ring import ring_attend, ring_listeners
-from regard.attention.masks.base import Mask
+from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
 from regard.maps import kept_overview
 from regard.maps.kept_overview import KeptOverview
@@ -426,8 +426,8 @@ def _run_with_lse(
     """
     if q.ndim != 4 or k.ndim != 4 or dropout or len(q) != len(k) or 0 in (*q.shape, *k.shape):
         return None, None, None
-    problem = None
-    if mask is None and (not is_causal or q.shape[2] == k.shape[2]):
+    problem, is_cpu = None, q.device.type == "cpu"
+    if (overview or not is_cpu) and mask is None and (not is_causal or q.shape[2] == k.shape[2]):
         problem = prepare(q, k, v, mask=causal if is_causal else None, scale=_scale(q, scale))
         if overview and (results := attend_with_overview(problem)) is not None:
             return results
@@ -436,7 +436,7 @@ def _run_with_lse(
             q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )
     )
-    if q.device.type == "cpu":
+    if is_cpu:
         if choice != SDPBackend.FLASH_ATTENTION:  # not `is`: PyTorch makes a new object each time
             return None, None, None
         if mask is not None and mask.dtype == torch.bool:
@@ -493,11 +493,10 @@ def attention_call(
     if is_causal:
         order = causal if k.shape[2] == T else causal.top_left
         mask = order if mask is None else mask & order
-    settings: dict[str, Any] = {"mask": mask, "scale": _scale(query, scale)}
     own_lse = lse is not None
     if lse is not None and empty_rows is not None:  # PyTorch's kernels give 0 there
         lse = lse.masked_fill(empty_rows, -torch.inf)
-    mask = prepare(q, k, k, **settings).mask if mask is None else mask
+    mask = full if mask is None else mask
     return AttentionCall(
         q,
         k,
@@ -505,7 +504,7 @@ def attention_call(
         out,
         lse,
         mask,
-        settings["scale"],
+        _scale(query, scale),
         own_lse=own_lse,
         softly_masked_rows=softly_masked,
         unplaced=several_axes(query.shape),

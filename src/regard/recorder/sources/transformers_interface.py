@@ -22,6 +22,7 @@ from regard.maps import AttentionMap
 from regard.override import ContextEntries, SharedOverride
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.certificate import sampled_rows
+from regard.recorder.map_preparation import without_autocast
 from regard.recorder.sources import eager_trace, sdpa
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.function_arguments import attention_call, own_weights
@@ -125,24 +126,19 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
             result = run(module, query, *args, **kwargs)
         calls = inner
         if not inner:
-            with sdpa.reading_mode(takers), _no_autocast(query), sdpa.listening():
+            with sdpa.reading_mode(takers), without_autocast(query.device), sdpa.listening():
                 call = read_or_explain(
                     attention_call, function, module, query, *args, **kwargs, result=result
                 )
                 calls = [sdpa.notify(editors, call)]
                 result = _edited_result(result, calls[0])
-        with torch.no_grad(), _no_autocast(query), sdpa.listening(), sdpa.without_mode():
+        with torch.no_grad(), without_autocast(query.device), sdpa.listening(), sdpa.without_mode():
             for call in _checked_calls(inner, result, *args, **kwargs) if inner else calls:
                 sdpa.notify((x for x in takers if not x.is_editor), call)
         return result
 
     observed._regard_observed = True  # type: ignore[attr-defined]
     return observed
-
-
-def _no_autocast(x: Tensor) -> torch.autocast:
-    """Return a block in which tensors keep the dtypes that they have."""
-    return torch.autocast(x.device.type, enabled=False)
 
 
 def _edited_result(result: Any, call: Call) -> Any:
