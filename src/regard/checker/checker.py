@@ -25,6 +25,7 @@ from regard.checker.probes.calls import probe_inputs_kept, probe_state
 from regard.checker.probes.dropout import probe_dropout
 from regard.checker.probes.inputs import probe_inputs
 from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
+from regard.checker.probes.long_text import probe_long_text
 from regard.checker.probes.many_heads import probe_many_heads
 from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
@@ -289,7 +290,8 @@ PROBES = (
     probe_other_sizes,
     probe_switches,
 )
-MASK_PROBES = (probe_batch, probe_output, probe_causality)  # for functions that make masks and do not attend
+# For functions that make masks and do not attend.
+MASK_PROBES = (probe_batch, probe_output, probe_causality, probe_long_text)
 
 
 def _describe(understanding: Understanding) -> str:
@@ -338,7 +340,9 @@ def _equals(understanding: Understanding) -> str:
         return ""
     makes_mask = kernel is not None and kernel.makes_mask
     if not intent.features:
-        return f"a mask that is {_causal_word(understanding.causal)}" if makes_mask else ""
+        stated = understanding.cases.always.get("window")
+        window = "" if stated is None else f", in a window of {stated}"
+        return f"a mask that is {_causal_word(understanding.causal)}{window}" if makes_mask else ""
     return f"attention {' and '.join(intent.features)}"
 
 

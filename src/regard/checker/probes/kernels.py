@@ -26,10 +26,20 @@ def kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Questi
     kernel = session.subject.kernel_layout
     if kernel is not None and kernel.kind == "mask interface":  # it is told where the queries start
         questions.append(replace(session.cases.plain("causal, T < S", T=3, S=7, seed=67), flag=True))
-    if session.subject.layout in ("BHTD", "BTHD"):
+    if asks_many_tokens(session):
         name = "several blocks" if 0 < largest_block(session) <= 70 else "150 tokens"
         questions.append(replace(session.cases.plain(name, B=1, H=1, T=150, D=16, seed=60), **flag))
     return questions
+
+
+def asks_many_tokens(session: CheckSession) -> bool:
+    """Return whether 150 tokens are among the questions about the output: of kernels, and code with blocks.
+
+    Any other code may have a window, or another scale, from some length on; `long_text` asks it.
+    """
+    kernel, is_split = session.subject.kernel_layout, session.subject.layout in ("BHTD", "BTHD")
+    works_in_blocks = 0 < largest_block(session) <= 70 if kernel is None else not kernel.makes_mask
+    return session.module is None and is_split and works_in_blocks
 
 
 def largest_block(session: CheckSession) -> int:

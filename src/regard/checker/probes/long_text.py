@@ -17,7 +17,7 @@ from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
-from regard.checker.probes.kernels import largest_block
+from regard.checker.probes.kernels import asks_many_tokens, largest_block
 from regard.checker.probes.numbers import gradient_failure
 from regard.checker.probes.output import COMPARE
 from regard.checker.probes.rebuilt import rebuild
@@ -33,7 +33,8 @@ _ROWS = 8  # outputs whose visible keys are measured
 def probe_long_text(session: CheckSession) -> None:
     """Compare the output on one text that is longer than the constants of the code."""
     subject, intent = session.subject, session.right_intent
-    if intent is None or subject.is_transformers or subject.kernel_layout is not None:
+    kernel = subject.kernel_layout
+    if intent is None or subject.is_transformers or (kernel is not None and not kernel.makes_mask):
         return
     if session.cases.fixed_length is not None:
         return
@@ -43,7 +44,7 @@ def probe_long_text(session: CheckSession) -> None:
         session.add_untried("several blocks", how)
     numbers = [n for n in [*block_sizes(subject), *whole_numbers(subject)] if 70 < n <= LONGEST]
     length = max([LENGTH, *(2 * n + 22 if 2 * n < LONGEST else n + 22 for n in numbers)])
-    if subject.module is None and length == LENGTH and subject.layout in ("BHTD", "BTHD"):
+    if length == LENGTH and asks_many_tokens(session):
         return  # it was among the questions about its output
     own = session
     limit = session.cases.max_length
@@ -63,8 +64,14 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
     if "causal" in own.subject.arguments and own.options.get("causal") is None:
         question = replace(question, flag=True)
     reply = own.compared.run(question.to(own.dtype))
+    if reply.answer is None and own is session and session.subject.cls is not None:
+        longer = rebuild(session, sizes={"length": T})  # its positions may be as many as were guessed for it
+        if not isinstance(longer, str) and longer.right_intent is not None:
+            _compare(session, longer, question)
+            return
     if reply.answer is None:
-        record = session.add_untried if block_sizes(own.subject) else session.add_skip
+        is_long = block_sizes(own.subject) or session.cases.max_length is None
+        record = session.add_untried if is_long else session.add_skip
         record(question.name, f"{question.shapes()} raised {reply.error_line}")
         return
     expected = expected_answer(intent.apply(question), intent.wiring)

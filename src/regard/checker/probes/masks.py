@@ -162,8 +162,26 @@ def _bias(session: CheckSession, intent: Intent) -> None:
     detail = f"with finite numbers in it, the output {describe_difference(distance * TOLERANCE)}"
     if "bias" in session.subject.arguments:  # which says that it is added
         session.add_failure("float mask", detail)
+    elif _takes_minus_infinity(session, intent, question):
+        how = f"0 and −inf in a float mask are taken as added, and {detail}: say if it should add them"
+        session.add_untried("float mask", how)
     else:
         session.add_skip("float mask", f"{detail}: they are not simply added to the scores")
+
+
+def _takes_minus_infinity(session: CheckSession, intent: Intent, question: Question) -> bool:
+    """Return whether a float mask of 0 and −inf is right as one that is added, and no mask of 1 and 0."""
+    assert question.bias is not None
+    visible = session.cases.masked(seed=52).mask
+    if visible is None:
+        return False
+    bias = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)
+    added = replace(question, bias=bias.expand(question.bias.shape))
+    reply = session.compared.run(added.to(session.dtype))
+    if reply.answer is None:
+        return False
+    expected = CORRECT.answer(intent.apply(added), intent.wiring)
+    return relative_error(reply.answer, expected) < TOLERANCE
 
 
 def _alignment(session: CheckSession, intent: Intent) -> None:

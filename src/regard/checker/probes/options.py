@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
-import tokenize
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +23,7 @@ from regard.checker.oracle.variant import Answer
 from regard.checker.probes.output import describe_failure, with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.layouts.layout import parameters_of
+from regard.checker.subject.source import prose_of
 from regard.checker.subject.subject import SEQUENCES
 
 _SCALE = 0.7  # unlike 1/√D of every width
@@ -94,25 +93,30 @@ def _find_scale(session: CheckSession, intent: Intent) -> Intent | None:
 
 
 def _mask_of_each_item(session: CheckSession, intent: Intent) -> None:
-    """Check masks (B, T, S) of a function on (B, H, T, D), unless it refuses them."""
+    """Check masks (B, T, S), and masks (B, H, T, S) of functions on heads, unless it refuses them."""
     subject, cases = session.compared, session.cases
     form = subject.mask_form
     passed = any(check.name == "mask" and check.status == "passed" for check in session.checks)
-    if subject.layout not in ("BHTD", "BTHD", "TBHD") or not passed or form.rank not in (2, 4):
+    on_heads = subject.layout in ("BHTD", "BTHD", "TBHD")
+    if not (on_heads or subject.layout == "BTC") or not passed or form.rank not in (2, 4):
         return
-    plain = cases.plain("mask (B, T, S)", B=3, seed=71)  # B is not H: no mask of heads fits
-    masks = [cases.masked(seed=72 + item).mask for item in range(3)]
-    mask = torch.stack([mask for mask in masks if mask is not None])[:, None]  # (B, 1, T, S)
-    question = replace(plain, mask=mask)
-    reply = subject.replaced(mask_form=replace(form, rank=3)).run(question.to(session.dtype))
-    if reply.answer is None:
-        return
-    if _error(intent, question, reply.answer) < TOLERANCE:
-        session.add_pass(question.name)
-    else:
-        _name_mistake(
-            session, intent, question, reply.answer, f"given `{subject.arguments['mask']}` (B, T, S)"
-        )
+    plain = with_explicit_mask(session, cases.plain(B=3, seed=71))  # B is not H: no mask of heads fits
+    H = plain.q.shape[1] if on_heads else 1
+    masks = [cases.masked(seed=72 + i).mask for i in range(3 * H)]
+    each = torch.stack([mask for mask in masks if mask is not None])
+    each = each.view(3, H, *each.shape[1:])  # (B, H, T, S)
+    for shape, rank, mask in (("(B, T, S)", 3, each[:, :1]), ("(B, H, T, S)", 4, each)):
+        if rank == 4 and H == 1:
+            continue
+        question = replace(plain, name=f"mask {shape}", mask=mask)
+        reply = subject.replaced(mask_form=replace(form, rank=rank)).run(question.to(session.dtype))
+        if reply.answer is None:
+            continue
+        if _error(intent, question, reply.answer) < TOLERANCE:
+            session.add_pass(question.name)
+        else:
+            given = f"given `{subject.arguments['mask']}` {shape}"
+            _name_mistake(session, intent, question, reply.answer, given)
 
 
 def _right_options(session: CheckSession) -> dict[str, CallOption]:
@@ -237,28 +241,19 @@ def _error(intent: Intent, question: Question, answer: Answer) -> float:
 
 
 _UNUSED = re.compile(r"\b(unused|not used|never used|ignored|no effect|compatib\w+|deprecated)\b", re.I)
-# "is_causal: ignored if a mask is given", "the mask takes precedence", "only used when there is no mask".
+# "is_causal: ignored if a mask is given", "the mask takes precedence", "if both are given, the mask is used".
 _PRECEDENCE = re.compile(
-    r"\bignor(?:ed|es|ing)\b.*\b(?:if|when|whenever|once|where|with|in favou?r)\b|\boverrid|\boverrul"
-    r"|\bprecedence\b|\bpriority\b|\binstead\b|\breplac(?:es|ed)\b|\bexclusive\b|\bno effect\b|\bhint\b"
-    r"|\bunless\b|\b(?:only|used|appl\w+)\b.*\b(?:if|when)\b.*\b(?:no|not|none|without)\b",
+    r"\bignor(?:e|ed|es|ing)\b|\boverrid|\boverrul|\bprecedence\b|\bpriority\b|\binstead\b|\breplac(?:es|ed)\b"
+    r"|\bexclusive\b|\bno effect\b|\bhint\b|\bunless\b|\bwins?\b|\bsupersed|\bdisregard"
+    r"|\bswitch(?:ed|es)? off\b|\b(?:only|used|appl\w+)\b.*\b(?:no|not|none|without)\b|\bif both\b"
+    r"|\balready (?:contain|includ|hold)",
     re.I,
 )
 _WORDS = re.compile(r"causal|mask|padd?|len|bias|window|cap|scal", re.I)
 
 
 def _says(session: CheckSession, phrase: re.Pattern[str], *arguments: str) -> bool:
-    """Return whether a docstring or comment has such a phrase in a sentence that speaks of all arguments."""
-    words = [[argument, *_WORDS.findall(argument)] for argument in arguments]
-    sentences = [s.lower() for s in re.split(r"\.\s", _prose(session.source)) if phrase.search(s)]
-    return any(all(any(w.lower() in s for w in names) for names in words) for s in sentences)
-
-
-def _prose(source: str) -> str:
-    """Return the strings and comments of source text, in one line."""
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    except (tokenize.TokenError, SyntaxError):  # a lambda inside an expression
-        return ""
-    prose = [t.string.strip("#\"' ") for t in tokens if t.type in (tokenize.STRING, tokenize.COMMENT)]
-    return re.sub(r"\s+", " ", " ".join(prose))
+    """Return whether a docstring or comment has such a phrase in a sentence that speaks of an argument."""
+    words = [word.lower() for argument in arguments for word in (argument, *_WORDS.findall(argument))]
+    sentences = [s.lower() for s in re.split(r"\.\s", prose_of(session.source)) if phrase.search(s)]
+    return any(word in sentence for sentence in sentences for word in words)

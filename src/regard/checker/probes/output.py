@@ -29,6 +29,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.call_values import is_tensor
 from regard.checker.subject.observe import ObservedSubject
 from regard.checker.subject.parts import attention_parts, model_sentence
+from regard.checker.subject.source import prose_of
 from regard.checker.subject.subject import SEQUENCES, MaskForm, Reply
 from regard.checker.understand import NEARLY_RIGHT, Understanding, observe
 
@@ -426,6 +427,24 @@ def _error(session: CheckSession, observation: Observation) -> float:
         return float("inf")
 
 
+_OTHER_SCALE = re.compile(
+    r"\bmuP\b|\bµP\b|1 ?/ ?d(_?head|_?k)?\b(?! ?\*\* ?-?0?\.5)|\bunscaled\b"
+    r"|\b(?:not|no|without|never) (?:be )?scal\w+",
+    re.I,
+)
+
+
+def _declared_scale(session: CheckSession, match: Match) -> str:
+    """Return the words in which docstrings or comments declare another scale, as muP's 1/d; "" if none do."""
+    if session.options.get("scale") is not None or not set(match.names) & set(_SCALES):
+        return ""
+    found = _OTHER_SCALE.search(prose_of(session.source))
+    return found.group() if found else ""
+
+
+_SCALES = ("no-scale", "scaled-twice", "constant-scale", "scaled-by-width")
+
+
 def _diagnose_output(session: CheckSession, observations: list[Observation], wrong: dict[str, float]) -> None:
     """Find the mistakes behind a wrong output, or say why there is no verdict, or show a failing case."""
     understanding = session.understanding
@@ -483,6 +502,12 @@ def _diagnose_output(session: CheckSession, observations: list[Observation], wro
         form = replace(session.compared.mask_form, kind="hide")
         session.compared.mask_form = session.subject.mask_form = form
         _record_results(session, observations, {})
+        return
+    if matches and (said := _declared_scale(session, matches[0])):
+        session.undecided = (
+            f"its text says “{said}”, and its scale is not 1/√D: say scale= if it should be so"
+        )
+        session.add_skip("output", "whether its scale is meant is not known")
         return
     if matches and (convention := _window_convention(session, matches[0])):
         session.undecided = convention

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import io
 import re
 import textwrap
+import tokenize
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +76,16 @@ def _source(code: Any) -> str:
         return textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError):
         return ""
+
+
+def prose_of(source: str) -> str:
+    """Return the strings and comments of source text, in one line."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):  # a lambda inside an expression
+        return ""
+    prose = [t.string.strip("#\"' ") for t in tokens if t.type in (tokenize.STRING, tokenize.COMMENT)]
+    return re.sub(r"\s+", " ", " ".join(prose))
 
 
 def returned_names(source: str) -> set[str]:
