@@ -150,7 +150,7 @@ def test_blocks_count_only_if_they_were_used():
 
 def test_a_plain_function_is_not_said_to_have_blocks():
     names = [c.name for c in check(right_conventions.log_space).passed]
-    assert "150 tokens" in names
+    assert "long text" in names
     assert "several blocks" not in names
 
 
@@ -334,3 +334,112 @@ def test_the_headline_says_what_right_code_was_found_to_be():
     assert (
         "is right, as a mask that is causal: " in check(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx).summary
     )
+
+
+def local_64(q, k, v):
+    i = torch.arange(q.shape[-2])
+    seen = (i[:, None] >= i) & (i[:, None] - i < 64)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def longer_is_sharper(q, k, v):
+    """Scores are scaled by the logarithm of the length beyond 64 tokens."""
+    T = k.shape[-2]
+    return F.scaled_dot_product_attention(q * max(1.0, math.log(T) / math.log(64)), k, v)
+
+
+def chunk_64(b, h, q_idx, kv_idx):
+    return (q_idx >= kv_idx) & (q_idx // 64 == kv_idx // 64)
+
+
+@pytest.mark.parametrize("thing", [local_64, longer_is_sharper, chunk_64])
+def test_what_begins_at_64_tokens_is_for_the_author_to_say(thing):
+    report = check(thing)
+    assert report.verdict == "undecided", str(report)
+    assert "though it is right on 40" in report.summary
+
+
+def test_a_stated_window_is_right_at_any_length():
+    assert check(local_64, window=64).verdict == "right"
+
+
+def the_mask_wins(q, k, v, attn_mask=None, is_causal=False):
+    """If both attn_mask and is_causal are given, attn_mask wins."""
+    T, S = q.shape[-2], k.shape[-2]
+    if attn_mask is None and is_causal:
+        attn_mask = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+
+
+def in_silence(q, k, v, attn_mask=None, is_causal=False):
+    T, S = q.shape[-2], k.shape[-2]
+    if attn_mask is None and is_causal:
+        attn_mask = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+
+
+def test_a_precedence_that_the_docstring_states_is_no_mistake():
+    assert check(the_mask_wins).verdict == "right"
+    assert check(in_silence).diagnoses[0].name == "option-dropped"
+
+
+def test_a_scale_that_the_docstring_declares_is_for_the_author_to_say():
+    def mup(q, k, v):
+        """muP: scores are scaled by 1/d."""
+        return (q @ k.mT / q.shape[-1]).softmax(-1) @ v
+
+    assert check(mup).verdict == "undecided"
+    assert "say scale=" in check(mup).summary
+
+
+class InferenceOnly(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    @torch.no_grad()
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        return self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def test_a_forward_pass_without_gradients_by_its_own_decorator_is_right():
+    report = check(InferenceOnly)
+    assert report.verdict == "right", str(report)
+    assert "it switches them off itself" in {c.name: c.detail for c in report.skipped}["gradients"]
+
+
+def first_head_for_all(q, k, v, mask=None):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if mask is not None:
+        s = s.masked_fill(~(mask[:, :1] if mask.ndim == 4 else mask), -torch.inf)
+    return s.softmax(-1) @ v
+
+
+def weights_before_the_mask(q, k, v, mask=None):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    weights = s.softmax(-1)
+    if mask is not None:
+        s = s.masked_fill(~mask, -torch.inf)
+    return s.softmax(-1) @ v, weights
+
+
+def maximum_from_zero(q, k, v):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    e = (s - s.amax(-1, keepdim=True).clamp(min=0)).exp()
+    return e @ v / e.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("thing", "failed"),
+    [
+        (first_head_for_all, "mask (B, H, T, S)"),
+        (weights_before_the_mask, "weights"),
+        (maximum_from_zero, "extreme scores"),
+    ],
+)
+def test_what_shows_only_under_some_masks_or_scores(thing, failed):
+    report = check(thing)
+    assert report.verdict == "wrong", str(report)
+    assert failed in {found.name for found in report.failures}

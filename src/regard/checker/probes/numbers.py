@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -300,24 +299,14 @@ def output_gradients(output: Tensor, tensors: list[Tensor]) -> list[Tensor] | st
 def _half_precision(session: CheckSession, intent: Intent) -> None:
     """Check the errors in float16 and bfloat16, if the code runs in them."""
     question = session.cases.plain(B=2, T=9, seed=22)
-    long = session.cases.plain(B=1, H=2, T=400, seed=22)
     if session.subject.arguments.get("causal") and session.options.get("causal") is None:
-        question, long = replace(question, flag=True), replace(long, flag=True)
-    started = time.perf_counter()
-    session.compared.run(session.cases.plain(B=1, H=2, T=40, seed=22))
-    is_fast = session.module is None and time.perf_counter() - started < 0.01  # no loop over queries and keys
-    exact = _ratio(session, long, intent, torch.float64) if is_fast else ""
-    is_right_on_long = not isinstance(exact, str) and exact[0] < TOLERANCE  # it may have a window of 64
+        question = replace(question, flag=True)
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         if dtype == torch.bfloat16 and has_wrong_bfloat16():
             session.add_skip(name, WRONG_BFLOAT16)
             continue
         measured = _ratio(session, question, intent, dtype)
-        # Sums in half precision lose more the longer they are.
-        longer = _ratio(session, long, intent, dtype) if is_right_on_long else ""
-        if not isinstance(measured, str) and not isinstance(longer, str):
-            measured = max(measured, longer, key=lambda pair: pair[1])
         masked = None
         if "mask" in session.subject.arguments:
             tokens_only = session.compared.mask_form.rank == 1  # a mask (B, S)
