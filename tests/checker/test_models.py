@@ -322,3 +322,98 @@ def test_the_statistics_of_an_instance_are_left_as_they_are():
     regard.check(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(part.training for part in model.modules())
+
+
+class Padded(LanguageModel):
+    """A language model that hides padding: 1 in its mask is a token."""
+
+    def join(self, causal, visible, dtype):
+        return causal * visible[:, None, None, :]
+
+    def forward(self, idx, attention_mask=None):
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
+        mask = self.mask(idx.shape[1])
+        if attention_mask is not None:
+            mask = self.join(mask, attention_mask, x.dtype)
+        for block in self.h:
+            x = block(x, mask)
+        return self.lm_head(x)
+
+
+class KeepsOnesFlash(Padded):
+    """True in its `key_padding_mask` is a token, as in flash-attn."""
+
+    def forward(self, idx, key_padding_mask=None):
+        return super().forward(idx, key_padding_mask)
+
+
+class HidesTrue(Padded):
+    """True in its `key_padding_mask` is padding, as in PyTorch."""
+
+    def forward(self, idx, key_padding_mask=None):
+        return super().forward(idx, None if key_padding_mask is None else ~key_padding_mask)
+
+
+class FirstMaskForAll(Padded):
+    def join(self, causal, visible, dtype):
+        return causal * visible[:1, None, None, :]
+
+
+class MaskReplaced(Padded):
+    def join(self, causal, visible, dtype):
+        return visible[:, None, None, :]
+
+
+class MaskReplacedHidesTrue(HidesTrue):
+    join = MaskReplaced.join
+
+
+class AddedAttention(Attention):
+    def forward(self, x, mask=None):
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + (0.0 if mask is None else mask)
+        return self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
+class AddedBlock(Block):
+    attention = AddedAttention
+
+
+class Added(Padded):
+    """Its mask is added to the scores, and is NaN in float64: 0 times a number that is -inf in float32."""
+
+    blocks = (AddedBlock, AddedBlock)
+
+    def mask(self, T):
+        return torch.full((T, T), float("-inf")).triu(1)
+
+    def join(self, causal, visible, dtype):
+        return causal + (1.0 - visible[:, None, None, :].float()) * torch.finfo(dtype).min
+
+
+class AddedNaN(Added):
+    def join(self, causal, visible, dtype):
+        return causal + visible[:, None, None, :].float() * float("inf") - float("inf")
+
+
+@pytest.mark.parametrize("model", [Padded, KeepsOnesFlash, HidesTrue, Added])
+def test_right_padding_masks_of_models(model):
+    report = regard.check(model, causal=True)
+    assert report.verdict == "right", str(report)
+    assert "padding" in {check.name for check in report.passed}
+
+
+@pytest.mark.parametrize(
+    ("model", "failed", "words"),
+    [
+        (FirstMaskForAll, "padding", "token 7, hidden by `attention_mask`"),
+        (MaskReplaced, "causality with padding", "though not without"),
+        (MaskReplacedHidesTrue, "causality with padding", "with `key_padding_mask`"),
+        (AddedNaN, "padding", "its output is NaN"),
+    ],
+)
+def test_wrong_padding_masks_of_models(model, failed, words):
+    report = regard.check(model)
+    assert [failure.name for failure in report.failures] == [failed], str(report)
+    assert words in report.failures[0].detail

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,6 +89,7 @@ class ModelRun:
     training: list[nn.Module] = field(default_factory=list)  # modules to be put back into training mode
     calls: list[tuple[str, AttentionCall | UnreadableCall]] = field(default_factory=list)
     depth: str = ""  # how many of its layers were built, if it has more or may: "2 of 24 layers"
+    own: bool = False  # whether it is the caller's own instance, whose dtype stays as it is
 
     def restore(self) -> None:
         """Put the caller's own model back into training mode."""
@@ -179,6 +181,7 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
             return module(**{first: x}, **passed)
 
         found = ModelRun(type(module).__name__, module, run, draw, f"token ids (2, {T})", dtype, training)
+        found.own = device is None
         if _observe(found):
             return found
     found.restore()
@@ -533,6 +536,7 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
     if not leak:
         report.assumptions.append("causal, as measured")
         report.checks.append(Check("causality", "passed", "no output depends on a later token"))
+        _check_causality_under_padding(report, run)
         return
     detail = f"output {leak[0]} depends on token {leak[1]}"
     if expected or (hidden and all(hidden)):
@@ -541,6 +545,41 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
         _add_mistake(report, "causality", detail + through, mistake)
     else:
         report.assumptions.append("not causal, as measured")
+
+
+def _check_causality_under_padding(report: Report, run: ModelRun) -> None:
+    """Check that a causal model is causal with its padding mask, too: the mask may have replaced the other."""
+    name = _padding_argument(run)
+    if name is None:
+        return
+    visible = torch.ones_like(run.draw(1))
+    padded = visible.clone()
+    padded[:, visible.shape[1] // 2] = 0
+    leaks = [
+        [_find_leak(run, **{name: meaning(mask)}) for mask in (visible, padded)] for meaning in _meanings(name)
+    ]
+    if [(), ()] in leaks:
+        report.checks.append(Check("causality with padding", "passed", f"with `{name}`, too"))
+    elif leak := next((leak for leak in itertools.chain(*leaks) if leak), None):
+        detail = f"output {leak[0]} depends on token {leak[1]} with `{name}`, though not without"
+        _add_mistake(report, "causality with padding", detail, "no-mask")
+
+
+def _padding_argument(run: ModelRun) -> str | None:
+    """Return the argument of a model of tokens that hides padding by a mask (B, T); None if it has none."""
+    names = inspect.signature(run.module.forward).parameters
+    name = next((n for n in names if n == "attention_mask" or vocabulary.argument(n) == "padding"), None)
+    return None if name is None or "len" in name or run.draw(0).is_floating_point() else name
+
+
+def _meanings(name: str) -> list[Callable[[Tensor], Tensor]]:
+    """Return the ways to write which tokens are visible, given as (B, T) with 1 for a visible token.
+
+    In `attention_mask` 1 is a token. True in `key_padding_mask` hides in PyTorch, and shows in flash-attn.
+    """
+    if name == "attention_mask":
+        return [lambda visible: visible]
+    return [lambda visible: visible == 0, lambda visible: visible == 1]
 
 
 def _check_training(report: Report, run: ModelRun) -> None:
@@ -599,12 +638,16 @@ def _is_repeatable(run: ModelRun) -> bool:
     return first is not None and all(y is not None and torch.equal(first, y) for y in others)
 
 
-def _find_leak(run: ModelRun) -> tuple[int, int] | tuple[()] | None:
-    """Return the first output that depends on a later token; () if there is none; None if it is unknown."""
+def _find_leak(run: ModelRun, **options: Tensor) -> tuple[int, int] | tuple[()] | None:
+    """Return the first output that depends on a later token; () if there is none; None if it is unknown.
+
+    `options` are further arguments of the model, the same in every run.
+    """
     x, other = run.draw(1), run.draw(2)
     more = _with_targets(run, x)
+    more = None if more is None else more | options
     before = None if more is None else run.outputs(x, **more)
-    if before is None or more is None:
+    if before is None or more is None or before.isnan().any():
         return None
     T = x.shape[1]
     first_changed = run.outputs(torch.cat([other[:, :1], x[:, 1:]], 1), **more)
@@ -633,10 +676,17 @@ def _with_targets(run: ModelRun, x: Tensor) -> dict[str, Any] | None:
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:
-    """Return (T,), where outputs (B, T, …) differ by more than rounding."""
+    """Return (T,), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
+    return _where_differ(a, b).any(0)
+
+
+def _where_differ(a: Tensor, b: Tensor) -> Tensor:
+    """Return (B, T), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
     rounding = 1e-9 if a.dtype == torch.float64 else 1e-4
-    different = (a - b).abs() > rounding * a.abs().max().clamp_min(1e-30)
-    return different.flatten(2).any(-1).any(0)
+    largest = a.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1e-30)
+    # Logits of forbidden tokens may be -inf in both.
+    same = ((a - b).abs() <= rounding * largest) | (a == b)
+    return ~same.flatten(2).all(-1)
 
 
 def _check_batch(report: Report, run: ModelRun) -> None:
@@ -656,41 +706,60 @@ def _check_batch(report: Report, run: ModelRun) -> None:
 
 
 def _check_padding(report: Report, run: ModelRun) -> None:
-    """Hide a token by the model's padding mask, and change it: no other output may change.
+    """Hide a token of each sequence by the model's padding mask, and change it: no other output may change.
 
-    A mask has 1 for a token; `key_padding_mask` and the like have True for padding.
+    Each sequence hides another token, since a model may use the first one's mask for all. A model that was
+    built here runs in float64, where `(1 - mask.float()) * torch.finfo(x.dtype).min` is NaN, and its users do
+    not: NaN counts if it is there in float32, too.
     """
-    names = inspect.signature(run.module.forward).parameters
-    name = next((n for n in names if n == "attention_mask" or vocabulary.argument(n) == "padding"), None)
-    x = run.draw(4)
-    if name is None or x.is_floating_point() or "len" in name:
+    name = _padding_argument(run)
+    if name is None:
         return
-    T = x.shape[1]
-    texts: list[tuple[Tensor, dict[str, Tensor]]]
-    other = x.clone()
-    other[:, T // 2] = run.draw(5)[:, T // 2]
-    visible = torch.ones_like(x)
-    visible[:, T // 2] = 0
-    mask = visible == 0 if name != "attention_mask" else visible
-    more = _with_targets(run, x)
-    if "decoder_input_ids" in names:  # the mask is that of the encoder's text
-        texts = [(x, {"input_ids": y}) for y in (x, other)]
+    problems = [_padding_problem(run, name, meaning) for meaning in _meanings(name)]
+    if "" not in problems and any(p and p.endswith("NaN") for p in problems) and not run.own:
+        in_dtype(run.module, torch.float32)
+        narrow = replace(run, call=partial(run.call, dtype=torch.float32), dtype=torch.float32)
+        problems = [_padding_problem(narrow, name, meaning) for meaning in _meanings(name)]
+        in_dtype(run.module, run.dtype)
+    if "" in problems:
+        report.checks.append(Check("padding", "passed", f"a token that `{name}` hides changes nothing"))
+    elif detail := next((problem for problem in problems if problem), None):
+        _add_mistake(report, "padding", detail, "" if detail.endswith("NaN") else "padded-keys-leak")
     else:
-        texts = [(x, {}), (other, {})]
-    before, after = (
-        None if more is None else run.outputs(y, **more, **text, **{name: mask}) for y, text in texts
+        report.checks.append(Check("padding", "skipped", f"`{name}` does not take (B, T) with 1 for a token"))
+
+
+def _padding_problem(run: ModelRun, name: str, meaning: Callable[[Tensor], Tensor]) -> str | None:
+    """Return what is wrong with a padding mask; "" if nothing is, None if the model does not take it."""
+    names = inspect.signature(run.module.forward).parameters
+    x = run.draw(4)
+    B, T = x.shape
+    hidden = torch.tensor([T // 2, min(T // 2 + 2, T - 1)], device=x.device)
+    items = torch.arange(B, device=x.device)
+    other, visible = x.clone(), torch.ones_like(x)
+    other[items, hidden] = (x[items, hidden] + 1).where(x[items, hidden] < x.max(), x.min())
+    visible[items, hidden] = 0
+    more = _with_targets(run, x)
+    plain = None if more is None else run.outputs(x, **more)
+    if plain is None or more is None:
+        return None
+    has_encoder = "decoder_input_ids" in names  # the mask is that of the encoder's text
+    texts = [(x, {"input_ids": y}) if has_encoder else (y, {}) for y in (x, other)]
+    unmasked, before, after = (
+        run.outputs(y, **more, **text, **{name: meaning(mask)})
+        for (y, text), mask in ((texts[0], torch.ones_like(x)), (texts[0], visible), (texts[1], visible))
     )
     if before is None or after is None:
-        report.checks.append(Check("padding", "skipped", f"`{name}` does not take (B, T) with 1 for a token"))
-        return
-    rows = _differ(before, after)
-    if "decoder_input_ids" not in names:
-        rows[T // 2] = False  # the hidden token's own
-    if bool(rows.any()):
-        detail = f"token {T // 2}, hidden by `{name}`, changes output {int(rows.nonzero()[0])}"
-        _add_mistake(report, "padding", detail, "padded-keys-leak")
-    else:
-        report.checks.append(Check("padding", "passed", f"a token that `{name}` hides changes nothing"))
+        return None
+    own = torch.zeros_like(visible, dtype=torch.bool) if has_encoder else visible == 0
+    for outputs, number in ((unmasked, "no token"), (before, "one token")):
+        if outputs is not None and bool((outputs.isnan().flatten(2).any(-1) & ~own).any()):
+            return None if plain.isnan().any() else f"with `{name}` hiding {number}, its output is NaN"
+    places = (_where_differ(before, after) & ~own).nonzero()
+    if not len(places):
+        return ""
+    item, row = places[0].tolist()
+    return f"token {int(hidden[item])}, hidden by `{name}`, changes output {row}"
 
 
 def _add_mistake(report: Report, check: str, detail: str, mistake: str, fix: str = "") -> None:
