@@ -417,3 +417,122 @@ def test_wrong_padding_masks_of_models(model, failed, words):
     report = regard.check(model)
     assert [failure.name for failure in report.failures] == [failed], str(report)
     assert words in report.failures[0].detail
+
+
+class MixedStack(LanguageModel):
+    """Its last layer has no mask."""
+
+    def forward(self, idx):
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
+        x = self.h[0](x, self.mask(idx.shape[1]))
+        return self.lm_head(self.h[1](x))
+
+
+class MixedStates(MixedStack):
+    """As `MixedStack`, with hidden states for its output, and no name that says what they are for."""
+
+    def __init__(self, vocab_size, n_embd, n_head, block_size):
+        super().__init__(vocab_size, n_embd, n_head, block_size)
+        self.lm_head = nn.Identity()
+
+
+class Plain(Unmasked):
+    """An encoder with `targets` and an `lm_head`, as for masked language modelling."""
+
+
+class LocalAndFull(LanguageModel):
+    """Its layers are causal, the first in a window, as in Gemma."""
+
+    def forward(self, idx, targets=None):
+        x, mask = self.wte(idx) + self.wpe(torch.arange(idx.shape[1])), self.mask(idx.shape[1])
+        return self.lm_head(self.h[1](self.h[0](x, mask.triu(-2)), mask))
+
+
+Stack = type("Stack", (MixedStack,), {})
+States = type("States", (MixedStates,), {})
+LocalAndFullStack = type("LocalAndFullStack", (LocalAndFull,), {})
+
+
+def test_layers_of_a_stack_with_and_without_a_causal_mask():
+    report = regard.check(Stack)
+    assert [failure.name for failure in report.failures] == ["causality"], str(report)
+    assert "h.0.attn causal, h.1.attn not" in report.failures[0].detail
+    report = regard.check(States)
+    assert report.verdict == "right"
+    assert "no one answer on causality (h.0.attn causal, h.1.attn not)" in report.summary
+    assert "no one answer" not in regard.check(States, causal=False).summary
+    assert regard.check(States, causal=True).verdict == "wrong"
+
+
+@pytest.mark.parametrize("model", [Plain, LocalAndFullStack])
+def test_stacks_of_one_kind_are_right(model):
+    report = regard.check(model)
+    assert report.verdict == "right", str(report)
+    assert not report.untried
+
+
+TinyNet = type("TinyNet", (Unmasked,), {"__module__": __name__})
+TinyGPT = TinyNet
+
+
+def test_another_name_of_the_class_counts():
+    assert regard.check(TinyGPT).diagnoses[0].name == "no-mask"
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, d_model, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x, memory, mask=None):
+        q, k, v = (
+            f(y).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+            for f, y in ((self.q, x), (self.k, memory), (self.v, memory))
+        )
+        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+
+
+class Translator(nn.Module):
+    causal, causal_cross = True, False
+
+    def __init__(self, vocab_size=64, d_model=48, n_head=4, max_len=32):
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(vocab_size, d_model), nn.Embedding(max_len, d_model)
+        self.encoder, self.self_attn, self.cross_attn = (CrossAttention(d_model, n_head) for _ in range(3))
+        self.head = nn.Linear(d_model, vocab_size)
+
+    def forward(self, input_ids, decoder_input_ids):
+        x, y = (self.tok(i) + self.pos(torch.arange(i.shape[1])) for i in (input_ids, decoder_input_ids))
+        x, T = x + self.encoder(x, x), y.shape[1]
+        mask = torch.ones(T, max(T, x.shape[1]), dtype=torch.bool).tril()
+        y = y + self.self_attn(y, y, mask[:, :T] if self.causal else None)
+        return self.head(y + self.cross_attn(y, x, mask[:, : x.shape[1]] if self.causal_cross else None))
+
+
+SeesLaterTokens = type("SeesLaterTokens", (Translator,), {"causal": False})
+CausalCross = type("CausalCross", (Translator,), {"causal_cross": True})
+
+
+def test_decoders_of_another_text():
+    report = regard.check(Translator)
+    assert report.verdict == "right", str(report)
+    assert not report.untried
+    report = regard.check(SeesLaterTokens)
+    assert [failure.name for failure in report.failures] == ["causality"], str(report)
+    assert "`cross_attn` is causal" in regard.check(CausalCross).summary
+
+
+class GivenMask(Translator):
+    """Its decoder's mask comes from the caller, as in nn.Transformer."""
+
+    def forward(self, input_ids, decoder_input_ids, tgt_mask=None):
+        x, y = (self.tok(i) + self.pos(torch.arange(i.shape[1])) for i in (input_ids, decoder_input_ids))
+        y = y + self.self_attn(y, y, tgt_mask)
+        return self.head(y + self.cross_attn(y, x + self.encoder(x, x)))
+
+
+def test_a_decoder_whose_mask_was_not_passed():
+    report = regard.check(GivenMask)
+    assert report.verdict == "right", str(report)
+    assert "`tgt_mask` was not passed" in report.summary

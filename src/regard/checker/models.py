@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -89,6 +90,7 @@ class ModelRun:
     training: list[nn.Module] = field(default_factory=list)  # modules to be put back into training mode
     calls: list[tuple[str, AttentionCall | UnreadableCall]] = field(default_factory=list)
     depth: str = ""  # how many of its layers were built, if it has more or may: "2 of 24 layers"
+    memory: int = 0  # tokens of the other text that a decoder reads, if it is of another length
     own: bool = False  # whether it is the caller's own instance, whose dtype stays as it is
 
     def restore(self) -> None:
@@ -162,7 +164,9 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
     if device is None:
         dtypes = [next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)]
     first = next((name for name in ("decoder_input_ids", "input_ids") if name in names), names[0])
-    for dtype, T in itertools.product(dtypes, _LENGTHS):
+    # A decoder reads another text, which is shorter or longer: then cross-attention is known by its sizes.
+    changes = (-2, 2, 0) if first == "decoder_input_ids" else (0,)
+    for dtype, change, T in itertools.product(dtypes, changes, _LENGTHS):
         if device is not None:
             in_dtype(module, dtype)
 
@@ -172,16 +176,21 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
             return torch.randint(low, vocabulary_size, (2, T), generator=generator).to(where)
 
         def run(
-            x: Tensor, *, draw: Callable[[int], Tensor] = draw, dtype: torch.dtype = dtype, **more: Any
+            x: Tensor,
+            *,
+            draw: Callable[[int], Tensor] = draw,
+            dtype: torch.dtype = dtype,
+            S: int = T + change,
+            **more: Any,
         ) -> Any:
             states = torch.zeros(*x.shape, 1, dtype=dtype)
             passed = make_values(call, Question("call", states, states, states)) | more
             if first == "decoder_input_ids":  # beside an encoder, which reads one text for all
-                passed.setdefault("input_ids", draw(9)[:1].expand(len(x), -1))
+                passed.setdefault("input_ids", torch.cat([draw(9), draw(8)], 1)[:1, :S].expand(len(x), -1))
             return module(**{first: x}, **passed)
 
         found = ModelRun(type(module).__name__, module, run, draw, f"token ids (2, {T})", dtype, training)
-        found.own = device is None
+        found.own, found.memory = device is None, T + change if change else 0
         if _observe(found):
             return found
     found.restore()
@@ -231,6 +240,7 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
 
         shape = tuple(question.q.shape)
         found = ModelRun(type(module).__name__, own, run, draw, f"hidden states {shape}", dtype)
+        found.memory = 9 if subject.inputs == "context" else 0
         if _observe(found):
             return _time_first(found) or found
     return None
@@ -349,6 +359,7 @@ def _check_model(run: ModelRun, judge: _LayerJudge, causal: bool | None, window:
     _check_window(report, run, window)
     _check_causality(report, run, causal)
     _check_batch(report, run)
+    _check_cross_attention(report, run)
     _check_training(report, run)
     _check_padding(report, run)
     names = inspect.signature(run.module.forward).parameters
@@ -525,13 +536,24 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
     is_given_masks = run.draw(0).is_floating_point() and any(
         "mask" in name for name in inspect.signature(run.module.forward).parameters
     )
-    is_named_so = _NEXT_TOKEN.search(run.name) or vocabulary.says_causal(run.name)
-    if causal is None and is_named_so and not is_given_masks:
+    is_named_so = any(_NEXT_TOKEN.search(n) or vocabulary.says_causal(n) for n in _class_names(run))
+    names = inspect.signature(run.module.forward).parameters
+    # A decoder that is trained on its own input ids must not see the later ones, unless the caller masks them.
+    is_decoder = "decoder_input_ids" in names
+    given = [n for n in names if n != "attention_mask" and vocabulary.argument(n) == "mask"]
+    if causal is None and (is_named_so or (is_decoder and not given)) and not is_given_masks:
         expected = True
+    stacked, mixed = _mixed_stack(run), ""
+    if causal is None and is_decoder and given:
+        mixed = f"`{given[0]}` was not passed"
+    elif causal is None and stacked is not None:
+        mixed = f"{_paths(stacked[True])} causal, {_paths(stacked[False])} not"
+        expected = expected or _predicts_tokens(run)
     leak = _find_leak(run)
     if leak is None:
         detail = "it gives no output for every token, or none that depends on another token"
         report.checks.append(Check("causality", "skipped", detail))
+        _add_mixed(report, mixed)
         return
     if not leak:
         report.assumptions.append("causal, as measured")
@@ -542,9 +564,58 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
     if expected or (hidden and all(hidden)):
         through = "" if not hidden or not all(hidden) else ", though every attention layer's mask is causal"
         mistake = "no-mask" if masks and not any(mask.hides for mask in masks) else ""
+        through += f": of its layers {mixed}" if mixed else ""
         _add_mistake(report, "causality", detail + through, mistake)
     else:
         report.assumptions.append("not causal, as measured")
+        _add_mixed(report, mixed)
+
+
+def _class_names(run: ModelRun) -> list[str]:
+    """Return the name of a model's class and its other names in its file: `GPT = TinyTransformer`."""
+    kind = type(run.module)
+    file = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+    return [run.name, *(name for name, value in list(file.items()) if value is kind)]
+
+
+def _add_mixed(report: Report, mixed: str) -> None:
+    if mixed:
+        how = "say causal=True or causal=False, which the model should be"
+        report.checks.append(Check(f"one answer on causality ({mixed})", "untried", how))
+
+
+def _mixed_stack(run: ModelRun) -> dict[bool, list[str]] | None:
+    """Return the self-attention layers of a stack, `h.0.attn`, `h.1.attn` …, with and without a causal mask.
+
+    None if every stack has layers of one kind only. An encoder and a decoder are two stacks, and so are the
+    two attentions of a decoder's blocks.
+    """
+    stacks: dict[tuple[str, torch.Size], dict[bool, list[str]]] = {}
+    for name, call in run.calls:
+        if isinstance(call, AttentionCall) and call.q.shape[-2] == call.k.shape[-2]:
+            unit = _unit(run.module, name)
+            key = (re.sub(r"\d+", "#", unit, count=1), call.q.shape)
+            layers = stacks.setdefault(key, {True: [], False: []})[call.mask.is_causal]
+            layers.append(unit) if unit not in layers else None
+    return next((stack for stack in stacks.values() if stack[True] and stack[False]), None)
+
+
+def _paths(units: list[str]) -> str:
+    return ", ".join(units if len(units) < 4 else [*units[:2], "…", units[-1]])
+
+
+def _predicts_tokens(run: ModelRun) -> bool:
+    """Return whether a model has a head of the vocabulary's size and says that it is a language model's.
+
+    Masked language models have both as well (`labels` and `lm_head` of RoBERTa): it is a sign only for those
+    that have causal layers.
+    """
+    x = run.draw(1)
+    more = None if x.is_floating_point() else _with_targets(run, x)
+    y = None if more is None else run.outputs(x, **more)
+    names = (*inspect.signature(run.module.forward).parameters, *dict(run.module.named_children()))
+    is_said = any(name in (*_TARGETS, "lm_head") for name in names)
+    return y is not None and is_said and y.shape[-1] >= _vocabulary_size(run.module)
 
 
 def _check_causality_under_padding(report: Report, run: ModelRun) -> None:
@@ -553,10 +624,13 @@ def _check_causality_under_padding(report: Report, run: ModelRun) -> None:
     if name is None:
         return
     visible = torch.ones_like(run.draw(1))
+    # The mask is that of the encoder's text, if there is one.
+    text = {"input_ids": run.draw(9)} if run.memory else {}
     padded = visible.clone()
     padded[:, visible.shape[1] // 2] = 0
     leaks = [
-        [_find_leak(run, **{name: meaning(mask)}) for mask in (visible, padded)] for meaning in _meanings(name)
+        [_find_leak(run, **text, **{name: meaning(mask)}) for mask in (visible, padded)]
+        for meaning in _meanings(name)
     ]
     if [(), ()] in leaks:
         report.checks.append(Check("causality with padding", "passed", f"with `{name}`, too"))
@@ -580,6 +654,19 @@ def _meanings(name: str) -> list[Callable[[Tensor], Tensor]]:
     if name == "attention_mask":
         return [lambda visible: visible]
     return [lambda visible: visible == 0, lambda visible: visible == 1]
+
+
+def _check_cross_attention(report: Report, run: ModelRun) -> None:
+    """Say if a decoder sees the other text under a causal mask, as only simultaneous translation does."""
+    for name, call in run.calls:
+        if run.memory and isinstance(call, AttentionCall) and call.k.shape[-2] == run.memory:
+            if call.mask.is_causal:
+                what = (
+                    f"cross-attention to the whole of the other text (`{_unit(run.module, name)}` is causal)"
+                )
+                how = "pass it no causal mask, unless the model translates while it reads"
+                report.checks.append(Check(what, "untried", how))
+                return
 
 
 def _check_training(report: Report, run: ModelRun) -> None:
