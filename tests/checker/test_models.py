@@ -536,3 +536,71 @@ def test_a_decoder_whose_mask_was_not_passed():
     report = regard.check(GivenMask)
     assert report.verdict == "right", str(report)
     assert "`tgt_mask` was not passed" in report.summary
+
+
+def turn(x, angles):
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
+class RotaryAttention(Attention):
+    def forward(self, x, angles):
+        B, T, _ = x.shape
+        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(turn(q, angles), turn(k, angles), v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class RotaryModel(nn.Module):
+    factor = 1.0
+
+    def __init__(self, vocab_size=64, n_embd=48, n_head=4):
+        super().__init__()
+        self.wte, self.lm_head = nn.Embedding(vocab_size, n_embd), nn.Linear(n_embd, vocab_size)
+        self.attn = nn.ModuleList(RotaryAttention(n_embd, n_head) for _ in range(2))
+        self.D = n_embd // n_head
+
+    def forward(self, idx):
+        x = self.wte(idx)
+        angles = torch.arange(idx.shape[1])[:, None] * 10000.0 ** -torch.linspace(0, 1, self.D // 2)
+        angles = angles.to(x.dtype)
+        for attn in self.attn:
+            x += attn(x, angles)
+            angles *= self.factor
+        return self.lm_head(x)
+
+
+def test_positions_that_change_from_layer_to_layer_are_in_the_headline():
+    report = regard.check(RotaryModel)
+    assert report.verdict == "right", str(report)
+    assert not report.untried
+    changing = type("Changing", (RotaryModel,), {"factor": 2.0})
+    assert (
+        "`angles`, which is changed in place between `attn.0` and `attn.1`" in regard.check(changing).summary
+    )
+
+
+class TimeFirstBlock(nn.Module):
+    def __init__(self, d_model, nhead):
+        super().__init__()
+        self.attn, self.norm = nn.MultiheadAttention(d_model, nhead), nn.LayerNorm(d_model)
+        self.mlp = nn.Sequential(nn.Linear(d_model, 96), nn.GELU(), nn.Linear(96, d_model))
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.mlp(self.attn(y, y, y, need_weights=False)[0])
+
+
+class SaysBatchFirst(TimeFirstBlock):
+    def forward(self, x):
+        """Return (B, T, C), as x is."""
+        return super().forward(x)
+
+
+def test_a_block_on_time_first_inputs_says_so():
+    report = regard.check(TimeFirstBlock)
+    assert report.verdict == "right", str(report)
+    assert "as a block on (T, B, C)" in report.summary
+    report = regard.check(SaysBatchFirst)
+    assert report.verdict == "undecided"
+    assert "its source says (B, T, C)" in report.summary

@@ -262,6 +262,18 @@ def _time_first(run: ModelRun) -> ModelRun | None:
     return None
 
 
+def _batch_first_words(module: nn.Module) -> str:
+    """Return the words by which the source of a block says that it takes (batch, time, …); "" if none do."""
+    try:
+        source = inspect.getsource(type(module))
+    except (OSError, TypeError):  # a class made at a prompt
+        return ""
+    batch, time = r"(?:b|bs|bsz|batch(?:_?size)?)", r"(?:t|l|s|time\w*|\w*seq\w*|\w*len\w*|tokens?)"
+    stated = re.search(rf"[(\[]\s*{batch}\s*,\s*{time}\s*,[^)\]]*[)\]]", source, re.IGNORECASE)
+    opposite = re.search(rf"[(\[]\s*{time}\s*,\s*{batch}\s*,", source, re.IGNORECASE)
+    return stated[0] if stated and not opposite else ""
+
+
 def _mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
     """Return whether the items of a batch depend on each other; None if they cannot be run alone."""
     more = _with_targets(run, x) or {}
@@ -359,7 +371,14 @@ def _check_model(run: ModelRun, judge: _LayerJudge, causal: bool | None, window:
     _check_window(report, run, window)
     _check_causality(report, run, causal)
     _check_batch(report, run)
+    if run.inputs.endswith("(T, B, C)"):
+        report.equals = "a block on (T, B, C)"
+        if (stated := _batch_first_words(run.module)) and not report.undecided:
+            report.undecided = (
+                f"it attends over the first axis, as on (T, B, C), and its source says {stated}"
+            )
     _check_cross_attention(report, run)
+    _check_shared_tensors(report, run)
     _check_training(report, run)
     _check_padding(report, run)
     names = inspect.signature(run.module.forward).parameters
@@ -538,7 +557,7 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
     )
     is_named_so = any(_NEXT_TOKEN.search(n) or vocabulary.says_causal(n) for n in _class_names(run))
     names = inspect.signature(run.module.forward).parameters
-    # A decoder that is trained on its own input ids must not see the later ones, unless the caller masks them.
+    # A decoder that is trained on its input ids must not see the later ones, unless the caller masks them.
     is_decoder = "decoder_input_ids" in names
     given = [n for n in names if n != "attention_mask" and vocabulary.argument(n) == "mask"]
     if causal is None and (is_named_so or (is_decoder and not given)) and not is_given_masks:
@@ -619,7 +638,7 @@ def _predicts_tokens(run: ModelRun) -> bool:
 
 
 def _check_causality_under_padding(report: Report, run: ModelRun) -> None:
-    """Check that a causal model is causal with its padding mask, too: the mask may have replaced the other."""
+    """Check that a causal model is causal with its padding mask, which may replace the causal one."""
     name = _padding_argument(run)
     if name is None:
         return
@@ -658,15 +677,57 @@ def _meanings(name: str) -> list[Callable[[Tensor], Tensor]]:
 
 def _check_cross_attention(report: Report, run: ModelRun) -> None:
     """Say if a decoder sees the other text under a causal mask, as only simultaneous translation does."""
-    for name, call in run.calls:
-        if run.memory and isinstance(call, AttentionCall) and call.k.shape[-2] == run.memory:
-            if call.mask.is_causal:
-                what = (
-                    f"cross-attention to the whole of the other text (`{_unit(run.module, name)}` is causal)"
-                )
-                how = "pass it no causal mask, unless the model translates while it reads"
-                report.checks.append(Check(what, "untried", how))
-                return
+    calls = [(name, call) for name, call in run.calls if isinstance(call, AttentionCall)]
+    crossing = [name for name, call in calls if call.k.shape[-2] == run.memory and call.mask.is_causal]
+    if crossing:
+        unit = _unit(run.module, crossing[0])
+        how = "pass it no causal mask, unless the model translates while it reads"
+        what = f"cross-attention to the whole of the other text (`{unit}` is causal)"
+        report.checks.append(Check(what, "untried", how))
+
+
+def _check_shared_tensors(report: Report, run: ModelRun) -> None:
+    """Say if a tensor that every layer of a stack gets, such as rotary angles, is changed on the way.
+
+    Hidden states may be changed in place, and so may what depends on tokens: a pair representation, a cache.
+    """
+    units = [unit for unit in _by_unit(run) if unit]
+    first: dict[tuple[str, str, int], tuple[Tensor, Tensor, str]] = {}  # the tensor, its value, its layer
+    changed: dict[str, tuple[str, str, str]] = {}
+
+    def watch(unit: str) -> Callable[..., None]:
+        stack = re.sub(r"\d+", "#", unit, count=1)
+
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            names = list(inspect.signature(module.forward).parameters)
+            values = [*zip(names[1:], args[1:], strict=False), *kwargs.items()]  # without the hidden states
+            for name, value in values:
+                for x in value if isinstance(value, tuple | list) else (value,):
+                    if not isinstance(x, Tensor) or x.numel() < 2 or _has_batch(x, run):
+                        continue
+                    before, copy, layer = first.setdefault((stack, name, id(x)), (x, x.clone(), unit))
+                    if before is x and layer != unit and not torch.equal(copy, x):
+                        changed.setdefault(stack, (name, layer, unit))
+
+        return look
+
+    hooks = [
+        run.module.get_submodule(unit).register_forward_pre_hook(watch(unit), with_kwargs=True)
+        for unit in units
+    ]
+    try:
+        run.outputs(run.draw(0))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, layer, unit in changed.values():
+        what = f"comparison of `{name}`, which is changed in place between `{layer}` and `{unit}`"
+        report.checks.append(Check(what, "untried", "give every layer its own copy, or change it for none"))
+
+
+def _has_batch(x: Tensor, run: ModelRun) -> bool:
+    """Return whether a tensor has an entry for every sequence: then it may depend on tokens."""
+    return x.ndim > 2 and x.shape[0] == run.draw(0).shape[0]
 
 
 def _check_training(report: Report, run: ModelRun) -> None:
