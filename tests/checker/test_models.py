@@ -322,3 +322,285 @@ def test_the_statistics_of_an_instance_are_left_as_they_are():
     regard.check(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(part.training for part in model.modules())
+
+
+class Padded(LanguageModel):
+    """A language model that hides padding: 1 in its mask is a token."""
+
+    def join(self, causal, visible, dtype):
+        return causal * visible[:, None, None, :]
+
+    def forward(self, idx, attention_mask=None):
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
+        mask = self.mask(idx.shape[1])
+        if attention_mask is not None:
+            mask = self.join(mask, attention_mask, x.dtype)
+        for block in self.h:
+            x = block(x, mask)
+        return self.lm_head(x)
+
+
+class KeepsOnesFlash(Padded):
+    """True in its `key_padding_mask` is a token, as in flash-attn."""
+
+    def forward(self, idx, key_padding_mask=None):
+        return super().forward(idx, key_padding_mask)
+
+
+class HidesTrue(Padded):
+    """True in its `key_padding_mask` is padding, as in PyTorch."""
+
+    def forward(self, idx, key_padding_mask=None):
+        return super().forward(idx, None if key_padding_mask is None else ~key_padding_mask)
+
+
+class FirstMaskForAll(Padded):
+    def join(self, causal, visible, dtype):
+        return causal * visible[:1, None, None, :]
+
+
+class MaskReplaced(Padded):
+    def join(self, causal, visible, dtype):
+        return visible[:, None, None, :]
+
+
+class MaskReplacedHidesTrue(HidesTrue):
+    join = MaskReplaced.join
+
+
+class AddedAttention(Attention):
+    def forward(self, x, mask=None):
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + (0.0 if mask is None else mask)
+        return self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
+class AddedBlock(Block):
+    attention = AddedAttention
+
+
+class Added(Padded):
+    """Its mask is added to the scores, and is NaN in float64: 0 times a number that is -inf in float32."""
+
+    blocks = (AddedBlock, AddedBlock)
+
+    def mask(self, T):
+        return torch.full((T, T), float("-inf")).triu(1)
+
+    def join(self, causal, visible, dtype):
+        return causal + (1.0 - visible[:, None, None, :].float()) * torch.finfo(dtype).min
+
+
+class AddedNaN(Added):
+    def join(self, causal, visible, dtype):
+        return causal + visible[:, None, None, :].float() * float("inf") - float("inf")
+
+
+@pytest.mark.parametrize("model", [Padded, KeepsOnesFlash, HidesTrue, Added])
+def test_right_padding_masks_of_models(model):
+    report = regard.check(model, causal=True)
+    assert report.verdict == "right", str(report)
+    assert "padding" in {check.name for check in report.passed}
+
+
+@pytest.mark.parametrize(
+    ("model", "failed", "words"),
+    [
+        (FirstMaskForAll, "padding", "token 7, hidden by `attention_mask`"),
+        (MaskReplaced, "causality with padding", "though not without"),
+        (MaskReplacedHidesTrue, "causality with padding", "with `key_padding_mask`"),
+        (AddedNaN, "padding", "its output is NaN"),
+    ],
+)
+def test_wrong_padding_masks_of_models(model, failed, words):
+    report = regard.check(model)
+    assert [failure.name for failure in report.failures] == [failed], str(report)
+    assert words in report.failures[0].detail
+
+
+class MixedStack(LanguageModel):
+    """Its last layer has no mask."""
+
+    def forward(self, idx):
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
+        x = self.h[0](x, self.mask(idx.shape[1]))
+        return self.lm_head(self.h[1](x))
+
+
+class MixedStates(MixedStack):
+    """As `MixedStack`, with hidden states for its output, and no name that says what they are for."""
+
+    def __init__(self, vocab_size, n_embd, n_head, block_size):
+        super().__init__(vocab_size, n_embd, n_head, block_size)
+        self.lm_head = nn.Identity()
+
+
+class Plain(Unmasked):
+    """An encoder with `targets` and an `lm_head`, as for masked language modelling."""
+
+
+class LocalAndFull(LanguageModel):
+    """Its layers are causal, the first in a window, as in Gemma."""
+
+    def forward(self, idx, targets=None):
+        x, mask = self.wte(idx) + self.wpe(torch.arange(idx.shape[1])), self.mask(idx.shape[1])
+        return self.lm_head(self.h[1](self.h[0](x, mask.triu(-2)), mask))
+
+
+Stack = type("Stack", (MixedStack,), {})
+States = type("States", (MixedStates,), {})
+LocalAndFullStack = type("LocalAndFullStack", (LocalAndFull,), {})
+
+
+def test_layers_of_a_stack_with_and_without_a_causal_mask():
+    report = regard.check(Stack)
+    assert [failure.name for failure in report.failures] == ["causality"], str(report)
+    assert "h.0.attn causal, h.1.attn not" in report.failures[0].detail
+    report = regard.check(States)
+    assert report.verdict == "right"
+    assert "no one answer on causality (h.0.attn causal, h.1.attn not)" in report.summary
+    assert "no one answer" not in regard.check(States, causal=False).summary
+    assert regard.check(States, causal=True).verdict == "wrong"
+
+
+@pytest.mark.parametrize("model", [Plain, LocalAndFullStack])
+def test_stacks_of_one_kind_are_right(model):
+    report = regard.check(model)
+    assert report.verdict == "right", str(report)
+    assert not report.untried
+
+
+TinyNet = type("TinyNet", (Unmasked,), {"__module__": __name__})
+TinyGPT = TinyNet
+
+
+def test_another_name_of_the_class_counts():
+    assert regard.check(TinyGPT).diagnoses[0].name == "no-mask"
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, d_model, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x, memory, mask=None):
+        q, k, v = (
+            f(y).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+            for f, y in ((self.q, x), (self.k, memory), (self.v, memory))
+        )
+        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+
+
+class Translator(nn.Module):
+    causal, causal_cross = True, False
+
+    def __init__(self, vocab_size=64, d_model=48, n_head=4, max_len=32):
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(vocab_size, d_model), nn.Embedding(max_len, d_model)
+        self.encoder, self.self_attn, self.cross_attn = (CrossAttention(d_model, n_head) for _ in range(3))
+        self.head = nn.Linear(d_model, vocab_size)
+
+    def forward(self, input_ids, decoder_input_ids):
+        x, y = (self.tok(i) + self.pos(torch.arange(i.shape[1])) for i in (input_ids, decoder_input_ids))
+        x, T = x + self.encoder(x, x), y.shape[1]
+        mask = torch.ones(T, max(T, x.shape[1]), dtype=torch.bool).tril()
+        y = y + self.self_attn(y, y, mask[:, :T] if self.causal else None)
+        return self.head(y + self.cross_attn(y, x, mask[:, : x.shape[1]] if self.causal_cross else None))
+
+
+SeesLaterTokens = type("SeesLaterTokens", (Translator,), {"causal": False})
+CausalCross = type("CausalCross", (Translator,), {"causal_cross": True})
+
+
+def test_decoders_of_another_text():
+    report = regard.check(Translator)
+    assert report.verdict == "right", str(report)
+    assert not report.untried
+    report = regard.check(SeesLaterTokens)
+    assert [failure.name for failure in report.failures] == ["causality"], str(report)
+    assert "`cross_attn` is causal" in regard.check(CausalCross).summary
+
+
+class GivenMask(Translator):
+    """Its decoder's mask comes from the caller, as in nn.Transformer."""
+
+    def forward(self, input_ids, decoder_input_ids, tgt_mask=None):
+        x, y = (self.tok(i) + self.pos(torch.arange(i.shape[1])) for i in (input_ids, decoder_input_ids))
+        y = y + self.self_attn(y, y, tgt_mask)
+        return self.head(y + self.cross_attn(y, x + self.encoder(x, x)))
+
+
+def test_a_decoder_whose_mask_was_not_passed():
+    report = regard.check(GivenMask)
+    assert report.verdict == "right", str(report)
+    assert "`tgt_mask` was not passed" in report.summary
+
+
+def turn(x, angles):
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
+class RotaryAttention(Attention):
+    def forward(self, x, angles):
+        B, T, _ = x.shape
+        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(turn(q, angles), turn(k, angles), v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class RotaryModel(nn.Module):
+    factor = 1.0
+
+    def __init__(self, vocab_size=64, n_embd=48, n_head=4):
+        super().__init__()
+        self.wte, self.lm_head = nn.Embedding(vocab_size, n_embd), nn.Linear(n_embd, vocab_size)
+        self.attn = nn.ModuleList(RotaryAttention(n_embd, n_head) for _ in range(2))
+        self.D = n_embd // n_head
+
+    def forward(self, idx):
+        x = self.wte(idx)
+        angles = torch.arange(idx.shape[1])[:, None] * 10000.0 ** -torch.linspace(0, 1, self.D // 2)
+        angles = angles.to(x.dtype)
+        for attn in self.attn:
+            x += attn(x, angles)
+            angles *= self.factor
+        return self.lm_head(x)
+
+
+def test_positions_that_change_from_layer_to_layer_are_in_the_headline():
+    report = regard.check(RotaryModel)
+    assert report.verdict == "right", str(report)
+    assert not report.untried
+    changing = type("Changing", (RotaryModel,), {"factor": 2.0})
+    assert (
+        "`angles`, which is changed in place between `attn.0` and `attn.1`" in regard.check(changing).summary
+    )
+
+
+class TimeFirstBlock(nn.Module):
+    def __init__(self, d_model, nhead):
+        super().__init__()
+        self.attn, self.norm = nn.MultiheadAttention(d_model, nhead), nn.LayerNorm(d_model)
+        self.mlp = nn.Sequential(nn.Linear(d_model, 96), nn.GELU(), nn.Linear(96, d_model))
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.mlp(self.attn(y, y, y, need_weights=False)[0])
+
+
+class SaysBatchFirst(TimeFirstBlock):
+    def forward(self, x):
+        """Return (B, T, C), as x is."""
+        return super().forward(x)
+
+
+def test_a_block_on_time_first_inputs_says_so():
+    report = regard.check(TimeFirstBlock)
+    assert report.verdict == "right", str(report)
+    assert "as a block on (T, B, C)" in report.summary
+    report = regard.check(SaysBatchFirst)
+    assert report.verdict == "undecided"
+    assert "its source says (B, T, C)" in report.summary

@@ -12,9 +12,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,6 +90,8 @@ class ModelRun:
     training: list[nn.Module] = field(default_factory=list)  # modules to be put back into training mode
     calls: list[tuple[str, AttentionCall | UnreadableCall]] = field(default_factory=list)
     depth: str = ""  # how many of its layers were built, if it has more or may: "2 of 24 layers"
+    memory: int = 0  # tokens of the other text that a decoder reads, if it is of another length
+    own: bool = False  # whether it is the caller's own instance, whose dtype stays as it is
 
     def restore(self) -> None:
         """Put the caller's own model back into training mode."""
@@ -160,7 +164,9 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
     if device is None:
         dtypes = [next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)]
     first = next((name for name in ("decoder_input_ids", "input_ids") if name in names), names[0])
-    for dtype, T in itertools.product(dtypes, _LENGTHS):
+    # A decoder reads another text, which is shorter or longer: then cross-attention is known by its sizes.
+    changes = (-2, 2, 0) if first == "decoder_input_ids" else (0,)
+    for dtype, change, T in itertools.product(dtypes, changes, _LENGTHS):
         if device is not None:
             in_dtype(module, dtype)
 
@@ -170,15 +176,21 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
             return torch.randint(low, vocabulary_size, (2, T), generator=generator).to(where)
 
         def run(
-            x: Tensor, *, draw: Callable[[int], Tensor] = draw, dtype: torch.dtype = dtype, **more: Any
+            x: Tensor,
+            *,
+            draw: Callable[[int], Tensor] = draw,
+            dtype: torch.dtype = dtype,
+            S: int = T + change,
+            **more: Any,
         ) -> Any:
             states = torch.zeros(*x.shape, 1, dtype=dtype)
             passed = make_values(call, Question("call", states, states, states)) | more
             if first == "decoder_input_ids":  # beside an encoder, which reads one text for all
-                passed.setdefault("input_ids", draw(9)[:1].expand(len(x), -1))
+                passed.setdefault("input_ids", torch.cat([draw(9), draw(8)], 1)[:1, :S].expand(len(x), -1))
             return module(**{first: x}, **passed)
 
         found = ModelRun(type(module).__name__, module, run, draw, f"token ids (2, {T})", dtype, training)
+        found.own, found.memory = device is None, T + change if change else 0
         if _observe(found):
             return found
     found.restore()
@@ -228,6 +240,7 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
 
         shape = tuple(question.q.shape)
         found = ModelRun(type(module).__name__, own, run, draw, f"hidden states {shape}", dtype)
+        found.memory = 9 if subject.inputs == "context" else 0
         if _observe(found):
             return _time_first(found) or found
     return None
@@ -247,6 +260,18 @@ def _time_first(run: ModelRun) -> ModelRun | None:
     if _mixes_batch(run, run.draw(3)) and _mixes_batch(turned, run.draw(3)) is False and _observe(turned):
         return turned
     return None
+
+
+def _batch_first_words(module: nn.Module) -> str:
+    """Return the words by which the source of a block says that it takes (batch, time, …); "" if none do."""
+    try:
+        source = inspect.getsource(type(module))
+    except (OSError, TypeError):  # a class made at a prompt
+        return ""
+    batch, time = r"(?:b|bs|bsz|batch(?:_?size)?)", r"(?:t|l|s|time\w*|\w*seq\w*|\w*len\w*|tokens?)"
+    stated = re.search(rf"[(\[]\s*{batch}\s*,\s*{time}\s*,[^)\]]*[)\]]", source, re.IGNORECASE)
+    opposite = re.search(rf"[(\[]\s*{time}\s*,\s*{batch}\s*,", source, re.IGNORECASE)
+    return stated[0] if stated and not opposite else ""
 
 
 def _mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
@@ -346,6 +371,14 @@ def _check_model(run: ModelRun, judge: _LayerJudge, causal: bool | None, window:
     _check_window(report, run, window)
     _check_causality(report, run, causal)
     _check_batch(report, run)
+    if run.inputs.endswith("(T, B, C)"):
+        report.equals = "a block on (T, B, C)"
+        if (stated := _batch_first_words(run.module)) and not report.undecided:
+            report.undecided = (
+                f"it attends over the first axis, as on (T, B, C), and its source says {stated}"
+            )
+    _check_cross_attention(report, run)
+    _check_shared_tensors(report, run)
     _check_training(report, run)
     _check_padding(report, run)
     names = inspect.signature(run.module.forward).parameters
@@ -522,25 +555,179 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
     is_given_masks = run.draw(0).is_floating_point() and any(
         "mask" in name for name in inspect.signature(run.module.forward).parameters
     )
-    is_named_so = _NEXT_TOKEN.search(run.name) or vocabulary.says_causal(run.name)
-    if causal is None and is_named_so and not is_given_masks:
+    is_named_so = any(_NEXT_TOKEN.search(n) or vocabulary.says_causal(n) for n in _class_names(run))
+    names = inspect.signature(run.module.forward).parameters
+    # A decoder that is trained on its input ids must not see the later ones, unless the caller masks them.
+    is_decoder = "decoder_input_ids" in names
+    given = [n for n in names if n != "attention_mask" and vocabulary.argument(n) == "mask"]
+    if causal is None and (is_named_so or (is_decoder and not given)) and not is_given_masks:
         expected = True
+    stacked, mixed = _mixed_stack(run), ""
+    if causal is None and is_decoder and given:
+        mixed = f"`{given[0]}` was not passed"
+    elif causal is None and stacked is not None:
+        mixed = f"{_paths(stacked[True])} causal, {_paths(stacked[False])} not"
+        expected = expected or _predicts_tokens(run)
     leak = _find_leak(run)
     if leak is None:
         detail = "it gives no output for every token, or none that depends on another token"
         report.checks.append(Check("causality", "skipped", detail))
+        _add_mixed(report, mixed)
         return
     if not leak:
         report.assumptions.append("causal, as measured")
         report.checks.append(Check("causality", "passed", "no output depends on a later token"))
+        _check_causality_under_padding(report, run)
         return
     detail = f"output {leak[0]} depends on token {leak[1]}"
     if expected or (hidden and all(hidden)):
         through = "" if not hidden or not all(hidden) else ", though every attention layer's mask is causal"
         mistake = "no-mask" if masks and not any(mask.hides for mask in masks) else ""
+        through += f": of its layers {mixed}" if mixed else ""
         _add_mistake(report, "causality", detail + through, mistake)
     else:
         report.assumptions.append("not causal, as measured")
+        _add_mixed(report, mixed)
+
+
+def _class_names(run: ModelRun) -> list[str]:
+    """Return the name of a model's class and its other names in its file: `GPT = TinyTransformer`."""
+    kind = type(run.module)
+    file = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+    return [run.name, *(name for name, value in list(file.items()) if value is kind)]
+
+
+def _add_mixed(report: Report, mixed: str) -> None:
+    if mixed:
+        how = "say causal=True or causal=False, which the model should be"
+        report.checks.append(Check(f"one answer on causality ({mixed})", "untried", how))
+
+
+def _mixed_stack(run: ModelRun) -> dict[bool, list[str]] | None:
+    """Return the self-attention layers of a stack, `h.0.attn`, `h.1.attn` …, with and without a causal mask.
+
+    None if every stack has layers of one kind only. An encoder and a decoder are two stacks, and so are the
+    two attentions of a decoder's blocks.
+    """
+    stacks: dict[tuple[str, torch.Size], dict[bool, list[str]]] = {}
+    for name, call in run.calls:
+        if isinstance(call, AttentionCall) and call.q.shape[-2] == call.k.shape[-2]:
+            unit = _unit(run.module, name)
+            key = (re.sub(r"\d+", "#", unit, count=1), call.q.shape)
+            layers = stacks.setdefault(key, {True: [], False: []})[call.mask.is_causal]
+            layers.append(unit) if unit not in layers else None
+    return next((stack for stack in stacks.values() if stack[True] and stack[False]), None)
+
+
+def _paths(units: list[str]) -> str:
+    return ", ".join(units if len(units) < 4 else [*units[:2], "…", units[-1]])
+
+
+def _predicts_tokens(run: ModelRun) -> bool:
+    """Return whether a model has a head of the vocabulary's size and says that it is a language model's.
+
+    Masked language models have both as well (`labels` and `lm_head` of RoBERTa): it is a sign only for those
+    that have causal layers.
+    """
+    x = run.draw(1)
+    more = None if x.is_floating_point() else _with_targets(run, x)
+    y = None if more is None else run.outputs(x, **more)
+    names = (*inspect.signature(run.module.forward).parameters, *dict(run.module.named_children()))
+    is_said = any(name in (*_TARGETS, "lm_head") for name in names)
+    return y is not None and is_said and y.shape[-1] >= _vocabulary_size(run.module)
+
+
+def _check_causality_under_padding(report: Report, run: ModelRun) -> None:
+    """Check that a causal model is causal with its padding mask, which may replace the causal one."""
+    name = _padding_argument(run)
+    if name is None:
+        return
+    visible = torch.ones_like(run.draw(1))
+    # The mask is that of the encoder's text, if there is one.
+    text = {"input_ids": run.draw(9)} if run.memory else {}
+    padded = visible.clone()
+    padded[:, visible.shape[1] // 2] = 0
+    leaks = [
+        [_find_leak(run, **text, **{name: meaning(mask)}) for mask in (visible, padded)]
+        for meaning in _meanings(name)
+    ]
+    if [(), ()] in leaks:
+        report.checks.append(Check("causality with padding", "passed", f"with `{name}`, too"))
+    elif leak := next((leak for leak in itertools.chain(*leaks) if leak), None):
+        detail = f"output {leak[0]} depends on token {leak[1]} with `{name}`, though not without"
+        _add_mistake(report, "causality with padding", detail, "no-mask")
+
+
+def _padding_argument(run: ModelRun) -> str | None:
+    """Return the argument of a model of tokens that hides padding by a mask (B, T); None if it has none."""
+    names = inspect.signature(run.module.forward).parameters
+    name = next((n for n in names if n == "attention_mask" or vocabulary.argument(n) == "padding"), None)
+    return None if name is None or "len" in name or run.draw(0).is_floating_point() else name
+
+
+def _meanings(name: str) -> list[Callable[[Tensor], Tensor]]:
+    """Return the ways to write which tokens are visible, given as (B, T) with 1 for a visible token.
+
+    In `attention_mask` 1 is a token. True in `key_padding_mask` hides in PyTorch, and shows in flash-attn.
+    """
+    if name == "attention_mask":
+        return [lambda visible: visible]
+    return [lambda visible: visible == 0, lambda visible: visible == 1]
+
+
+def _check_cross_attention(report: Report, run: ModelRun) -> None:
+    """Say if a decoder sees the other text under a causal mask, as only simultaneous translation does."""
+    calls = [(name, call) for name, call in run.calls if isinstance(call, AttentionCall)]
+    crossing = [name for name, call in calls if call.k.shape[-2] == run.memory and call.mask.is_causal]
+    if crossing:
+        unit = _unit(run.module, crossing[0])
+        how = "pass it no causal mask, unless the model translates while it reads"
+        what = f"cross-attention to the whole of the other text (`{unit}` is causal)"
+        report.checks.append(Check(what, "untried", how))
+
+
+def _check_shared_tensors(report: Report, run: ModelRun) -> None:
+    """Say if a tensor that every layer of a stack gets, such as rotary angles, is changed on the way.
+
+    Hidden states may be changed in place, and so may what depends on tokens: a pair representation, a cache.
+    """
+    units = [unit for unit in _by_unit(run) if unit]
+    first: dict[tuple[str, str, int], tuple[Tensor, Tensor, str]] = {}  # the tensor, its value, its layer
+    changed: dict[str, tuple[str, str, str]] = {}
+
+    def watch(unit: str) -> Callable[..., None]:
+        stack = re.sub(r"\d+", "#", unit, count=1)
+
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            names = list(inspect.signature(module.forward).parameters)
+            values = [*zip(names[1:], args[1:], strict=False), *kwargs.items()]  # without the hidden states
+            for name, value in values:
+                for x in value if isinstance(value, tuple | list) else (value,):
+                    if not isinstance(x, Tensor) or x.numel() < 2 or _has_batch(x, run):
+                        continue
+                    before, copy, layer = first.setdefault((stack, name, id(x)), (x, x.clone(), unit))
+                    if before is x and layer != unit and not torch.equal(copy, x):
+                        changed.setdefault(stack, (name, layer, unit))
+
+        return look
+
+    hooks = [
+        run.module.get_submodule(unit).register_forward_pre_hook(watch(unit), with_kwargs=True)
+        for unit in units
+    ]
+    try:
+        run.outputs(run.draw(0))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, layer, unit in changed.values():
+        what = f"comparison of `{name}`, which is changed in place between `{layer}` and `{unit}`"
+        report.checks.append(Check(what, "untried", "give every layer its own copy, or change it for none"))
+
+
+def _has_batch(x: Tensor, run: ModelRun) -> bool:
+    """Return whether a tensor has an entry for every sequence: then it may depend on tokens."""
+    return x.ndim > 2 and x.shape[0] == run.draw(0).shape[0]
 
 
 def _check_training(report: Report, run: ModelRun) -> None:
@@ -599,12 +786,16 @@ def _is_repeatable(run: ModelRun) -> bool:
     return first is not None and all(y is not None and torch.equal(first, y) for y in others)
 
 
-def _find_leak(run: ModelRun) -> tuple[int, int] | tuple[()] | None:
-    """Return the first output that depends on a later token; () if there is none; None if it is unknown."""
+def _find_leak(run: ModelRun, **options: Tensor) -> tuple[int, int] | tuple[()] | None:
+    """Return the first output that depends on a later token; () if there is none; None if it is unknown.
+
+    `options` are further arguments of the model, the same in every run.
+    """
     x, other = run.draw(1), run.draw(2)
     more = _with_targets(run, x)
+    more = None if more is None else more | options
     before = None if more is None else run.outputs(x, **more)
-    if before is None or more is None:
+    if before is None or more is None or before.isnan().any():
         return None
     T = x.shape[1]
     first_changed = run.outputs(torch.cat([other[:, :1], x[:, 1:]], 1), **more)
@@ -633,10 +824,17 @@ def _with_targets(run: ModelRun, x: Tensor) -> dict[str, Any] | None:
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:
-    """Return (T,), where outputs (B, T, …) differ by more than rounding."""
+    """Return (T,), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
+    return _where_differ(a, b).any(0)
+
+
+def _where_differ(a: Tensor, b: Tensor) -> Tensor:
+    """Return (B, T), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
     rounding = 1e-9 if a.dtype == torch.float64 else 1e-4
-    different = (a - b).abs() > rounding * a.abs().max().clamp_min(1e-30)
-    return different.flatten(2).any(-1).any(0)
+    largest = a.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1e-30)
+    # Logits of forbidden tokens may be -inf in both.
+    same = ((a - b).abs() <= rounding * largest) | (a == b)
+    return ~same.flatten(2).all(-1)
 
 
 def _check_batch(report: Report, run: ModelRun) -> None:
@@ -656,41 +854,60 @@ def _check_batch(report: Report, run: ModelRun) -> None:
 
 
 def _check_padding(report: Report, run: ModelRun) -> None:
-    """Hide a token by the model's padding mask, and change it: no other output may change.
+    """Hide a token of each sequence by the model's padding mask, and change it: no other output may change.
 
-    A mask has 1 for a token; `key_padding_mask` and the like have True for padding.
+    Each sequence hides another token, since a model may use the first one's mask for all. A model that was
+    built here runs in float64, where `(1 - mask.float()) * torch.finfo(x.dtype).min` is NaN, and its users do
+    not: NaN counts if it is there in float32, too.
     """
-    names = inspect.signature(run.module.forward).parameters
-    name = next((n for n in names if n == "attention_mask" or vocabulary.argument(n) == "padding"), None)
-    x = run.draw(4)
-    if name is None or x.is_floating_point() or "len" in name:
+    name = _padding_argument(run)
+    if name is None:
         return
-    T = x.shape[1]
-    texts: list[tuple[Tensor, dict[str, Tensor]]]
-    other = x.clone()
-    other[:, T // 2] = run.draw(5)[:, T // 2]
-    visible = torch.ones_like(x)
-    visible[:, T // 2] = 0
-    mask = visible == 0 if name != "attention_mask" else visible
-    more = _with_targets(run, x)
-    if "decoder_input_ids" in names:  # the mask is that of the encoder's text
-        texts = [(x, {"input_ids": y}) for y in (x, other)]
+    problems = [_padding_problem(run, name, meaning) for meaning in _meanings(name)]
+    if "" not in problems and any(p and p.endswith("NaN") for p in problems) and not run.own:
+        in_dtype(run.module, torch.float32)
+        narrow = replace(run, call=partial(run.call, dtype=torch.float32), dtype=torch.float32)
+        problems = [_padding_problem(narrow, name, meaning) for meaning in _meanings(name)]
+        in_dtype(run.module, run.dtype)
+    if "" in problems:
+        report.checks.append(Check("padding", "passed", f"a token that `{name}` hides changes nothing"))
+    elif detail := next((problem for problem in problems if problem), None):
+        _add_mistake(report, "padding", detail, "" if detail.endswith("NaN") else "padded-keys-leak")
     else:
-        texts = [(x, {}), (other, {})]
-    before, after = (
-        None if more is None else run.outputs(y, **more, **text, **{name: mask}) for y, text in texts
+        report.checks.append(Check("padding", "skipped", f"`{name}` does not take (B, T) with 1 for a token"))
+
+
+def _padding_problem(run: ModelRun, name: str, meaning: Callable[[Tensor], Tensor]) -> str | None:
+    """Return what is wrong with a padding mask; "" if nothing is, None if the model does not take it."""
+    names = inspect.signature(run.module.forward).parameters
+    x = run.draw(4)
+    B, T = x.shape
+    hidden = torch.tensor([T // 2, min(T // 2 + 2, T - 1)], device=x.device)
+    items = torch.arange(B, device=x.device)
+    other, visible = x.clone(), torch.ones_like(x)
+    other[items, hidden] = (x[items, hidden] + 1).where(x[items, hidden] < x.max(), x.min())
+    visible[items, hidden] = 0
+    more = _with_targets(run, x)
+    plain = None if more is None else run.outputs(x, **more)
+    if plain is None or more is None:
+        return None
+    has_encoder = "decoder_input_ids" in names  # the mask is that of the encoder's text
+    texts = [(x, {"input_ids": y}) if has_encoder else (y, {}) for y in (x, other)]
+    unmasked, before, after = (
+        run.outputs(y, **more, **text, **{name: meaning(mask)})
+        for (y, text), mask in ((texts[0], torch.ones_like(x)), (texts[0], visible), (texts[1], visible))
     )
     if before is None or after is None:
-        report.checks.append(Check("padding", "skipped", f"`{name}` does not take (B, T) with 1 for a token"))
-        return
-    rows = _differ(before, after)
-    if "decoder_input_ids" not in names:
-        rows[T // 2] = False  # the hidden token's own
-    if bool(rows.any()):
-        detail = f"token {T // 2}, hidden by `{name}`, changes output {int(rows.nonzero()[0])}"
-        _add_mistake(report, "padding", detail, "padded-keys-leak")
-    else:
-        report.checks.append(Check("padding", "passed", f"a token that `{name}` hides changes nothing"))
+        return None
+    own = torch.zeros_like(visible, dtype=torch.bool) if has_encoder else visible == 0
+    for outputs, number in ((unmasked, "no token"), (before, "one token")):
+        if outputs is not None and bool((outputs.isnan().flatten(2).any(-1) & ~own).any()):
+            return None if plain.isnan().any() else f"with `{name}` hiding {number}, its output is NaN"
+    places = (_where_differ(before, after) & ~own).nonzero()
+    if not len(places):
+        return ""
+    item, row = places[0].tolist()
+    return f"token {int(hidden[item])}, hidden by `{name}`, changes output {row}"
 
 
 def _add_mistake(report: Report, check: str, detail: str, mistake: str, fix: str = "") -> None:
