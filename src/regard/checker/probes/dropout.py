@@ -21,6 +21,7 @@ from regard.checker.probes.derivatives import derivative_error
 from regard.checker.probes.dropout_effect import (
     OUTPUT_DROPOUT,
     UNSCALED,
+    Draw,
     P,
     draw_outputs,
     dropouts,
@@ -29,7 +30,7 @@ from regard.checker.probes.dropout_effect import (
     set_value,
     training_run,
 )
-from regard.checker.probes.dropout_rate import check_rate
+from regard.checker.probes.dropout_rate import check_rate, function_draw, rate_argument
 from regard.checker.probes.numbers import GRADIENT_TOLERANCE, output_gradients
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
@@ -76,7 +77,11 @@ def probe_dropout(session: CheckSession) -> None:
             "dropout in training", "its place can be inferred only where the output is the oracle's"
         )
     else:
-        _check_place(session, session.right_intent, question, acting)
+        draws = {
+            name: training_run(session, question, _with_dropout(session, group, P, training=True))
+            for name, group in acting.items()
+        }
+        _check_place(session, session.right_intent, question, draws)
 
 
 def _check_training(session: CheckSession, places: list[str]) -> None:
@@ -257,7 +262,8 @@ def _check_function(session: CheckSession) -> None:
     difference = relative_error(outputs[0], outputs[1])
     if not difference:
         session.add_pass("deterministic")
-        check_rate(session, question)
+        if not check_rate(session, question):
+            _check_function_dropout(session, question)
     else:
         session.add_mistake(
             "deterministic",
@@ -266,6 +272,25 @@ def _check_function(session: CheckSession) -> None:
             "The same input gives two different outputs, although no dropout was requested.",
             distance=difference / TOLERANCE,
         )
+
+
+def _check_function_dropout(session: CheckSession, question: Question) -> None:
+    """Check where the dropout of a function's argument acts, as for a module's."""
+    name = rate_argument(session)
+    if not name:
+        return
+    # The Annotated Transformer's `attention(query, key, value, mask, dropout)` takes a layer.
+    draws = (function_draw(session, question, name, value) for value in (P, nn.Dropout(P)))
+    draw = next((draw for draw in draws if draw(0) is not None), None)
+    check = f"argument {name}"
+    if draw is None:
+        session.add_untried(check, f"`{name}={P}` raises an error; try it yourself")
+    elif session.right_intent is None:
+        session.add_skip(check, "its place can be inferred only where the output is the oracle's")
+    elif all(torch.equal(output, draw_outputs(draw, [0])[0]) for output in draw_outputs(draw, range(1, 4))):
+        session.add_untried(check, f"nothing is dropped at `{name}={P}`")
+    else:
+        _check_place(session, session.right_intent, question, {name: draw})
 
 
 def _with_dropout(session: CheckSession, places: list[str], p: float, *, training: bool) -> nn.Module:
@@ -286,19 +311,9 @@ def _variation(session: CheckSession, question: Question, module: nn.Module) -> 
     return max((relative_difference(outputs[0], other) for other in outputs[1:]), default=0.0)
 
 
-def _check_place(
-    session: CheckSession, intent: Intent, question: Question, acting: dict[str, list[str]]
-) -> None:
+def _check_place(session: CheckSession, intent: Intent, question: Question, draws: dict[str, Draw]) -> None:
     """Check where each dropout acts: it should be on the weights, or on the layer's output by its name."""
-    effects = {
-        name: infer_effect(
-            session,
-            intent,
-            question,
-            training_run(session, question, _with_dropout(session, group, P, training=True)),
-        )
-        for name, group in acting.items()
-    }
+    effects = {name: infer_effect(session, intent, question, draw) for name, draw in draws.items()}
     where = {
         name: "unknown" if effect.factor and not is_near(effect.factor, 1 / (1 - P)) else effect.place
         for name, effect in effects.items()
@@ -327,10 +342,10 @@ def _check_place(
     elif on_weights:
         session.add_pass("dropout in training", f"`{on_weights[0]}` acts on the weights, scaled by 1/(1 − p)")
     elif all(act in ("dropout-on-output", "after the projection") for act in where.values()):
-        session.add_pass("dropout in training", f"`{next(iter(acting))}` acts on the output of the layer")
+        session.add_pass("dropout in training", f"`{next(iter(draws))}` acts on the output of the layer")
     else:
         session.add_skip(
-            "dropout in training", f"where `{next(iter(acting))}` acts could not be inferred from the output"
+            "dropout in training", f"where `{next(iter(draws))}` acts could not be inferred from the output"
         )
 
 
