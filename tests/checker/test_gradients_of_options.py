@@ -173,12 +173,12 @@ def attention_with(bug="", mask=False):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return ManyOptions.apply(q, k, v, scale, attn_bias, bug)
 
-    def masked_attention(q, k, v, attn_mask=None, scale=None):
+    def attend(q, k, v, attn_mask=None, scale=None):
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros(attn_mask.shape, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
         return attention(q, k, v, attn_mask, scale)
 
-    return masked_attention if mask else attention
+    return attend if mask else attention
 
 
 def test_gradients_of_a_scale_a_bias_and_the_lse_are_right():
