@@ -269,3 +269,65 @@ def without_dropout(q, k, v, dropout_p=0.0):
 def test_the_argument_of_a_function_sets_the_rate(function, names):
     report = regard.check(function)
     assert [d.name for d in report.diagnoses if not d.warning] == names, report
+
+
+def drops_weights(q, k, v, dropout_p=0.0, training=False):
+    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+    return F.dropout(weights, dropout_p, training) @ v
+
+
+def drops_weights_by_hand(q, k, v, dropout=0.0):
+    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+    return weights * (torch.rand_like(weights) >= dropout) / (1 - dropout) @ v
+
+
+def takes_a_layer(q, k, v, mask=None, dropout=None):
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    weights = scores.softmax(-1)
+    return (weights if dropout is None else dropout(weights)) @ v
+
+
+def drops_the_output(q, k, v, dropout_p=0.0, training=False):
+    return F.dropout((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v, dropout_p, training)
+
+
+def drops_without_a_factor(q, k, v, dropout_rate=0.0):
+    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+    return weights * (torch.rand_like(weights) >= dropout_rate) @ v
+
+
+def drops_scores(q, k, v, dropout_p=0.0):
+    return F.dropout(q @ k.mT * q.shape[-1] ** -0.5, dropout_p).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "function", [drops_weights, drops_weights_by_hand, F.scaled_dot_product_attention, takes_a_layer]
+)
+def test_the_dropout_of_a_right_function_is_right(function):
+    report = regard.check(function)
+    assert report.verdict == "right", report
+    assert [check.status for check in report.checks if check.name == "dropout in training"] == ["passed"]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (drops_the_output, "dropout-on-output"),
+        (drops_without_a_factor, "dropout-not-rescaled"),
+        (drops_scores, "dropout-on-scores"),
+    ],
+)
+def test_the_dropout_of_a_function_has_a_place_and_a_factor(function, name):
+    assert [diagnosis.name for diagnosis in regard.check(function).diagnoses] == [name]
+
+
+def ignores_its_rate(q, k, v, dropout_p=0.0):
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def test_a_function_that_drops_nothing_is_right_as_far_as_tried():
+    report = regard.check(ignores_its_rate)
+    assert report.verdict == "right"
+    assert "dropout_p" in report.summary, report

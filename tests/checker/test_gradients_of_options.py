@@ -135,3 +135,76 @@ class StopsGradientInTraining(Attention):
 
 def test_gradients_that_training_scales_on_purpose_are_not_called_wrong():
     assert regard.check(StopsGradientInTraining).verdict == "right"
+
+
+class ManyOptions(torch.autograd.Function):
+    """Attention with a scale, a bias and the lse, and its backward pass; `bug` plants a mistake in it."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, scale, bias, bug):
+        scores = q @ k.mT * scale
+        scores = scores if bias is None else scores + bias
+        lse = scores.logsumexp(-1)
+        p = (scores - lse[..., None]).exp()
+        ctx.save_for_backward(q, k, v, p, bias)
+        ctx.scale, ctx.bug = scale, bug
+        return p @ v, lse
+
+    @staticmethod
+    def backward(ctx, grad, grad_lse):
+        q, k, v, p, bias = ctx.saved_tensors
+        bug, scale = ctx.bug, ctx.scale
+        if bug == "strides" and not grad.is_contiguous():  # takes numbers in the order of the memory
+            grad = grad.transpose(1, 2).reshape(grad.shape)
+        dp = grad @ v.mT
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True))
+        if bug != "no lse":
+            ds = ds + p * grad_lse[..., None] * (0.5 if bug == "half of lse" else 1)
+        d_bias = None
+        if bias is not None and bug != "no bias":
+            d_bias = ds.sum_to_size(bias.shape) if bug != "mean of bias" else ds.mean((0, 1)).expand_as(bias)
+        if bug == "scale":
+            scale = q.shape[-1] ** -0.5
+        return ds @ k * scale, ds.mT @ q * scale, p.mT @ grad, None, d_bias, None
+
+
+def attention_with(bug="", mask=False):
+    def attention(q, k, v, attn_bias=None, scale=None):
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return ManyOptions.apply(q, k, v, scale, attn_bias, bug)
+
+    def attend(q, k, v, attn_mask=None, scale=None):
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros(attn_mask.shape, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
+        return attention(q, k, v, attn_mask, scale)
+
+    return attend if mask else attention
+
+
+def test_gradients_of_a_scale_a_bias_and_the_lse_are_right():
+    for mask in (False, True):
+        report = regard.check(attention_with(mask=mask))
+        assert report.verdict == "right", report
+        assert "as far as tried" not in report.summary
+
+
+@pytest.mark.parametrize(
+    ("bug", "check"),
+    [
+        ("scale", "gradients, scale"),
+        ("strides", "gradients, transposed output"),
+        ("no bias", "gradient of attn_bias"),
+        ("mean of bias", "gradient of attn_bias"),
+        ("half of lse", "gradient of lse"),
+    ],
+)
+def test_a_wrong_gradient_of_an_option_is_found(bug, check):
+    report = regard.check(attention_with(bug))
+    assert [failure.name for failure in report.failures] == [check], report
+
+
+@pytest.mark.parametrize(("bug", "mask", "name"), [("no lse", False, "lse"), ("no bias", True, "attn_mask")])
+def test_a_gradient_that_is_left_out_by_custom_is_named(bug, mask, name):
+    report = regard.check(attention_with(bug, mask=mask))
+    assert report.verdict == "right", report
+    assert f"no gradient of {name}" in report.summary

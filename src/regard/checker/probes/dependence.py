@@ -35,7 +35,7 @@ def _dependence(session: CheckSession, question: Question, axis: int) -> Tensor 
         before = session.subject.run(question).answer
         columns = []
         for index in range(question.k.shape[axis]):
-            after = session.subject.run(_change(question, axis, index)).answer
+            after = session.subject.run(change_tokens(question, axis, index)).answer
             if before is None or after is None:
                 return None
             changed = (after.output - before.output).abs().nan_to_num(1.0) > 1e-9
@@ -43,7 +43,7 @@ def _dependence(session: CheckSession, question: Question, axis: int) -> Tensor 
     return torch.stack(columns, 1)
 
 
-def _change(question: Question, axis: int, index: int) -> Question:
+def change_tokens(question: Question, axis: int, index: int) -> Question:
     """Return the question with one slice of its keys and values changed; of x, in self-attention."""
 
     def change(x: Tensor) -> Tensor:

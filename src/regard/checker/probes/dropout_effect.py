@@ -25,7 +25,8 @@ from regard.checker.subject.subject import copy_module
 P = 0.5
 RATIO_TOLERANCE = 1e-3  # for the ratio of a weight in training to the same weight in eval
 UNSCALED = (1 / (1 - P) - 1) / RATIO_TOLERANCE  # the distance of a kept weight that is not scaled
-OUTPUT_DROPOUT = re.compile(r"resid|proj|out(?!$)|hidden", re.I)  # names of dropout meant for the output
+# Names of dropout meant for the output: `out_drop`, not `dropout_p`.
+OUTPUT_DROPOUT = re.compile(r"resid|proj|(?<!drop)(?<!drop_)out(?!$)|hidden", re.I)
 
 Draw = Callable[[int], Tensor | None]  # from a seed to an output in training mode; None if the code fails
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ from regard.checker.probes.dropout_effect import (
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import SIZES, build, constructor_arguments
-from regard.checker.subject.subject import Subject, copy_module, in_dtype
+from regard.checker.subject.subject import copy_module, in_dtype
 
 # Rates for the code's own parameter: neither is 0.5, F.dropout's default, and they do not add up to 1.
 RATES = (0.2, 0.6)
@@ -94,12 +93,10 @@ def _parameters(session: CheckSession, question: Question) -> Iterator[RateParam
     """Yield the parameters of a function or a class that set the rate of dropout."""
     subject = session.subject
     if session.module is None:
-        name = subject.arguments.get("dropout", "")
-        if "drop" not in name or subject.call.get(name) is not None:
+        name = rate_argument(session)
+        if not name:
             return
-        more = {subject.arguments["training"]: True} if "training" in subject.arguments else {}
-        functions = [subject.replaced(extra=subject.extra | more | {name: rate}) for rate in RATES]
-        draws: list[Draw] = [partial(_draw_function, function, question) for function in functions]
+        draws = [function_draw(session, question, name, rate) for rate in RATES]
         yield RateParameter(name, draws, [draws])
         return
     if subject.cls is None:
@@ -132,10 +129,24 @@ def _as_value(name: str, rate: float) -> float:
     return 1 - rate if vocabulary.size(name) == "keep" else rate
 
 
-def _draw_function(function: Subject, question: Question, seed: int) -> Tensor | None:
-    torch.manual_seed(seed)
-    answer = function.run(question, dropout=True).answer
-    return None if answer is None else answer.output.detach()
+def rate_argument(session: CheckSession) -> str:
+    """Return the argument of a function that sets the rate of dropout; "" if none does, or the caller did."""
+    name = session.subject.arguments.get("dropout", "")
+    return name if "drop" in name and session.subject.call.get(name) is None else ""
+
+
+def function_draw(session: CheckSession, question: Question, name: str, value: Any) -> Draw:
+    """Return a way to run a function in training, with its argument for dropout at a value."""
+    subject = session.subject
+    training = {subject.arguments["training"]: True} if "training" in subject.arguments else {}
+    function = subject.replaced(extra=subject.extra | training | {name: value})
+
+    def draw(seed: int) -> Tensor | None:
+        torch.manual_seed(seed)
+        answer = function.run(question, dropout=True).answer
+        return None if answer is None else answer.output.detach()
+
+    return draw
 
 
 def _parts(

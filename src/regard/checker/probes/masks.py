@@ -17,7 +17,12 @@ from regard.checker.oracle.oracle import (
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
-from regard.checker.probes.numbers import check_extreme, extreme_size
+from regard.checker.probes.numbers import (
+    NO_GRADIENT,
+    bias_gradient_failure,
+    check_extreme,
+    extreme_size,
+)
 from regard.checker.probes.output import with_explicit_mask
 from regard.checker.session import CheckSession
 
@@ -145,6 +150,7 @@ def _bias(session: CheckSession, intent: Intent) -> None:
     distance = relative_error(reply.answer, CORRECT.answer(interpreted, intent.wiring)) / TOLERANCE
     if distance < 1:
         session.add_pass("float mask", "added after the scale")
+        _bias_gradient(session, intent, question)
         return
     scaled: AttentionVariant = replace(CORRECT, masking="scaled")
     error = relative_error(reply.answer, scaled.answer(interpreted, intent.wiring))
@@ -182,6 +188,17 @@ def _takes_minus_infinity(session: CheckSession, intent: Intent, question: Quest
         return False
     expected = CORRECT.answer(intent.apply(added), intent.wiring)
     return relative_error(reply.answer, expected) < TOLERANCE
+
+
+def _bias_gradient(session: CheckSession, intent: Intent, question: Question) -> None:
+    """Check the gradient of numbers that are added to the scores."""
+    names = session.subject.arguments
+    name = names.get("bias", names.get("mask", ""))
+    failure = bias_gradient_failure(session, question, intent)
+    if failure == NO_GRADIENT and "bias" not in names:  # few masks are trained, and biases are
+        session.add_untried(f"gradient of {name}", failure)
+    elif failure:
+        session.add_failure(f"gradient of {name}", failure)
 
 
 def _alignment(session: CheckSession, intent: Intent) -> None:

@@ -42,6 +42,7 @@ GRADIENT_TOLERANCE = 1e-4  # relative
 # A score in the hundreds is rounded to 1e-5 in float32, and so are weights computed as exp(score − lse).
 ROUNDED_SCORES = 1e-4
 WRONG_BFLOAT16 = "Triton's interpreter computes it wrongly"
+NO_GRADIENT = "it gets no gradient, though the output depends on it"
 _FLOAT32 = torch.float32
 _SAYS_BASE_2 = re.compile(r"base[ _-]?(2|two)|log_?2|exp_?2", re.I)
 
@@ -197,6 +198,8 @@ def probe_gradients(session: CheckSession, intent: Intent) -> None:
     if error < GRADIENT_TOLERANCE:
         session.add_pass("gradients", f"to {error:.0e}")
         _gradients_of_options(session, intent)
+        _gradient_of_strided(session, question)
+        _gradient_of_lse(session, question, intent)
     elif not isinstance(detached, str) and max(map(relative_difference, got, detached)) < GRADIENT_TOLERANCE:
         remaining = max(map(relative_difference, got, detached))
         what = get_mistake("weights-detached").what
@@ -219,14 +222,107 @@ def _gradients_of_options(session: CheckSession, intent: Intent) -> None:
             session.add_failure(f"gradients, {name}", failure)
 
 
+def _gradient_of_strided(session: CheckSession, question: Question) -> None:
+    """Compare the gradients for a gradient of the output that is not contiguous: models transpose outputs."""
+    tracked = question.to(session.dtype).map_inputs(lambda x: x.clone().requires_grad_())
+    answer = session.compared.run(tracked).answer
+    if answer is None:
+        return
+    leaves = list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values())
+    plain, strided = (output_gradients(answer.output, leaves, transposed=t) for t in (False, True))
+    if isinstance(plain, str) or isinstance(strided, str):
+        return  # it refuses one of them, aloud
+    error = max(map(relative_difference, strided, plain))
+    if not error < GRADIENT_TOLERANCE:
+        session.add_failure(
+            "gradients, transposed output",
+            f"one {describe_difference(error)} where the gradient of the output is not contiguous, as for "
+            "`output.transpose(1, 2)`",
+        )
+
+
+def _gradient_of_lse(session: CheckSession, question: Question, intent: Intent) -> None:
+    """Compare the gradients of a returned log-sum-exp, with which parts of the keys are merged."""
+    sides = [
+        question.to(dtype).map_inputs(lambda x: x.clone().requires_grad_())
+        for dtype in (session.dtype, torch.float64)
+    ]
+    answer, expected = (
+        session.compared.run(sides[0]).answer,
+        expected_answer(intent.apply(sides[1]), intent.wiring),
+    )
+    if answer is None or answer.lse is None or expected.lse is None or not answer.lse.requires_grad:
+        return
+    base = next(
+        (
+            b
+            for b in (1.0, math.log(2))
+            if relative_difference(answer.lse.detach(), expected.lse.detach() / b) < TOLERANCE
+        ),
+        None,
+    )
+    if base is None:
+        return  # its numbers are judged on their own
+    got, want = (
+        output_gradients(lse, [side.q, side.k])
+        for lse, side in zip((answer.lse, expected.lse / base), sides, strict=True)
+    )
+    if isinstance(got, str) or isinstance(want, str):
+        return
+    error = max(map(relative_difference, got, want))
+    if error < GRADIENT_TOLERANCE:
+        session.add_pass("gradient of lse", f"to {error:.0e}")
+    elif not any(bool(gradient.any()) for gradient in got):
+        # flash-attn's backward pass ignores the gradient of its softmax_lse, too.
+        session.add_untried("gradient of lse", "it is 0: do not train with a loss that depends on the lse")
+    else:
+        session.add_failure("gradient of lse", f"one {describe_difference(error)}, though the lse is right")
+
+
+def bias_gradient_failure(session: CheckSession, question: Question, intent: Intent) -> str:
+    """Return how the gradient of numbers that are added to the scores is wrong; "" if it is right.
+
+    It is not compared, and "" is returned, where the code refuses a bias that requires gradients.
+    """
+    if lacks_right_gradients(session):
+        return ""
+    outputs: list[Tensor] = []
+    biases: list[Tensor] = []
+    for dtype in (session.dtype, torch.float64):
+        asked = question.to(dtype)
+        assert asked.bias is not None
+        biases.append(asked.bias.clone().requires_grad_())
+        asked = replace(asked, bias=biases[-1])
+        if not outputs:
+            answer = session.compared.run(asked).answer
+        else:
+            answer = expected_answer(intent.apply(asked), intent.wiring)
+        if answer is None:
+            return ""
+        outputs.append(answer.output)
+    got, want = (output_gradients(output, [bias]) for output, bias in zip(outputs, biases, strict=True))
+    assert not isinstance(want, str)
+    if isinstance(got, str) and outputs[0].requires_grad:
+        return ""  # it refuses, aloud
+    if isinstance(got, str) or not bool(got[0].any()):
+        return NO_GRADIENT
+    error = relative_difference(got[0], want[0])
+    return "" if error < GRADIENT_TOLERANCE else f"its gradient {describe_difference(error)}"
+
+
+def lacks_right_gradients(session: CheckSession) -> bool:
+    """Return whether there are no gradients on a plain question that are equal to the oracle's."""
+    passed = any(check.name == "gradients" and check.status == "passed" for check in session.checks)
+    return not passed or session.compared is not session.subject or not session.options.get("gradients", True)
+
+
 def gradient_failure(session: CheckSession, subject: Subject, question: Question, intent: Intent) -> str:
     """Return how the gradients on a question with a right output differ from the oracle's; "" if they agree.
 
     They are not compared, and "" is returned, where the code has no backward pass that is right on a plain
     question, where it has none for this one, or where some rows have no right output.
     """
-    passed = any(check.name == "gradients" and check.status == "passed" for check in session.checks)
-    if not passed or session.compared is not session.subject or not session.options.get("gradients", True):
+    if lacks_right_gradients(session):
         return ""
     sides = [
         question.to(dtype).map_inputs(lambda x: x.clone().requires_grad_())
@@ -277,15 +373,20 @@ def _input_gradients(
     return output_gradients(output, list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values()))
 
 
-def output_gradients(output: Tensor, tensors: list[Tensor]) -> list[Tensor] | str:
+def output_gradients(
+    output: Tensor, tensors: list[Tensor], *, transposed: bool = False
+) -> list[Tensor] | str:
     """Return the gradients of a fixed linear function of the output by each tensor; zeros where none flows.
 
-    Text instead of gradients says why there are none.
+    `transposed` gives the output a gradient that is not contiguous, with the same numbers. Text instead of
+    gradients says why there are none.
     """
     if not output.requires_grad:
         return "the output does not require grad"
     draw = torch.Generator().manual_seed(6)
     direction = torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output.dtype)
+    if transposed:
+        output, direction = output.transpose(1, 2), direction.transpose(1, 2).contiguous()
     try:
         gradients = leaf_gradients((output * direction).sum(), tensors)
     except Exception as error:  # what the author's backward pass raises can be of any kind

@@ -20,6 +20,7 @@ from regard.checker.oracle.oracle import (
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
+from regard.checker.probes.numbers import gradient_failure
 from regard.checker.probes.output import describe_failure, with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.layouts.layout import parameters_of
@@ -74,6 +75,8 @@ def _find_scale(session: CheckSession, intent: Intent) -> Intent | None:
         scaled = replace(intent, wiring=replace(intent.wiring, scale=scale))
         if _error(scaled, question, reply.answer) < TOLERANCE:
             session.add_pass("scale", f"`{name}={_SCALE}` gives a scale of {scale:.3g}")
+            if failure := gradient_failure(session, subject, question, scaled):
+                session.add_failure("gradients, scale", f"with `{name}={_SCALE}`: {failure}")
             return scaled
     error = _error(intent, question, reply.answer)
     if not error < TOLERANCE:

@@ -353,7 +353,7 @@ class Subject:
             keywords[names["average"]] = False
         if "dropout" in names and self.module is None and names["dropout"] not in keywords:
             keywords[names["dropout"]] = 0.0
-        if "training" in names:
+        if "training" in names and names["training"] not in keywords:
             keywords[names["training"]] = False
         if "causal" in names and question.flag is not None:
             keywords[names["causal"]] = question.flag

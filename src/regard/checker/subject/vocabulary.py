@@ -36,7 +36,9 @@ _ARGUMENTS = {
     "start": """
         start_pos start_position offset cache_position pos_offset position_offset input_pos start_idx
         past_length past_len cache_len cur_pos""",
-    "dropout": "dropout dropout_p p_drop drop_p attn_dropout p drop",
+    "dropout": """
+        dropout dropout_p p_drop drop_p attn_dropout p drop dropout_rate dropout_prob drop_rate drop_prob
+        attn_drop attn_pdrop attn_dropout_p attention_dropout""",
     "training": "training train is_training",
     "scale": "scale scaling softmax_scale sm_scale",
     "window": "window window_size sliding_window local_window",
