@@ -441,8 +441,9 @@ def _extreme_scores(session: CheckSession, intent: Intent) -> None:
         flag["flag"] = True
     size = extreme_size(session)
     questions = [session.cases.plain("extreme scores", seed=seed, size=size) for seed in (30, 31)]
-    if session.module is None:  # and all scores of a row far below 0: a running maximum must not begin there
-        opposite = size * torch.ones_like(questions[0].k)
+    if session.module is None and session.subject.inputs == "qkv":
+        # All scores of a row are far below 0: a running maximum must not begin there.
+        opposite = torch.full(questions[0].k.shape[-1:], size, dtype=torch.float64)
         questions.append(replace(questions[0], q=questions[0].q + opposite, k=questions[0].k - opposite))
     for question in questions:
         measured = check_extreme(session, replace(question, **flag), intent)
