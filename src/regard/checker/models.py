@@ -53,7 +53,8 @@ from regard.recorder.receiver import CallReceiver, Part
 _LENGTHS = (11, 6, 4)
 _TOLERANCE = {torch.float64: 2e-5, torch.float32: 1e-3}  # relative; other dtypes 3e-2
 # Names of models that predict the next token. Nothing else tells them from an encoder that forgot its mask.
-_NEXT_TOKEN = re.compile(r"GPT|CausalLM|LMHeadModel|Decoder(?!.*Encoder)|LanguageModel|^LM$")
+# XLNet's model with this name reads both ways, unless it is told otherwise by perm_mask.
+_NEXT_TOKEN = re.compile(r"^(?!XLNet).*(GPT|CausalLM|LMHeadModel|Decoder(?!.*Encoder)|LanguageModel)|^LM$")
 _TARGETS = ("targets", "labels", "target")  # nanoGPT gives the logits of all positions only beside them
 
 
