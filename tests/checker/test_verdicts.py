@@ -319,6 +319,16 @@ class TokensSecond(TokensFirst):
         return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
 
+class ItemsFirst(TokensFirst):
+    """Input: (batch, seq_len, embed_dim)."""
+
+
+def test_a_docstring_that_puts_texts_first_is_held_against_the_code():
+    report = check(ItemsFirst)
+    assert report.verdict == "undecided"
+    assert "attends along its first axis" in report.summary
+
+
 def test_a_docstring_that_puts_tokens_first_is_held_against_the_code():
     assert check(TokensFirst).verdict == "right"
     report = check(TokensSecond)

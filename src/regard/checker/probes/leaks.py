@@ -151,18 +151,19 @@ def has_another_batch_axis(subject: Subject, width: int, dtype: torch.dtype) -> 
 _TOKENS = r"(?:T|L|S|t|l|s|seq\w*|tgt_len|src_len|time\w*|tokens?|length)"
 _ITEMS = r"(?:B|N|b|n|bsz?|batch\w*)"
 _TOKENS_FIRST = re.compile(rf"[(\[]\s*{_TOKENS}\s*[,x×]\s*{_ITEMS}\s*[,x×][^)\]]*[)\]]")
-_ITEMS_FIRST = re.compile(rf"[(\[]\s*{_ITEMS}\s*[,x×]\s*{_TOKENS}\s*[,x×]")
+_ITEMS_FIRST = re.compile(rf"[(\[]\s*{_ITEMS}\s*[,x×]\s*{_TOKENS}\s*[,x×][^)\]]*[)\]]")
 
 
-def _shape_with_tokens_first(subject: Subject) -> str:
-    """Return a shape in the docstrings that puts tokens before texts, "(seq_len, batch, dim)", or "".
+def _contradicting_shape(subject: Subject) -> str:
+    """Return a shape in the docstrings with another order than the code's, "(seq_len, batch, dim)", or "".
 
     Those of PyTorch's `nn.MultiheadAttention` have both orders, for both values of `batch_first`.
     """
     kind: Any = type(subject.module)
     words = " ".join(thing.__doc__ or "" for thing in (kind, kind.__init__, kind.forward))
-    found = _TOKENS_FIRST.search(words)
-    return found.group() if found and not _ITEMS_FIRST.search(words) else ""
+    tokens, items = _TOKENS_FIRST.search(words), _ITEMS_FIRST.search(words)
+    found = tokens if subject.layout == "BTC" else items
+    return found.group() if found and not (tokens and items) else ""
 
 
 def probe_batch(session: CheckSession) -> None:
@@ -170,10 +171,11 @@ def probe_batch(session: CheckSession) -> None:
 
     A docstring that names another axis as the batch leaves the verdict to the caller.
     """
-    is_sequence = session.subject.layout == "BTC" and session.module is not None
-    if is_sequence and (shape := _shape_with_tokens_first(session.subject)):
+    is_sequence = session.subject.layout in ("BTC", "TBC") and session.module is not None
+    if is_sequence and (shape := _contradicting_shape(session.subject)):
+        axis = "second" if session.subject.layout == "BTC" else "first"
         session.undecided = (
-            f"its docstring says {shape}, and it attends along its second axis, as if that were the tokens: "
+            f"its docstring says {shape}, and it attends along its {axis} axis, as if that were the tokens: "
             "mend the one that is wrong"
         )
         session.add_skip("output", "the axis of its tokens is not known")
