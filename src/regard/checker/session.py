@@ -96,6 +96,10 @@ class CheckSession:
         """The author's source text, or "". It only decides between mistakes that give the same numbers."""
         return source_of(self.subject)
 
+    def has_passed(self, name: str) -> bool:
+        """Return whether a check of this name has passed."""
+        return any(check.name == name and check.status == "passed" for check in self.checks)
+
     def add_pass(self, name: str, detail: str = "") -> None:
         """Record a check that passed."""
         self.checks.append(Check(name, "passed", detail))

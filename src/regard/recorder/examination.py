@@ -260,7 +260,9 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         largest_score = lse.abs().masked_fill(~visible, 0.0).reshape(n, -1).amax(1)
         unclear = _undetermined(part, rows, values, tolerance) if is_judged else zero[:, None]
         undetermined = unclear.reshape(n, -1).any(1)
-        weight_error = zero if first.weights is None else _own_weight_error(first, part, heads, part_weights)
+        weight_error = (
+            zero if first.weights is None else _own_weight_error(first, part, heads, part_weights, visible)
+        )
         columns = (*at_worst, sum_error, empty_rows, undetermined, largest_score, weight_error, total)
         numbers.append(torch.stack([x.to(m.dtype) for x in columns], 1))
     return numbers or [v.new_zeros(n, 8, dtype=m.dtype)]
@@ -286,11 +288,12 @@ def _multiply(weights: Tensor, values: Tensor) -> Tensor:
     return product
 
 
-def _own_weight_error(c: ComparedCall, part: WeightMatrix, heads: slice, weights: Tensor) -> Tensor:
+def _own_weight_error(
+    c: ComparedCall, part: WeightMatrix, heads: slice, weights: Tensor, visible: Tensor
+) -> Tensor:
     """Return how far the weights of some heads are from those of the model's own implementation, (1,)."""
     assert c.weights is not None
-    own_weights, lse = c.weights[:, heads].to(weights.dtype), at_rows(part.lse, c.rows)
-    visible = (lse > -torch.inf) | lse.isnan()
+    own_weights = c.weights[:, heads].to(weights.dtype)
     error = _weight_error(weights, own_weights, visible)
     if part.sinks is not None:  # some implementations return weights without the sink logit's share
         total = weights.sum(-1, keepdim=True)

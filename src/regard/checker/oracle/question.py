@@ -68,6 +68,14 @@ class Question:
         v = q if self.v is self.q else k if self.v is self.k else function(self.v)
         return replace(self, q=q, k=k, v=v)
 
+    def tracked(self, dtype: torch.dtype) -> Question:
+        """Return the question in a dtype, with inputs that record gradients: its `leaves`."""
+        return self.to(dtype).map_inputs(lambda x: x.clone().requires_grad_())
+
+    def leaves(self) -> list[Tensor]:
+        """Return the inputs, each once."""
+        return list({id(x): x for x in (self.q, self.k, self.v)}.values())
+
     def items(self) -> Iterator[Question]:
         """Yield each sequence of the batch as a question of its own."""
 

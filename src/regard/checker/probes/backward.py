@@ -37,7 +37,7 @@ class BackwardPass(NamedTuple):
 
 def run_backward(session: CheckSession, question: Question) -> BackwardPass:
     """Run the code on inputs that require gradients, then its backward pass."""
-    tracked = question.to(session.dtype).map_inputs(lambda x: x.clone().requires_grad_())
+    tracked = question.tracked(session.dtype)
     reply = session.subject.run(tracked)
     if reply.answer is None:  # it ran on inputs without gradients
         return BackwardPass(f"inputs that require gradients raise {reply.error_line}")

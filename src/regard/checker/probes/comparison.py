@@ -474,7 +474,7 @@ def _output_agrees(pair: ReferencePair) -> bool:
 
 def _gradients(session: CheckSession, question: Question, names: list[str]) -> dict[str, Tensor] | str:
     """Return the gradients by the inputs and the named parameters, or text that says why there are none."""
-    tracked = question.to(session.dtype).map_inputs(lambda x: x.clone().requires_grad_())
+    tracked = question.tracked(session.dtype)
     module = session.subject.runnable(session.dtype)
     reply = session.subject.run(tracked, module=module)
     if reply.answer is None:

@@ -64,7 +64,7 @@ def _derivatives(
     known.
     """
     draw = torch.Generator().manual_seed(seed)
-    inputs = list({id(x): x for x in (question.q, question.k, question.v)}.values())
+    inputs = question.leaves()
     directions = {id(x): torch.randn(x.shape, generator=draw, dtype=x.dtype) for x in inputs}
     tracked = {id(x): x.clone().requires_grad_() for x in inputs}
     reply = run(question.map_inputs(lambda x: tracked[id(x)]))

@@ -181,7 +181,7 @@ def _check_gradients(session: CheckSession, places: list[str]) -> None:
     They must be right in eval, and the same in training without dropout: then a backward pass that was
     written by hand has forgotten which numbers the forward pass has dropped.
     """
-    if not any(check.name == "gradients" and check.status == "passed" for check in session.checks):
+    if not session.has_passed("gradients"):
         return
     if failure := _training_gradient_failure(session, places):
         session.add_failure("gradients in training", failure)

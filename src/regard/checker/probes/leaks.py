@@ -83,7 +83,7 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
             return _first_changed_row(before, after), row + 1, "its value changes"
         # The gradient of these rows by all later tokens must be 0.
         if differentiable:
-            inputs = list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values())
+            inputs = tracked.leaves()
             try:
                 gradients = torch.autograd.grad(before.sum(), inputs, retain_graph=True, allow_unused=True)
             except Exception:  # its backward pass runs once for each forward pass

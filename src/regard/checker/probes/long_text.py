@@ -150,7 +150,7 @@ def _has_own_mask(own: CheckSession, question: Question, answer: Answer, rows: l
 
 def _visible_keys(own: CheckSession, question: Question, rows: list[int]) -> Tensor | None:
     """Return on which tokens some rows depend, by their gradients: (rows, S). None if there are none."""
-    tracked = question.to(own.dtype).map_inputs(lambda x: x.clone().requires_grad_())
+    tracked = question.tracked(own.dtype)
     answer = own.subject.run(tracked).answer
     if answer is None or not answer.output.requires_grad or not rows:
         return None

@@ -224,11 +224,11 @@ def _gradients_of_options(session: CheckSession, intent: Intent) -> None:
 
 def _gradient_of_strided(session: CheckSession, question: Question) -> None:
     """Compare the gradients for a gradient of the output that is not contiguous: models transpose outputs."""
-    tracked = question.to(session.dtype).map_inputs(lambda x: x.clone().requires_grad_())
+    tracked = question.tracked(session.dtype)
     answer = session.compared.run(tracked).answer
     if answer is None:
         return
-    leaves = list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values())
+    leaves = tracked.leaves()
     plain, strided = (output_gradients(answer.output, leaves, transposed=t) for t in (False, True))
     if isinstance(plain, str) or isinstance(strided, str):
         return  # it refuses one of them, aloud
@@ -243,10 +243,7 @@ def _gradient_of_strided(session: CheckSession, question: Question) -> None:
 
 def _gradient_of_lse(session: CheckSession, question: Question, intent: Intent) -> None:
     """Compare the gradients of a returned log-sum-exp, with which parts of the keys are merged."""
-    sides = [
-        question.to(dtype).map_inputs(lambda x: x.clone().requires_grad_())
-        for dtype in (session.dtype, torch.float64)
-    ]
+    sides = [question.tracked(dtype) for dtype in (session.dtype, torch.float64)]
     answer, expected = (
         session.compared.run(sides[0]).answer,
         expected_answer(intent.apply(sides[1]), intent.wiring),
@@ -312,7 +309,7 @@ def bias_gradient_failure(session: CheckSession, question: Question, intent: Int
 
 def lacks_right_gradients(session: CheckSession) -> bool:
     """Return whether there are no gradients on a plain question that are equal to the oracle's."""
-    passed = any(check.name == "gradients" and check.status == "passed" for check in session.checks)
+    passed = session.has_passed("gradients")
     return not passed or session.compared is not session.subject or not session.options.get("gradients", True)
 
 
@@ -324,10 +321,7 @@ def gradient_failure(session: CheckSession, subject: Subject, question: Question
     """
     if lacks_right_gradients(session):
         return ""
-    sides = [
-        question.to(dtype).map_inputs(lambda x: x.clone().requires_grad_())
-        for dtype in (session.dtype, torch.float64)
-    ]
+    sides = [question.tracked(dtype) for dtype in (session.dtype, torch.float64)]
     reply = subject.run(sides[0])
     if reply.answer is None:
         return ""
@@ -335,7 +329,7 @@ def gradient_failure(session: CheckSession, subject: Subject, question: Question
     if expected.free is not None and bool(expected.free.any()):
         return ""
     got, want = (
-        output_gradients(output, list({id(x): x for x in (side.q, side.k, side.v)}.values()))
+        output_gradients(output, side.leaves())
         for output, side in zip((reply.answer.output, expected.output), sides, strict=True)
     )
     if isinstance(got, str):  # PyTorch's words for a backward pass that returns tensors of another shape
@@ -370,7 +364,7 @@ def _input_gradients(
         output = reply.answer.output
     else:
         output = oracle(intent.apply(tracked), intent.wiring).output
-    return output_gradients(output, list({id(x): x for x in (tracked.q, tracked.k, tracked.v)}.values()))
+    return output_gradients(output, tracked.leaves())
 
 
 def output_gradients(
@@ -550,7 +544,7 @@ def _weights_and_lse(session: CheckSession, intent: Intent) -> None:
 
 def _weights_under_masks(session: CheckSession, intent: Intent) -> None:
     """Check that the weights that are returned with a mask are those that give the output."""
-    if not any(check.name == "weights" and check.status == "passed" for check in session.checks):
+    if not session.has_passed("weights"):
         return
     for question in session.right_questions:
         if question.mask is None and question.padding is None:

@@ -99,7 +99,7 @@ def _mask_of_each_item(session: CheckSession, intent: Intent) -> None:
     """Check masks (B, T, S), and masks (B, H, T, S) of functions on heads, unless it refuses them."""
     subject, cases = session.compared, session.cases
     form = subject.mask_form
-    passed = any(check.name == "mask" and check.status == "passed" for check in session.checks)
+    passed = session.has_passed("mask")
     on_heads = subject.layout in ("BHTD", "BTHD", "TBHD")
     if not (on_heads or subject.layout == "BTC") or not passed or form.rank not in (2, 4):
         return

@@ -94,7 +94,7 @@ def _compare_blocks(session: CheckSession, changes: dict[str, Any], shown: str) 
 
 
 def _compare_gradients(session: CheckSession, subject: Subject, questions: list[Question]) -> None:
-    """Compare the gradients of a function with other blocks, or on a longer text."""
+    """Compare the gradients of a function with other blocks."""
     intent = session.right_intent
     assert intent is not None
     failures = (gradient_failure(session, subject, question, intent) for question in questions)
