@@ -25,6 +25,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.source import block_sizes, whole_numbers
 
 LENGTH = 150  # tokens: several blocks of 64, which most code has
+ROTATED = 300  # with rotary positions: bfloat16 has the whole numbers up to 256 only
 LONGEST = 1024  # the largest block that is tried
 _USUAL = (64, 128, 256, 512)  # sizes of blocks, where the code's own are not found
 _ROWS = 8  # outputs whose visible keys are measured
@@ -43,7 +44,8 @@ def probe_long_text(session: CheckSession) -> None:
         how = f"its source names blocks of {block}: check it with smaller ones"
         session.add_untried("several blocks", how)
     numbers = [n for n in [*block_sizes(subject), *whole_numbers(subject)] if 70 < n <= LONGEST]
-    length = max([LENGTH, *(2 * n + 22 if 2 * n < LONGEST else n + 22 for n in numbers)])
+    least = LENGTH if intent.wiring.rotate is None else ROTATED
+    length = max([least, *(2 * n + 22 if 2 * n < LONGEST else n + 22 for n in numbers)])
     if length == LENGTH and asks_many_tokens(session):
         return  # it was among the questions about its output
     own = session

@@ -41,6 +41,7 @@ LIMIT = 10.0  # times PyTorch's own error at the same dtype
 GRADIENT_TOLERANCE = 1e-4  # relative
 # A score in the hundreds is rounded to 1e-5 in float32, and so are weights computed as exp(score − lse).
 ROUNDED_SCORES = 1e-4
+MANY_KEYS = 1024
 WRONG_BFLOAT16 = "Triton's interpreter computes it wrongly"
 NO_GRADIENT = "it gets no gradient, though the output depends on it"
 _FLOAT32 = torch.float32
@@ -57,6 +58,7 @@ def probe_numbers(session: CheckSession) -> None:
     _precision(session, session.right_intent)
     probe_gradients(session, session.right_intent)
     _half_precision(session, session.right_intent)
+    _sums_of_many_keys(session, session.right_intent)
     _extreme_scores(session, session.right_intent)
     _strides(session)
     _weights_and_lse(session, session.right_intent)
@@ -389,6 +391,35 @@ def output_gradients(
         torch.zeros_like(x, dtype=torch.float64) if g is None else g.double()
         for g, x in zip(gradients, tensors, strict=True)
     ]
+
+
+def _sums_of_many_keys(session: CheckSession, intent: Intent) -> None:
+    """Check the bfloat16 error on many keys of a function with a loop, which may add them up in bfloat16.
+
+    Such a sum stops growing at 256 times its summands. PyTorch's own sums are taken in float32.
+    """
+    loops = re.search(r"^\s*(for|while)\b", session.source, re.M)
+    if session.module is not None or not loops or not session.has_passed("bfloat16"):
+        return
+    question = session.cases.plain("bfloat16, many keys", B=1, H=1, T=MANY_KEYS, D=16, seed=24)
+    reply = session.compared.run(question.to(torch.bfloat16))
+    if reply.answer is None:
+        return  # longer than the texts that it takes
+    exact = _expected(question, intent, torch.bfloat16)
+    plain = CORRECT.answer(replace(intent.apply(question).to(torch.bfloat16), layout=""), intent.wiring)
+    # The first rows of causal attention see few keys, and their outputs are the largest.
+    error, own = (relative_error(_last_rows(x), _last_rows(exact)) for x in (reply.answer, plain))
+    ratio = error / max(own, torch.finfo(torch.bfloat16).eps / 2)
+    if ratio <= LIMIT:
+        session.add_pass(question.name, f"{MANY_KEYS} of them, {ratio:.1f}× PyTorch's own")
+        return
+    detail = f"{error:.1e} on {MANY_KEYS} keys, {ratio:.0f}× PyTorch's own"
+    evidence = f"The output is right only to {error:.0e} on {MANY_KEYS} keys in bfloat16."
+    session.add_mistake(question.name, detail, "precision-lost", evidence, error, distance=ratio / LIMIT)
+
+
+def _last_rows(answer: Answer) -> Answer:
+    return Answer(answer.output.detach()[..., -MANY_KEYS // 4 :, :])
 
 
 def _half_precision(session: CheckSession, intent: Intent) -> None:

@@ -63,31 +63,48 @@ def probe_switches(session: CheckSession) -> None:
 
 
 def _try_switches(session: CheckSession) -> None:
-    subject, intent = session.subject, session.right_intent
-    if subject.cls is None or subject.module is None or intent is None:
+    subject = session.subject
+    if subject.cls is None or subject.module is None:
         return
     parameters = constructor_parameters(subject.cls)
     switches = [name for name, p in parameters.items() if _is_switch(name, p) and name not in subject.init]
     untried, tried, unknown = [], 0, 0
+    right: dict[str, Any] = {}  # the switches with which, each alone, it is right
     for name in sorted(switches, key=lambda name: not _possible_mistakes(name)):  # known ones first
-        value, mistakes = _turned(name, parameters[name]), _possible_mistakes(name)
+        value = _turned(name, parameters[name])
         left = tried < _MOST and unknown < _MOST_UNKNOWN and subject.step is None
         inner = rebuild(session, {name: value}) if left and value is not None else ""
         if isinstance(inner, str):
             untried.append(name)
             continue
         tried += 1
-        understood = inner.right_intent is not None
-        unknown += not understood
-        if not understood and not mistakes:
-            reason = f"with {name}={value} it is no attention that the check knows"
-            session.add_untried(f"option {name}", f"{reason}; {COMPARE}")
-            continue
-        if not understood:
-            _narrow(inner, causal=None if vocabulary.size(name) == "causal" else intent.causal)
-        check_output(session, inner, f"option {name}", f"{name}={value}", mistakes)
+        unknown += inner.right_intent is None
+        _try(session, inner, f"option {name}", {name: value})
+        if session.has_passed(f"option {name}"):
+            right[name] = value
     if untried:
         session.add_untried(_named("option", untried), f"set it: --with {untried[0]}=…")
+    if len(right) > 1:  # `causal=True` may be wrong only where `use_flash=False`
+        inner = rebuild(session, right)
+        if isinstance(inner, str):
+            session.add_untried("options together", inner)
+        else:
+            _try(session, inner, "options together", right)
+
+
+def _try(session: CheckSession, inner: CheckSession, check: str, turned: dict[str, Any]) -> None:
+    """Check the class as built with some switches turned."""
+    intent = session.right_intent
+    assert intent is not None
+    mistakes = set(CATALOGUE).intersection(*map(_possible_mistakes, turned))
+    shown = ", ".join(f"{name}={value}" for name, value in turned.items())
+    if inner.right_intent is None and not mistakes:
+        session.add_untried(check, f"with {shown} it is no attention that the check knows; {COMPARE}")
+        return
+    if inner.right_intent is None:
+        turns_causal = any(vocabulary.size(name) == "causal" for name in turned)
+        _narrow(inner, causal=None if turns_causal else intent.causal)
+    check_output(session, inner, check, shown, mistakes)
 
 
 def _narrow(inner: CheckSession, *, causal: bool | None) -> None:
