@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.distributed_examples import DISTRIBUTED_TEMPLATES
-from regard.checker.examples import mended_program, plant_mistake
+from regard.checker.examples import DISTRIBUTED_TEMPLATES, mended_program, plant_mistake
 from regard.checker.property_tests import MODULE, PROPERTY_TESTS, code_of_test, kinds_with_a_test
 
 PAIRS = [(name, kind) for name, mistake in CATALOGUE.items() for kind in kinds_with_a_test(mistake)]
