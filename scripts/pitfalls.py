@@ -3,9 +3,9 @@
     python -m scripts.pitfalls            rewrite the pages
     python -m scripts.pitfalls --check    exit with 1 if they are out of date
 
-Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the tests of properties
-beside it (`property_tests`), and from the trainings of `scripts.tiny_training`. `tests/test_pitfalls.py`
-fails if a page is out of date.
+Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the programs and tests
+beside it (`src/regard/checker/programs`), and from the trainings of `scripts.tiny_training`.
+`tests/test_pitfalls.py` fails if a page is out of date.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `check` makes a `Subject` of the code (`subject`), finds out its shapes, weights and masks (`understand`), and
 runs probes on it (`probes`), which compare its answers to questions (`cases`) with the oracle's (`oracle`). A
-wrong answer is compared with the catalogue (`catalogue`): each mistake is an `AttentionVariant` that is wrong
+wrong answer is compared with the catalogue (`mistakes`): each mistake is an `AttentionVariant` that is wrong
 in one way.
 
 Names are imported when they are first used: the command starts a process that checks, and needs no PyTorch.

@@ -37,14 +37,13 @@ class _ReadOnFirstUse(Mapping[str, Value]):
 def read_themes(folder: Path) -> dict[str, tuple[Mistake, ...]]:
     """Return the mistakes of a folder by theme; ValueError names the file that is not as it should be."""
     names: dict[str, list[str]] = tomllib.loads((folder / "themes.toml").read_text(encoding="utf-8"))
+    files = {path.stem: path for path in sorted((folder / "mistakes").glob("*.toml"))}
     listed = {name for theme in names.values() for name in theme}
-    for path in sorted((folder / "mistakes").glob("*.toml")):
-        if path.stem not in listed:
-            raise ValueError(f"{path.name}: expected {path.stem!r} under a theme of themes.toml, too")
-    return {
-        theme: tuple(read_mistake(folder / "mistakes" / f"{name}.toml") for name in names[theme])
-        for theme in names
-    }
+    for name in files.keys() - listed:
+        raise ValueError(f"{name}.toml: expected {name!r} under a theme of themes.toml, too")
+    for name in listed - files.keys():
+        raise ValueError(f"themes.toml: there is no file mistakes/{name}.toml")
+    return {theme: tuple(read_mistake(files[name]) for name in names[theme]) for theme in names}
 
 
 THEMES: Mapping[str, tuple[Mistake, ...]] = _ReadOnFirstUse(lambda: read_themes(_FOLDER))

@@ -44,7 +44,7 @@ class Mistake:
 
 _FIELDS = {f.name: f for f in fields(Mistake) if f.name != "name"}  # the name is that of the file
 _REQUIRED = [name for name, f in _FIELDS.items() if f.default is MISSING and f.default_factory is MISSING]
-_LISTS = {"changes", "cache_changes", "layouts", "plants", "mended"}
+_TABLES = {"changes", "cache_changes", "plants", "mended"}  # the fields that are lists of tables
 
 
 def read_mistake(path: Path) -> Mistake:
@@ -55,7 +55,7 @@ def read_mistake(path: Path) -> Mistake:
         for name, value in entry.items():
             entry[name] = _read_field(name, value)
         return Mistake(path.stem, **entry)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
 
 
@@ -65,12 +65,22 @@ def _check_fields(entry: dict[str, Any]) -> None:
             near = difflib.get_close_matches(name, _FIELDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(_FIELDS)}"
             raise ValueError(f"{name}: a mistake has no such field; {hint}")
-        expected = list if name in _LISTS else bool if name == "warning" else str
-        if not isinstance(value, expected):
-            words = {list: "a list", bool: "true or false", str: "text"}
-            raise ValueError(f"{name}: expected {words[expected]}, got {value!r}")
+        if name in _TABLES:
+            expected, fits = "a list of tables", _is_list_of(dict, value)
+        elif name == "layouts":
+            expected, fits = "a list of texts", _is_list_of(str, value)
+        elif name == "warning":
+            expected, fits = "true or false", isinstance(value, bool)
+        else:
+            expected, fits = "text", isinstance(value, str)
+        if not fits:
+            raise ValueError(f"{name}: expected {expected}, got {value!r}")
     if missing := [name for name in _REQUIRED if name not in entry]:
         raise ValueError(f"expected {', '.join(missing)}, too")
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def _read_field(name: str, value: Any) -> Any:
@@ -89,8 +99,11 @@ def _read_swaps(name: str, entries: list[dict[str, Any]]) -> dict[str, tuple[Swa
     """Return the swaps by template, which may share them."""
     swaps: dict[str, tuple[Swap, ...]] = {}
     for entry in entries:
-        if entry.keys() != {"in", "replace", "with"} or not isinstance(entry["in"], list):
-            raise ValueError(f"{name}: expected in (a list of programs), replace and with, got {entry}")
+        texts = [entry.get("replace"), entry.get("with")]
+        if len(entry) != 3 or not _is_list_of(str, entry.get("in")) or not _is_list_of(str, texts):
+            raise ValueError(
+                f"{name}: expected in (a list of programs), replace and with (texts), got {entry}"
+            )
         for kind in entry["in"]:
             swaps[kind] = (*swaps.get(kind, ()), (entry["replace"], entry["with"]))
     return swaps
