@@ -3,8 +3,8 @@
     python -m scripts.pitfalls            rewrite the pages
     python -m scripts.pitfalls --check    exit with 1 if they are out of date
 
-Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the programs and tests
-beside it (`src/regard/checker/programs`), and from the trainings of `scripts.tiny_training`.
+Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the `programs` and
+`properties` beside it, and from the trainings of `scripts.tiny_training`.
 `tests/test_pitfalls.py` fails if a page is out of date.
 """
 

@@ -63,8 +63,8 @@ UPWARD = {
 }
 """Imports that point up, by module and package: inside functions only, each with its reason."""
 OPENERS = {"safe_open", "load_file"}  # the functions of the safetensors library that open a file
-# Data, not modules: programs of the learners, and those into which a mistake is planted.
-PROGRAMS = (SOURCE / "learn" / "lessons", SOURCE / "checker" / "programs")
+# Data, not modules: programs of the learners, those into which a mistake is planted, and tests to paste.
+PROGRAMS = [SOURCE / name for name in ("learn/lessons", "checker/programs", "checker/properties")]
 FILES = sorted(
     path
     for path in SOURCE.rglob("*.py")

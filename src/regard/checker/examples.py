@@ -16,7 +16,7 @@ from typing import Any
 
 from regard.checker.mistake import Mistake, Swap
 
-PROGRAMS = Path(__file__).parent / "programs"
+_PROGRAMS = Path(__file__).parent / "programs"
 _MODULES = ("function", "head", "layer", "rotary", "alibi")
 _KERNELS = ("flash", "packed", "paged", "kv cache", "split", "interface", "mask interface", "mask mod")
 _ON_RANKS = ("ring", "ulysses")
@@ -26,13 +26,14 @@ _CORE = "from attend import attend\n"
 
 def read_program(kind: str) -> str:
     """Return the source of a template, complete."""
-    text = _program_file(kind).read_text(encoding="utf-8")
+    text = program_file(kind).read_text(encoding="utf-8")
     _, imports_core, wrapper = text.partition(_CORE)
-    return _program_file("attend").read_text(encoding="utf-8") + wrapper if imports_core else text
+    return program_file("attend").read_text(encoding="utf-8") + wrapper if imports_core else text
 
 
-def _program_file(kind: str) -> Path:
-    return PROGRAMS / f"{kind.replace(' ', '_')}.py"
+def program_file(kind: str) -> Path:
+    """Return the file of a template."""
+    return _PROGRAMS / f"{kind.replace(' ', '_')}.py"
 
 
 def _last_definition(source: str) -> str:

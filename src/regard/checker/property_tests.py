@@ -1,18 +1,20 @@
 """Tests of properties that attention has, as source text: for the page of each mistake, and to paste.
 
 Each property is one test, in a version for every template of `examples` to which it applies: the tests of the
-template `head` are the functions of `programs/test_head.py`. They import what they test from `my_attention`,
-the reader's file. A mistake names the test that finds it.
+template `head` are the functions of `properties/head.py`. They import what they test from `my_attention`, the
+reader's file. A mistake names the test that finds it.
 """
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
-from regard.checker.examples import ALL_TEMPLATES, PROGRAMS
+from regard.checker.examples import ALL_TEMPLATES, program_file
 from regard.checker.mistake import Mistake
 
+_FOLDER = Path(__file__).parent
 MODULE = "my_attention"  # where a test imports from
 # What only some tests of a file import, and the text that tells that they use it.
 _OPTIONAL_IMPORTS = {
@@ -33,7 +35,7 @@ class PropertyTest:
 
 def _read_codes(kind: str) -> dict[str, str]:
     """Return the tests of a template by the names of their functions, each as a file of its own."""
-    file = PROGRAMS / f"test_{kind.replace(' ', '_')}.py"
+    file = _FOLDER / "properties" / program_file(kind).name
     if not file.exists():
         return {}
     imports, *blocks = file.read_text(encoding="utf-8").rstrip("\n").split("\n\n\n")
@@ -55,7 +57,7 @@ def _used_imports(imports: str, test: str) -> str:
 
 def _read_tests() -> dict[str, PropertyTest]:
     codes = {kind: _read_codes(kind) for kind in ALL_TEMPLATES}
-    properties = tomllib.loads((PROGRAMS / "properties.toml").read_text(encoding="utf-8"))
+    properties = tomllib.loads((_FOLDER / "properties.toml").read_text(encoding="utf-8"))
     tests = {}
     for name, sentence in properties.items():
         function = f"test_{name.replace('-', '_')}"
@@ -79,5 +81,5 @@ def kinds_with_a_test(mistake: Mistake) -> tuple[str, ...]:
 
 def _test_of(mistake: Mistake) -> PropertyTest:
     if mistake.test not in PROPERTY_TESTS:
-        raise ValueError(f"{mistake.name}: test: there is no {mistake.test!r} in programs/properties.toml")
+        raise ValueError(f"{mistake.name}: test: there is no {mistake.test!r} in properties.toml")
     return PROPERTY_TESTS[mistake.test]
