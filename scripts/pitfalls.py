@@ -3,9 +3,9 @@
     python -m scripts.pitfalls            rewrite the pages
     python -m scripts.pitfalls --check    exit with 1 if they are out of date
 
-Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the tests of properties
-beside it (`property_tests`), and from the trainings of `scripts.tiny_training`. `tests/test_pitfalls.py`
-fails if a page is out of date.
+Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the `programs` and
+`properties` beside it, and from the trainings of `scripts.tiny_training`.
+`tests/test_pitfalls.py` fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from regard.atomic import atomic_write
 from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistake import Mistake
 from regard.checker.property_tests import PROPERTY_TESTS, PropertyTest, code_of_test, kinds_with_a_test
 from regard.checker.snippet import clearest_kind, make_snippet
 from scripts.tiny_training import RESULTS, SEEDS, STEPS, WIDE_HEAD, WIDE_STEPS

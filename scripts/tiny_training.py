@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.examples import ALL_NAMES, ALL_TEMPLATES, loaded_program, plant_mistake
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.examples import ALL_TEMPLATES, NAMES, loaded_program, plant_mistake
+from regard.checker.mistake import Mistake
 
 RESULTS = Path(__file__).with_suffix(".json")
 STEPS, SEEDS = 600, 3
@@ -82,7 +82,7 @@ def train(
     source = ALL_TEMPLATES[kind] if mistake is None else plant_mistake(mistake, kind)
     torch.manual_seed(seed)
     losses: list[float] = []
-    with loaded_program(source, ALL_NAMES[kind]) as attention:
+    with loaded_program(source, NAMES[kind]) as attention:
         model = TinyModel(attention(**sizes), head_size)
         optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
         while len(losses) < steps and not (losses and math.isnan(losses[-1])):

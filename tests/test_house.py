@@ -63,11 +63,12 @@ UPWARD = {
 }
 """Imports that point up, by module and package: inside functions only, each with its reason."""
 OPENERS = {"safe_open", "load_file"}  # the functions of the safetensors library that open a file
-LESSONS = SOURCE / "learn" / "lessons"  # programs of the learners: data, not modules
+# Data, not modules: programs of the learners, those into which a mistake is planted, and tests to paste.
+PROGRAMS = [SOURCE / name for name in ("learn/lessons", "checker/programs", "checker/properties")]
 FILES = sorted(
     path
     for path in SOURCE.rglob("*.py")
-    if path != SOURCE / "__init__.py" and not path.is_relative_to(LESSONS)
+    if path != SOURCE / "__init__.py" and not any(map(path.is_relative_to, PROGRAMS))
 )
 MODULES = {
     ".".join(("regard", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake
+from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake, read_themes
 from regard.checker.examples import example_program, mended_program, plant_mistake
+from regard.checker.property_tests import code_of_test
 from regard.checker.snippet import LENGTH, make_snippet
 
 
@@ -58,3 +59,77 @@ def test_an_unknown_name_is_answered_with_its_neighbours():
         get_mistake("no-scal")
     with pytest.raises(ValueError, match="--list"):
         get_mistake("zzzzzz")
+
+
+COMPLETE = """
+what = "that looks away"
+effect = "Nothing is seen."
+symptom = "None."
+why = "Because."
+origin = "here"
+fix = "look"
+test = "rows-sum-to-one"
+changes = [{ axis = [0, 1], causal = "later", window = "none" }, { roles = [[1, 0, 2]] }]
+
+[[plants]]
+in = ["head", "layer"]
+replace = "softmax"
+with = "sigmoid"
+"""
+
+
+def folder_with(path, text, listed="looking-away"):
+    """A catalogue of one mistake."""
+    (path / "mistakes").mkdir()
+    (path / "mistakes" / "looking-away.toml").write_text(text, encoding="utf-8")
+    (path / "themes.toml").write_text(f'gaze = ["{listed}"]\n', encoding="utf-8")
+    return path
+
+
+def test_a_mistake_is_read_from_its_file(tmp_path):
+    (mistake,) = read_themes(folder_with(tmp_path, COMPLETE))["gaze"]
+    assert mistake.name == "looking-away"
+    assert [change.get("axis") for change in mistake.changes] == [0, 1, None]
+    assert mistake.changes[0]["window"] is None
+    assert callable(mistake.changes[0]["causal"])
+    assert mistake.changes[2] == {"roles": (1, 0, 2)}
+    assert mistake.plants == dict.fromkeys(("head", "layer"), (("softmax", "sigmoid"),))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('why = "Because."\n', "", "expected why, too"),
+        ("symptom", "symptoms", "symptoms: .* did you mean symptom"),
+        ('"Because."', "3", "why: expected text, got 3"),
+        ('fix = "look"', "fix = look", "Invalid value"),
+        ("[{ axis", '["axis", { axis', "changes: expected a list of tables"),
+        ("axis", "axes", "AttentionVariant has no field axes"),
+        ('"later"', '"latter"', "causal: expected every, .* got 'latter'"),
+        ('["head", "layer"]', '"head"', "plants: expected in .a list of programs."),
+        ("with =", "by =", "plants: expected in"),
+    ],
+)
+def test_a_wrong_field_is_answered_with_the_name_of_the_file(tmp_path, old, new, message):
+    assert old in COMPLETE
+    with pytest.raises(ValueError, match=rf"^looking-away\.toml: .*{message}"):
+        read_themes(folder_with(tmp_path, COMPLETE.replace(old, new)))
+
+
+def test_files_and_themes_agree(tmp_path):
+    with pytest.raises(ValueError, match=r"^looking-away\.toml: expected .* themes\.toml"):
+        read_themes(folder_with(tmp_path, COMPLETE, listed="looking-on"))
+
+
+def test_a_theme_names_files_that_are_there(tmp_path):
+    with pytest.raises(ValueError, match=r"^themes\.toml: there is no file mistakes/looking-on\.toml"):
+        read_themes(folder_with(tmp_path, COMPLETE, listed='looking-away", "looking-on'))
+
+
+def test_programs_and_tests_that_do_not_exist_are_named(tmp_path):
+    text = COMPLETE.replace('"layer"', '"layers"').replace("rows-sum", "rows-summed")
+    (mistake,) = read_themes(folder_with(tmp_path, text))["gaze"]
+    with pytest.raises(ValueError, match=r"looking-away: .* got 'layers'"):
+        plant_mistake(mistake, "layers")
+    with pytest.raises(ValueError, match="looking-away: test: there is no 'rows-summed-to-one'"):
+        code_of_test(mistake, "head")

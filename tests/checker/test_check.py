@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.checker import CheckError, Report, check
-from regard.checker.examples import HEAD, LAYER
+from regard.checker.examples import TEMPLATES
 from tests.checker.planting import load
+
+HEAD, LAYER = TEMPLATES["head"], TEMPLATES["layer"]
 
 
 def by_name(checks):

@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.examples import FUNCTION, HEAD
+from regard.checker.examples import TEMPLATES
 from regard.cli import app
+
+FUNCTION, HEAD = TEMPLATES["function"], TEMPLATES["head"]
 
 
 def run(*words):

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from regard.checker import CheckError, check, distributed
+from regard.checker.catalogue import THEMES
 from regard.checker.distributed import adapt_for_ranks, expected_of_reference, judge, make_trials, run_ranks
-from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES, RING
-from regard.checker.examples import plant_mistake
-from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
+from regard.checker.examples import DISTRIBUTED_TEMPLATES, NAMES, plant_mistake
 from regard.checker.sandbox import check_in_process
 from tests.checker.planting import load, uproot
 from tests.patience import HANGING
 
+RING = DISTRIBUTED_TEMPLATES["ring"]
+DISTRIBUTED_MISTAKES = THEMES["several processes"]
 TRANSPOSED = """
 
 def ring_with_lse(q, k, v, is_causal, process_group, return_lse=False):  # (B, T/n, H, D)
@@ -99,10 +100,9 @@ def reports(tmp_path_factory):
     for name, (kind, source) in programs.items():
         file = folder / f"{name.replace('-', '_')}.py"
         file.write_text(source)
-        specs[name] = f"{file}:{DISTRIBUTED_NAMES[kind]}"
+        specs[name] = f"{file}:{NAMES[kind]}"
     subjects = {
-        name: adapt_for_ranks(load(source, DISTRIBUTED_NAMES[kind]), {}, 2)
-        for name, (kind, source) in programs.items()
+        name: adapt_for_ranks(load(source, NAMES[kind]), {}, 2) for name, (kind, source) in programs.items()
     }
     uproot()
     trials = make_trials(subjects["ring"], 2, {})

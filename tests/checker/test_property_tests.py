@@ -1,16 +1,18 @@
 """The tests on the pages of the mistakes: each passes on the right program and fails on the wrong one."""
 
 import multiprocessing
+import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import regard.checker
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.distributed_examples import DISTRIBUTED_TEMPLATES
-from regard.checker.examples import mended_program, plant_mistake
+from regard.checker.examples import DISTRIBUTED_TEMPLATES, mended_program, plant_mistake
 from regard.checker.property_tests import MODULE, PROPERTY_TESTS, code_of_test, kinds_with_a_test
 
 PAIRS = [(name, kind) for name, mistake in CATALOGUE.items() for kind in kinds_with_a_test(mistake)]
@@ -52,6 +54,12 @@ def test_every_mistake_has_a_test(name):
 
 def test_every_test_finds_something():
     assert {mistake.test for mistake in CATALOGUE.values()} == PROPERTY_TESTS.keys()
+
+
+def test_every_function_of_the_files_is_a_property():
+    files = (Path(regard.checker.__file__).parent / "properties").glob("*.py")
+    functions = {name for file in files for name in re.findall(r"^def (\w+)", file.read_text(), re.MULTILINE)}
+    assert functions == {f"test_{name.replace('-', '_')}" for name in PROPERTY_TESTS}
 
 
 def run_on_rank(rank: int, programs: list[tuple[str, str]], file: str, results) -> None:

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from regard.checker import CheckError, sandbox
-from regard.checker.examples import HEAD
+from regard.checker.examples import TEMPLATES
 from regard.checker.sandbox import check_in_process, read_lines
 from tests.patience import HANGING
 
+HEAD = TEMPLATES["head"]
 CODE = """
 import os, sys, tempfile, time, subprocess
 import torch

@@ -10,6 +10,9 @@ from pathlib import Path
 import torch
 
 import regard
+from regard.checker import CATALOGUE
+from regard.checker.examples import example_program
+from regard.checker.property_tests import PROPERTY_TESTS
 from regard.gpt import GPT
 from regard.heads import describe
 from regard.layers import Attention
@@ -45,6 +48,8 @@ table.save(folder / "heads.csv")
 
 # The checker, in this process.
 assert regard.check(torch.nn.functional.scaled_dot_product_attention).ok
+assert "softmax" in example_program(CATALOGUE["no-scale"])  # its catalogue and programs are data files
+assert PROPERTY_TESTS["rows-sum-to-one"].codes
 
 
 # What needs more says what to install.

@@ -1,41 +1,55 @@
-"""The catalogue: every mistake by its name, and the themes they belong to."""
+"""The catalogue: every mistake by its name, and the themes they belong to.
+
+A mistake is a file of the folder `mistakes`, and `themes.toml` has their order.
+"""
 
 from __future__ import annotations
 
 import difflib
+import functools
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
 
-from regard.checker.mistakes.cache import CACHE_MISTAKES
-from regard.checker.mistakes.calls import CALL_MISTAKES
-from regard.checker.mistakes.distributed import DISTRIBUTED_MISTAKES
-from regard.checker.mistakes.dropout import DROPOUT_MISTAKES
-from regard.checker.mistakes.heads import HEAD_MISTAKES
-from regard.checker.mistakes.kernels import KERNEL_MISTAKES
-from regard.checker.mistakes.mask_options import MASK_OPTION_MISTAKES
-from regard.checker.mistakes.masks import MASK_MISTAKES
-from regard.checker.mistakes.mistake import Mistake
-from regard.checker.mistakes.module_state import MODULE_MISTAKES
-from regard.checker.mistakes.numbers import NUMBER_MISTAKES
-from regard.checker.mistakes.positions import POSITION_MISTAKES
-from regard.checker.mistakes.roles import ROLE_MISTAKES
-from regard.checker.mistakes.scale import SCALE_MISTAKES
-from regard.checker.mistakes.softmax import SOFTMAX_MISTAKES
+from regard.checker.mistake import Mistake, read_mistake
 
-THEMES: dict[str, tuple[Mistake, ...]] = {
-    "scale": SCALE_MISTAKES,
-    "softmax": SOFTMAX_MISTAKES,
-    "mask": (*MASK_MISTAKES, *MASK_OPTION_MISTAKES),
-    "cache": CACHE_MISTAKES,
-    "heads and batch": HEAD_MISTAKES,
-    "query, key and value": ROLE_MISTAKES,
-    "positions": POSITION_MISTAKES,
-    "dropout": DROPOUT_MISTAKES,
-    "modules": MODULE_MISTAKES,
-    "calls": CALL_MISTAKES,
-    "numbers": NUMBER_MISTAKES,
-    "kernels": KERNEL_MISTAKES,
-    "several processes": DISTRIBUTED_MISTAKES,
-}
-CATALOGUE: dict[str, Mistake] = {m.name: m for theme in THEMES.values() for m in theme}
+_FOLDER = Path(__file__).parent
+Value = TypeVar("Value")
+
+
+class _ReadOnFirstUse(Mapping[str, Value]):
+    """A mapping that is read when it is first used: importing the checker opens no file."""
+
+    def __init__(self, read: Callable[[], dict[str, Value]]) -> None:
+        self._read = functools.cache(read)
+
+    def __getitem__(self, key: str) -> Value:
+        return self._read()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+
+def read_themes(folder: Path) -> dict[str, tuple[Mistake, ...]]:
+    """Return the mistakes of a folder by theme; ValueError names the file that is not as it should be."""
+    names: dict[str, list[str]] = tomllib.loads((folder / "themes.toml").read_text(encoding="utf-8"))
+    files = {path.stem: path for path in sorted((folder / "mistakes").glob("*.toml"))}
+    listed = {name for theme in names.values() for name in theme}
+    for name in files.keys() - listed:
+        raise ValueError(f"{name}.toml: expected {name!r} under a theme of themes.toml, too")
+    for name in listed - files.keys():
+        raise ValueError(f"themes.toml: there is no file mistakes/{name}.toml")
+    return {theme: tuple(read_mistake(files[name]) for name in names[theme]) for theme in names}
+
+
+THEMES: Mapping[str, tuple[Mistake, ...]] = _ReadOnFirstUse(lambda: read_themes(_FOLDER))
+CATALOGUE: Mapping[str, Mistake] = _ReadOnFirstUse(
+    lambda: {mistake.name: mistake for theme in THEMES.values() for mistake in theme}
+)
 
 
 def get_mistake(name: str) -> Mistake:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from regard.checker.examples import mended_program, plant_mistake
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistake import Mistake
 
 LENGTH = 12  # lines, unless the mistake itself has more
 # The steps of attention, the most telling first.

@@ -26,11 +26,16 @@ from regard.checker.cases import Cases
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.checker import ask, check
 from regard.checker.distributed import adapt_for_ranks, make_trials
-from regard.checker.distributed_examples import DISTRIBUTED_NAMES, DISTRIBUTED_TEMPLATES
-from regard.checker.examples import NAMES, TEMPLATES, loaded_program, plant_mistake
+from regard.checker.examples import (
+    DISTRIBUTED_TEMPLATES,
+    KERNEL_TEMPLATES,
+    NAMES,
+    TEMPLATES,
+    loaded_program,
+    plant_mistake,
+)
 from regard.checker.intent import TOLERANCE, Intent
-from regard.checker.kernel_examples import KERNEL_TEMPLATES
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistake import Mistake
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
@@ -504,7 +509,7 @@ def _of_the_check() -> VisibilityTable:
 def _measure_on_ranks() -> dict[str, MistakeDistance]:
     """Measure the mistakes of several processes, on the questions that a check asks of two."""
     name, source = next(iter(DISTRIBUTED_TEMPLATES.items()))
-    with loaded_program(source, DISTRIBUTED_NAMES[name]) as program:
+    with loaded_program(source, NAMES[name]) as program:
         subject = adapt_for_ranks(program, {}, 2)
     distances: dict[str, dict[str, float]] = {}
     for trial in make_trials(subject, 2, {}):

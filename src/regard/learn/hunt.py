@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 
 from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.examples import ALL_NAMES, mended_program, plant_mistake
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.examples import NAMES, mended_program, plant_mistake
+from regard.checker.mistake import Mistake
 
 CANDIDATES = 4
 # The names of the lessons for those of the templates.
@@ -84,7 +84,7 @@ def draw(seed: int | None = None, theme: str | None = None, mistake: str | None 
         drawn.name,
         theme,
         as_in_a_lesson(plant_mistake(drawn, kind)),
-        ALL_NAMES[kind],
+        NAMES[kind],
         kind,
         _candidates(drawn, theme, kind, chance),
     )

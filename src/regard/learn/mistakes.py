@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistake import Mistake
 
 
 @dataclass(frozen=True)

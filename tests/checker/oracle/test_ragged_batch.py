@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.checker.mistakes.kernels import KERNEL_MISTAKES
+from regard.checker.catalogue import THEMES
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
@@ -66,7 +66,7 @@ def test_gradients_flow_to_every_item():
     assert all(x.grad.abs().amax((1, 2, 3)).gt(0).all() for x in (case.v,))
 
 
-@pytest.mark.parametrize("mistake", KERNEL_MISTAKES, ids=lambda m: m.name)
+@pytest.mark.parametrize("mistake", THEMES["kernels"], ids=lambda m: m.name)
 def test_every_mistake_of_kernels_changes_some_answer(mistake):
     cases = [question(**changes) for changes in QUESTIONS.values()]
     cases = [case for case in cases if not mistake.layouts or case.layout in mistake.layouts]

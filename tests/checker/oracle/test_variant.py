@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.checker.catalogue import CATALOGUE
-from regard.checker.mistakes.kernels import KERNEL_MISTAKES
+from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.rotation import Rotation
@@ -64,7 +63,7 @@ WITHOUT_NORMS = ("weak-mask-value", "softmax-overflow", "renormalised-after-soft
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, m in CATALOGUE.items() if m.changes and m not in KERNEL_MISTAKES]
+    "name", [name for name, m in CATALOGUE.items() if m.changes and m not in THEMES["kernels"]]
 )
 def test_every_mistake_changes_some_answer(name):
     wiring = Wiring(

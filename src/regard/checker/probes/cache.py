@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE, get_mistake
 from regard.checker.intent import TOLERANCE, Intent
-from regard.checker.mistakes.mistake import Mistake
+from regard.checker.mistake import Mistake
 from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import describe_difference, relative_difference
 from regard.checker.oracle.question import Question

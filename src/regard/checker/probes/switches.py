@@ -33,12 +33,10 @@ _SAME_NUMBERS = re.compile(
     r"(^|_)(flash\w*|sdpa|fused|fast(_path)?|einsum|triton|xformers|native|naive|manual|eager|optimi[sz]ed"
     r"|memory_efficient|mem_eff(icient)?|efficient_attention|torch|pytorch|compiled?|online|vectori[sz]ed)(_|\d|$)"
 )
-# Switches that add something known, and the mistakes that can be made with it. With normalised queries the
-# scale is a convention, so scales are not among them.
-_FEATURES: tuple[tuple[re.Pattern[str], Collection[str]], ...] = (
-    (re.compile(r"rope|rotary|rotat|alibi|(^|_)pos"), [m.name for m in THEMES["positions"]]),
-    (re.compile(r"(q|k|query|key)_?(layer|rms|l2)?_?norm"), ["one-side-normalised"]),
-)
+# Switches that add something known, with which few mistakes can be made. With normalised queries the scale is
+# a convention, so scales are not among them.
+_POSITIONS = re.compile(r"rope|rotary|rotat|alibi|(^|_)pos")
+_NORMS = re.compile(r"(q|k|query|key)_?(layer|rms|l2)?_?norm")
 
 
 def probe_switches(session: CheckSession) -> None:
@@ -137,7 +135,9 @@ def _possible_mistakes(name: str) -> Collection[str]:
     """
     if vocabulary.size(name) is not None or _SAME_NUMBERS.search(name):
         return CATALOGUE
-    return next((mistakes for pattern, mistakes in _FEATURES if pattern.search(name)), ())
+    if _POSITIONS.search(name):
+        return [m.name for m in THEMES["positions"]]
+    return ["one-side-normalised"] if _NORMS.search(name) else ()
 
 
 def _named(kind: str, names: list[str]) -> str:

@@ -1,1 +1,0 @@
-"""The mistakes of the catalogue, by theme."""

@@ -1,0 +1,2 @@
+def causal_mask(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
