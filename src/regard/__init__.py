@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
         window,
     )
     from regard.attention.steps import scaled_dot_product_attention
+    from regard.auditor import Audit, audit
     from regard.checker import Report, check
     from regard.comparison import compare
     from regard.interventions import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
 
 __all__ = [
     "AttentionMap",
+    "Audit",
     "Capture",
     "Effect",
     "LinearAttentionMap",
@@ -56,6 +58,7 @@ __all__ = [
     "alibi",
     "attend",
     "attention_map",
+    "audit",
     "backend",
     "block",
     "capture",
@@ -95,6 +98,7 @@ _MODULES = {
         "alibi causal causal_mask chunks documents padding prefix rule tensor_mask window"
     ),
     "regard.attention.steps": "scaled_dot_product_attention",
+    "regard.auditor": "Audit audit",
     "regard.checker": "Report check",
     "regard.comparison": "compare",
     "regard.interventions": "Effect ablate block effect importance intervene mean_outputs patch",
@@ -107,6 +111,7 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PACKAGES = (
     "attention",
+    "auditor",
     "checker",
     "comparison",
     "gpt",

@@ -12,6 +12,7 @@ import typer
 
 from regard.cli import (
     ablate,
+    audit,
     check,
     data,
     explain_mistake,
@@ -35,6 +36,7 @@ Examples:
   regard heads                        what every head does, in a table
   regard ablate --head 5.3            what changes if a head is cut
   regard check file.py:MyAttention    is it right, and if not, what is wrong?
+  regard audit train.py:make          does the model read what it should?
   regard learn 0                      learn attention by writing it
   regard stages                       walk through attention, stage by stage
   regard stages --save stages.png     and keep the picture
@@ -50,6 +52,7 @@ app = typer.Typer(
 )
 # The short help is the line of a command in `regard --help`, which would cut a longer one.
 app.command(short_help="Cut heads of a model: what changes?")(ablate.ablate)
+app.command(short_help="Say whether a model reads what it should on a batch.")(audit.audit)
 app.command(
     short_help="Say whether an attention is right, or what is wrong.",
     context_settings={"allow_extra_args": True},
@@ -62,6 +65,7 @@ app.command(short_help="Continue a text with a small GPT.")(generate.generate)
 app.command(short_help="List what every head of a model does.")(heads.heads)
 app.command(short_help="Show what every head of a model attends to.")(inspect.inspect)
 app.command(short_help="Learn attention by writing it, lesson by lesson.")(learn.learn)
+app.command(short_help="Draw the masks of a model's layers on a batch.")(audit.masks)
 app.command(short_help="Show the stages of attention, with numbers.")(stages.stages)
 app.command(short_help="Score every head over a whole corpus.")(survey.survey)
 app.command(short_help="Train a small GPT on a text.")(train.train)

@@ -1,0 +1,174 @@
+"""What a batch says of itself: its texts, which tokens are padding, and where its documents begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # a target that the loss leaves out
+DOCUMENT_NAMES = ("document_ids", "doc_ids", "segment_ids", "seq_idx", "sequence_ids", "sample_ids")
+EDGE_NAMES = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens")
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """A batch as a trainer passes it to a model, and what it says about its tokens.
+
+    `B` texts of `T` tokens. For a model with an encoder these are the decoder's tokens, and `source` is the
+    encoder's batch.
+    """
+
+    arguments: dict[str, Any]
+    """The arguments of the model's forward pass."""
+    name: str
+    """The argument that holds the token ids."""
+    ids: Tensor  # (B, T)
+    real: Tensor  # boolean (B, T), False for padding
+    documents: Tensor | None = None  # (B, T)
+    labels: Tensor | None = None  # (B, T)
+    positions: Tensor | None = None  # (B, T)
+    given_mask: Tensor | None = None  # a mask (B, H, T, S) that the caller made
+    source: TextBatch | None = None
+    assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B and T."""
+        return int(self.ids.shape[0]), int(self.ids.shape[1])
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether some token is padding."""
+        return not bool(self.real.all())
+
+    @property
+    def has_left_padding(self) -> bool:
+        """Whether some text begins with padding."""
+        return not bool(self.real[:, 0].all())
+
+    def with_ids(self, ids: Tensor) -> dict[str, Any]:
+        """Return the arguments of the model with other token ids."""
+        return self.arguments | {self.name: ids}
+
+
+def read_batch(batch: Any, documents: Tensor | None, pad_id: int | None) -> TextBatch:
+    """Read a batch: a mapping of arguments, or token ids (B, T).
+
+    Arguments:
+        batch: what the trainer passes to the model.
+        documents: the document of each token, (B, T) or (T,); None if the batch says it.
+        pad_id: the model's padding token, for a batch without a mask.
+
+    A ValueError says what is missing.
+    """
+    if isinstance(batch, Tensor):
+        batch = {"input_ids": batch}
+    if not isinstance(batch, Mapping):
+        raise ValueError(
+            "batch: expected a dict of the model's arguments, as a collator returns it, or token ids (B, T), "
+            f"got {type(batch).__name__}"
+        )
+    arguments = dict(batch)
+    if "decoder_input_ids" in arguments and _is_ids(arguments.get("input_ids")):
+        source = _read(arguments, "input_ids", "attention_mask", None, pad_id)
+        target = _read(arguments, "decoder_input_ids", "decoder_attention_mask", documents, pad_id)
+        return replace(target, source=source)
+    name = next((name for name in ("input_ids", *arguments) if _is_ids(arguments.get(name))), None)
+    if name is None:
+        kinds = ", ".join(f"{k}: {type(v).__name__}" for k, v in arguments.items()) or "nothing"
+        raise ValueError(f"batch: expected token ids (B, T) in it, as `input_ids`, got {kinds}")
+    return _read(arguments, name, "attention_mask", documents, pad_id)
+
+
+def _is_ids(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32)
+
+
+def _read(
+    arguments: dict[str, Any], name: str, mask_name: str, documents: Tensor | None, pad_id: int | None
+) -> TextBatch:
+    ids = arguments[name]
+    said: list[str] = []
+    mask, given = arguments.get(mask_name), None
+    real = torch.ones_like(ids, dtype=torch.bool, device="cpu")
+    numbers = None
+    if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape == ids.shape:
+        real = mask.detach().cpu() != 0
+        # Megatron's and axolotl's packers number the documents in the mask: 1, 1, 2, 2, 2, 0.
+        if not mask.is_floating_point() and int(mask.max()) > 1:
+            numbers = mask.detach().cpu()
+        if not bool(real.all()):
+            said.append(f"{int((~real).sum())} tokens are padding, as `{mask_name}` says")
+    elif isinstance(mask, Tensor) and mask.ndim in (3, 4):
+        given = mask.detach()
+        said.append(f"every layer sees what `{mask_name}` {tuple(mask.shape)} shows")
+    elif mask is None and pad_id is not None:
+        real = _without_padding(ids.detach().cpu(), pad_id)
+        if not bool(real.all()):
+            said.append(f"{int((~real).sum())} tokens at the ends are padding (token {pad_id})")
+    positions = arguments.get("position_ids")
+    positions = positions if isinstance(positions, Tensor) and positions.ndim == 2 else None
+    positions = None if positions is None else positions.detach().cpu().expand(ids.shape)
+    found, how = _find_documents(arguments, ids, real, positions, numbers, documents)
+    if found is not None:
+        counts = [len(set(row[keep].tolist())) for row, keep in zip(found, real, strict=True)]
+        most = max(counts)
+        said.append(
+            f"up to {most} documents in a text, {how}" if len(counts) > 1 else f"{most} documents, {how}"
+        )
+    labels = arguments.get("labels")
+    labels = labels.detach().cpu() if isinstance(labels, Tensor) and labels.shape == ids.shape else None
+    return TextBatch(
+        arguments, name, ids, real, found, labels, positions, given_mask=given, assumptions=tuple(said)
+    )
+
+
+def _without_padding(ids: Tensor, pad_id: int) -> Tensor:
+    """Return which tokens lie between the padding at the two ends of each text, (B, T)."""
+    token = (ids != pad_id).int()
+    return (token.cumsum(1) > 0) & (token.flip(1).cumsum(1).flip(1) > 0)
+
+
+def _find_documents(
+    arguments: dict[str, Any],
+    ids: Tensor,
+    real: Tensor,
+    positions: Tensor | None,
+    numbers: Tensor | None,
+    documents: Tensor | None,
+) -> tuple[Tensor | None, str]:
+    """Return the document of each token (B, T) and how it is known; None if there is one document."""
+    B, T = ids.shape
+    found, how = None, ""
+    if documents is not None:
+        given = documents.detach().cpu()
+        given = given.expand(B, T) if given.ndim == 1 and len(given) == T else given
+        if given.shape != ids.shape:
+            raise ValueError(
+                f"documents: expected the document of each token, {(B, T)}, got {tuple(documents.shape)}"
+            )
+        return given, "as you said"
+    named = next((n for n in DOCUMENT_NAMES if isinstance(arguments.get(n), Tensor)), None)
+    edges = next((n for n in EDGE_NAMES if isinstance(arguments.get(n), Tensor)), None)
+    if named is not None and arguments[named].shape == ids.shape:
+        found, how = arguments[named].detach().cpu(), f"as `{named}` says"
+    elif edges is not None and B == 1 and int(arguments[edges].max()) == T:
+        cuts = arguments[edges].detach().cpu().long()
+        found = torch.bucketize(torch.arange(T), cuts[1:-1], right=True).expand(B, T)
+        how = f"as `{edges}` says"
+    elif numbers is not None:
+        found, how = numbers, "as the numbers in the mask say"
+    elif positions is not None:
+        begins = torch.zeros_like(positions, dtype=torch.bool)
+        begins[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
+        # Positions of padding are often all 0 or 1, and a text on the left begins after it.
+        begins[:, 1:] &= real[:, 1:] & real[:, :-1]
+        found, how = begins.long().cumsum(1), "as `position_ids`, which begin again, say"
+    if found is None:
+        return None, ""
+    several = any(len(set(row[keep].tolist())) > 1 for row, keep in zip(found, real, strict=True))
+    return (found, how) if several else (None, "")

@@ -1,0 +1,68 @@
+"""Audits the first batch of a training run, inside other people's trainers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+from torch import nn
+
+from regard.auditor.auditing import audit
+from regard.auditor.result import Audit
+
+OnWrong = Literal["raise", "warn"]
+
+
+def audit_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
+    """Return a callback for Transformers' `Trainer`, and TRL's, that audits the first batch before training.
+
+    Arguments:
+        on_wrong: whether a wrong verdict raises an error, which ends the run, or only warns.
+        options: those of `regard.audit`.
+    """
+    from transformers import TrainerCallback
+
+    class AuditFirstBatch(TrainerCallback):
+        """Audits the first batch when training begins; `audit` holds the result."""
+
+        audit: Audit | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            batch = next(iter(kwargs["train_dataloader"]))
+            self.audit = _judge(kwargs["model"], batch, on_wrong, options)
+
+    return AuditFirstBatch()
+
+
+def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
+    """Return a callback for Lightning that audits the first batch before it is trained on.
+
+    Arguments:
+        on_wrong: whether a wrong verdict raises an error, which ends the run, or only warns.
+        options: those of `regard.audit`, and `model`: which part of the module takes the batch, as "model".
+    """
+    from lightning.pytorch import Callback  # type: ignore[import-not-found]
+
+    name = options.pop("model", None)
+
+    class AuditFirstBatch(Callback):  # type: ignore[misc]
+        """Audits the first batch; `audit` holds the result."""
+
+        audit: Audit | None = None
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if self.audit is None:
+                model = pl_module if name is None else pl_module.get_submodule(name)
+                self.audit = _judge(model, batch, on_wrong, options)
+
+    return AuditFirstBatch()
+
+
+def _judge(model: nn.Module, batch: Any, on_wrong: OnWrong, options: dict[str, Any]) -> Audit:
+    model = getattr(model, "module", model)  # what DistributedDataParallel wraps
+    result = audit(model, batch, **options)
+    if result.verdict == "wrong" and on_wrong == "raise":
+        raise RuntimeError(str(result))
+    if result.verdict != "right":
+        warnings.warn(str(result), stacklevel=3)
+    return result

@@ -1,0 +1,223 @@
+"""What a layer should see: from the batch, the model's configuration and the kind of the layer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.masks.base import Mask, conjunction, full
+from regard.attention.masks.named_masks import Chunks, Documents, Padding, TensorMask, Window, causal
+from regard.auditor.batch import TextBatch
+from regard.recorder.layer import Layer
+from regard.recorder.sources.mask_recognition import masked_entries
+
+# Classes whose self-attention must not see later tokens. XLNet's language model reads in permuted orders.
+_NEXT_TOKEN = re.compile(r"^(?!XLNet).*(GPT|CausalLM|LMHeadModel|LanguageModel|Transducer)|^LM$|Decoder$")
+_BOTH_WAYS = re.compile(r"MaskedLM|SequenceClassification|TokenClassification|PreTraining|Encoder(?!Decoder)")
+_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.I)
+_ENCODER = re.compile(r"(^|\.)(\w*_)?encoder(\.|$)", re.I)
+_OTHER_TOKENS = re.compile(r"vision|visual|image|audio|speech|pixel|qformer|perceiver|resampler", re.I)
+SLIDING, CHUNKED, FULL, LINEAR = (
+    "sliding_attention",
+    "chunked_attention",
+    "full_attention",
+    "linear_attention",
+)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What one layer should see, as parts that must all hold. A part that is None is not asked for."""
+
+    order: Mask | None = None
+    """`causal`, or `full` for a layer that reads both ways; None if it is not known which."""
+    window: Mask | None = None
+    window_known: bool = True
+    """Whether the configuration says what window the layer has, if any."""
+    documents: Mask | None = None
+    padding: Mask | None = None
+    given: Mask | None = None
+    """A mask that the caller passed or expects, instead of all others."""
+    sinks: bool | None = None
+    softcap: float | None = None
+    kind: str = "self"
+    """"self", "encoder", "cross", or "other" for layers whose tokens are not those of the batch."""
+
+    def mask(self) -> Mask:
+        """Return the whole mask that the layer should have."""
+        if self.given is not None:
+            return self.given if self.padding is None else self.given & self.padding
+        parts = (self.order, self.window, self.documents, self.padding)
+        known = [part for part in parts if part is not None and part is not full]
+        return conjunction(known) if known else full
+
+
+def expect_layer(
+    model: nn.Module, layer: Layer, batch: TextBatch, order: bool | None, expect: Mask | None
+) -> Expectation:
+    """Return what a captured layer should see.
+
+    Arguments:
+        model: the model.
+        layer: the layer as it was captured.
+        batch: the batch.
+        order: whether the model is causal; None if that is not known.
+        expect: the mask that the caller expects of every self-attention layer, if any.
+    """
+    module = _module(model, layer.name)
+    kind = _kind(module, layer, batch)
+    if kind == "other":
+        return Expectation(kind=kind)
+    tokens = batch.source if kind in ("cross", "encoder") and batch.source is not None else batch
+    padding = Padding(tokens.real) if tokens.has_padding else None
+    if kind == "cross":
+        return Expectation(full, padding=padding, kind=kind)
+    config = _config(model, module)
+    sinks = True if isinstance(getattr(module, "sinks", None), Tensor) else None
+    softcap = next(
+        (
+            float(x)
+            for name in ("attn_logit_softcapping", "attn_logit_softcap")
+            if (x := getattr(config, name, None))
+        ),
+        None,
+    )
+    documents = None if tokens.documents is None else Documents(tokens.documents)
+    if expect is not None or batch.given_mask is not None:
+        given = expect if expect is not None else _as_mask(batch.given_mask)
+        return Expectation(given=given, documents=documents, padding=padding, sinks=sinks, softcap=softcap)
+    is_causal = False if kind == "encoder" else order
+    window, known = _window(config, module, layer, is_causal, tokens.real)
+    return Expectation(
+        order=None if is_causal is None else causal if is_causal else full,
+        window=window,
+        window_known=known,
+        documents=documents,
+        padding=padding,
+        sinks=sinks,
+        softcap=softcap,
+        kind=kind,
+    )
+
+
+def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
+    """Return whether a model should not see later tokens, and how that is known; None if it is not."""
+    config = getattr(model, "config", None)
+    name = type(model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        return True, f"the decoder of {name} is causal"
+    # Of Gemma's models True reads the whole text both ways; "vision" only pictures, which are no text.
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        return False, f"{name} reads both ways, as its configuration says"
+    if getattr(config, "model_type", "") == "cpmant":  # it reads its prompt both ways, and says not where
+        return None, f"{name} reads parts of its text both ways: pass the mask that it should have as expect="
+    if _NEXT_TOKEN.search(name) or getattr(config, "is_decoder", False):
+        return True, f"{name} is causal, as its class says"
+    flags = {
+        module.is_causal
+        for path, module in model.named_modules()
+        if isinstance(getattr(module, "is_causal", None), bool) and not _OTHER_TOKENS.search(path)
+    }
+    if len(flags) == 1:
+        (flag,) = flags
+        return flag, f"{name} {'is causal' if flag else 'reads both ways'}, as its layers declare"
+    if _BOTH_WAYS.search(name):
+        return False, f"{name} reads both ways, as its class says"
+    return None, f"whether {name} should be causal is not known: pass expect=regard.causal or regard.full"
+
+
+def _as_mask(mask: Tensor | None) -> Mask:
+    assert mask is not None
+    return TensorMask(~masked_entries(mask if mask.ndim == 4 else mask[:, None]))
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name.partition("#")[0])
+    except AttributeError:
+        return model
+
+
+def _config(model: nn.Module, module: nn.Module) -> Any:
+    """Return the configuration of a layer: its own, or that of the model's text."""
+    config = getattr(module, "config", None) or getattr(model, "config", None)
+    return getattr(config, "text_config", None) or config
+
+
+def _kind(module: nn.Module, layer: Layer, batch: TextBatch) -> str:
+    """Return what a layer's queries and keys are: tokens of the batch, of its source, of both, or others."""
+    B, _, T, S = layer.shape
+    own, source = batch.shape[1], None if batch.source is None else batch.source.shape[1]
+    if batch.shape[0] != B:
+        return "other"
+    is_cross = layer.stack == "cross" or getattr(module, "is_cross_attention", False)
+    is_cross = is_cross or bool(_CROSS.search(layer.name))
+    if is_cross and (own, source) == (T, S):
+        return "cross"
+    in_encoder = layer.stack == "encoder" or bool(_ENCODER.search(layer.name))
+    if source is not None and in_encoder and T == S == source:
+        return "encoder"
+    if T != S or own != T or is_cross or _OTHER_TOKENS.search(layer.name):
+        return "other"
+    return "self"
+
+
+def _window(
+    config: Any, module: nn.Module, layer: Layer, is_causal: bool | None, real: Tensor
+) -> tuple[Mask | None, bool]:
+    """Return the window that a layer should have, and whether the configuration says so."""
+    types = getattr(config, "layer_types", None)
+    index = getattr(module, "layer_idx", layer.number)
+    kind = (
+        types[index]
+        if isinstance(types, list | tuple) and isinstance(index, int) and index < len(types)
+        else None
+    )
+    size = getattr(config, "sliding_window", None)
+    if kind == SLIDING and isinstance(size, int):
+        return _sliding(size, is_causal), True
+    if kind == CHUNKED and isinstance(chunk := getattr(config, "attention_chunk_size", None), int):
+        first = real.int().argmax(1, keepdim=True)  # Llama 4 counts chunks from the first token of each text
+        places = torch.arange(real.shape[1]) - first
+        return (
+            Documents(places.div(chunk, rounding_mode="floor")) if bool(first.any()) else Chunks(chunk)
+        ), True
+    if kind in (FULL, LINEAR):
+        return None, True
+    if kind is not None:
+        return None, False
+    if not isinstance(size, int) or size <= 0 or getattr(config, "use_sliding_window", True) is False:
+        others = (
+            "window_size",
+            "attention_window",
+            "local_attention",
+            "attention_chunk_size",
+            "sliding_windows",
+        )
+        return None, not any(getattr(config, name, None) for name in others)
+    own = getattr(module, "sliding_window", size)
+    return (_sliding(own, is_causal), True) if isinstance(own, int) else (None, own is None)
+
+
+def _sliding(size: int, is_causal: bool | None) -> Mask:
+    """Return a window of Transformers: `size` keys back, its own included, and as many ahead both ways."""
+    return Window(size) if is_causal else Window(size, ahead=size - 1)
+
+
+def rows_of(batch: TextBatch, kind: str) -> Tensor | None:
+    """Return the queries (B, T) of a layer that count: those that are no padding."""
+    tokens = batch.source if kind == "encoder" and batch.source is not None else batch
+    return tokens.real if tokens.has_padding else None
+
+
+def head_shares(layer: Layer, hidden: Mask, rows: Tensor | None) -> Tensor:
+    """Return the mean share of attention that each head gives to the keys of a mask, (H,)."""
+    shares = layer.softmax_map("a share of attention").mass(hidden).float().cpu()  # (B, H, T)
+    if rows is None:
+        return shares.mean((0, 2))
+    weight = rows[:, None].float()
+    return (shares * weight).sum((0, 2)) / weight.sum().clamp(min=1.0)

@@ -1,0 +1,289 @@
+"""From outside: change tokens, run the model again, and see which positions move.
+
+It needs no attention to be heard, so it serves compiled graphs, other people's kernels and layers that are
+no attention. What moves is judged against the model's own rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.auditor.batch import TextBatch
+from regard.auditor.cells import Cell
+
+DOCUMENTS = 4  # whose tokens are changed, one run each
+EAGER_TOKENS = 1024  # up to which the model's eager implementation is run beside its own
+# Relative to the largest output. Experts compute with other sizes when other tokens change, which rounds.
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+OTHER_SIZES = 10.0  # times as much where a text runs alone, by kernels of other sizes
+
+
+@dataclass
+class OutsideReading:
+    """What changing tokens showed: for each question whether it passed, and the first position that moved."""
+
+    answers: dict[str, bool] = field(default_factory=dict)
+    """By question ("documents", "padding", "future", "both ways", "alone", "eager"): whether it is right."""
+    evidence: dict[str, str] = field(default_factory=dict)
+    """By question: what was seen, in a sentence."""
+    moved: dict[str, Cell] = field(default_factory=dict)
+    """By question: the text, the position that moved and one that was changed."""
+    runs: int = 0
+    why: str = ""
+    """Why nothing could be tried; "" if something was."""
+
+
+class Prober:
+    """Runs a model on changed batches and compares its outputs."""
+
+    def __init__(self, model: nn.Module, batch: TextBatch) -> None:
+        self.model, self.batch = model, batch
+        self.reading = OutsideReading()
+
+    def probe(self, order: bool | None, masks_are_right: bool) -> OutsideReading:
+        """Ask every question that the batch allows.
+
+        Arguments:
+            order: whether the model is causal; None if that is not known.
+            masks_are_right: whether every layer was heard, and sees what it should: only then does a text
+                that comes out differently alone tell of its positions.
+        """
+        reading, batch = self.reading, self.batch
+        with torch.no_grad(), evaluated(self.model):
+            base = self._run(batch.arguments)
+            if base is None:
+                reading.why = "it gives no output for every token"
+                return reading
+            again = self._run(batch.arguments)
+            self.base, self.limit = base, _limit(base, batch.real)
+            if again is None or bool(self._moves(again).any()):
+                reading.why = "two runs on the same batch differ by more than rounding"
+                return reading
+            self._ask_documents()
+            self._ask_padding()
+            self._ask_order(order)
+            if masks_are_right:
+                self._ask_alone()
+            self._ask_eager()
+        return reading
+
+    def _run(self, arguments: dict[str, Any]) -> Tensor | None:
+        self.reading.runs += 1
+        output = self.model(**arguments)
+        return token_outputs(output, *arguments[self.batch.name].shape)
+
+    def _moves(self, other: Tensor, factor: float = 1.0) -> Tensor:
+        """Return which positions (B, T) of real tokens differ from the base run."""
+        difference = (other.float() - self.base.float()).abs().flatten(2).amax(-1)
+        return (~(difference <= factor * self.limit)).cpu() & self.batch.real
+
+    def _others(self, ids: Tensor, chosen: Tensor, step: int = 1) -> Tensor:
+        """Return token ids with others in the place of those chosen, which occur elsewhere in the batch."""
+        real = torch.unique(ids.cpu()[self.batch.real])
+        config = getattr(self.model, "config", None)
+        special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "image")}
+        plain = [x for x in real.tolist() if x not in special] or real.tolist()
+        vocabulary = len(plain) if len(plain) > step + 1 else 0
+        if not vocabulary:
+            plain = [x for x in range(1, 8 + step) if x not in special]
+            vocabulary = len(plain)
+        table = torch.tensor(plain)
+        places = torch.searchsorted(table, ids.cpu().clamp(max=int(table.max()))).clamp(max=vocabulary - 1)
+        other = table[(places + step) % vocabulary].to(ids)
+        return torch.where(chosen.to(ids.device), other, ids)
+
+    def _ask_documents(self) -> None:
+        documents, real = self.batch.documents, self.batch.real
+        if documents is None:
+            return
+        ranks = torch.stack([_ranks(row) for row in documents])  # (B, T): the number of each document
+        count = int(ranks.max()) + 1
+        chosen = sorted({*range(min(count - 1, DOCUMENTS - 1)), count - 1})
+        checked = False
+        for number in chosen:
+            inside = (ranks == number) & real
+            if not bool(inside.any()):
+                continue
+            other = self._run(self.batch.with_ids(self._others(self.batch.ids, inside)))
+            assert other is not None
+            moved = self._moves(other)
+            checked |= bool((moved & inside).any())
+            elsewhere = moved & ~inside & (ranks == number).any(1, keepdim=True)
+            if bool(elsewhere.any()):
+                text, position = elsewhere.nonzero()[0].tolist()
+                source = int(inside[text].nonzero()[0])
+                change = float((other - self.base)[text, position].abs().max())
+                self._answer(
+                    "documents",
+                    False,
+                    f"changing document {number} of text {text} moves position {position}, in document "
+                    f"{int(ranks[text, position])}, by {change:.2g}",
+                    Cell(text, position, source),
+                )
+                return
+        if checked:
+            self._answer("documents", True, f"changing {len(chosen)} documents, one by one, moves no other")
+
+    def _ask_padding(self) -> None:
+        padding = ~self.batch.real
+        if not bool(padding.any()):
+            return
+        # Two runs with other tokens than padding: RoBERTa counts positions by which ids are padding.
+        runs = [
+            self._run(self.batch.with_ids(self._others(self.batch.ids, padding, step))) for step in (1, 2)
+        ]
+        assert runs[0] is not None
+        assert runs[1] is not None
+        difference = (runs[0].float() - runs[1].float()).abs().flatten(2).amax(-1)
+        moved = (~(difference <= self.limit)).cpu() & self.batch.real
+        if bool(moved.any()):
+            text, position = moved.nonzero()[0].tolist()
+            source = int(padding[text].nonzero()[0]) if bool(padding[text].any()) else 0
+            sentence = f"changing padding of text {text} moves position {position}, which is no padding"
+            self._answer("padding", False, sentence, Cell(text, position, source))
+        else:
+            self._answer("padding", True, "changing the padding moves nothing else")
+
+    def _ask_order(self, order: bool | None) -> None:
+        real = self.batch.real
+        T = real.shape[1]
+        last = T - 1 - real.flip(1).int().argmax(1)  # (B,)
+        chosen = torch.arange(T) == last[:, None]
+        if order is None or T < 2:
+            return
+        other = self._run(self.batch.with_ids(self._others(self.batch.ids, chosen)))
+        assert other is not None
+        moved = self._moves(other)
+        if not bool((moved & chosen).any()):
+            return  # the last token changes nothing, not even its own output
+        before = moved & (torch.arange(T) < last[:, None])
+        if order and bool(before.any()):
+            text, position = before.nonzero()[0].tolist()
+            sentence = f"changing the last token of text {text}, {int(last[text])}, moves position {position}"
+            self._answer("future", False, sentence, Cell(text, position, int(last[text])))
+        elif order:
+            self._answer("future", True, "changing the last tokens moves nothing before them")
+        else:
+            moves = bool(before.any())
+            sentence = "moves earlier positions" if moves else "moves no earlier position"
+            self._answer("both ways", moves, f"changing the last tokens {sentence}")
+
+    def _ask_alone(self) -> None:
+        """Run one document, or one padded text, alone: it should come out as it does in the batch."""
+        batch = self.batch
+        documents, real = batch.documents, batch.real
+        config = getattr(self.model, "config", None)
+        # Frequencies that grow with the length of the text, and chunks that are counted from its beginning.
+        scaling = str(getattr(config, "rope_scaling", None) or getattr(config, "rope_parameters", None))
+        if "dynamic" in scaling or "longrope" in scaling or getattr(config, "attention_chunk_size", None):
+            return
+        if getattr(config, "index_topk", None):  # DeepSeek-V3.2 chooses keys by scores that other sizes round
+            return
+        if batch.source is not None or batch.given_mask is not None:
+            return
+        if documents is not None:
+            text = next(i for i in range(len(real)) if len(set(documents[i][real[i]].tolist())) > 1)
+            chosen = (documents[text] == documents[text][real[text]][-1]) & real[text]
+        elif batch.has_padding:
+            text = int((~real).sum(1).argmax())
+            chosen = real[text]
+        else:
+            return
+        places = chosen.nonzero().flatten()
+        if len(places) < 2 or bool((places.diff() != 1).any()):
+            return
+        keep = {k: v for k, v in batch.arguments.items() if not isinstance(v, Tensor)}
+        ids = batch.ids[text : text + 1, places.to(batch.ids.device)]
+        output = self._run(keep | {batch.name: ids})
+        if output is None:
+            return
+        base = self.base[text, places.to(self.base.device)]
+        difference = (output[0].float() - base.float()).abs().flatten(1).amax(-1)
+        right = bool((difference <= OTHER_SIZES * self.limit).all())
+        what = "the last document" if documents is not None else f"text {text}"
+        if right:
+            self._answer("alone", True, f"{what} alone gives what it gives in the batch")
+            return
+        position = int(places[int(difference.argmax())])
+        sentence = f"{what} alone gives other outputs than in the batch, at position {position} by "
+        self._answer(
+            "alone", False, f"{sentence}{float(difference.max()):.2g}", Cell(text, position, int(places[0]))
+        )
+
+    def _ask_eager(self) -> None:
+        """Run the model's eager implementation beside its own."""
+        config = getattr(self.model, "config", None)
+        now = getattr(config, "_attn_implementation", None)
+        switch: Callable[[str], None] | None = getattr(self.model, "set_attn_implementation", None)
+        if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
+            return
+        try:
+            switch("eager")
+            other = self._run(self.batch.arguments)
+        except Exception:  # models say in many ways that they have one implementation only
+            other = None
+        finally:
+            switch(now)
+        if other is None:
+            return
+        moved = self._moves(other, OTHER_SIZES)
+        if bool(moved.any()):
+            text, position = moved.nonzero()[0].tolist()
+            sentence = f"with its attention computed eagerly, position {position} of text {text} is another"
+            self._answer("eager", False, sentence, Cell(text, position, position))
+        else:
+            self._answer("eager", True, f"“{now}” and “eager” give the same outputs")
+
+    def _answer(self, question: str, right: bool, sentence: str, cell: Cell | None = None) -> None:
+        self.reading.answers[question] = right
+        self.reading.evidence[question] = sentence
+        if cell is not None:
+            self.reading.moved[question] = cell
+
+
+def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
+    """Return the output for every token, (B, T, …), of what a model returned; None if there is none."""
+    if isinstance(output, Tensor):
+        found = [output]
+    else:
+        named = [getattr(output, name, None) for name in ("logits", "last_hidden_state", "prediction_logits")]
+        items = (
+            output.values()
+            if isinstance(output, dict)
+            else output
+            if isinstance(output, tuple | list)
+            else ()
+        )
+        found = [x for x in (*named, *items) if isinstance(x, Tensor)]
+    fitting = (x for x in found if x.ndim >= 3 and x.shape[:2] == (B, T) and x.is_floating_point())
+    return next(fitting, None)
+
+
+def _limit(base: Tensor, real: Tensor) -> float:
+    """Return by how much outputs may differ by rounding alone."""
+    largest = float(base[real.to(base.device)].float().abs().max()) if bool(real.any()) else 1.0
+    return TOLERANCES.get(base.dtype, 1e-4) * largest
+
+
+def _ranks(documents: Tensor) -> Tensor:
+    """Return the number of each token's document in the order in which they begin."""
+    numbers = {document: i for i, document in enumerate(dict.fromkeys(documents.tolist()))}
+    return torch.tensor([numbers[document] for document in documents.tolist()])
+
+
+@contextlib.contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Inside the block, the model and its parts are in evaluation mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

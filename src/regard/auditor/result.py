@@ -1,0 +1,209 @@
+"""`Audit`: the verdict on what a model read on a batch, with its evidence."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from regard.atomic import atomic_write
+from regard.auditor.inside import LayerReading
+from regard.auditor.outside import OutsideReading
+from regard.cell_output import text_output
+from regard.escapes import escape
+
+WIDTH = 80
+EXIT_CODES = {"right": 0, "wrong": 1, "undecided": 3}  # 2: it could not be run
+QUESTIONS = {
+    "future": "no later token is seen",
+    "both ways": "it reads both ways",
+    "documents": "documents are apart",
+    "padding": "padding is not seen",
+    "window": "windows are as configured",
+    "given": "nothing outside of the expected mask is seen",
+    "hidden": "everything else is seen",
+    "alone": "positions are counted as in a single text",
+    "eager": "the eager implementation agrees",
+    "targets": "no target crosses documents",
+    "sinks": "sinks and soft caps are used",
+}
+
+
+@dataclass(frozen=True)
+class ReadingDiagnosis:
+    """A mistake that explains what was seen."""
+
+    name: str
+    what: str
+    """The evidence, in sentences."""
+    symptom: str
+    cause: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question, and what was found from inside and from outside: True, False, or None if not asked."""
+
+    question: str
+    inside: bool | None
+    outside: bool | None
+    evidence: str = ""
+
+    @property
+    def right(self) -> bool | None:
+        """Whether it is right: False if either says so, None if neither knows."""
+        known = [x for x in (self.inside, self.outside) if x is not None]
+        return None if not known else all(known)
+
+    @property
+    def differs(self) -> bool:
+        """Whether inside and outside contradict each other."""
+        return None not in (self.inside, self.outside) and self.inside != self.outside
+
+
+@dataclass
+class Audit:
+    """The result of `regard.audit`. `str(audit)` is the whole report."""
+
+    subject: str
+    assumptions: list[str] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    diagnoses: list[ReadingDiagnosis] = field(default_factory=list)
+    layers: list[LayerReading] = field(default_factory=list)
+    outside: OutsideReading = field(default_factory=OutsideReading)
+    undecided: str = ""
+    """Why there is no verdict, if so."""
+    not_heard: tuple[str, ...] = ()
+    """What could not be heard from inside, in sentences."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """ "right", "wrong" or "undecided"."""
+        return "wrong" if self.diagnoses else "undecided" if self.undecided else "right"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verdict is "right": every question that the batch asks was answered, and rightly."""
+        return self.verdict == "right"
+
+    @property
+    def masks(self) -> dict[int | str, str]:
+        """The mask of each layer as it was heard, by the layer's key."""
+        return {layer.key: layer.mask for layer in self.layers}
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        if self.verdict == "right":
+            asked = [a for a in self.answers if a.right]
+            return f"{self.subject} reads what it should: {len(asked)} questions answered"
+        if self.verdict == "undecided":
+            return f"{self.subject} is UNDECIDED: {self.undecided}"
+        others = f", and {len(self.diagnoses) - 1} more" if len(self.diagnoses) > 1 else ""
+        return f"{self.subject} is WRONG: {self.diagnoses[0].name}{others}"
+
+    def __repr__(self) -> str:
+        return f"<Audit: {self.summary}>"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        lines = _wrapped(self.summary)
+        for assumption in self.assumptions:
+            lines += _wrapped(f"assumed: {assumption}", "  ")
+        for diagnosis in self.diagnoses:
+            lines += ["", f"  {diagnosis.name}"]
+            lines += _wrapped(f"{diagnosis.what} {diagnosis.symptom}", "    ")
+            lines += _wrapped(f"cause: {diagnosis.cause}", "    ")
+            lines += _wrapped(f"fix: {diagnosis.fix}", "    ")
+        lines.append("")
+        for answer in self.answers:
+            mark = {True: "✓", False: "✗", None: "?"}[answer.right]
+            sides = [
+                f"{side} {'yes' if x else 'no'}"
+                for side, x in (("inside", answer.inside), ("outside", answer.outside))
+                if x is not None
+            ]
+            seen = f": {answer.evidence}" if answer.evidence and not answer.right else ""
+            asked = ", ".join(sides) or "not known"
+            lines += _wrapped(f"{mark} {QUESTIONS[answer.question]} ({asked}){seen}", "  ")
+        groups = self.groups()
+        lines += ["", "  layers, by what they see"] if groups else []
+        for layers in groups:
+            mask, expected, keys = layers[0].mask, layers[0].expected, layer_keys(layers)
+            should = "" if expected in ("", mask) else f"; expected {expected}"
+            doubt = "" if all(x.certified for x in layers) else "; not certified"
+            lines += _wrapped(f"{keys}: {mask}{should}{doubt}", "    ")
+        for sentence in (*self.not_heard, *self.notes):
+            lines += _wrapped(f"– {sentence}", "  ")
+        return [escape(line) for line in lines]
+
+    def groups(self) -> list[list[LayerReading]]:
+        """Return the layers by what they see and should see, in the order of the model."""
+        found: dict[tuple[str, str], list[LayerReading]] = {}
+        for layer in self.layers:
+            found.setdefault((layer.mask, layer.expected), []).append(layer)
+        return list(found.values())
+
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """Write the report as a page with a picture of every kind of layer, what is wrong in colour.
+
+        Arguments:
+            path: the file to write; a file of that name is replaced.
+        """
+        from regard.auditor.picture import page
+
+        with atomic_write(Path(path)) as temporary:
+            temporary.write_text(page(self), "utf-8")
+
+    def to_json(self) -> str:
+        """Return the report as JSON."""
+        return json.dumps(self._data(), indent=2, ensure_ascii=False)
+
+    def _data(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "ok": self.ok,
+            "summary": self.summary,
+            "assumptions": self.assumptions,
+            "answers": [vars(a) | {"right": a.right} for a in self.answers],
+            "diagnoses": [vars(d) for d in self.diagnoses],
+            "layers": [
+                {
+                    "key": layer.key,
+                    "name": layer.name,
+                    "kind": layer.kind,
+                    "mask": layer.mask,
+                    "expected": layer.expected,
+                    "certified": layer.certified,
+                    "wrong": {q: {"cells": c.number, "first": c.first} for q, c in layer.wrong.items()},
+                    "shares": {q: [round(x, 6) for x in s.tolist()] for q, s in layer.shares.items()},
+                }
+                for layer in self.layers
+            ],
+            "outside": {"runs": self.outside.runs, "evidence": self.outside.evidence},
+            "undecided": self.undecided,
+            "not_heard": self.not_heard,
+            "notes": self.notes,
+        }
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows."""
+        return text_output(str(self))
+
+
+def layer_keys(layers: list[LayerReading]) -> str:
+    """Return the keys of layers in a few words."""
+    return ", ".join(str(layer.key) for layer in layers[:6]) + (", …" if len(layers) > 6 else "")
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
