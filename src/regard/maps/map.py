@@ -76,11 +76,6 @@ def attention_map(
     return AttentionMap(q=q, k=k, lse=lse, mask=rule, scale=scale, softcap=softcap, sinks=sinks, axes=axes)
 
 
-def load(path: str | PathLike[str]) -> AttentionMap:
-    """Open a map that was saved with `m.save(path)`. Its tensors are read from the file on use."""
-    return AttentionMap.from_data(storage.load(path))
-
-
 class AttentionMap(MapData, LazyMatrix):
     """Attention weights shaped (B, H, T, S), without the matrix. Made by `regard.attention_map` or a capture.
 
@@ -93,11 +88,6 @@ class AttentionMap(MapData, LazyMatrix):
     are left to index; `precise`, the heads that are computed in float64, found on first use; and `kept`, the
     overview that a capture with `overviews=True` has computed with the attention, from which `pool` answers.
     """
-
-    @classmethod
-    def from_data(cls, data: MapData) -> Self:
-        """A map with the fields of `data`, for example with those that a file holds."""
-        return cls(**{name.removeprefix("_"): value for name, value in vars(data).items()})
 
     @property
     def nbytes(self) -> int:

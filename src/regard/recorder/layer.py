@@ -92,20 +92,6 @@ class LayerSettings(NamedTuple):
         m, values = data.map, data.values
         if m is None:
             raise ValueError("layer: expected a map, got statistics only")
-        value_width = None if values is None else values.shape[-1]
-        if isinstance(m, LinearAttentionMap):
-            return LayerSettings(
-                mask=str(m.mask),
-                bias="",
-                window=None,
-                scale=m.scale,
-                softcap=None,
-                has_sinks=False,
-                kv_heads=m.k.shape[1],
-                width=m.k.shape[-1],
-                value_width=value_width,
-                recurrence=m.kind,
-            )
         conjuncts = m.mask.conjuncts()
         return LayerSettings(
             mask=_join([mask for mask in conjuncts if mask.hides]) or "full",
@@ -115,8 +101,9 @@ class LayerSettings(NamedTuple):
             softcap=m.softcap,
             has_sinks=m.sinks is not None,
             kv_heads=m.k.shape[1],
-            width=m.q.shape[-1],
-            value_width=value_width,
+            width=m.k.shape[-1],
+            value_width=None if values is None else values.shape[-1],
+            recurrence=m.kind if isinstance(m, LinearAttentionMap) else "",
         )
 
 
