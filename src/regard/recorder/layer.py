@@ -42,6 +42,11 @@ class LayerId(NamedTuple):
         """The key of its layer in a capture: 3, or "decoder.3" where the model has several stacks."""
         return f"{self.stack}.{self.number}" if self.stack else self.number
 
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """By what `layers=` may name its layer: number, key or module, as text."""
+        return str(self.number), str(self.key), self.name
+
 
 class LayerData(NamedTuple):
     """The tensors that a capture stores for a layer: its map, or with store="statistics" only a summary."""
@@ -178,6 +183,11 @@ class Layer:
     @evidence.setter
     def evidence(self, evidence: Evidence) -> None:
         self._evidence = evidence
+
+    def _with_data(self, data: LayerData, evidence: Evidence) -> Layer:
+        """Return the same layer with other tensors, in memory, and the evidence for them."""
+        place = (self.number, self.name, self.stack)
+        return Layer(*place, data.map, evidence, self.heads, data.values, data.summary, self.placement)
 
     def data(self) -> LayerData:
         """Return the layer's tensors. A layer in a file reads the file at every call."""

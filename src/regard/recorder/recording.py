@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
 from regard.recorder.certificate import KERNEL_OUTPUT, ROWS, Evidence, sampled_rows
 from regard.recorder.contributions.residual_stream import ResidualStream
+from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.examination import ComparedCall, at_rows, judge
 from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
@@ -34,13 +35,14 @@ from regard.recorder.map_preparation import (
     without_autocast,
 )
 from regard.recorder.picture_reader import PictureReader, ReadPictures
-from regard.recorder.placement import Placement, ShardId
+from regard.recorder.placement import ShardId
 from regard.recorder.rank_group import RankGroup
 from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources import token_order
 from regard.recorder.sources.vision_tower import PixelInputs
-from regard.recorder.storage.store import MemoryStore, Store
+from regard.recorder.storage.store import Store
+from regard.recorder.storage.stores import MemoryStore
 from regard.recorder.token_axes import other_batch, place
 from regard.recorder.token_rows import join_token_rows
 
@@ -69,23 +71,9 @@ class FirstCall(NamedTuple):
     """An attention call from which a strip can be started."""
 
     slot: Slot
-    layer_id: LayerId
+    layer: Layer
     m: LayerMap
-    values: Tensor | None
-    evidence: Evidence
-    heads: tuple[int, ...]
-    placement: Placement | None
     state: Tensor | None  # that a linear layer returned
-
-
-class StreamListener(Protocol):
-    """What records the residual stream beside the attention calls."""
-
-    def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
-        """Take an attention call."""
-
-    def finish(self, stream: ResidualStream, is_reordered: bool) -> None:
-        """Finish a forward pass and add it to a stream; `is_reordered` is true for a beam search."""
 
 
 class Recording(CallReceiver):
@@ -122,7 +110,7 @@ class Recording(CallReceiver):
         join_calls: bool = True,
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
-        stream: StreamListener | None = None,
+        stream: StreamRecorder | None = None,
         picture_reader: PictureReader | None = None,
         shard: ShardId | None = None,
         ranks: RankGroup | None = None,
@@ -166,8 +154,7 @@ class Recording(CallReceiver):
 
     def selects(self, layer_id: LayerId) -> bool:
         """Whether this layer is one of those to record."""
-        names = (str(layer_id.number), str(layer_id.key), layer_id.name)
-        return self.layers is None or not self.layers.isdisjoint(names)
+        return self.layers is None or not self.layers.isdisjoint(layer_id.names)
 
     def expect(self, layer_ids: Collection[LayerId]) -> None:
         """Announce the layers whose attention a source is going to see."""
@@ -325,8 +312,9 @@ class Recording(CallReceiver):
                 step = None  # what the residual stream has added cannot be taken back
         if step is None and began is not None and bool(began.any()):
             evidence = dataclasses.replace(evidence, problem=evidence.problem or EARLIER_STATE)
-        heads = tuple(call.numbers(indices))
-        first = FirstCall(slot, layer_id, selected, values, evidence, heads, placement, ended)
+        heads = call.numbers(indices)
+        layer = Layer(*layer_id, selected, evidence, heads, values, placement=placement)
+        first = FirstCall(slot, layer, selected, ended)
         if strip is None or step is None:
             if strip is not None:
                 self._finish_pass()
@@ -368,11 +356,9 @@ class Recording(CallReceiver):
 
     def _start_strip(self, call: FirstCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
-        m, evidence = call.m, call.evidence
-        layer = Layer(*call.layer_id, m, evidence, call.heads, call.values, placement=call.placement)
-        stored = self.store.put(layer)
+        stored = self.store.put(call.layer)
         self.seen.layers.append(stored)
-        self._strips[call.slot] = self._started[call.slot] = Strip(stored, m, call.state)
+        self._strips[call.slot] = self._started[call.slot] = Strip(stored, call.m, call.state)
 
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.

@@ -160,11 +160,7 @@ def _selected(model: Any, sizes: list[LayerSize], layers: Collection[int | str] 
     if layers is None:
         return sizes
     names = {str(layer) for layer in layers}
-    selected = [
-        size
-        for size in sizes
-        if names & {str(size.layer_id.number), str(size.layer_id.key), size.layer_id.name}
-    ]
+    selected = [size for size in sizes if not names.isdisjoint(size.layer_id.names)]
     if not selected:
         keys = ", ".join(repr(size.layer_id.key) for size in sizes)
         raise ValueError(f"layers: expected some of {keys}, got {list(layers)}")

@@ -18,7 +18,7 @@ from regard.attention.masks.base import Mask
 from regard.maps import LinearAttentionMap
 from regard.recorder.certificate import Evidence, join_evidence, sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes
-from regard.recorder.layer import Layer, LayerMap
+from regard.recorder.layer import Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings
 
 VALUES = "values"
@@ -206,13 +206,4 @@ class Strip:
             tensors[name] = torch.cat([first, *(part.to(x.device) for part in self.added[name])], 2)
         values = tensors.pop(VALUES, None)
         evidence = replace(self.evidence, rows=min(self.evidence.rows, self.T), total_rows=self.T)
-        return Layer(
-            layer.number,
-            layer.name,
-            layer.stack,
-            m._with_tokens(tensors, self.mask),
-            evidence,
-            layer.heads,
-            values,
-            placement=layer.placement,
-        )
+        return layer._with_data(LayerData(m._with_tokens(tensors, self.mask), values), evidence)
