@@ -27,7 +27,7 @@ from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.observation import Attach, as_ids, attention_names, choose_sources, observed
 from regard.recorder.picture_reader import PictureReader
-from regard.recorder.predictions import Predictions, logits_of, predictions_from
+from regard.recorder.predictions import predictions_from
 from regard.recorder.rank_group import find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
@@ -352,20 +352,16 @@ def capture(
         output = model(*model_args, **model_kwargs)
     if predictions:
         decode = None if tokenizer is None else functools.partial(decode_vocabulary, tokenizer)
-        seen.predictions = _predictions(seen, logits_of(output), decode)
-    return seen
-
-
-def _predictions(
-    seen: Capture, logits: Tensor | None, decode: Callable[[Tensor], list[str]] | None
-) -> Predictions:
-    """Reduce a model's logits to its predictions."""
-    if logits is None or seen.ids is None:
-        raise ValueError(
-            "predictions: expected a language model, which reads token ids and gives logits, got another: "
-            "capture it without predictions=True"
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if not isinstance(logits, Tensor) or seen.ids is None:
+            raise ValueError(
+                "predictions: expected a language model, which reads token ids and gives logits, got "
+                "another: capture it without predictions=True"
+            )
+        seen.predictions = predictions_from(
+            logits, seen.ids, attention_mask=seen.attention_mask, decode=decode
         )
-    return predictions_from(logits, seen.ids, attention_mask=seen.attention_mask, decode=decode)
+    return seen
 
 
 OPTIONS = tuple(

@@ -68,7 +68,7 @@ def examine_linear(
         if not math.isnan(worst) and not ratio[at] <= worst:
             worst, tolerance = float(ratio[at]), float(allowed[at])
         similar |= T > 1 and _are_similar(v[:, heads], _rounding(m, output))
-    if gate is not None and T > 1 and problem is None and _is_closed(gate):
+    if gate is not None and T > 1 and problem is None and bool((gate == 0).flatten(2).all(-1).any()):
         problem = CLOSED_GATE
     kind = m.kind if convolution is None else f"{m.kind}, after a convolution over {convolution} tokens"
     return Evidence(
@@ -183,11 +183,6 @@ def _compare(
         ratios.append(((total - expected.double()).abs() / tolerance).flatten())
         tolerances.append(tolerance.flatten())
     return torch.cat(ratios), torch.cat(tolerances)
-
-
-def _is_closed(gate: Tensor) -> bool:
-    """Whether a gate (B, H, rows, E) is 0 throughout some head, so that any weights give its output."""
-    return bool((gate == 0).flatten(2).all(-1).any())
 
 
 def _are_similar(v: Tensor, rounding: float) -> bool:
