@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import check_whole_number
 from regard.attention.backends.runs import join_runs
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
@@ -27,10 +26,8 @@ from regard.maps.bins import Bins
 from regard.maps.index import Axes, select_kv_heads
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
 from regard.maps.overview import MapSummary, Overview, larger_magnitude
-from regard.maps.product import expand_values
 from regard.maps.recurrence import ChunkedRecurrence, KeyBlock, RecurrenceInputs
 from regard.maps.signed_map import SignedMap, SignedTile
-from regard.maps.spans import equal_bounds
 from regard.maps.sweep import RowStatistics
 
 NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 29}  # of a tensor (heads, T, width) that are computed at a time
@@ -426,12 +423,7 @@ class LinearAttentionMap(SignedMap):
 
         They are those of `pool(rows, cols, "both")`, for counts `rows` and `cols`, and `statistics()`.
         """
-        _, _, T, S = self.matrix
-        bounds = [
-            equal_bounds(n, check_whole_number(name, count, min(1, n), n))
-            for name, count, n in (("rows", rows, T), ("cols", cols, S))
-        ]
-        return MapSummary(*self._pool(bounds[0], bounds[1], "both"), *self.statistics())
+        return MapSummary(*self._pool(*self._equal_bounds(rows, cols), "both"), *self.statistics())
 
     @torch.no_grad()
     def _received(self, row_weights: Tensor) -> Tensor:
@@ -452,7 +444,7 @@ class LinearAttentionMap(SignedMap):
         Leading dimensions of v broadcast. Gradients flow to v.
         """
         self._check_values(v)
-        values = expand_values(self.axes, self.matrix, self._value_heads, v)
+        values = self._expand_values(v)
         assert values is not None
         H = self.matrix[1]
         values = values if values.shape[1] == H else values.repeat_interleave(H // values.shape[1], 1)
@@ -473,10 +465,6 @@ class LinearAttentionMap(SignedMap):
     def _value_heads(self) -> tuple[int, int]:
         """How many heads values may have: one for each key head or for each head."""
         return self.k.shape[1], self.matrix[1]
-
-    def takes_values(self, v: Tensor) -> bool:
-        """Whether `m @ v` takes values of this shape."""
-        return expand_values(self.axes, self.matrix, self._value_heads, v) is not None
 
     @torch.no_grad()
     def diagonal(self, offset: int = 0) -> Tensor:

@@ -26,9 +26,9 @@ from regard.maps.dense_rows import NORMALISED
 from regard.maps.index import Axes
 from regard.maps.kernel_lse import read_lse
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
-from regard.maps.product import expand_values, multiply
+from regard.maps.product import multiply
 from regard.maps.signed_map import DifferenceMap, TopK
-from regard.maps.spans import as_bounds, equal_bounds
+from regard.maps.spans import as_bounds
 from regard.maps.weighted_map import WeightedMap
 
 MIN_NORMALISED_ROWS = 64  # first rows of a matrix: under a causal mask they have few keys with large weights
@@ -159,11 +159,7 @@ class AttentionMap(MapData, LazyMatrix):
         They are those of `pool(rows, cols, "both")`, for counts, and `statistics()`, on a CPU from one pass
         over the map.
         """
-        _, _, T, S = self.matrix
-        bounds = [
-            equal_bounds(n, check_whole_number(name, count, min(1, n), n))
-            for name, count, n in (("rows", rows, T), ("cols", cols, S))
-        ]
+        bounds = self._equal_bounds(rows, cols)
         results = precision.compute(self, lambda group: overview.summary(group.data, *bounds))
         return overview.MapSummary(*map(self._shaped, results))
 
@@ -295,13 +291,10 @@ class AttentionMap(MapData, LazyMatrix):
         got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
         raise ValueError(f"v: expected ({', '.join(map(str, lead))}, E), got {got}")
 
-    def _expand_values(self, v: Tensor) -> Tensor | None:
-        """v as values for each key/value head or each query head, or None if it does not fit."""
-        return expand_values(self.axes, self.matrix, (self.k.shape[1], self.matrix[1]), v)
-
-    def takes_values(self, v: Tensor) -> bool:
-        """Whether `m @ v` takes values of this shape."""
-        return self._expand_values(v) is not None
+    @property
+    def _value_heads(self) -> tuple[int, int]:
+        """How many heads values may have: one for each key/value head or for each query head."""
+        return self.k.shape[1], self.matrix[1]
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""
