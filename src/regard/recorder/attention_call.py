@@ -79,10 +79,8 @@ class AttentionCall(NamedTuple):
     replaced: Tensor | None = None  # boolean (H, T), where an edit put another output in place of the head's
     heads: tuple[int, ...] | None = None  # the numbers in the model of the heads, where ranks share them
     placement: Placement | None = None  # where it is in the model's layer, where ranks share the layer
-    whole_mask: Mask | None = (
-        None  # of all rows of the layer, where this rank has some of them; k has all keys
-    )
-
+    # Of all rows of the layer, where this rank has some of them; k has all keys.
+    whole_mask: Mask | None = None
     kept: KeptOverview | None = None  # the overview that was computed with the output, by Regard's kernel
     recurrence: Recurrence | None = None  # of a linear layer; None for softmax attention
     against: str = OWN_OUTPUT  # a name for the output

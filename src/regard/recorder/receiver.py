@@ -212,9 +212,7 @@ class CallReceiver:
         if repeats:  # a model that runs one module several times, as if it were several layers
             number = layer_id.number + repeats * self._modules[layer_id.stack]
             layer_id = layer_id._replace(number=number, name=f"{layer_id.name}#{repeats}")
-        if (
-            self._names.setdefault(layer_id.key, layer_id.name) != layer_id.name
-        ):  # another module has this key
+        if self._names.setdefault(layer_id.key, layer_id.name) != layer_id.name:  # of another module
             layer_id = layer_id._replace(stack=layer_id.name)
             self._names[layer_id.key] = layer_id.name
         return slot, layer_id

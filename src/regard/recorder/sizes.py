@@ -170,16 +170,9 @@ def _selected(model: Any, sizes: list[LayerSize], layers: Collection[int | str] 
 def _layer_sizes(model: Any, source: int, target: int) -> Iterator[LayerSize]:
     """Yield the sizes of every layer of a model or a configuration that reads so many tokens."""
     if isinstance(model, Config):
+        H, G, D = model.num_heads, model.num_kv_heads, model.head_dim
         for n in range(model.num_layers):
-            yield LayerSize(
-                LayerId(n, f"blocks.{n}.attention"),
-                model.num_heads,
-                model.num_kv_heads,
-                model.head_dim,
-                model.head_dim,
-                source,
-                source,
-            )
+            yield LayerSize(LayerId(n, f"blocks.{n}.attention"), H, G, D, D, source, source)
     elif not isinstance(model, nn.Module):
         yield from _config_sizes(model, source, target)
     else:
@@ -233,10 +226,8 @@ def _config_sizes(config: Any, source: int, target: int) -> Iterator[LayerSize]:
     for stack, count, H in stacks:
         if count is None or H is None:
             raise ValueError(f"model: expected layers and heads in {type(config).__name__}, got neither")
-        G, D = (
-            _key_heads(config, setting, H) if stack == "" else H,
-            setting("head_dim", "d_kv", default=width // H),
-        )
+        G = _key_heads(config, setting, H) if stack == "" else H
+        D = setting("head_dim", "d_kv", default=width // H)
         E = setting("v_head_dim", default=D)
         if (plain := setting("qk_nope_head_dim")) is not None:  # every head computes its own keys
             G, D = H, plain + setting("qk_rope_head_dim", default=0)

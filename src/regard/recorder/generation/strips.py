@@ -104,6 +104,7 @@ class Strip:
         """
         B, H, T, S = m.matrix
         if self.layer.is_linear or isinstance(m, LinearAttentionMap):
+            # The keys of a recurrence are gone after its call; what the next one begins with is the state.
             if state is None or self.state is None or state.shape != self.state.shape:
                 return None
             # A cache may store the state in another dtype.

@@ -62,6 +62,7 @@ def read(path: Path, shard: str = "", is_map: bool = True) -> LayerData:
     if metadata["format"] == FORMAT:
         return LayerData(values=values, summary=_summary(path, tensors))
     m = loader.decode(path, metadata, tensors, is_map)
+    # A linear layer has values for every head, as Mamba-2 whose heads share C and B.
     expected = m.beta.shape if isinstance(m, LinearAttentionMap) else m.k.shape[:3]
     if values is not None and (values.ndim != 4 or values.shape[:3] != expected):
         shapes = f"values {tuple(values.shape)} do not fit k {tuple(m.k.shape)}"
