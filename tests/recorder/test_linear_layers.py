@@ -14,8 +14,10 @@ from torch.nn import functional as F
 import regard
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder import linear_certificate
+from regard.recorder.attention_call import AttentionCall, Recurrence
+from regard.recorder.layer import LayerId
 from regard.recorder.linear_certificate import examine_linear
-from regard.recorder.map_preparation import compact_linear_map, compact_map
+from regard.recorder.recording import Recording
 
 
 def chunk_gated_delta_rule(
@@ -294,11 +296,19 @@ def test_a_layer_that_writes_to_its_decays_afterwards_is_shown_as_it_was() -> No
 
 def test_parameters_in_a_map_are_copies() -> None:
     q, skip, sinks = torch.randn(1, 2, 5, 4), torch.randn(2), torch.randn(2)
-    linear = compact_linear_map(regard.linear_attention_map(q, q, skip=skip))
-    softmax = compact_map(regard.attention_map(q, q, sinks=sinks))
+    linear = regard.linear_attention_map(q, q, skip=skip)
+    recording = Recording()
+    recording.record(LayerId(0, "linear"), Recurrence(None, skip=skip).call(q, q, q, linear @ q))
+    output = regard.attend(q, q, q, sinks=sinks)
+    call = AttentionCall(q, q, q, output, None, regard.full, 0.5, sinks=sinks)
+    recording.record(LayerId(1, "softmax"), call)
+    recording.close()
     before = linear.to_dense()
     skip.zero_()  # as by training
     sinks.zero_()
-    assert torch.equal(linear.to_dense(), before)
+    assert recording.seen.certificate.certified, recording.seen.certificate
+    assert torch.equal(recording.seen[0].to_dense(), before)
+    softmax = recording.seen[1]
+    assert isinstance(softmax, AttentionMap)
     assert softmax.sinks is not None
     assert bool(softmax.sinks.all())

@@ -44,10 +44,10 @@ from regard.checker.subject.forms import forms
 from regard.checker.subject.parts import attention_parts
 from regard.checker.subject.subject import CallMonitor, Subject, in_dtype, tensors_in_result
 from regard.checker.understand import max_length, module_width
-from regard.recorder.attention_call import AttentionCall, UnreadableCall
+from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import choose_sources, observed
-from regard.recorder.receiver import CallReceiver, Part
+from regard.recorder.receiver import CallReceiver
 
 # T, by which no size is confused with another; shorter for models of few positions.
 _LENGTHS = (11, 6, 4)
@@ -63,17 +63,9 @@ class CallCollector(CallReceiver):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[str, AttentionCall | UnreadableCall]] = []
+        self.calls: list[tuple[str, Call]] = []
 
-    def record(
-        self,
-        layer_id: LayerId,
-        call: AttentionCall | UnreadableCall,
-        *,
-        against: str = "",
-        part: Part | None = None,
-        again: bool = False,
-    ) -> AttentionCall | UnreadableCall:
+    def record(self, layer_id: LayerId, call: Call) -> Call:
         self.calls.append((layer_id.name, call))
         return call
 
@@ -89,7 +81,7 @@ class ModelRun:
     inputs: str  # in words
     dtype: torch.dtype
     training: list[nn.Module] = field(default_factory=list)  # modules to be put back into training mode
-    calls: list[tuple[str, AttentionCall | UnreadableCall]] = field(default_factory=list)
+    calls: list[tuple[str, Call]] = field(default_factory=list)
     depth: str = ""  # how many of its layers were built, if it has more or may: "2 of 24 layers"
     memory: int = 0  # tokens of the other text that a decoder reads, if it is of another length
     own: bool = False  # whether it is the caller's own instance, whose dtype stays as it is
@@ -395,9 +387,9 @@ def _count(layers: list[LayerVerdict]) -> str:
     return f"{len(layers)} attention layer{'s' * (len(layers) != 1)}"
 
 
-def _by_unit(run: ModelRun) -> dict[str, list[AttentionCall | UnreadableCall]]:
+def _by_unit(run: ModelRun) -> dict[str, list[Call]]:
     """Return the calls of every attention module, and the modules called attention that made none."""
-    units: dict[str, list[AttentionCall | UnreadableCall]] = {}
+    units: dict[str, list[Call]] = {}
     for name, call in run.calls:
         units.setdefault(_unit(run.module, name), []).append(call)
     for path in attention_parts(run.module):
@@ -417,7 +409,7 @@ class _LayerJudge:
         self.alone: dict[str, Report | None] = {}
         self.diagnoses: dict[str, Diagnosis] = {}
 
-    def judge(self, unit: str, calls: list[AttentionCall | UnreadableCall]) -> LayerVerdict:
+    def judge(self, unit: str, calls: list[Call]) -> LayerVerdict:
         """Return the verdict on one attention module."""
         module = self.run.module.get_submodule(unit)
         shown = unit or "the model itself"

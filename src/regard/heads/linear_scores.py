@@ -10,24 +10,13 @@ import torch
 from torch import Tensor
 
 from regard.heads.query_scores import QueryScore, TextScorer
-from regard.maps import AttentionMap, LinearAttentionMap, attention_map
-
-SCORES = ("previous_token", "itself", "local", "distance", "effective_length")
-
-
-def stand_in(m: LinearAttentionMap) -> AttentionMap:
-    """Uniform attention of the shape of a linear layer's map: what its scores are compared with."""
-    B, H, T, S = m.matrix
-    zero = torch.zeros(1, 1, 1, 1, dtype=m.dtype, device=m.device)
-    keys = torch.arange(S - T + 1, S + 1, device=m.device).to(m.dtype)
-    lse = keys.log().expand(B, H, T)
-    return attention_map(zero.expand(B, H, T, 1), zero.expand(B, H, S, 1), mask=m.mask, lse=lse)
+from regard.maps import LinearAttentionMap
 
 
 def linear_scores(
     m: LinearAttentionMap, scorer: TextScorer
 ) -> tuple[dict[str, QueryScore], dict[str, QueryScore]]:
-    """The scores of a map (B, H, T, S), and those of uniform attention; `scorer` is of its stand-in."""
+    """The scores of a map (B, H, T, S), and those of uniform attention."""
     magnitudes, near = m.magnitudes(), scorer.options.near
     B, H, T, _ = m.matrix
     total = magnitudes.total.reshape(B, H, T)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.tensors import check_tensor, check_whole_numbers
-from regard.heads.linear_scores import linear_scores, stand_in
+from regard.heads.linear_scores import linear_scores
 from regard.heads.query_scores import KnownStatistics, Options, TextScorer
 from regard.heads.running_sums import BLOCKS, RunningSums, sum_pieces
 from regard.heads.tallies import Tallies
@@ -68,11 +68,10 @@ def measure(
             _check(m, layer_ids, layer_is_token)
         # Layers that have the same text, shape and mask share a scorer.
         layer_patches = None if patches is None else patches[number]
-        shown = stand_in(m) if isinstance(m, LinearAttentionMap) else m
-        scorer = next((x for x in scorers if x.fits(shown, layer_ids, is_crossed, layer_patches)), None)
+        scorer = next((x for x in scorers if x.fits(m, layer_ids, is_crossed, layer_patches)), None)
         if scorer is None:
             scorer = TextScorer(
-                shown,
+                m,
                 layer_ids,
                 layer_is_token,
                 crossed=is_crossed,

@@ -21,7 +21,7 @@ from regard.heads.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.sink import find_sink_keys
 from regard.heads.tallies import MOST_TOKENS, Tallies
 from regard.heads.visibility import Visibility, find_visibility
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
 from regard.maps.sweep import RowStatistics
 from regard.pictures.patch_layout import PatchAxes
@@ -96,7 +96,7 @@ class TextScorer:
 
     def __init__(
         self,
-        m: AttentionMap,
+        m: AttentionMap | LinearAttentionMap,
         ids: Tensor | None,
         is_token: Tensor | None = None,
         *,
@@ -130,7 +130,7 @@ class TextScorer:
 
     def fits(
         self,
-        m: AttentionMap,
+        m: AttentionMap | LinearAttentionMap,
         ids: Tensor | None,
         crossed: bool = False,
         patches: PatchAxes | None = None,

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.attention.backends.tiles import visits_between
 from regard.attention.masks.base import Mask, grid
 from regard.attention.masks.views import MaskOnly
-from regard.maps import AttentionMap, attention_map
+from regard.maps import AttentionMap, LinearAttentionMap, attention_map
 
 TILE = 512  # rows and keys for which a mask is evaluated at a time
 
@@ -34,7 +34,7 @@ class Visibility:
     """Whether some query sees a later position than its own."""
 
 
-def find_visibility(m: AttentionMap, is_token: Tensor | None = None) -> Visibility:
+def find_visibility(m: AttentionMap | LinearAttentionMap, is_token: Tensor | None = None) -> Visibility:
     """Count the visible keys and queries of a map (B, H, T, S).
 
     `is_token`, boolean (B, T), is False for queries that are padding.
@@ -71,15 +71,15 @@ def find_visibility(m: AttentionMap, is_token: Tensor | None = None) -> Visibili
     return Visibility(_uniform(m, mask, H, keys), keys, queries, later)
 
 
-def uniform(m: AttentionMap) -> AttentionMap:
+def uniform(m: AttentionMap | LinearAttentionMap) -> AttentionMap:
     """The map of uniform attention to the keys that each query of m sees: the baseline of the head scores."""
     B, H, T, _ = m.matrix
     return _uniform(m, MaskOnly(m.mask), H, find_visibility(m).keys.expand(B, H, T))
 
 
-def _uniform(m: AttentionMap, mask: Mask, H: int, keys: Tensor) -> AttentionMap:
+def _uniform(m: AttentionMap | LinearAttentionMap, mask: Mask, H: int, keys: Tensor) -> AttentionMap:
     """Uniform attention of H heads under a mask; `keys` (B, H, T) are the numbers of visible keys."""
     B, _, T, S = m.matrix
-    zero = m.lse.new_zeros(1, 1, 1, 1)
+    zero = torch.zeros(1, 1, 1, 1, dtype=m.dtype, device=m.device)
     q, k = zero.expand(B, H, T, 1), zero.expand(B, H, S, 1)
-    return attention_map(q, k, mask=mask, lse=keys.to(m.lse.dtype).log())
+    return attention_map(q, k, mask=mask, lse=keys.to(m.dtype).log())

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.interventions.edit import CallPlace, Edit
-from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import OWN_OUTPUT
+from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import choose_sources, observed
-from regard.recorder.receiver import CallReceiver, Part, Slot
+from regard.recorder.receiver import CallReceiver, Slot
 from regard.recorder.sources.compilation import original_model
 
 UNKNOWN_PLACES: dict[Part, str] = {
@@ -117,15 +116,7 @@ class Intervention(CallReceiver):
         super().expect(layer_ids)
         self._expected += [layer_id.key for layer_id in layer_ids]
 
-    def record(
-        self,
-        layer_id: LayerId,
-        call: AttentionCall | UnreadableCall,
-        *,
-        against: str = OWN_OUTPUT,
-        part: Part | None = None,
-        again: bool = False,
-    ) -> AttentionCall | UnreadableCall:
+    def record(self, layer_id: LayerId, call: Call) -> Call:
         """Return an attention call as the edits change it."""
         with self._lock:
             if not self._is_alone():
@@ -138,9 +129,9 @@ class Intervention(CallReceiver):
                         "several times in a pass: switch it off"
                     )
             else:
-                slot, layer_id = self._locate(layer_id, part is not None or again)
+                slot, layer_id = self._locate(layer_id, call)
             self._keys[layer_id.name] = layer_id.key
-            place = self._place(slot, layer_id, call, part) if isinstance(call, AttentionCall) else None
+            place = self._place(slot, layer_id, call) if isinstance(call, AttentionCall) else None
         for number, edit in enumerate(self.edits):
             if not edit.selection.has_layer(layer_id):
                 continue
@@ -155,12 +146,12 @@ class Intervention(CallReceiver):
             call = edited
         return call
 
-    def _place(self, slot: Slot, layer_id: LayerId, call: AttentionCall, part: Part | None) -> CallPlace:
+    def _place(self, slot: Slot, layer_id: LayerId, call: AttentionCall) -> CallPlace:
         """Return where a call is among the tokens so far, from how many of them came before."""
         T, S = call.q.shape[2], call.k.shape[2]
         key, earlier = layer_id.key, self._earlier.get(slot)
-        if part is not None:
-            return CallPlace(key, 0, 0, T, S, UNKNOWN_PLACES[part])
+        if call.part is not None:
+            return CallPlace(key, 0, 0, T, S, UNKNOWN_PLACES[call.part])
         if layer_id.stack.startswith("cross"):
             return self._cross_place(key, T, S)
         last_key = call.k[:, :, -1].detach().clone() if S else call.k.new_zeros(0)

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import OWN_OUTPUT
+from regard.recorder.attention_call import Call, UnreadableCall
 from regard.recorder.context import model_inputs
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import choose_sources, observed
-from regard.recorder.receiver import CallReceiver, Part
+from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources.compilation import original_model
 from regard.recorder.tokens import encode_text
 
@@ -84,18 +83,10 @@ class OutputSums(CallReceiver):
         self._sums: dict[int | str, Tensor] = {}  # (H, E) in float64
         self._counts: dict[int | str, int] = {}
 
-    def record(
-        self,
-        layer_id: LayerId,
-        call: AttentionCall | UnreadableCall,
-        *,
-        against: str = OWN_OUTPUT,
-        part: Part | None = None,
-        again: bool = False,
-    ) -> AttentionCall | UnreadableCall:
+    def record(self, layer_id: LayerId, call: Call) -> Call:
         """Add up the output of a call, and return the call."""
         with self._lock:
-            _, layer_id = self._locate(layer_id, part is not None or again)
+            _, layer_id = self._locate(layer_id, call)
         if isinstance(call, UnreadableCall):
             raise RuntimeError(f"layer {layer_id.key} has no output to average: {call.reason}")
         output = call.output if call.used is None else call.used  # (B, H, T, E)

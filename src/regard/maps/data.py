@@ -1,23 +1,26 @@
 """`MapData`: the fields of an attention map, what follows from their shapes, and the selection of a part.
 
 All files of `maps` that compute something (`sweep`, `head_pass`, `overview`, `precision`, `dense_rows`,
-`product`, `storage`) take a `MapData`. The public class on top of it is `AttentionMap` in `map.py`, which
+`product`) take a `MapData`. The public class on top of it is `AttentionMap` in `map.py`, which
 they do not know.
 """
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
+from regard.attention.masks.description import describe_mask
 from regard.attention.masks.views import Keys, Rows
 from regard.maps.index import Axes, select_kv_heads
 from regard.maps.kept_overview import KeptOverview
 from regard.maps.large_heads import PreciseHeads, find_large_heads, no_large_heads, score_size
+from regard.maps.storage import FORMAT, KEPT, StoredMap
 
 
 class MapData:
@@ -30,6 +33,10 @@ class MapData:
 
     is_dense = False
     """Whether the weights themselves are stored."""
+    TOKEN_FIELDS: ClassVar = ("q", "k", "lse")
+    """The tensors with an entry for each sequence and, at their third axis, for each token."""
+    KEY_FIELDS: ClassVar = ("k",)
+    """Those of them that have the key/value heads."""
 
     def __init__(
         self,
@@ -60,6 +67,29 @@ class MapData:
         """A copy with some fields changed. `precise` is found again, and `kept` gone, unless given here."""
         names = ("q", "k", "lse", "mask", "scale", "softcap", "sinks", "axes")
         return type(self)(**{name: getattr(self, name) for name in names} | fields)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that it is made of, by their fields."""
+        tensors = {"q": self.q, "k": self.k, "lse": self.lse}
+        return tensors if self.sinks is None else tensors | {"sinks": self.sinks}
+
+    def _with_tokens(self, tensors: Mapping[str, Tensor], mask: Mask) -> Self:
+        """The map with other tokens: their `TOKEN_FIELDS`, and the mask between them."""
+        return self._with(**tensors, mask=mask)
+
+    def _stored(self) -> StoredMap:
+        """What a file holds of it."""
+        tensors = self.tensors()
+        if self.kept is not None:
+            tensors |= dict(zip(KEPT, (self.kept.mass, self.kept.max), strict=True))
+        options = {
+            "mask": describe_mask(self.mask, tensors),
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "axes": list(self.axes),
+            "kept": None if self.kept is None else self.kept.size,
+        }
+        return StoredMap(FORMAT, tensors, options)
 
     @property
     def precise(self) -> PreciseHeads:

@@ -13,11 +13,12 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from regard.attention.arguments import check_whole_number
 from regard.attention.masks.grid import Blocks
 from regard.attention.tensors import check_floats
 from regard.maps.index import Axes, parse_index
 from regard.maps.overview import Overview, Region, check_reduce, check_region
-from regard.maps.spans import Spans, as_bounds
+from regard.maps.spans import Spans, as_bounds, equal_bounds
 
 DENSE_LIMIT = 1 << 30  # bytes that `.to_dense()` may take unless a limit is given
 MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
@@ -82,9 +83,29 @@ class LazyMatrix(ABC):
     def __matmul__(self, v: Tensor) -> Tensor:
         """The matrix times values v (…, S, E)."""
 
-    @abstractmethod
     def takes_values(self, v: Tensor) -> bool:
         """Whether `m @ v` takes values of this shape."""
+        return self._expand_values(v) is not None
+
+    @property
+    def _value_heads(self) -> tuple[int, ...]:
+        """How many heads values may have."""
+        return (self.matrix[1],)
+
+    def _expand_values(self, v: Tensor) -> Tensor | None:
+        """Expand v (…, S, E) to one (S, E) for each sequence and head, (B, n, S, E) with n of `_value_heads`.
+
+        Leading dimensions broadcast to the axes that the map shows. Returns None if they do not fit.
+        """
+        B, _, _, S = self.matrix
+        if v.ndim < 2 or v.shape[-2] != S:
+            return None
+        for n in dict.fromkeys(self._value_heads):
+            shown = self.axes.visible((B, n))
+            lead = (1,) * (len(shown) - (v.ndim - 2)) + tuple(v.shape[:-2])
+            if len(lead) == len(shown) and all(a in (1, b) for a, b in zip(lead, shown, strict=True)):
+                return v.expand(*shown, *v.shape[-2:]).reshape(B, n, *v.shape[-2:])
+        return None
 
     def visible_blocks(self, blocks: Blocks) -> Tensor:
         """Which of the blocks may hold an entry that is not 0, (R, C)."""
@@ -150,6 +171,14 @@ class LazyMatrix(ABC):
         row_bounds = as_bounds("rows", rows, queries.start, queries.stop)
         col_bounds = as_bounds("cols", cols, keys.start, keys.stop)
         return self._pool(row_bounds, col_bounds, reduce).pick(reduce)
+
+    def _equal_bounds(self, rows: int, cols: int) -> tuple[Tensor, Tensor]:
+        """The bounds of so many spans of queries and of keys, as equal as can be."""
+        row_bounds, col_bounds = (
+            equal_bounds(n, check_whole_number(name, count, min(1, n), n))
+            for name, count, n in zip(("rows", "cols"), (rows, cols), self.matrix[2:], strict=True)
+        )
+        return row_bounds, col_bounds
 
     def cpu(self) -> Self:
         """The map on the CPU."""

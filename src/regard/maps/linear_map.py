@@ -10,27 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from os import PathLike
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import check_whole_number
 from regard.attention.backends.runs import join_runs
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks
 from regard.attention.masks.named_masks import causal
 from regard.attention.tensors import check_floats
-from regard.maps import linear_storage
+from regard.maps import storage
 from regard.maps.bins import Bins
 from regard.maps.index import Axes, select_kv_heads
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
 from regard.maps.overview import MapSummary, Overview, larger_magnitude
-from regard.maps.product import expand_values
 from regard.maps.recurrence import ChunkedRecurrence, KeyBlock, RecurrenceInputs
 from regard.maps.signed_map import SignedMap, SignedTile
-from regard.maps.spans import equal_bounds
 from regard.maps.sweep import RowStatistics
 
 NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 29}  # of a tensor (heads, T, width) that are computed at a time
@@ -133,6 +130,12 @@ class LinearAttentionMap(SignedMap):
     """
 
     mask: Mask = causal
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    TOKEN_FIELDS: ClassVar = ("q", "k", "decay", "beta")
+    """The tensors with an entry for each sequence and, at their third axis, for each token."""
+    KEY_FIELDS: ClassVar = ("q", "k")
+    """Those of them that have the key heads."""
 
     def __init__(
         self,
@@ -157,6 +160,26 @@ class LinearAttentionMap(SignedMap):
         """A copy with some fields changed."""
         return type(self)(**vars(self) | fields)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that it is made of, by their fields."""
+        tensors = {"q": self.q, "k": self.k, "decay": self.decay, "beta": self.beta}
+        return tensors if self.skip is None else tensors | {"skip": self.skip}
+
+    def _with_tokens(self, tensors: Mapping[str, Tensor], mask: Mask) -> Self:
+        """The map with other tokens: their `TOKEN_FIELDS`. Its mask stays causal, and it has all rows."""
+        return self._with(**tensors, rows=None)
+
+    def _stored(self) -> storage.StoredMap:
+        """What a file holds of it."""
+        options = {
+            "delta_rule": self.delta_rule,
+            "scale": self.scale,
+            "qk_norm": self.qk_norm,
+            "rows": [self.rows.start, self.rows.stop],
+            "axes": list(self.axes),
+        }
+        return storage.StoredMap(storage.LINEAR_FORMAT, self.tensors(), options)
+
     @property
     def kind(self) -> str:
         """The recurrence in words: "gated delta rule", "linear attention with decay"."""
@@ -174,8 +197,7 @@ class LinearAttentionMap(SignedMap):
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
-        tensors = (self.q, self.k, self.decay, self.beta, self.skip)
-        return sum(x.nbytes for x in tensors if x is not None)
+        return sum(x.nbytes for x in self.tensors().values())
 
     def __repr__(self) -> str:
         size = "×".join(str(n) for n in self.shape)
@@ -401,12 +423,7 @@ class LinearAttentionMap(SignedMap):
 
         They are those of `pool(rows, cols, "both")`, for counts `rows` and `cols`, and `statistics()`.
         """
-        _, _, T, S = self.matrix
-        bounds = [
-            equal_bounds(n, check_whole_number(name, count, min(1, n), n))
-            for name, count, n in (("rows", rows, T), ("cols", cols, S))
-        ]
-        return MapSummary(*self._pool(bounds[0], bounds[1], "both"), *self.statistics())
+        return MapSummary(*self._pool(*self._equal_bounds(rows, cols), "both"), *self.statistics())
 
     @torch.no_grad()
     def _received(self, row_weights: Tensor) -> Tensor:
@@ -427,7 +444,7 @@ class LinearAttentionMap(SignedMap):
         Leading dimensions of v broadcast. Gradients flow to v.
         """
         self._check_values(v)
-        values = expand_values(self.axes, self.matrix, self._value_heads, v)
+        values = self._expand_values(v)
         assert values is not None
         H = self.matrix[1]
         values = values if values.shape[1] == H else values.repeat_interleave(H // values.shape[1], 1)
@@ -448,10 +465,6 @@ class LinearAttentionMap(SignedMap):
     def _value_heads(self) -> tuple[int, int]:
         """How many heads values may have: one for each key head or for each head."""
         return self.k.shape[1], self.matrix[1]
-
-    def takes_values(self, v: Tensor) -> bool:
-        """Whether `m @ v` takes values of this shape."""
-        return expand_values(self.axes, self.matrix, self._value_heads, v) is not None
 
     @torch.no_grad()
     def diagonal(self, offset: int = 0) -> Tensor:
@@ -486,24 +499,9 @@ class LinearAttentionMap(SignedMap):
                 entries[:, heads] += part.skip[:, None].to(self.dtype)
         return self._shaped(entries)
 
-    def save(
-        self,
-        path: str | PathLike[str],
-        extra: Mapping[str, Tensor] | None = None,
-        label: Mapping[str, str] | None = None,
-    ) -> None:
-        """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again.
-
-        `extra` are tensors to write beside its own, and `label` is metadata.
-        """
-        options = {
-            "delta_rule": self.delta_rule,
-            "scale": self.scale,
-            "qk_norm": self.qk_norm,
-            "rows": [self.rows.start, self.rows.stop],
-            "axes": list(self.axes),
-        }
-        linear_storage.save(path, vars(self), options, extra, label)
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""
+        storage.save(self, path)
 
 
 def _as_index(index: slice | Tensor, size: int) -> Tensor:

@@ -26,9 +26,9 @@ from regard.maps.dense_rows import NORMALISED
 from regard.maps.index import Axes
 from regard.maps.kernel_lse import read_lse
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
-from regard.maps.product import expand_values, multiply
+from regard.maps.product import multiply
 from regard.maps.signed_map import DifferenceMap, TopK
-from regard.maps.spans import as_bounds, equal_bounds
+from regard.maps.spans import as_bounds
 from regard.maps.weighted_map import WeightedMap
 
 MIN_NORMALISED_ROWS = 64  # first rows of a matrix: under a causal mask they have few keys with large weights
@@ -76,11 +76,6 @@ def attention_map(
     return AttentionMap(q=q, k=k, lse=lse, mask=rule, scale=scale, softcap=softcap, sinks=sinks, axes=axes)
 
 
-def load(path: str | PathLike[str]) -> AttentionMap:
-    """Open a map that was saved with `m.save(path)`. Its tensors are read from the file on use."""
-    return AttentionMap.from_data(storage.load(path))
-
-
 class AttentionMap(MapData, LazyMatrix):
     """Attention weights shaped (B, H, T, S), without the matrix. Made by `regard.attention_map` or a capture.
 
@@ -93,11 +88,6 @@ class AttentionMap(MapData, LazyMatrix):
     are left to index; `precise`, the heads that are computed in float64, found on first use; and `kept`, the
     overview that a capture with `overviews=True` has computed with the attention, from which `pool` answers.
     """
-
-    @classmethod
-    def from_data(cls, data: MapData) -> Self:
-        """A map with the fields of `data`, for example with those that a file holds."""
-        return cls(**{name.removeprefix("_"): value for name, value in vars(data).items()})
 
     @property
     def nbytes(self) -> int:
@@ -169,11 +159,7 @@ class AttentionMap(MapData, LazyMatrix):
         They are those of `pool(rows, cols, "both")`, for counts, and `statistics()`, on a CPU from one pass
         over the map.
         """
-        _, _, T, S = self.matrix
-        bounds = [
-            equal_bounds(n, check_whole_number(name, count, min(1, n), n))
-            for name, count, n in (("rows", rows, T), ("cols", cols, S))
-        ]
+        bounds = self._equal_bounds(rows, cols)
         results = precision.compute(self, lambda group: overview.summary(group.data, *bounds))
         return overview.MapSummary(*map(self._shaped, results))
 
@@ -305,13 +291,10 @@ class AttentionMap(MapData, LazyMatrix):
         got = tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__
         raise ValueError(f"v: expected ({', '.join(map(str, lead))}, E), got {got}")
 
-    def _expand_values(self, v: Tensor) -> Tensor | None:
-        """v as values for each key/value head or each query head, or None if it does not fit."""
-        return expand_values(self.axes, self.matrix, (self.k.shape[1], self.matrix[1]), v)
-
-    def takes_values(self, v: Tensor) -> bool:
-        """Whether `m @ v` takes values of this shape."""
-        return self._expand_values(v) is not None
+    @property
+    def _value_heads(self) -> tuple[int, int]:
+        """How many heads values may have: one for each key/value head or for each query head."""
+        return self.k.shape[1], self.matrix[1]
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""

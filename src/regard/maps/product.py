@@ -8,31 +8,12 @@ from torch import Tensor
 from regard.attention.attend import attend
 from regard.maps import precision
 from regard.maps.data import MapData
-from regard.maps.index import Axes, select_kv_heads
+from regard.maps.index import select_kv_heads
 from regard.maps.sweep import finite_lse
 
 
-def expand_values(
-    axes: Axes, matrix: tuple[int, int, int, int], heads: tuple[int, ...], v: Tensor
-) -> Tensor | None:
-    """Expand v (…, S, E) to one (S, E) for each sequence and head, (B, n, S, E) with n one of `heads`.
-
-    Leading dimensions broadcast to the `axes` that a map of size `matrix` shows. Returns None if they do not
-    fit.
-    """
-    B, _, _, S = matrix
-    if v.ndim < 2 or v.shape[-2] != S:
-        return None
-    for n in dict.fromkeys(heads):
-        shown = axes.visible((B, n))
-        lead = (1,) * (len(shown) - (v.ndim - 2)) + tuple(v.shape[:-2])
-        if len(lead) == len(shown) and all(a in (1, b) for a, b in zip(lead, shown, strict=True)):
-            return v.expand(*shown, *v.shape[-2:]).reshape(B, n, *v.shape[-2:])
-    return None
-
-
 def multiply(m: MapData, v: Tensor) -> Tensor:
-    """The weights times values from `expand_values`, (B, H, T, E) in the dtype of v."""
+    """The weights times values (B, G or H, S, E), (B, H, T, E) in the dtype of v."""
     B, H, T, _ = m.matrix
     if v.shape[1] != m.k.shape[1]:  # values for each query head: each reads its own copy of the keys
         m = m._with(k=m.k.repeat_interleave(H // m.k.shape[1], 1), precise=m.precise)

@@ -19,7 +19,6 @@ from regard.maps.bins import Bins, TileSide, block_table, find_runs, make_bins, 
 from regard.maps.index import Axes
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
 from regard.maps.overview import Overview, larger_magnitude
-from regard.maps.product import expand_values
 
 TILE_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries that are computed at a time
 REDUCTIONS: tuple[Literal["sum", "amax", "amin"], ...] = ("sum", "amax", "amin")
@@ -135,10 +134,6 @@ class SignedMap(LazyMatrix):
             part = entries @ values[..., k.first : k.last + 1, :].to(entries.dtype)
             output[..., q.first : q.last + 1, :] += part.to(v.dtype)
         return output
-
-    def takes_values(self, v: Tensor) -> bool:
-        """Whether `m @ v` takes values of this shape."""
-        return expand_values(self.axes, self.matrix, (self.matrix[1],), v) is not None
 
     def _check_values(self, v: Tensor) -> Tensor:
         """v as values for every head; ValueError unless they broadcast to (B, H, S, E)."""

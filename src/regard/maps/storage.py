@@ -1,7 +1,6 @@
-"""Maps on disk: a safetensors file with q, k and lse, and the mask and the options in its metadata.
+"""Maps on disk: a safetensors file with the tensors of a map, and its mask and options in the metadata.
 
-Opening reads the header only; the tensors are mapped into memory and read on use. Writing is atomic, so that
-an interrupted save leaves the old file as it was.
+Writing is atomic, so that an interrupted save leaves the old file as it was. `loader` opens such files.
 """
 
 from __future__ import annotations
@@ -9,121 +8,39 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from regard.attention.inputs import check_inputs, working_dtype
-from regard.attention.masks.description import describe_mask, rebuild_mask
-from regard.files import (
-    CaptureFileError,
-    check_type,
-    converting_errors,
-    get_field,
-    naming_errors,
-    parse_object,
-    shorten,
-)
-from regard.maps.data import MapData
-from regard.maps.index import Axes
-from regard.maps.kept_overview import KeptOverview
-from regard.safetensor_files import read_safetensors, write_safetensors
+from regard.safetensor_files import write_safetensors
 
 FORMAT = "regard.AttentionMap 1"
+LINEAR_FORMAT = "regard.LinearAttentionMap 1"
 KEPT = ("kept.mass", "kept.max")
 
 
+class StoredMap(NamedTuple):
+    """What a file holds of a map."""
+
+    format: str
+    tensors: dict[str, Tensor]
+    options: dict[str, Any]
+
+
+class StorableMap(Protocol):
+    """A map that can be written to a file."""
+
+    def _stored(self) -> StoredMap:
+        """Return what a file holds of it."""
+
+
 def save(
-    m: MapData,
+    m: StorableMap,
     path: str | os.PathLike[str],
     extra: Mapping[str, Tensor] | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> None:
     """Write a map to a file, atomically, with `extra` tensors and `labels` beside its own."""
-    tensors = {"q": m.q, "k": m.k, "lse": m.lse}
-    if m.sinks is not None:
-        tensors["sinks"] = m.sinks
-    if m.kept is not None:
-        tensors |= dict(zip(KEPT, (m.kept.mass, m.kept.max), strict=True))
-    options = {
-        "mask": describe_mask(m.mask, tensors),
-        "scale": m.scale,
-        "softcap": m.softcap,
-        "axes": list(m.axes),
-        "kept": None if m.kept is None else m.kept.size,
-    }
-    metadata = {"format": FORMAT, "map": json.dumps(options), **(labels or {})}
-    write_safetensors(path, {**tensors, **(extra or {})}, metadata)
-
-
-def load(path: str | os.PathLike[str]) -> MapData:
-    """Open a map that `save` wrote. Its tensors are mapped into memory and read on use."""
-    metadata, tensors = read_safetensors(path, [FORMAT], CaptureFileError)
-    return decode(path, metadata, tensors)
-
-
-def decode(
-    path: str | os.PathLike[str],
-    metadata: Mapping[str, str],
-    tensors: dict[str, Tensor],
-    is_whole: bool = True,
-) -> MapData:
-    """Make a map of the metadata and the tensors of a file; an error says what is wrong with it.
-
-    If not `is_whole`, the file has some of the rows or keys of a map, and the mask of the whole map, whose
-    size is not checked.
-    """
-    path = Path(path)
-    with naming_errors(path, CaptureFileError, " is damaged"):
-        m = _decode(parse_object(get_field(metadata, "map", str)), tensors, is_whole)
-    B, H, T, S = m.matrix
-    if is_whole and 0 not in (B, H, T, S):
-        with converting_errors(path, CaptureFileError, "a map whose mask fits; it is damaged"):
-            m.mask.tile(range(1), range(1), m.matrix)  # tensors of odd shapes and dtypes raise here
-    return m
-
-
-def _decode(options: dict[str, Any], tensors: dict[str, Tensor], is_whole: bool) -> MapData:
-    """The same for options that were parsed; a ValueError names the field that is wrong."""
-    if missing := [name for name in ("q", "k", "lse") if name not in tensors]:
-        raise ValueError(f"tensors: expected q, k and lse; missing: {', '.join(missing)}")
-    q, k, lse, sinks = tensors["q"], tensors["k"], tensors["lse"], tensors.get("sinks")
-    if q.ndim != 4 or k.ndim != 4 or q.shape[-1] != k.shape[-1] or lse.shape != q.shape[:-1]:
-        raise ValueError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)}, lse {tuple(lse.shape)} do not fit together"
-        )
-    mask, scale = rebuild_mask(get_field(options, "mask", dict), tensors), get_field(options, "scale", float)
-    softcap = None if options.get("softcap") is None else get_field(options, "softcap", float)
-    check_inputs(q, k, k, mask=mask if is_whole else None, scale=scale, softcap=softcap, sinks=sinks)
-    if lse.dtype != working_dtype(q.dtype):
-        raise ValueError(f"lse: expected {working_dtype(q.dtype)}, got {lse.dtype}")
-    shown = get_field(options, "axes", list)
-    if len(shown) != 2:
-        raise ValueError(f"axes: expected two, of the batch and the heads, got {shorten(shown)}")
-    axes = Axes(*(check_type("axes", axis, bool) for axis in shown))
-    if any(size != 1 for size, shown in zip(q.shape[:2], axes, strict=True) if not shown):
-        raise ValueError(f"axes: {tuple(axes)} do not fit q {tuple(q.shape)}")
-    kept = _decode_kept(options, tensors, (*q.shape[:3], k.shape[2]), lse.dtype)
-    return MapData(
-        q=q, k=k, lse=lse, mask=mask, scale=scale, softcap=softcap, sinks=sinks, axes=axes, kept=kept
-    )
-
-
-def _decode_kept(
-    options: dict[str, Any], tensors: dict[str, Tensor], matrix: tuple[int, ...], dtype: torch.dtype
-) -> KeptOverview | None:
-    """The overview in a file of a map (B, H, T, S), or None if it has none."""
-    if options.get("kept") is None:
-        return None
-    size = get_field(options, "kept", int)
-    B, H, T, S = matrix
-    if size < 1 or any(name not in tensors for name in KEPT):
-        raise ValueError(f"kept: expected a size above 0 and {' and '.join(KEPT)}, got {shorten(size)}")
-    mass, peak = (tensors[name] for name in KEPT)
-    expected = (B, H, -(-T // size), -(-S // size))
-    if any(x.shape != expected or x.dtype != dtype for x in (mass, peak)):
-        found = " and ".join(f"{x.dtype} {tuple(x.shape)}" for x in (mass, peak))
-        raise ValueError(f"kept: expected {dtype} {expected}, got {found}")
-    return KeptOverview(size, mass, peak)
+    stored = m._stored()
+    metadata = {"format": stored.format, "map": json.dumps(stored.options), **(labels or {})}
+    write_safetensors(path, {**stored.tensors, **(extra or {})}, metadata)

@@ -16,7 +16,7 @@ from regard.attention.masks.grid import Blocks
 from regard.maps import overview, reductions
 from regard.maps.data import MapData
 from regard.maps.index import Axes
-from regard.maps.product import expand_values, multiply
+from regard.maps.product import multiply
 from regard.maps.signed_map import SignedMap
 
 
@@ -79,7 +79,7 @@ class WeightedMap(SignedMap):
     def __matmul__(self, v: Tensor) -> Tensor:
         """The entries times values v (B, G, S, E), by fused attention: (B, H, T, E)."""
         v = self._check_values(v)
-        values = expand_values(self.axes, self.matrix, self._value_heads, v)
+        values = self._expand_values(v)
         assert values is not None
         group = self.matrix[1] // max(values.shape[1], 1)
         values = values.repeat_interleave(group, 1) * self.u.unsqueeze(-1)  # (B, H, S, E)
@@ -89,10 +89,6 @@ class WeightedMap(SignedMap):
     def _value_heads(self) -> tuple[int, int]:
         """How many heads values may have: one for each key/value head or for each query head."""
         return self.attention.k.shape[1], self.matrix[1]
-
-    def takes_values(self, v: Tensor) -> bool:
-        """Whether `m @ v` takes values of this shape."""
-        return expand_values(self.axes, self.matrix, self._value_heads, v) is not None
 
     def diagonal(self, offset: int = 0) -> Tensor:
         """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""

@@ -1,9 +1,12 @@
-"""`AttentionCall`: the inputs and the output of one attention call, whichever implementation computed it."""
+"""`AttentionCall`: the inputs and the output of one attention call, whichever implementation computed it.
+
+A linear-attention or state-space layer makes such a call, too, with a `Recurrence` in place of the softmax.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,13 +14,52 @@ from torch import Tensor
 from regard.attention.attend import attend
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
-from regard.maps import AttentionMap
+from regard.attention.masks.named_masks import causal
+from regard.maps import AttentionMap, LinearAttentionMap, linear_attention_map
 from regard.maps.kept_overview import KeptOverview
+from regard.recorder.certificate import OWN_OUTPUT
 from regard.recorder.placement import Placement
+
+Part = Literal["beside", "rows"]
+"""How a call belongs to its module's earlier ones: tokens that do not see theirs, or the next rows."""
+
+
+class Recurrence(NamedTuple):
+    """What a linear layer has in place of the softmax, under the names of `regard.linear_attention_map`."""
+
+    decay: Tensor | None  # (B, H, T) or (B, H, T, D)
+    beta: Tensor | None = None  # (B, H, T)
+    skip: Tensor | None = None  # (H,)
+    delta_rule: bool = False
+    qk_norm: float | None = None
+    initial_state: Tensor | None = None  # (B, H, D, E), None for zeros
+    final_state: Tensor | None = None  # (B, H, D, E), None if it was not returned
+    gate: Tensor | None = None  # (B, H, T, E), by which the kernel has multiplied the output
+    convolution: int | None = None  # tokens over which a short convolution ran before
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, output: Tensor, *, scale: float = 1.0) -> AttentionCall:
+        """Return the call that computes an output (B, H, T, E) with it."""
+        return AttentionCall(q, k, v, output, None, causal, scale, recurrence=self)
+
+    def attention_map(self, q: Tensor, k: Tensor, scale: float) -> LinearAttentionMap:
+        """Return the map of a call with queries and keys (B, G, T, D), without gradients."""
+        return linear_attention_map(
+            q,
+            k,
+            decay=self.decay,
+            beta=self.beta,
+            delta_rule=self.delta_rule,
+            skip=self.skip,
+            scale=scale,
+            qk_norm=self.qk_norm,
+        )
 
 
 class AttentionCall(NamedTuple):
-    """The inputs of one attention call and the output of the model's own implementation."""
+    """The inputs of one attention call and the output of the model's own implementation.
+
+    With a recurrence, q and k are (B, G, T, D) and v is (B, H, T, E).
+    """
 
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, G, S, D)
@@ -37,16 +79,23 @@ class AttentionCall(NamedTuple):
     replaced: Tensor | None = None  # boolean (H, T), where an edit put another output in place of the head's
     heads: tuple[int, ...] | None = None  # the numbers in the model of the heads, where ranks share them
     placement: Placement | None = None  # where it is in the model's layer, where ranks share the layer
-    whole_mask: Mask | None = (
-        None  # of all rows of the layer, where this rank has some of them; k has all keys
-    )
-
+    # Of all rows of the layer, where this rank has some of them; k has all keys.
+    whole_mask: Mask | None = None
     kept: KeptOverview | None = None  # the overview that was computed with the output, by Regard's kernel
+    recurrence: Recurrence | None = None  # of a linear layer; None for softmax attention
+    against: str = OWN_OUTPUT  # a name for the output
+    part: Part | None = None  # set if the module makes several calls, and this is not the first of them
+    again: bool = False  # whether it applies the weights of an earlier call to other values
+
+    @property
+    def num_heads(self) -> int:
+        """The number of heads of the call."""
+        return self.output.shape[1]
 
     @property
     def total_heads(self) -> int:
         """The number of heads of the layer in the model."""
-        return self.q.shape[1] if self.placement is None else self.placement.total_heads
+        return self.num_heads if self.placement is None else self.placement.total_heads
 
     def numbers(self, heads: Sequence[int]) -> list[int]:
         """Return the numbers in the model of heads of this call."""
@@ -54,10 +103,12 @@ class AttentionCall(NamedTuple):
 
     def local_heads(self, numbers: Iterable[int]) -> list[int]:
         """Return which heads of this call have these numbers in the model: those that this rank has."""
-        heads = range(self.q.shape[1]) if self.heads is None else self.heads
+        heads = range(self.num_heads) if self.heads is None else self.heads
         return [heads.index(number) for number in numbers if number in heads]
 
-    def own_part(self, m: AttentionMap, v: Tensor) -> tuple[AttentionMap, Tensor]:
+    def own_part(
+        self, m: AttentionMap | LinearAttentionMap, v: Tensor
+    ) -> tuple[AttentionMap | LinearAttentionMap, Tensor]:
         """Return what this rank keeps of its map and values: if ranks share the rows, its own keys only.
 
         Its mask is then that of all rows.
@@ -68,7 +119,7 @@ class AttentionCall(NamedTuple):
         return m._with(k=m.k[:, :, keys], mask=self.whole_mask), v[:, :, keys]
 
     def attention_map(self) -> AttentionMap:
-        """Return the map of the call, without gradients."""
+        """Return the map of a call of softmax attention, without gradients."""
         call = self.with_lse()
         assert call.lse is not None
         return AttentionMap(
@@ -107,6 +158,9 @@ class UnreadableCall(NamedTuple):
     """An attention call whose arguments could not be interpreted."""
 
     reason: str
+
+
+Call = AttentionCall | UnreadableCall
 
 
 def dropout_problem(p: float) -> str | None:

@@ -99,11 +99,8 @@ class Evidence:
     @property
     def tolerance_used(self) -> float:
         """The larger ratio of an error to its tolerance; above 1 the layer is not certified."""
-        output, sums = (
-            self.difference / max(self.tolerance, 1e-300),
-            self.row_sums / self.row_sums_tolerance,
-        )
-        return largest([output, sums])
+        output = self.difference / max(self.tolerance, 1e-300)
+        return largest([output, self.row_sums / self.row_sums_tolerance])
 
     @property
     def settings(self) -> str:

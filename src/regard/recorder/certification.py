@@ -1,7 +1,6 @@
 """`certify`: the certificate for weights that somebody else made.
 
-The definition is that of a capture, in `certificate.examine`. Here are the checks of the arguments, and a
-dense tensor in the form that `examine` takes.
+The definition is that of a capture, in `examination.examine`. Here are the checks of the arguments.
 """
 
 from __future__ import annotations
@@ -9,16 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from regard.attention.inputs import working_dtype
-from regard.attention.masks.base import full
 from regard.attention.tensors import check_floats
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
 from regard.recorder.certificate import ROWS, Evidence
-from regard.recorder.examination import examine
+from regard.recorder.examination import DenseWeights, examine
 
 OUTPUT = "the output"
 NEGATIVE = "some of its weights are negative, which no softmax gives"
@@ -96,31 +92,3 @@ def _output(output: Tensor, expected: tuple[int, ...]) -> Tensor:
     elif output.numel() == math.prod(expected):
         hint = ": split its heads, if this is the output of the attention before any projection"
     raise ValueError(f"output: expected {expected}, got {tuple(output.shape)}{hint}")
-
-
-class DenseWeights:
-    """A matrix of weights (B, H, T, S) in the form in which `examine` takes a map."""
-
-    sinks: Tensor | None = None
-    scale, softcap, mask, is_dense = 1.0, None, full, True
-
-    def __init__(self, weights: Tensor) -> None:
-        self.weights = weights
-        self.matrix = tuple(weights.shape)
-        self.device = weights.device
-        self.stored_dtype = weights.dtype
-        self.dtype = working_dtype(weights.dtype)
-
-    @property
-    def lse(self) -> Tensor:
-        """0, by which the weights count as they are, or −inf where a row has none."""
-        empty = (self.weights == 0).all(-1)
-        return torch.zeros_like(empty, dtype=self.dtype).masked_fill_(empty, -torch.inf)
-
-    def select(self, batch: slice, heads: slice) -> DenseWeights:
-        """Select sequences and heads."""
-        return DenseWeights(self.weights[batch, heads])
-
-    def tile(self, rows: Tensor) -> Tensor:
-        """The weights of some rows, (B, H, rows, S)."""
-        return self.weights[:, :, rows].to(self.dtype)

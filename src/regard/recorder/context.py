@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,8 @@ from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.observation import Attach, as_ids, attention_names, choose_sources, observed
 from regard.recorder.picture_reader import PictureReader
-from regard.recorder.predictions import Predictions, logits_of, predictions_from
-from regard.recorder.rank_group import RankGroup, find_group
+from regard.recorder.predictions import predictions_from
+from regard.recorder.rank_group import find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import compiled_methods, original_model
@@ -50,21 +50,12 @@ class CaptureBlock:
 
     `sources` are attached for as long as the block is open. `warn` says whether modules that mix tokens and
     were not captured are reported by a warning; `seen.missing` and `seen.other_mixers` always list them.
-    `stream` records the residual stream, if it is to be recorded. `ranks` are the processes that run the
-    model together.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        recording: Recording,
-        sources: Sequence[Attach],
-        warn: bool = True,
-        stream: StreamRecorder | None = None,
-        ranks: RankGroup | None = None,
+        self, model: nn.Module, recording: Recording, sources: Sequence[Attach], warn: bool = True
     ) -> None:
-        self.ranks = ranks
-        self.model, self.recording, self.sources, self.stream = model, recording, sources, stream
+        self.model, self.recording, self.sources = model, recording, sources
         self.mixers, self.warn = TokenMixers(model), warn
         self._undo = ExitStack()
         self._opened = False
@@ -78,8 +69,8 @@ class CaptureBlock:
         self._opened = True
         with ExitStack() as undo, unchanged(self.model):
             undo.enter_context(self.mixers.watched())
-            if self.stream is not None:
-                undo.enter_context(self.stream.attached())
+            if self.recording.stream is not None:
+                undo.enter_context(self.recording.stream.attached())
             undo.enter_context(observed(self.model, self.recording, self.sources))
             self._undo = undo.pop_all()
         return self.recording.seen
@@ -89,16 +80,17 @@ class CaptureBlock:
     ) -> None:
         try:
             self._undo.__exit__(kind, error, trace)
-            if self.ranks is not None:
-                self.ranks.explain(error)
+            if self.recording.ranks is not None:
+                self.recording.ranks.explain(error)
             if kind is not None:
                 return
             missing, others = self.mixers.unheard(self.recording.heard)
             missing |= self.recording.unreadable
             self._verify_tokens(bool(missing or others))
             self.recording.close(missing, others)
-            if self.ranks is not None:
-                self.recording.seen.elsewhere = exchange_evidence(self.recording.seen, self.ranks)
+            if self.recording.ranks is not None:
+                seen = self.recording.seen
+                seen.elsewhere = exchange_evidence(seen, self.recording.ranks)
         finally:
             self.recording.store.release()
         if self.recording.seen.layers and self.warn:
@@ -129,7 +121,7 @@ class CaptureBlock:
         """
         recording = self.recording
         ids = None if recording.arguments is None else as_ids(recording.arguments.ids)
-        if not recording.verify or recording.arguments is None or ids is None or self.ranks is not None:
+        if not recording.verify or recording.arguments is None or ids is None or recording.ranks is not None:
             return
         if recording.forwards > 1 and all(map(recording.is_known, recording.heard)):
             return  # generation by a model whose code keeps tokens in order
@@ -203,27 +195,29 @@ def _by_kind(modules: Mapping[str, str]) -> str:
     )
 
 
+class CaptureOptions(TypedDict, total=False):
+    """The options of `capture` that say nothing about what the model reads."""
+
+    tokenizer: Any
+    layers: Collection[int | str] | None
+    heads: Collection[int] | None
+    values: bool
+    contributions: bool
+    dtype: torch.dtype | None
+    store: Literal["maps", "statistics"]
+    folder: str | PathLike[str] | None
+    budget: int | str | None
+    adapters: Mapping[str, Callable[..., Any]] | None
+    verify: bool
+    overviews: bool
+    predictions: bool
+    patches: Patches | None
+    group: Any
+
+
 @overload
 def capture(
-    model: nn.Module,
-    *,
-    inputs: None = None,
-    text: None = None,
-    tokenizer: Any = None,
-    layers: Collection[int | str] | None = None,
-    heads: Collection[int] | None = None,
-    values: bool = False,
-    contributions: bool = False,
-    dtype: torch.dtype | None = None,
-    store: Literal["maps", "statistics"] = "maps",
-    folder: str | PathLike[str] | None = None,
-    budget: int | str | None = None,
-    adapters: Mapping[str, Callable[..., Any]] | None = None,
-    verify: bool = False,
-    overviews: bool = False,
-    predictions: bool = False,
-    patches: Patches | None = None,
-    group: Any = None,
+    model: nn.Module, *, inputs: None = None, text: None = None, **options: Unpack[CaptureOptions]
 ) -> CaptureBlock: ...
 
 
@@ -233,21 +227,7 @@ def capture(
     *,
     inputs: Inputs | None = None,
     text: str | Sequence[str] | None = None,
-    tokenizer: Any = None,
-    layers: Collection[int | str] | None = None,
-    heads: Collection[int] | None = None,
-    values: bool = False,
-    contributions: bool = False,
-    dtype: torch.dtype | None = None,
-    store: Literal["maps", "statistics"] = "maps",
-    folder: str | PathLike[str] | None = None,
-    budget: int | str | None = None,
-    adapters: Mapping[str, Callable[..., Any]] | None = None,
-    verify: bool = False,
-    overviews: bool = False,
-    predictions: bool = False,
-    patches: Patches | None = None,
-    group: Any = None,
+    **options: Unpack[CaptureOptions],
 ) -> Capture: ...
 
 
@@ -360,8 +340,7 @@ def capture(
             ranks=ranks,
         )
         # With adapters the user has chosen the modules, so the others are not reported as missing.
-        sources, warn = choose_sources(model, adapters), adapters is None
-        block = CaptureBlock(model, recording, sources, warn=warn, stream=stream, ranks=ranks)
+        block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None)
     if text is None and inputs is None:
         if predictions:
             raise ValueError(
@@ -373,20 +352,16 @@ def capture(
         output = model(*model_args, **model_kwargs)
     if predictions:
         decode = None if tokenizer is None else functools.partial(decode_vocabulary, tokenizer)
-        seen.predictions = _predictions(seen, logits_of(output), decode)
-    return seen
-
-
-def _predictions(
-    seen: Capture, logits: Tensor | None, decode: Callable[[Tensor], list[str]] | None
-) -> Predictions:
-    """Reduce a model's logits to its predictions."""
-    if logits is None or seen.ids is None:
-        raise ValueError(
-            "predictions: expected a language model, which reads token ids and gives logits, got another: "
-            "capture it without predictions=True"
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if not isinstance(logits, Tensor) or seen.ids is None:
+            raise ValueError(
+                "predictions: expected a language model, which reads token ids and gives logits, got "
+                "another: capture it without predictions=True"
+            )
+        seen.predictions = predictions_from(
+            logits, seen.ids, attention_mask=seen.attention_mask, decode=decode
         )
-    return predictions_from(logits, seen.ids, attention_mask=seen.attention_mask, decode=decode)
+    return seen
 
 
 OPTIONS = tuple(

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask
+from regard.attention.inputs import working_dtype
+from regard.attention.masks.base import full
 from regard.maps import AttentionMap
 from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, largest, sampled_rows
 
@@ -29,35 +30,36 @@ TELLING_ROWS = 8  # rows of a head of which it is asked whether they determine t
 SIMILAR_VALUES = "its values are so similar that its output does not determine its weights"
 
 
-class WeightMatrix(Protocol):
-    """Attention weights (B, H, T, S) that can be compared: those of a map, or those of a dense tensor."""
+class DenseWeights:
+    """A matrix of weights (B, H, T, S) in the form in which `examine` takes a map."""
+
+    sinks: Tensor | None = None
+    scale, softcap, mask, is_dense = 1.0, None, full, True
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+        self.matrix = tuple(weights.shape)
+        self.device = weights.device
+        self.stored_dtype = weights.dtype
+        self.dtype = working_dtype(weights.dtype)
 
     @property
-    def matrix(self) -> tuple[int, ...]: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def stored_dtype(self) -> torch.dtype: ...
-    @property
-    def lse(self) -> Tensor: ...
-    @property
-    def mask(self) -> Mask: ...
-    @property
-    def scale(self) -> float: ...
-    @property
-    def softcap(self) -> float | None: ...
-    @property
-    def sinks(self) -> Tensor | None: ...
-    @property
-    def is_dense(self) -> bool: ...
+    def lse(self) -> Tensor:
+        """0, by which the weights count as they are, or −inf where a row has none."""
+        empty = (self.weights == 0).all(-1)
+        return torch.zeros_like(empty, dtype=self.dtype).masked_fill_(empty, -torch.inf)
 
-    def select(self, batch: slice, heads: slice) -> Self:
+    def select(self, batch: slice, heads: slice) -> DenseWeights:
         """Select sequences and heads."""
+        return DenseWeights(self.weights[batch, heads])
 
     def tile(self, rows: Tensor) -> Tensor:
         """The weights of some rows, (B, H, rows, S)."""
+        return self.weights[:, :, rows].to(self.dtype)
+
+
+WeightMatrix = AttentionMap | DenseWeights
+"""Attention weights (B, H, T, S) that can be compared: those of a map, or those of a dense tensor."""
 
 
 class ComparedCall(NamedTuple):

@@ -42,6 +42,11 @@ class LayerId(NamedTuple):
         """The key of its layer in a capture: 3, or "decoder.3" where the model has several stacks."""
         return f"{self.stack}.{self.number}" if self.stack else self.number
 
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """By what `layers=` may name its layer: number, key or module, as text."""
+        return str(self.number), str(self.key), self.name
+
 
 class LayerData(NamedTuple):
     """The tensors that a capture stores for a layer: its map, or with store="statistics" only a summary."""
@@ -92,20 +97,6 @@ class LayerSettings(NamedTuple):
         m, values = data.map, data.values
         if m is None:
             raise ValueError("layer: expected a map, got statistics only")
-        value_width = None if values is None else values.shape[-1]
-        if isinstance(m, LinearAttentionMap):
-            return LayerSettings(
-                mask=str(m.mask),
-                bias="",
-                window=None,
-                scale=m.scale,
-                softcap=None,
-                has_sinks=False,
-                kv_heads=m.k.shape[1],
-                width=m.k.shape[-1],
-                value_width=value_width,
-                recurrence=m.kind,
-            )
         conjuncts = m.mask.conjuncts()
         return LayerSettings(
             mask=_join([mask for mask in conjuncts if mask.hides]) or "full",
@@ -115,8 +106,9 @@ class LayerSettings(NamedTuple):
             softcap=m.softcap,
             has_sinks=m.sinks is not None,
             kv_heads=m.k.shape[1],
-            width=m.q.shape[-1],
-            value_width=value_width,
+            width=m.k.shape[-1],
+            value_width=None if values is None else values.shape[-1],
+            recurrence=m.kind if isinstance(m, LinearAttentionMap) else "",
         )
 
 
@@ -191,6 +183,11 @@ class Layer:
     @evidence.setter
     def evidence(self, evidence: Evidence) -> None:
         self._evidence = evidence
+
+    def _with_data(self, data: LayerData, evidence: Evidence) -> Layer:
+        """Return the same layer with other tensors, in memory, and the evidence for them."""
+        place = (self.number, self.name, self.stack)
+        return Layer(*place, data.map, evidence, self.heads, data.values, data.summary, self.placement)
 
     def data(self) -> LayerData:
         """Return the layer's tensors. A layer in a file reads the file at every call."""

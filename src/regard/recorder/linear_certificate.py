@@ -15,8 +15,8 @@ from torch import Tensor
 
 from regard.maps import LinearAttentionMap, linear_attention_map
 from regard.maps.recurrence import ChunkedRecurrence
-from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, sampled_rows
-from regard.recorder.examination import DISTINCT, ROUNDING_UNITS, SIMILAR_VALUES, smallest_error
+from regard.recorder.certificate import OWN_OUTPUT, Evidence, sampled_rows
+from regard.recorder.examination import DISTINCT, ROUNDING_UNITS, SIMILAR_VALUES, at_rows, smallest_error
 
 CHUNK = 64  # tokens whose decays kernels add up
 LARGEST_DECAY_ERROR = 2.0**-9  # beyond this a layer that forgets so fast is not certified by its rounding
@@ -37,7 +37,7 @@ def examine_linear(
     convolution: int | None = None,
     problem: str | None = None,
     against: str = OWN_OUTPUT,
-    max_rows: int | None = ROWS,
+    rows: Tensor | None = None,
 ) -> Evidence:
     """Compare a map (B, H, T, T) and its values v (B, H, T, E) with the model's output (B, H, T, E).
 
@@ -47,10 +47,12 @@ def examine_linear(
       show.
     - `problem`: a reason why the layer cannot be certified, if one is known.
     - `against`: a name for `output`.
-    - `max_rows`: the number of rows to compare, or None for all of them.
+    - `rows`: the rows to compare, if `output` and `gate` have only these; by default a sample.
     """
     B, H, T, _ = m.matrix
-    rows = sampled_rows(T, T if max_rows is None else max_rows)
+    if rows is None:
+        rows = sampled_rows(T)
+        output, gate = at_rows(output, rows), None if gate is None else at_rows(gate, rows)
     worst, tolerance, similar = 0.0, 1.0, False
     step = max(1, HEAD_NUMBERS["cuda" if m.device.type == "cuda" else "cpu"] // max(1, B * T * m.k.shape[-1]))
     for first in range(0, H if B * T else 0, step):
@@ -66,7 +68,7 @@ def examine_linear(
         if not math.isnan(worst) and not ratio[at] <= worst:
             worst, tolerance = float(ratio[at]), float(allowed[at])
         similar |= T > 1 and _are_similar(v[:, heads], _rounding(m, output))
-    if gate is not None and T > 1 and problem is None and _is_closed(gate[:, :, rows.to(gate.device)]):
+    if gate is not None and T > 1 and problem is None and bool((gate == 0).flatten(2).all(-1).any()):
         problem = CLOSED_GATE
     kind = m.kind if convolution is None else f"{m.kind}, after a convolution over {convolution} tokens"
     return Evidence(
@@ -144,10 +146,10 @@ def _compare(
     """The error of each compared number in units of its tolerance, and that tolerance, (numbers,) each."""
     recurrence, squares = (ChunkedRecurrence(x.inputs(torch.float64), m.matrix[2]) for x in (m, _squared(m)))
     at = rows.to(m.device)
-    factor = None if gate is None else gate[:, :, at].double()
+    factor = None if gate is None else gate.double()
     own = m.diagonal()[:, :, at, None].double().abs() * v[:, :, at].double().abs()  # nothing decays there
     lengths = m.inputs(torch.float64).queries(at).square().sum(-1, keepdim=True)
-    compared = [(recurrence.back(rows), squares.back(rows), lengths, output[:, :, at], factor, own)]
+    compared = [(recurrence.back(rows), squares.back(rows), lengths, output, factor, own)]
     if final_state is not None:
         generator = torch.Generator().manual_seed(0)
         probes = torch.randn(
@@ -181,11 +183,6 @@ def _compare(
         ratios.append(((total - expected.double()).abs() / tolerance).flatten())
         tolerances.append(tolerance.flatten())
     return torch.cat(ratios), torch.cat(tolerances)
-
-
-def _is_closed(gate: Tensor) -> bool:
-    """Whether a gate (B, H, rows, E) is 0 throughout some head, so that any weights give its output."""
-    return bool((gate == 0).flatten(2).all(-1).any())
 
 
 def _are_similar(v: Tensor, rounding: float) -> bool:

@@ -31,7 +31,7 @@ class ScoreSettings:
         self.numbers, self.sinks = (scale, softcap), sinks
 
     @classmethod
-    def of(cls, x: AttentionMap | AttentionCall) -> ScoreSettings:
+    def of(cls, x: AttentionMap | LinearAttentionMap | AttentionCall) -> ScoreSettings:
         """Return those of a map or of a call."""
         return cls(x.scale, x.softcap, None if x.sinks is None else x.sinks.detach().clone())
 
@@ -52,58 +52,29 @@ MASK_COPIES = 16
 class SelectedHeads(NamedTuple):
     """The map of the selected heads."""
 
-    map: AttentionMap  # (B, heads, T, S)
+    map: AttentionMap | LinearAttentionMap  # (B, heads, T, S)
     heads: tuple[int, ...]
     """The index of each head in the map that it comes from."""
-    kv_heads: list[int] | slice
-    """Index of the key/value heads that these heads read, for v (B, G, S, E)."""
+    value_heads: list[int] | slice
+    """Index of the heads of the values that these heads read, for v (B, G, S, E)."""
 
 
-def select_heads(m: AttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
+def select_heads(m: AttentionMap | LinearAttentionMap, heads: Sequence[int] | None) -> SelectedHeads:
     """Select heads of a map (B, H, T, S) by their indices; None selects all of them."""
-    H, G = m.q.shape[1], m.k.shape[1]
-    if heads is None:
-        return SelectedHeads(m, tuple(range(H)), slice(None))
-    kv_heads = kv_slots([head // (H // G) for head in heads])
-    sinks = None if m.sinks is None else m.sinks[heads]
-    selected = m._with(
-        q=m.q[:, heads],
-        k=m.k[:, kv_heads],
-        lse=m.lse[:, heads],
-        mask=m.mask.select(slice(None), heads),
-        sinks=sinks,
-        kept=None if m.kept is None else m.kept.select(slice(None), list(heads)),
-    )
-    return SelectedHeads(selected, tuple(heads), kv_heads)
-
-
-def select_linear_heads(
-    m: LinearAttentionMap, heads: Sequence[int] | None
-) -> tuple[LinearAttentionMap, tuple[int, ...]]:
-    """Select heads of a linear layer's map (B, H, T, S) by number, and return their numbers; None for all."""
     H, G = m.matrix[1], m.k.shape[1]
     if heads is None:
-        return m, tuple(range(H))
-    if not heads or not all(0 <= head < H for head in heads):
-        raise ValueError(f"heads: expected numbers from 0 to {H - 1}, got {list(heads)}")
-    groups = [head // (H // G) for head in heads]
-    once = sorted(set(groups))
-    if groups != sorted(once * (len(heads) // len(once))):
-        once = groups
-    selected = m._with(
-        q=m.q[:, once],
-        k=m.k[:, once],
-        decay=m.decay[:, heads],
-        beta=m.beta[:, heads],
-        skip=None if m.skip is None else m.skip[heads],
-    )
-    return selected, tuple(heads)
-
-
-def compact_linear_map(m: LinearAttentionMap) -> LinearAttentionMap:
-    """Return the map with all its tensors in memory of their own, no larger than they are."""
-    owned = {name: own_memory(getattr(m, name)) for name in ("q", "k", "decay", "beta")}
-    return m._with(**owned, skip=None if m.skip is None else own_memory(m.skip))
+        return SelectedHeads(m, tuple(range(H)), slice(None))
+    heads = list(heads)
+    kv_heads = kv_slots([head // (H // G) for head in heads])
+    fields: dict[str, Any] = {
+        name: x[heads] if x.ndim == 1 else x[:, kv_heads if name in m.KEY_FIELDS else heads]
+        for name, x in m.tensors().items()
+    }
+    if isinstance(m, LinearAttentionMap):  # whose values have all heads
+        return SelectedHeads(m._with(**fields), tuple(heads), heads)
+    fields["mask"] = m.mask.select(slice(None), heads)
+    fields["kept"] = None if m.kept is None else m.kept.select(slice(None), heads)
+    return SelectedHeads(m._with(**fields), tuple(heads), kv_heads)
 
 
 def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
@@ -112,12 +83,6 @@ def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
     if torch.promote_types(dtype, m.q.dtype) != dtype:  # rounded queries and keys have other scores
         lse = attention_map(q, k, mask=m.mask, scale=m.scale, softcap=m.softcap, sinks=m.sinks).lse
     return m._with(q=q, k=k, lse=lse)
-
-
-def compact_map(m: AttentionMap) -> AttentionMap:
-    """Return the map with q, k and lse in memory of their own, no larger than they are."""
-    owned = {name: own_memory(getattr(m, name)) for name in ("q", "k", "lse")}
-    return m._with(**owned, sinks=None if m.sinks is None else own_memory(m.sinks), kept=m.kept)
 
 
 class MaskCopies:

@@ -7,6 +7,7 @@ a user said about patches; it does not know files or pages.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -148,8 +149,11 @@ class PictureReader:
             special = dict(enumerate(names))
             spans = [_span(n if n < kept else NONE, len(names), grid, merge) for n, grid in enumerate(grids)]
             return tuple(PatchLayout((span,), special) for span in spans)
-        if B == 1 and sum(rows * cols for rows, cols in grids) == S:  # one picture after another
-            return (PatchLayout(_spans_in_a_row(grids, kept, merge)),)
+        *firsts, end = itertools.accumulate((rows * cols for rows, cols in grids), initial=0)
+        if B == 1 and end == S:  # one picture after another
+            numbers = [n if n < kept else NONE for n in range(len(grids))]
+            spans = [_span(*span, merge) for span in zip(numbers, firsts, grids, strict=True)]
+            return (PatchLayout(tuple(spans)),)
         return None
 
     def _prefix(self, count: int) -> list[str] | None:
@@ -235,16 +239,6 @@ def _span(picture: int, first: int, grid: Grid, merge: int = 1) -> PatchSpan:
         .transpose(1, 2)
     )
     return PatchSpan(picture, first, rows, cols, tuple(places.flatten().tolist()))
-
-
-def _spans_in_a_row(grids: list[Grid], kept: int, merge: int) -> tuple[PatchSpan, ...]:
-    """Return the patches of several pictures, one after another."""
-    spans: list[PatchSpan] = []
-    first = 0
-    for number, grid in enumerate(grids):
-        spans.append(_span(number if number < kept else NONE, first, grid, merge))
-        first += grid[0] * grid[1]
-    return tuple(spans)
 
 
 def _image_token(model: nn.Module) -> int | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,9 +98,3 @@ def _reduce(logits: Tensor, following: Tensor, k: int) -> tuple[Tensor, Tensor, 
     own = scores.gather(-1, following[..., None])  # (B, t, 1)
     ranks = 1 + (scores > own).sum(-1)
     return likeliest, (values - lse[..., None]).exp(), lse - own[..., 0], ranks
-
-
-def logits_of(output: Any) -> Tensor | None:
-    """Return the logits in a model's output: the tensor itself, or its `.logits`; None without any."""
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    return logits if isinstance(logits, Tensor) else None

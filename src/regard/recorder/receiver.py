@@ -11,16 +11,14 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.override import ContextEntries
-from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import OWN_OUTPUT
+from regard.recorder.attention_call import AttentionCall, Call
 from regard.recorder.layer import LayerId
-from regard.recorder.linear_call import LinearCall
 from regard.recorder.sources.token_order import TokenOrder
 from regard.recorder.sources.vision_tower import PixelInputs
 
@@ -58,8 +56,6 @@ class ModelArguments(NamedTuple):
         return ((ids, *self.args[1:]), self.kwargs) if self.args else ((), {**self.kwargs, self._name: ids})
 
 
-Part = Literal["beside", "rows"]
-"""How a call belongs to its module's earlier ones: tokens that do not see theirs, or the next rows."""
 Slot = tuple[str, int]
 """The name of a module, and how often it ran before in this forward pass."""
 
@@ -71,6 +67,8 @@ class CallReceiver:
     """Whether it may change the output with which the model goes on."""
     overviews = False
     """Whether the attention of the layers that it selects should hand out overviews."""
+    takes_recurrences = False
+    """Whether it receives the calls of linear layers."""
     watches_tokens = False
     """Whether it matters to the receiver which tokens the rows and keys of a call are."""
     keeps_arguments = False
@@ -110,25 +108,9 @@ class CallReceiver:
         """Announce the layers whose attention a source is going to see."""
         self._modules.update(layer_id.stack for layer_id in layer_ids)
 
-    def record(
-        self,
-        layer_id: LayerId,
-        call: AttentionCall | UnreadableCall,
-        *,
-        against: str = OWN_OUTPUT,
-        part: Part | None = None,
-        again: bool = False,
-    ) -> AttentionCall | UnreadableCall:
-        """Receive an attention call that a module has made; return the call with which the model goes on.
-
-        `against` names the output in the call. `part` says that the module makes several calls for its
-        tokens, that this is not the first of them, and how they belong together; `again` that it applies the
-        weights of an earlier call to other values.
-        """
+    def record(self, layer_id: LayerId, call: Call) -> Call:
+        """Receive an attention call that a module has made; return the call with which the model goes on."""
         raise NotImplementedError
-
-    def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
-        """Receive a call of a linear layer, which only a recording does something with."""
 
     def disown(self, slot: Slot) -> None:
         """Learn that the output of an attention call was not used by the module that computed it."""
@@ -215,11 +197,9 @@ class CallReceiver:
             )
         return self.refusal is None
 
-    def _locate(self, layer_id: LayerId, same_call: bool) -> tuple[Slot, LayerId]:
-        """Return the slot of a call, and its layer id made unique.
-
-        `same_call` says that the call belongs to the one before it.
-        """
+    def _locate(self, layer_id: LayerId, call: Call) -> tuple[Slot, LayerId]:
+        """Return the slot of a call, and its layer id made unique."""
+        same_call = isinstance(call, AttentionCall) and (call.part is not None or call.again)
         if not self.forwards and not same_call:  # no source announces forward passes: every call is one
             self._finish_forward()
             self._calls.clear()
@@ -232,9 +212,7 @@ class CallReceiver:
         if repeats:  # a model that runs one module several times, as if it were several layers
             number = layer_id.number + repeats * self._modules[layer_id.stack]
             layer_id = layer_id._replace(number=number, name=f"{layer_id.name}#{repeats}")
-        if (
-            self._names.setdefault(layer_id.key, layer_id.name) != layer_id.name
-        ):  # another module has this key
+        if self._names.setdefault(layer_id.key, layer_id.name) != layer_id.name:  # of another module
             layer_id = layer_id._replace(stack=layer_id.name)
             self._names[layer_id.key] = layer_id.name
         return slot, layer_id

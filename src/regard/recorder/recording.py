@@ -9,48 +9,47 @@ layers and heads were selected; it does not know where the tensors come from.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import KERNEL_OUTPUT, OWN_OUTPUT, ROWS, Evidence, sampled_rows
+from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
+from regard.recorder.certificate import KERNEL_OUTPUT, ROWS, Evidence, sampled_rows
 from regard.recorder.contributions.residual_stream import ResidualStream
+from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.examination import ComparedCall, at_rows, judge
-from regard.recorder.generation.linear_strip import LinearAddition, LinearStrip
 from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.generation.strips import Addition, Strip, StripStep
-from regard.recorder.layer import Layer, LayerId
-from regard.recorder.linear_call import LinearCall
+from regard.recorder.layer import Layer, LayerId, LayerMap
 from regard.recorder.linear_certificate import examine_linear
 from regard.recorder.map_preparation import (
     MaskCopies,
     cast_map,
-    compact_linear_map,
     own_memory,
     select_heads,
-    select_linear_heads,
     without_autocast,
 )
 from regard.recorder.picture_reader import PictureReader, ReadPictures
-from regard.recorder.placement import Placement, ShardId
+from regard.recorder.placement import ShardId
 from regard.recorder.rank_group import RankGroup
-from regard.recorder.receiver import CallReceiver, Part, PassTokens, Slot, editors_of
+from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources import token_order
 from regard.recorder.sources.vision_tower import PixelInputs
-from regard.recorder.storage.store import MemoryStore, Store
+from regard.recorder.storage.store import Store
+from regard.recorder.storage.stores import MemoryStore
 from regard.recorder.token_axes import other_batch, place
 from regard.recorder.token_rows import join_token_rows
 
 TURNED = "its queries are as wide as the text is long, and lie in memory as if they were channels"
 AS_MANY = "it has as many heads as tokens, and nothing shows which axis counts which"
 UNUSED = "the module that computed it did not use its output"
+EARLIER_STATE = "it goes on from a state of earlier tokens, which its map does not show"
 OTHER_TEXT = "it read another text than the one of this capture"
 
 
@@ -63,34 +62,18 @@ class WaitingCall(NamedTuple):
 
     slot: Slot
     layer_id: LayerId
-    call: AttentionCall  # whose output and weights have the rows that are compared
+    call: AttentionCall  # whose output, weights and gate have the rows that are compared
     rows: Tensor
     heads: list[int] | None  # the selected ones that this rank has; None for all
-    against: str
-    part: Part | None
 
 
 class FirstCall(NamedTuple):
     """An attention call from which a strip can be started."""
 
     slot: Slot
-    layer_id: LayerId
-    m: AttentionMap | LinearAttentionMap
-    values: Tensor | None
-    evidence: Evidence
-    heads: tuple[int, ...]
-    placement: Placement | None = None
-    state: Tensor | None = None  # that a linear layer returned
-
-
-class StreamListener(Protocol):
-    """What records the residual stream beside the attention calls."""
-
-    def hear(self, layer_id: LayerId, call: AttentionCall) -> None:
-        """Take an attention call."""
-
-    def finish(self, stream: ResidualStream, is_reordered: bool) -> None:
-        """Finish a forward pass and add it to a stream; `is_reordered` is true for a beam search."""
+    layer: Layer
+    m: LayerMap
+    state: Tensor | None  # that a linear layer returned
 
 
 class Recording(CallReceiver):
@@ -111,6 +94,7 @@ class Recording(CallReceiver):
     - `shard`, `ranks`: which part of the capture this process makes, and the processes that make it together.
     """
 
+    takes_recurrences = True
     watches_tokens = True
 
     def __init__(
@@ -126,7 +110,7 @@ class Recording(CallReceiver):
         join_calls: bool = True,
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
-        stream: StreamListener | None = None,
+        stream: StreamRecorder | None = None,
         picture_reader: PictureReader | None = None,
         shard: ShardId | None = None,
         ranks: RankGroup | None = None,
@@ -155,41 +139,32 @@ class Recording(CallReceiver):
             residual=None if stream is None else ResidualStream(),
         )
         self._waiting: list[WaitingCall] = []
+        self._waiting_bytes = 0  # of the values and outputs of these calls
         self._edits: tuple[str, ...] = ()  # of the interventions under which this forward pass runs
         self._new_pictures: ReadPictures | None = None  # of this forward pass
         self._pictures: ReadPictures | None = None  # of the forward passes that `seen` holds
         self._mask_copies = MaskCopies()
-        self._strips: dict[Slot, Strip | LinearStrip] = {}
-        self._additions: list[
-            tuple[Strip, Addition] | tuple[LinearStrip, LinearAddition]
-        ] = []  # what this forward pass adds to its layers
+        self._strips: dict[Slot, Strip] = {}
+        self._additions: list[tuple[Strip, Addition]] = []  # what this forward pass adds to its layers
         self._continuing: list[FirstCall] = []  # the calls of these additions, should they continue nothing
-        self._started: dict[Slot, Strip | LinearStrip] = {}  # the strips that this forward pass has started
+        self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
         self._prompt: int | None = None  # of the generation to which this forward pass belongs
         self._guesses: Any = None  # the cache of a model that was given several tokens after others
         self._joined_masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # of this forward pass
 
     def selects(self, layer_id: LayerId) -> bool:
         """Whether this layer is one of those to record."""
-        names = (str(layer_id.number), str(layer_id.key), layer_id.name)
-        return self.layers is None or not self.layers.isdisjoint(names)
+        return self.layers is None or not self.layers.isdisjoint(layer_id.names)
 
     def expect(self, layer_ids: Collection[LayerId]) -> None:
         """Announce the layers whose attention a source is going to see."""
         super().expect(layer_ids)
         self.store.expect(sum(self.selects(layer_id) for layer_id in layer_ids))
 
-    def record(
-        self,
-        layer_id: LayerId,
-        call: AttentionCall | UnreadableCall,
-        *,
-        against: str = OWN_OUTPUT,
-        part: Part | None = None,
-        again: bool = False,
-    ) -> AttentionCall | UnreadableCall:
+    def record(self, layer_id: LayerId, call: Call) -> Call:
         """Record an attention call that a module has made, and return it."""
-        if torch._C._current_graph_task_id() != -1 or again:
+        is_again = isinstance(call, AttentionCall) and call.again
+        if torch._C._current_graph_task_id() != -1 or is_again:
             return call  # recomputed in a backward pass (gradient checkpointing), and recorded before
         # Without `DisableTorchFunction` every operation here goes through the mode that listens to the model.
         with self._lock, token_order.paused(), torch._C.DisableTorchFunction():
@@ -198,20 +173,10 @@ class Recording(CallReceiver):
             if isinstance(call, UnreadableCall):
                 self.unreadable[layer_id.name] = call.reason
             elif self._other_text and call.problem is None:
-                self._take(layer_id, call._replace(problem=OTHER_TEXT), against, part)
+                self._take(layer_id, call._replace(problem=OTHER_TEXT))
             else:
-                self._take(layer_id, call, against, part)
+                self._take(layer_id, call)
         return call
-
-    def record_linear(self, layer_id: LayerId, call: LinearCall) -> None:
-        """Record a call of a linear layer."""
-        if torch._C._current_graph_task_id() != -1:
-            return  # recomputed in a backward pass, and recorded before
-        with self._lock, token_order.paused(), torch._C.DisableTorchFunction():
-            if self._is_alone():
-                self._judge_waiting()  # so that the layers stay in their order
-                other = self._other_text and call.problem is None
-                self._add_linear_call(layer_id, call._replace(problem=OTHER_TEXT) if other else call)
 
     def disown(self, slot: Slot) -> None:
         """Learn that the output of an attention call was not used by the module that computed it."""
@@ -253,15 +218,15 @@ class Recording(CallReceiver):
         """Note the edits of the interventions that are open."""
         self._edits = tuple(text for editor in editors_of(self) for text in editor.descriptions())
 
-    def _take(self, layer_id: LayerId, call: AttentionCall, against: str, part: Part | None) -> None:
+    def _take(self, layer_id: LayerId, call: AttentionCall) -> None:
         """Take a call, which waits for the end of its forward pass: no GPU is asked for numbers until then.
 
         What is kept of it is copied now: the model may write to its tensors later.
         """
-        slot, layer_id = self._locate(layer_id, part is not None)
+        slot, layer_id = self._locate(layer_id, call)
         if not self.forwards:  # a module that is called without its model
             self._note_edits()
-        if self.stream is not None:
+        if self.stream is not None and call.recurrence is None:
             self.stream.hear(layer_id, call)
         if not self.selects(layer_id):
             return
@@ -271,22 +236,17 @@ class Recording(CallReceiver):
         with torch.no_grad(), without_autocast(call.q.device):
             T = call.q.shape[2]
             rows = sampled_rows(T, T if self.verify else ROWS)
-            kept: dict[str, Any] = {
-                name: own_memory(x) for name in KEPT if (x := getattr(call, name)) is not None
-            }
-            compared: dict[str, Any] = {
-                name: own_memory(at_rows(x, rows))
-                for name in ("output", "weights")
-                if (x := getattr(call, name)) is not None
-            }
             call = call._replace(
-                **kept,
-                **compared,
+                **_owned(call, KEPT, rows),
                 mask=self._mask_copies.own(call.mask),
                 whole_mask=None if call.whole_mask is None else self._mask_copies.own(call.whole_mask),
                 unplaced=self._why_unplaced(layer_id.name, call),
             )
-        self._waiting.append(WaitingCall(slot, layer_id, call, rows, heads, against, part))
+            if call.recurrence is not None:
+                recurrence = call.recurrence._replace(**_owned(call.recurrence, Recurrence._fields, rows))
+                call = call._replace(recurrence=recurrence)
+        self._waiting.append(WaitingCall(slot, layer_id, call, rows, heads))
+        self._waiting_bytes += call.v.nbytes + call.output.nbytes
         if not self._may_wait():
             self._judge_waiting()
 
@@ -294,17 +254,17 @@ class Recording(CallReceiver):
         """Whether the calls so far may wait for the end of the forward pass."""
         if not self.running or self.stream is not None or not isinstance(self.store, MemoryStore):
             return False  # a folder gets each layer as soon as it has run
-        calls = [waiting.call for waiting in self._waiting]
-        device = calls[0].q.device
-        is_first = len(calls) == 1 and not self.seen.layers
-        if is_first and not self.store.has_room(calls[0].q.nbytes + 2 * calls[0].k.nbytes, device):
-            return False  # the store refuses the first layer if not all will fit
-        held = sum(call.v.nbytes + call.output.nbytes for call in calls)
-        return held <= (GPU_WAITING_BYTES if device.type == "cuda" else WAITING_BYTES)
+        first = self._waiting[0].call
+        device = first.q.device
+        if len(self._waiting) == 1 and not self.seen.layers:
+            has_room = self.store.has_room(first.q.nbytes + 2 * first.k.nbytes, device)
+            if first.recurrence is not None or not has_room:
+                return False  # the store refuses the first layer if not all will fit
+        return self._waiting_bytes <= (GPU_WAITING_BYTES if device.type == "cuda" else WAITING_BYTES)
 
     def _judge_waiting(self) -> None:
         """Compare the calls that wait with the model's own output, and add them to their layers."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
         with (
@@ -314,88 +274,57 @@ class Recording(CallReceiver):
             without_autocast(waiting[0].call.q.device),
         ):
             maps = [self._map(x.call) for x in waiting]
-            comparisons = [_comparison(x, m) for x, m in zip(waiting, maps, strict=True)]
-            for x, m, evidence in zip(waiting, maps, judge(comparisons), strict=True):
+            for x, m, evidence in zip(waiting, maps, _compare(waiting, maps), strict=True):
                 self._add_call(x, m, _with_edits(x.call, evidence))
 
-    def _map(self, call: AttentionCall) -> AttentionMap:
+    def _map(self, call: AttentionCall) -> LayerMap:
         """Return a call's map, in the dtype in which it is stored."""
+        # It is cast before the comparison, so that the stored map is certified.
+        if call.recurrence is not None:
+            linear = call.recurrence.attention_map(call.q, call.k, call.scale)
+            return linear if self.dtype is None else linear.to(self.dtype)
         m = call.attention_map()
         if self.dtype is not None:
-            m = cast_map(m, self.dtype)  # before the comparison, so that the stored map is certified
+            m = cast_map(m, self.dtype)
         return m.with_overview() if self.overviews and call.whole_mask is None else m
 
-    def _add_call(self, waiting: WaitingCall, whole: AttentionMap, evidence: Evidence) -> None:
+    def _add_call(self, waiting: WaitingCall, whole: LayerMap, evidence: Evidence) -> None:
         """Add a call to the layer that it continues, or as a new layer."""
-        slot, layer_id, call, _, local, _, part = waiting
+        slot, layer_id, call, _, local = waiting
         own, v = call.own_part(whole, call.v)
-        selected, indices, kv_heads = select_heads(own, local)
-        values = v[:, kv_heads] if self.values else None
+        selected, indices, value_heads = select_heads(own, local)
+        values = v[:, value_heads] if self.values else None
         placement = call.placement
-        if placement is not None and not isinstance(kv_heads, slice):
-            placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in kv_heads))
+        if placement is not None and not isinstance(value_heads, slice):
+            placement = placement._replace(kv_heads=tuple(placement.kv_heads[i] for i in value_heads))
+        began = ended = None
+        if call.recurrence is not None:
+            states = (call.recurrence.initial_state, call.recurrence.final_state)
+            began, ended = (x if x is None or local is None else x[:, local] for x in states)
 
         # A call that continues the layer's earlier calls is added to them; any other starts a new layer, and
         # if the layer exists already, a new pass.
-        heads = tuple(call.numbers(indices))
-        first = FirstCall(slot, layer_id, selected, values, evidence, heads, placement)
         strip = self._strips.get(slot)
         step = None
-        if isinstance(strip, Strip) and self.join_calls and call.whole_mask is None:
-            step = StripStep("beside") if part == "beside" else strip.step(selected)
+        if strip is not None and self.join_calls and call.whole_mask is None:
+            step = StripStep("beside") if call.part == "beside" else strip.step(selected, began)
             if step is not None and step.kept is not None and self.stream is not None:
                 step = None  # what the residual stream has added cannot be taken back
-        if not isinstance(strip, Strip) or step is None:
+        if step is None and began is not None and bool(began.any()):
+            evidence = dataclasses.replace(evidence, problem=evidence.problem or EARLIER_STATE)
+        heads = call.numbers(indices)
+        layer = Layer(*layer_id, selected, evidence, heads, values, placement=placement)
+        first = FirstCall(slot, layer, selected, ended)
+        if strip is None or step is None:
             if strip is not None:
                 self._finish_pass()
             self._start_strip(first)
             return
-        addition = strip.addition(step, selected, values, evidence)
-        if part is not None:
+        addition = strip.addition(step, selected, values, evidence, ended)
+        if call.part is not None:
             strip.extend(addition, None, self._joined_mask(strip, addition, None))
         else:
             self._additions.append((strip, addition))
-            self._continuing.append(first)
-
-    def _add_linear_call(self, layer_id: LayerId, call: LinearCall) -> None:
-        """Add a call of a linear layer to the layer that it continues, or as a new layer."""
-        slot, layer_id = self._locate(layer_id, False)
-        if not self.forwards:
-            self._note_edits()
-        if not self.selects(layer_id):
-            return
-        with torch.no_grad(), without_autocast(call.q.device):
-            m = call.attention_map()
-            m = m if self.dtype is None else m.to(self.dtype)  # so that the stored map is certified
-            evidence = examine_linear(
-                m,
-                call.v,
-                call.output,
-                initial_state=call.initial_state,
-                final_state=call.final_state,
-                gate=call.gate,
-                convolution=call.convolution,
-                problem=call.problem,
-                max_rows=None if self.verify else ROWS,
-            )
-            if self.order is not None and not self.is_known(layer_id.name):
-                evidence = dataclasses.replace(evidence, unplaced=self.order.explain())
-            selected, heads = select_linear_heads(m, self.heads)
-            values = call.v.detach()[:, list(heads)] if self.values else None
-            state = None if call.final_state is None else call.final_state.detach()[:, list(heads)]
-            began = None if call.initial_state is None else call.initial_state.detach()[:, list(heads)]
-            strip = self._strips.get(slot)
-            step = strip.step(began) if isinstance(strip, LinearStrip) and self.join_calls else None
-            if began is not None and bool(began.any()) and step is None:
-                problem = "it goes on from a state of earlier tokens, which its map does not show"
-                evidence = dataclasses.replace(evidence, problem=evidence.problem or problem)
-            first = FirstCall(slot, layer_id, selected, values, evidence, heads, state=state)
-            if not isinstance(strip, LinearStrip) or step is None:
-                if strip is not None:
-                    self._finish_pass()
-                self._start_strip(first)
-                return
-            self._additions.append((strip, strip.addition(step, selected, values, state, evidence)))
             self._continuing.append(first)
 
     def _selected_heads(self, call: AttentionCall) -> list[int] | None:
@@ -410,6 +339,8 @@ class Recording(CallReceiver):
     def _why_unplaced(self, name: str, call: AttentionCall) -> str | None:
         """Return why the axes of a call are not known to be texts, heads and tokens; None if they may be."""
         order, batch = self.order, () if self._tokens is None else self._tokens.batch
+        if call.recurrence is not None:  # its function's signature says which axes these are
+            return None if order is None or self.is_known(name) else order.explain()
         B, H, T, D = call.q.shape
         if call.unplaced is None and order is not None:
             # XCiT attends between channels; its queries are transposed views.
@@ -425,17 +356,9 @@ class Recording(CallReceiver):
 
     def _start_strip(self, call: FirstCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
-        m = compact_linear_map(call.m) if isinstance(call.m, LinearAttentionMap) else call.m
-        values = own_memory(call.values) if call.m is not m and call.values is not None else call.values
-        layer = Layer(*call.layer_id, m, call.evidence, call.heads, values, placement=call.placement)
-        stored = self.store.put(layer)
+        stored = self.store.put(call.layer)
         self.seen.layers.append(stored)
-        strip: Strip | LinearStrip
-        if isinstance(m, LinearAttentionMap):
-            strip = LinearStrip(stored, m, call.state)
-        else:
-            strip = Strip(stored, m)
-        self._strips[call.slot] = self._started[call.slot] = strip
+        self._strips[call.slot] = self._started[call.slot] = Strip(stored, call.m, call.state)
 
     def _finish_forward(self) -> None:
         """Finish a forward pass: extend the layers by what it added, and the tokens by what it read.
@@ -455,10 +378,9 @@ class Recording(CallReceiver):
             if problem is not None:
                 evidence = dataclasses.replace(addition.evidence, problem=problem)
                 addition = addition._replace(evidence=evidence)
-            if isinstance(strip, Strip) and addition.step.kept is not None:
+            if addition.step.kept is not None:
                 strip.rewind(addition.step.kept)
-            mask = self._joined_mask(strip, addition, order)
-            strip.extend(addition, order, mask)  # type: ignore[arg-type]  # both are of one kind
+            strip.extend(addition, order, self._joined_mask(strip, addition, order))
         self._joined_masks.clear()
         self._continuing.clear()
         if any(addition.step.kind == "after" and addition.sizes.T > 1 for _, addition in additions):
@@ -502,14 +424,13 @@ class Recording(CallReceiver):
         doubt = "beams changed places, and the layers that were captured do not show which went where"
         return order, doubt if bool(unclear.any()) else None
 
-    def _joined_mask(
-        self, strip: Strip | LinearStrip, addition: Addition | LinearAddition, order: Tensor | None
-    ) -> Mask:
+    def _joined_mask(self, strip: Strip, addition: Addition, order: Tensor | None) -> Mask:
         """Return the mask of a strip with an addition; layers that share their masks share the result."""
-        if isinstance(addition, LinearAddition):
-            return strip.mask
-        B, H = addition.q.shape[:2]
-        kind, before, device = addition.step.kind, CallSizes(strip.T, strip.S), addition.q.device
+        if strip.layer.is_linear:
+            return strip.mask  # causal, whatever is added
+        q = addition.tensors["q"]
+        B, H = q.shape[:2]
+        kind, before, device = addition.step.kind, CallSizes(strip.T, strip.S), q.device
         key = (id(strip.mask), id(addition.mask), kind, before, addition.sizes, device)
         if key not in self._joined_masks:
             mask = join_masks(strip.mask, before, addition.mask, addition.sizes, kind, order, B, H, device)
@@ -542,9 +463,7 @@ class Recording(CallReceiver):
         What this forward pass has recorded so far, also of layers that seemed to continue, starts a new pass.
         """
         started, self._started = self._started, {}
-        pairs = zip(self._continuing, self._additions, strict=True)
-        continuing = [_as_first_call(call, addition) for call, (_, addition) in pairs]
-        self._continuing, self._additions = [], []
+        continuing, self._continuing, self._additions = self._continuing, [], []
         layers = [strip.layer for strip in started.values()]
         self.seen.layers = [x for x in self.seen.layers if all(x is not layer for layer in layers)]
         for slot in started:
@@ -599,7 +518,7 @@ class Recording(CallReceiver):
         """Take back the last guesses of a speculative decoding, which the model's cache does not hold now."""
         length = getattr(self._guesses, "get_seq_length", lambda: None)()
         self._guesses = None
-        strips = [strip for strip in self._strips.values() if isinstance(strip, Strip)]
+        strips = [strip for strip in self._strips.values() if not strip.layer.is_linear]
         if length and strips and all(x.can_rewind and x.T == strips[0].T > length for x in strips):
             for strip in strips:
                 strip.rewind(length)
@@ -639,15 +558,51 @@ class Recording(CallReceiver):
             self.store.finish(self.seen)
 
 
-KEPT = ("q", "k", "v", "lse", "sinks")
-"""What is kept of a call until it is judged, and then of its layer."""
+KEPT = ("q", "k", "v", "lse", "sinks", "output", "weights")
+"""The tensors that are kept of a call until it is judged, and then in part of its layer."""
+COMPARED = ("output", "weights", "gate")
+"""Those of which only the rows that are compared are kept."""
+
+
+def _owned(x: AttentionCall | Recurrence, names: Sequence[str], rows: Tensor) -> dict[str, Any]:
+    """Return copies of the tensors of a call, those of `COMPARED` at these rows only."""
+    tensors = {name: tensor for name in names if isinstance(tensor := getattr(x, name), Tensor)}
+    return {
+        name: own_memory(at_rows(tensor, rows) if name in COMPARED else tensor)
+        for name, tensor in tensors.items()
+    }
+
+
+def _compare(waiting: Sequence[WaitingCall], maps: Sequence[LayerMap]) -> list[Evidence]:
+    """Compare calls with the model's own output: those of softmax attention together, which is faster."""
+    pairs = list(zip(waiting, maps, strict=True))
+    softmax = iter(judge([_comparison(x, m) for x, m in pairs if isinstance(m, AttentionMap)]))
+    return [next(softmax) if isinstance(m, AttentionMap) else _examine(x, m) for x, m in pairs]
 
 
 def _comparison(waiting: WaitingCall, m: AttentionMap) -> ComparedCall:
     """Return how a call that waits is compared with the model's own output."""
-    call, against = waiting.call, waiting.against if waiting.call.kept is None else KERNEL_OUTPUT
+    call = waiting.call
+    against = call.against if call.kept is None else KERNEL_OUTPUT
     options = (call.own_lse, call.softly_masked_rows, call.problem, against)
     return ComparedCall(m, call.v, waiting.rows, call.output, call.weights, *options)
+
+
+def _examine(waiting: WaitingCall, m: LinearAttentionMap) -> Evidence:
+    """Compare a call of a linear layer with the model's own output."""
+    call, recurrence = waiting.call, waiting.call.recurrence
+    assert recurrence is not None
+    return examine_linear(
+        m,
+        call.v,
+        call.output,
+        initial_state=recurrence.initial_state,
+        final_state=recurrence.final_state,
+        gate=recurrence.gate,
+        convolution=recurrence.convolution,
+        problem=call.problem,
+        rows=waiting.rows,
+    )
 
 
 def _with_edits(call: AttentionCall, evidence: Evidence) -> Evidence:
@@ -660,10 +615,3 @@ def _with_edits(call: AttentionCall, evidence: Evidence) -> Evidence:
         heads = call.replaced.any(1).nonzero().flatten().tolist()
         evidence = dataclasses.replace(evidence, replaced_heads=tuple(call.numbers(heads)))
     return evidence
-
-
-def _as_first_call(call: FirstCall, addition: Addition | LinearAddition) -> FirstCall:
-    """Return a call that was added to a strip as one that starts another."""
-    if isinstance(addition, LinearAddition):
-        return call._replace(m=addition.map, values=addition.values, state=addition.state)
-    return call

@@ -160,10 +160,8 @@ class Capture:
         """Return whether nothing has changed since `seal`. Text may be added where there was none."""
         if self.fingerprint is None:
             return True
-        (run, text), (sealed_run, _, sealed_text) = (
-            self._fingerprint().split(),
-            self.fingerprint.partition(" "),
-        )
+        run, text = self._fingerprint().split()
+        sealed_run, _, sealed_text = self.fingerprint.partition(" ")
         return run == sealed_run and sealed_text in (text, NO_TEXT)
 
     def _fingerprint(self) -> str:

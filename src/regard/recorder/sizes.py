@@ -160,11 +160,7 @@ def _selected(model: Any, sizes: list[LayerSize], layers: Collection[int | str] 
     if layers is None:
         return sizes
     names = {str(layer) for layer in layers}
-    selected = [
-        size
-        for size in sizes
-        if names & {str(size.layer_id.number), str(size.layer_id.key), size.layer_id.name}
-    ]
+    selected = [size for size in sizes if not names.isdisjoint(size.layer_id.names)]
     if not selected:
         keys = ", ".join(repr(size.layer_id.key) for size in sizes)
         raise ValueError(f"layers: expected some of {keys}, got {list(layers)}")
@@ -174,16 +170,9 @@ def _selected(model: Any, sizes: list[LayerSize], layers: Collection[int | str] 
 def _layer_sizes(model: Any, source: int, target: int) -> Iterator[LayerSize]:
     """Yield the sizes of every layer of a model or a configuration that reads so many tokens."""
     if isinstance(model, Config):
+        H, G, D = model.num_heads, model.num_kv_heads, model.head_dim
         for n in range(model.num_layers):
-            yield LayerSize(
-                LayerId(n, f"blocks.{n}.attention"),
-                model.num_heads,
-                model.num_kv_heads,
-                model.head_dim,
-                model.head_dim,
-                source,
-                source,
-            )
+            yield LayerSize(LayerId(n, f"blocks.{n}.attention"), H, G, D, D, source, source)
     elif not isinstance(model, nn.Module):
         yield from _config_sizes(model, source, target)
     else:
@@ -237,10 +226,8 @@ def _config_sizes(config: Any, source: int, target: int) -> Iterator[LayerSize]:
     for stack, count, H in stacks:
         if count is None or H is None:
             raise ValueError(f"model: expected layers and heads in {type(config).__name__}, got neither")
-        G, D = (
-            _key_heads(config, setting, H) if stack == "" else H,
-            setting("head_dim", "d_kv", default=width // H),
-        )
+        G = _key_heads(config, setting, H) if stack == "" else H
+        D = setting("head_dim", "d_kv", default=width // H)
         E = setting("v_head_dim", default=D)
         if (plain := setting("qk_nope_head_dim")) is not None:  # every head computes its own keys
             G, D = H, plain + setting("qk_rope_head_dim", default=0)

@@ -15,11 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import OWN_OUTPUT
+from regard.recorder.attention_call import Call, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import Attach, observed
-from regard.recorder.receiver import CallReceiver, ModelArguments, Part
+from regard.recorder.receiver import CallReceiver, ModelArguments
 from regard.recorder.token_axes import MOVED
 
 MAX_RUNS = 6  # codes of six bits: a token that stands in another's place goes unnoticed in 1 of 64 cases
@@ -46,18 +45,10 @@ class _Held(CallReceiver):
         self.moved: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
         """By layer name: which queries and which keys of its calls have moved, each (B, n)."""
 
-    def record(
-        self,
-        layer_id: LayerId,
-        call: AttentionCall | UnreadableCall,
-        *,
-        against: str = OWN_OUTPUT,
-        part: Part | None = None,
-        again: bool = False,
-    ) -> AttentionCall | UnreadableCall:
+    def record(self, layer_id: LayerId, call: Call) -> Call:
         if isinstance(call, UnreadableCall):
             return call
-        _, layer_id = self._locate(layer_id, part is not None or again)
+        _, layer_id = self._locate(layer_id, call)
         inputs = _Inputs(*(x.detach().clone() for x in (call.q, call.k, call.output)))
         self.calls.append(inputs)
         if self.held is None:
@@ -68,9 +59,9 @@ class _Held(CallReceiver):
         if any(x.shape != old.shape for x, old in zip(inputs, before, strict=True)):
             raise ValueError("its attention had other sizes for other tokens")
         queries, keys = self.moved.setdefault(layer_id.name, ([], []))
-        if not again:
+        if not call.again:
             queries.append(_moved(inputs.q, before.q))
-        if not again and part != "rows":  # the next queries have the same keys
+        if not call.again and call.part != "rows":  # the next queries have the same keys
             keys.append(_moved(inputs.k, before.k))
         return call._replace(used=before.output)
 

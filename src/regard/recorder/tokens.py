@@ -82,14 +82,8 @@ def _is_table(rows: Any) -> bool:
 
 def token_id(tokenizer: Any, text: str) -> int:
     """Return the id of a text that is exactly one token, with its leading space if it has one."""
-    has_batches = hasattr(tokenizer, "encode_batch")
-
-    def encode(text: str) -> list[int]:
-        encoding = tokenizer.encode(text, add_special_tokens=False)
-        return list(encoding.ids if has_batches else encoding)
-
     # A tokenizer that puts a space before every text encodes " cat" as a space and " cat".
-    encodings = [encode(x) for x in dict.fromkeys((text, text.removeprefix(" "))) if x]
+    encodings = [encode_ids(tokenizer, x) for x in dict.fromkeys((text, text.removeprefix(" "))) if x]
     ids = [ids[0] for ids in encodings if len(ids) == 1]
     exact = [number for number in ids if _decode_token(tokenizer, number) == text]
     if exact or (ids and not text.startswith(" ")):

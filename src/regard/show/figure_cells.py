@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from regard.heads import uniform
-from regard.heads.linear_scores import stand_in
 from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap, SignedMap, WeightedMap
 from regard.show.data import tiles
 from regard.stages.picture import colour_scale
@@ -58,9 +57,7 @@ def _hidden_cells(m: Any, rows: int | list[int], cols: int | list[int]) -> Tenso
         return _hidden_cells(m.attention, rows, cols)
     if isinstance(m, DifferenceMap):
         return _hidden_cells(m.left, rows, cols) & _hidden_cells(m.right, rows, cols)
-    if isinstance(m, LinearAttentionMap):
-        return _hidden_cells(stand_in(m)[0, 0], rows, cols)
-    if not isinstance(m, AttentionMap):
+    if not isinstance(m, AttentionMap | LinearAttentionMap):
         return torch.zeros_like(cast(Tensor, m.pool(rows, cols)), dtype=torch.bool).cpu()
     baseline = cast(Tensor, uniform(m).pool(rows, cols))
     return (baseline[0, 0] == 0).cpu()  # uniform attention is 0 only where no key is visible

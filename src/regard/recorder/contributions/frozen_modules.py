@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention.inputs import working_dtype
 from regard.recorder.certificate import sampled_rows
+from regard.recorder.contributions.linear_weights import LinearWeights
 
 ROWS = 16  # rows on which the forms of a norm are compared
 BIASES = ("bias", "beta", "b")
@@ -39,23 +40,12 @@ class FrozenMap(NamedTuple):
         return x.to(gradient.dtype)
 
 
-class FrozenLinear(NamedTuple):
-    """A linear layer on the residual path, as the map that it is."""
-
-    weight: Tensor  # (out, in)
-    bias: Tensor | None  # (out,)
-
-    def transposed(self, gradient: Tensor) -> Tensor:
-        """The gradient of the input, for the gradient (…, out) of the output."""
-        return gradient @ self.weight.to(gradient.dtype)
-
-
 class _Frozen(torch.autograd.Function):
     """A module's own output, bit for bit, with the backward pass of a fixed linear map."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor, frozen: FrozenMap | FrozenLinear, output: tuple[Tensor]
+        ctx: Any, x: Tensor, bias: Tensor, frozen: FrozenMap | LinearWeights, output: tuple[Tensor]
     ) -> Tensor:
         ctx.frozen = frozen
         return output[0]  # in a tuple, so that autograd does not take it for an input
@@ -89,7 +79,7 @@ def tracked(output: Tensor, variable: Tensor) -> Tensor:
     return started
 
 
-def tracked_through(frozen: FrozenMap | FrozenLinear, x: Tensor, output: Tensor, bias: Tensor) -> Tensor:
+def tracked_through(frozen: FrozenMap | LinearWeights, x: Tensor, output: Tensor, bias: Tensor) -> Tensor:
     """A module's own `output`, whose gradient goes to x through a frozen map, and to the variable `bias`."""
     result: Tensor = _Frozen.apply(x, bias, frozen, (output.detach(),))  # type: ignore[no-untyped-call]
     return result
@@ -97,11 +87,10 @@ def tracked_through(frozen: FrozenMap | FrozenLinear, x: Tensor, output: Tensor,
 
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a norm by its class's name, or by having vectors for all its parameters."""
-    if "norm" in type(module).__name__.lower():
-        return not any(True for _ in module.children())
-    parameters = list(module.parameters())
-    is_leaf = not any(True for _ in module.children())
-    return is_leaf and bool(parameters) and all(x.ndim == 1 for x in parameters)
+    if any(True for _ in module.children()):
+        return False
+    dimensions = {x.ndim for x in module.parameters()}
+    return "norm" in type(module).__name__.lower() or dimensions == {1}
 
 
 def recognise_norm(module: nn.Module, x: Tensor, output: Tensor) -> FrozenMap | None:

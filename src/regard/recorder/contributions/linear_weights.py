@@ -23,6 +23,10 @@ class LinearWeights(NamedTuple):
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         return cls(weight, bias, tuple(write_count(x) for x in (weight, bias) if x is not None))
 
+    def transposed(self, gradient: Tensor) -> Tensor:
+        """The gradient of the input, for the gradient (…, out) of the output."""
+        return gradient @ self.weight.to(gradient.dtype)
+
     def check_unchanged(self) -> None:
         """Raise a ValueError if the weights were written to since the model ran, as by training."""
         if self.write_counts != tuple(write_count(x) for x in (self.weight, self.bias) if x is not None):

@@ -76,19 +76,14 @@ class OutputProjection:
         gram = weights.mT @ weights  # (heads, E, E)
         # In float64 this moves no norm by more than the rounding of float32, and makes L exist.
         jitter = 4.0 * gram.shape[-1] * torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1)
-        triangles = torch.linalg.cholesky(
-            gram + jitter.amax(-1).clamp_min(1e-300)[:, None, None] * _eye(gram)
-        )
-        triangles = triangles.to(device, dtype)
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        gram = gram + jitter.amax(-1).clamp_min(1e-300)[:, None, None] * eye
+        triangles = torch.linalg.cholesky(gram).to(device, dtype)
         norms = values.new_empty(B, len(heads), S, dtype=dtype)
         for i in range(len(heads)):
             value = values[:, i * G // len(heads)].to(dtype)  # (B, S, E)
             norms[:, i] = (value @ triangles[i]).norm(dim=-1)
         return norms
-
-
-def _eye(x: Tensor) -> Tensor:
-    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
 def has_same_rows(merged: Tensor, output: Tensor) -> bool:

@@ -19,7 +19,6 @@ from regard.gpt import GPT
 from regard.override import MethodWrappers
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.contributions.frozen_modules import (
-    FrozenLinear,
     FrozenMap,
     frozen_activation,
     gradient_variable,
@@ -279,7 +278,7 @@ class StreamRecorder:
             return output
         if not _is_tracked(args) or weights is None:
             return output
-        return self._through(role, FrozenLinear(weights.weight, weights.bias), args[0], output)
+        return self._through(role, weights, args[0], output)
 
     def _run_activation(
         self, role: ModuleRole, forward: Callable[..., Any], *args: Any, **kwargs: Any
@@ -340,7 +339,7 @@ class StreamRecorder:
         return tracked(output, variable)
 
     def _through(
-        self, role: ModuleRole, frozen: FrozenMap | FrozenLinear, x: Tensor, output: Tensor
+        self, role: ModuleRole, frozen: FrozenMap | LinearWeights, x: Tensor, output: Tensor
     ) -> Tensor:
         """Return a module's output as that of a frozen map, whose bias is a term."""
         bias = gradient_variable(output)

@@ -2,7 +2,8 @@
 
 Whether a call continues the previous ones is decided by comparing the keys. If they agree, the call's queries
 and its new keys are appended and the masks are joined into one. This also works for sliding-window caches,
-for beam search, which reorders the batch, and for static caches, which are overwritten in place.
+for beam search, which reorders the batch, and for static caches, which are overwritten in place. A call of a
+linear layer continues the previous ones if it begins with the state that the last one returned.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.maps import AttentionMap
+from regard.maps import LinearAttentionMap
 from regard.recorder.certificate import Evidence, join_evidence, sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes
-from regard.recorder.layer import Layer
+from regard.recorder.layer import Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings
 
+VALUES = "values"
 PROBES = 64  # the number of keys that are kept for comparison with later calls if not all are in memory
 
 
@@ -29,7 +31,7 @@ class StripStep(NamedTuple):
     kind: Literal["after", "again", "beside"]
     """New keys after the old ones, the same keys again (as an encoder's), or other keys beside them."""
     old: tuple[Tensor, ...] = ()
-    """The keys (B, G, n, D) that were compared, as the strip has them, in parts."""
+    """The keys (B, G, n, D) or states that were compared, as the strip has them, in parts."""
     new: tuple[Tensor, ...] | None = None
     """The same keys as the call has them, if they differ because a beam search has reordered the batch."""
     kept: int | None = None
@@ -48,27 +50,37 @@ class StripStep(NamedTuple):
         return torch.stack(parts).all(0)
 
 
+def _matched(
+    kind: Literal["after", "again"], olds: tuple[Tensor, ...], news: tuple[Tensor, ...]
+) -> StripStep | None:
+    """Return the step of a call whose keys or states equal the strip's, the batch in any order."""
+    if all(map(torch.equal, olds, news)):
+        return StripStep(kind, olds)
+    step = StripStep(kind, olds, news)
+    match = step.match()
+    return step if match is not None and bool(match.any(1).all()) else None
+
+
 class Addition(NamedTuple):
     """What a call adds to a strip."""
 
     step: StripStep
-    q: Tensor  # (B, H, T, D)
-    k: Tensor  # (B, G, new keys, D)
-    lse: Tensor  # (B, H, T)
-    v: Tensor | None  # (B, G, new keys, E)
+    tensors: dict[str, Tensor]  # the map's `TOKEN_FIELDS` and perhaps the values, for the new tokens only
     mask: Mask
     sizes: CallSizes  # of the call
     evidence: Evidence
+    state: Tensor | None  # that a linear layer returned
 
 
 class Strip:
     """A layer so far: the map of its first call, and what later calls have added.
 
-    `layer` is the layer as it is stored, whose map may be in a file by now; `m` is its map.
+    `layer` is the layer as it is stored, whose map may be in a file by now; `m` is its map. `state` is what
+    the call of a linear layer returned, (B, H, D, E).
     """
 
-    def __init__(self, layer: Layer, m: AttentionMap) -> None:
-        self.layer = layer
+    def __init__(self, layer: Layer, m: LayerMap, state: Tensor | None = None) -> None:
+        self.layer, self.fields, self.state = layer, m.TOKEN_FIELDS, state
         self.mask, self.evidence, self.scores = m.mask, layer.evidence, ScoreSettings.of(m)
         self.T, self.S = m.matrix[2:]
         self.first_keys = self.S
@@ -77,22 +89,26 @@ class Strip:
         self.probed = sampled_rows(self.S, self.S if is_kept else PROBES).to(m.device)
         self.probes = m.k if is_kept else m.k[:, :, self.probed].clone()
         self.order: Tensor | None = None  # how the first call's batch has been reordered since
-        self.q: list[Tensor] = []
-        self.k: list[Tensor] = []
-        self.lse: list[Tensor] = []
-        self.v: list[Tensor] = []
+        self.added: dict[str, list[Tensor]] = {name: [] for name in (*self.fields, VALUES)}
 
     @property
     def grown(self) -> bool:
         """Whether anything was added to the first call, or taken back."""
-        return bool(self.q) or self.layer.shape[2] > self.T
+        return bool(self.added["q"]) or self.layer.shape[2] > self.T
 
-    def step(self, m: AttentionMap) -> StripStep | None:
+    def step(self, m: LayerMap, state: Tensor | None = None) -> StripStep | None:
         """Return how a call continues the strip, or None if it does not.
 
-        `m` is the call's map, with the same heads and dtype as the strip.
+        `m` is the call's map, with the same heads and dtype as the strip; `state` is what a linear layer
+        began with.
         """
         B, H, T, S = m.matrix
+        if self.layer.is_linear or isinstance(m, LinearAttentionMap):
+            # The keys of a recurrence are gone after its call; what the next one begins with is the state.
+            if state is None or self.state is None or state.shape != self.state.shape:
+                return None
+            # A cache may store the state in another dtype.
+            return _matched("after", (self.state.to(state),), (state,))
         if self.layer.shape[:2] != (B, H) or m.k.shape[1] != self.probes.shape[1]:
             return None
         if self.scores != ScoreSettings.of(m):
@@ -112,7 +128,8 @@ class Strip:
         kept = k.shape[2]
         if kept >= self.S or not self.can_rewind:
             return None
-        own = torch.cat([self.probes, *(part.to(self.probes.device) for part in self.k)], 2)[:, :, :kept]
+        added = (part.to(self.probes.device) for part in self.added["k"])
+        own = torch.cat([self.probes, *added], 2)[:, :, :kept]
         return StripStep("after", (own,), kept=kept) if torch.equal(own, k) else None
 
     @property
@@ -123,7 +140,7 @@ class Strip:
 
     def rewind(self, kept: int) -> None:
         """Take back all tokens but the first ones."""
-        for parts in (self.q, self.k, self.lse, self.v):
+        for parts in self.added.values():
             joined = torch.cat(parts, 2)[:, :, : max(0, kept - self.first_keys)] if parts else None
             parts[:] = [] if joined is None else [joined]
         if kept < self.first_keys:
@@ -137,24 +154,27 @@ class Strip:
         at = self.probed[start:stop] - first
         new = k[:, :, : len(at)] if len(self.probed) == self.first_keys else k[:, :, at]
         pairs = [(self.probes[:, :, start:stop], new)]
-        if self.k:
-            later = torch.cat(self.k, 2)[:, :, max(first - self.first_keys, 0) :]
+        if self.added["k"]:
+            later = torch.cat(self.added["k"], 2)[:, :, max(first - self.first_keys, 0) :]
             pairs.append((later, k[:, :, max(self.first_keys - first, 0) :]))
         if any(old.shape != new.shape for old, new in pairs) or not any(old.shape[2] for old, _ in pairs):
             return None
         olds, news = zip(*pairs, strict=True)
-        if all(map(torch.equal, olds, news)):
-            return StripStep(kind, olds)
-        step = StripStep(kind, olds, news)
-        match = step.match()
-        return step if match is not None and bool(match.any(1).all()) else None
+        return _matched(kind, olds, news)
 
-    def addition(self, step: StripStep, m: AttentionMap, v: Tensor | None, evidence: Evidence) -> Addition:
-        """Return what a call with map `m` and values `v` adds; of their old keys nothing is kept."""
+    def addition(
+        self, step: StripStep, m: LayerMap, values: Tensor | None, evidence: Evidence, state: Tensor | None
+    ) -> Addition:
+        """Return what a call with map `m` and `values` adds; of their old keys nothing is kept."""
         T, S = m.matrix[2:]
+        tensors = {name: x for name, x in m.tensors().items() if name in self.fields}
+        if values is not None:
+            tensors[VALUES] = values
         new = {"after": T, "again": 0, "beside": S}[step.kind]
-        k, values = m.k[:, :, S - new :].clone(), None if v is None else v[:, :, S - new :].clone()
-        return Addition(step, m.q, k, m.lse, values, m.mask, CallSizes(T, S), evidence)
+        if new < S:
+            of_keys = tensors.keys() & {"k", VALUES}
+            tensors |= {name: tensors[name][:, :, S - new :].clone() for name in of_keys}
+        return Addition(step, tensors, m.mask, CallSizes(T, S), evidence, state)
 
     def extend(self, addition: Addition, order: Tensor | None, mask: Mask) -> None:
         """Append a call.
@@ -163,45 +183,28 @@ class Strip:
         mask of all rows.
         """
         if order is not None:
-            order = order.to(self.probes.device)
             self.order = order if self.order is None else self.order[order]
             self.probes = self.probes[order]
-            for parts in (self.q, self.k, self.lse, self.v):
+            for parts in self.added.values():
                 parts[:] = [part[order] for part in parts]
-        self.q.append(addition.q)
-        self.k.append(addition.k)
-        self.lse.append(addition.lse)
-        if addition.v is not None:
-            self.v.append(addition.v)
-        self.T, self.S, self.mask = self.T + addition.q.shape[2], self.S + addition.k.shape[2], mask
+        for name, x in addition.tensors.items():
+            self.added[name].append(x)
+        self.T += addition.tensors["q"].shape[2]
+        self.S += addition.tensors["k"].shape[2]
+        self.mask, self.state = mask, addition.state
         self.evidence = join_evidence(self.evidence, addition.evidence, mask)
 
     def finished(self) -> Layer:
         """Return the whole layer."""
-        layer = self.layer
-        first, values = layer.map, layer.values
-        if self.order is not None:
-            first = first._with(q=first.q[self.order], k=first.k[self.order], lse=first.lse[self.order])
-            values = None if values is None else values[self.order]
-        if self.first_keys < first.matrix[3]:  # some of its tokens were taken back
-            n = self.first_keys
-            first = first._with(q=first.q[:, :, :n], k=first.k[:, :, :n], lse=first.lse[:, :, :n])
-            values = None if values is None else values[:, :, :n]
-        q, k, lse = (
-            torch.cat([x, *(part.to(first.device) for part in parts)], 2)
-            for x, parts in ((first.q, self.q), (first.k, self.k), (first.lse, self.lse))
-        )
+        layer, m, values = self.layer, self.layer.map, self.layer.values
+        tensors = {name: x for name, x in m.tensors().items() if name in self.fields}
         if values is not None:
-            values = torch.cat([values, *(part.to(values.device) for part in self.v)], 2)
-        m = first._with(q=q, k=k, lse=lse, mask=self.mask)
+            tensors[VALUES] = values
+        for name, x in tensors.items():
+            first = x if self.order is None else x[self.order]
+            if self.first_keys < m.matrix[3]:  # some of its tokens were taken back
+                first = first[:, :, : self.first_keys]
+            tensors[name] = torch.cat([first, *(part.to(x.device) for part in self.added[name])], 2)
+        values = tensors.pop(VALUES, None)
         evidence = replace(self.evidence, rows=min(self.evidence.rows, self.T), total_rows=self.T)
-        return Layer(
-            layer.number,
-            layer.name,
-            layer.stack,
-            m,
-            evidence,
-            layer.heads,
-            values,
-            placement=layer.placement,
-        )
+        return layer._with_data(LayerData(m._with_tokens(tensors, self.mask), values), evidence)

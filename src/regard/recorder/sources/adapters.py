@@ -83,7 +83,7 @@ def _adapted_forward(
                 description = adapter(module, args, kwargs, result)
                 if description is not None:  # None: this call computed no attention
                     call = _checked_call(f"adapters[{layer_id.name!r}]", description)
-                    receiver.record(layer_id, call, against="the output that its adapter gave")
+                    receiver.record(layer_id, call)
         return result
 
     return adapted
@@ -139,4 +139,5 @@ def _checked_call(name: str, description: Any) -> AttentionCall:
         **options,
         own_lse="lse" in fields,
         problem=problem,
+        against="the output that its adapter gave",
     )

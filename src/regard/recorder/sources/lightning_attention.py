@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.override import MethodWrappers
-from regard.recorder.linear_call import LinearCall
+from regard.recorder.attention_call import AttentionCall, Recurrence
 from regard.recorder.sources.linear_modules import is_lightning
 
-Take = Callable[[nn.Module, LinearCall], None]
+Take = Callable[[nn.Module, AttentionCall], None]
 
 
 @contextmanager
@@ -78,7 +78,7 @@ class LightningRun:
         self.projected = self.output = None
         return result
 
-    def _call(self, mask: Tensor | None, before: Tensor | None, after: Tensor | None) -> LinearCall:
+    def _call(self, mask: Tensor | None, before: Tensor | None, after: Tensor | None) -> AttentionCall:
         module, projected, output = self.module, self.projected, self.output
         assert projected is not None
         assert output is not None
@@ -89,15 +89,9 @@ class LightningRun:
             qkv = (qkv * mask[:, :, None]).to(qkv.dtype)
         q, k, v = qkv.view(B, T, heads, 3 * width).transpose(1, 2).split(width, -1)
         slope = module.slope_rate.detach().float().view(1, heads, 1)
-        return LinearCall(
-            q=q,
-            k=k,
-            v=v,
-            output=output.view(B, T, heads, width).transpose(1, 2),
-            decay=-slope.expand(B, heads, T),
-            initial_state=before,
-            final_state=after,
-        )
+        decay = -slope.expand(B, heads, T)
+        recurrence = Recurrence(decay, initial_state=before, final_state=after)
+        return recurrence.call(q, k, v, output.view(B, T, heads, width).transpose(1, 2))
 
 
 def _state(cache: Any, layer: int | None) -> Tensor | None:

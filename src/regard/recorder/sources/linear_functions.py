@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.override import ContextEntries, SharedOverride
-from regard.recorder.attention_call import UnreadableCall
+from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
 from regard.recorder.layer import LayerId
-from regard.recorder.linear_call import LinearCall
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import lightning_attention, token_order
 from regard.recorder.sources.call_stack import calling_module
@@ -37,7 +36,6 @@ from regard.recorder.sources.listener import attention_modules, numbered_modules
 
 QK_NORM = 1e-6  # what the kernels add to the sum of squares
 Arguments = Mapping[str, Any]
-Call = LinearCall | UnreadableCall
 Read = Callable[[Arguments, Tensor | None, Any], Call | None]
 """`read(arguments, state before, result)`: the call, or None if the function computed nothing."""
 
@@ -50,11 +48,11 @@ class LinearListener:
 
     def take(self, module: nn.Module, call: Call) -> None:
         """Pass on a call of one of the model's modules."""
-        if isinstance(call, UnreadableCall):
+        if isinstance(call, AttentionCall) and call.recurrence is not None:
+            recurrence = call.recurrence._replace(convolution=_convolution(module))
+            call = call._replace(recurrence=recurrence)
+        if isinstance(call, UnreadableCall) or self.receiver.takes_recurrences:
             self.receiver.record(self.layer_ids[module], call)
-        else:
-            call = call._replace(convolution=_convolution(module))
-            self.receiver.record_linear(self.layer_ids[module], call)
 
 
 _listeners: ContextEntries[LinearListener] = ContextEntries("linear_listeners")
@@ -150,19 +148,16 @@ def _read_delta_rule(arguments: Arguments, before: Tensor | None, result: Any) -
     output, final_state = result
     scale = _first(arguments, "scale")
     q, k = _without_repeats(*(x.detach().transpose(1, 2) for x in (q, k)))
-    return LinearCall(
-        q=q,
-        k=k,
-        v=v.detach().transpose(1, 2),
-        output=output.detach().transpose(1, 2),
+    recurrence = Recurrence(
         decay=decay.detach().transpose(1, 2).float(),
         beta=beta.detach().transpose(1, 2).float(),
         delta_rule=True,
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
         qk_norm=QK_NORM if arguments.get("use_qk_l2norm_in_kernel") else None,
         initial_state=_detached(arguments.get("initial_state")),
         final_state=_detached(final_state),
     )
+    v, output = (x.detach().transpose(1, 2) for x in (v, output))
+    return recurrence.call(q, k, v, output, scale=q.shape[-1] ** -0.5 if scale is None else float(scale))
 
 
 def _read_scan(arguments: Arguments, before: Tensor | None, result: Any) -> Call:
@@ -175,11 +170,8 @@ def _read_scan(arguments: Arguments, before: Tensor | None, result: Any) -> Call
     low, high = arguments.get("dt_limit") or (0.0, torch.inf)
     dt = dt.clamp(low, high).float().transpose(1, 2)
     initial_state = arguments.get("initial_states")
-    return LinearCall(
-        q=arguments["C"].detach().transpose(1, 2),
-        k=arguments["B"].detach().transpose(1, 2),
-        v=x.detach().transpose(1, 2),
-        output=output.detach().transpose(1, 2),
+    tensors = (arguments["C"], arguments["B"], x, output)
+    recurrence = Recurrence(
         decay=arguments["A"].detach().float()[:, None] * dt,
         beta=dt,
         skip=_detached(arguments.get("D")),
@@ -187,6 +179,7 @@ def _read_scan(arguments: Arguments, before: Tensor | None, result: Any) -> Call
         final_state=None if final_state is None else final_state.detach().mT,
         gate=_gate(arguments.get("z")),
     )
+    return recurrence.call(*(tensor.detach().transpose(1, 2) for tensor in tensors))
 
 
 def _read_step(arguments: Arguments, before: Tensor | None, result: Any) -> Call:
@@ -195,11 +188,8 @@ def _read_step(arguments: Arguments, before: Tensor | None, result: Any) -> Call
     if before is None or x.ndim != 3 or A.stride()[1:] != (0, 0):
         return UnreadableCall("every channel decays on its own")
     dt = _time_steps(arguments["dt"], arguments)[..., :1].float()  # (B, H, 1)
-    return LinearCall(
-        q=arguments["C"].detach().unsqueeze(2),
-        k=arguments["B"].detach().unsqueeze(2),
-        v=x.detach().unsqueeze(2),
-        output=result.detach().unsqueeze(2),
+    tensors = (arguments["C"], arguments["B"], x, result)
+    recurrence = Recurrence(
         decay=A[:, 0, :1].detach().float() * dt,
         beta=dt,
         skip=None if D is None else D[:, 0].detach(),
@@ -207,6 +197,7 @@ def _read_step(arguments: Arguments, before: Tensor | None, result: Any) -> Call
         final_state=arguments["state"].detach().mT.clone(),
         gate=_gate(arguments.get("z")),
     )
+    return recurrence.call(*(tensor.detach().unsqueeze(2) for tensor in tensors))
 
 
 def _read_whole(arguments: Arguments, before: Tensor | None, result: Any) -> Call | None:

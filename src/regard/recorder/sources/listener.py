@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.layers import Attention
 from regard.override import ContextEntries, MethodWrappers
-from regard.recorder.attention_call import AttentionCall, UnreadableCall
+from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
-from regard.recorder.receiver import CallReceiver, Part, Slot
+from regard.recorder.receiver import CallReceiver, Slot
 from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, token_order, torch_mha
 from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.code_names import ATTEND, module_names
@@ -262,7 +262,7 @@ class Listener:
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
 
-    def hear(self, call: AttentionCall | UnreadableCall) -> AttentionCall | UnreadableCall:
+    def hear(self, call: Call) -> Call:
         """Take a call of `scaled_dot_product_attention` by whichever module is running."""
         module = calling_module()
         return self.take(module, call) if module in self.names else call
@@ -271,7 +271,7 @@ class Listener:
         """Return the innermost of some modules, the outermost first, that belongs to the model."""
         return next((module for module in reversed(modules) if module in self.names), None)
 
-    def take(self, module: nn.Module, call: AttentionCall | UnreadableCall) -> AttentionCall | UnreadableCall:
+    def take(self, module: nn.Module, call: Call) -> Call:
         """Pass on an attention call of one of the model's modules, which may make several."""
         layer_id, part = self.layer_id(module), None
         if isinstance(call, AttentionCall) and is_distributed():
@@ -282,12 +282,14 @@ class Listener:
             this = EarlierCall.of(call)
             same = next((i for i, other in enumerate(earlier) if this.same_weights(other)), None)
             if call.problem is None and same is not None:  # the same weights applied to other values
-                return self.receiver.record(_numbered(layer_id, earlier[: same + 1]), call, again=True)
+                layer_id = _numbered(layer_id, earlier[: same + 1])
+                return self.receiver.record(layer_id, call._replace(again=True))
             part = this.part_of(earlier) if earlier else None
+            call = call._replace(part=part, again=False)
             earlier.append(this._replace(is_part=part is not None))
             if part is None:
                 layer_id = _numbered(layer_id, earlier)
-        call = self.receiver.record(layer_id, call, part=part)
+        call = self.receiver.record(layer_id, call)
         slot = self.receiver.last_slot(layer_id.name)
         if earlier and isinstance(call, AttentionCall):
             earlier[-1] = earlier[-1]._replace(slot=slot)
@@ -329,7 +331,7 @@ _eager_listeners: ContextEntries[Listener] = ContextEntries("eager_listeners")
 """The listeners to attention in modules' own code, of the blocks that are open in a context."""
 
 
-def _eager_call(attention: EagerAttention, independent: str | None) -> AttentionCall | UnreadableCall:
+def _eager_call(attention: EagerAttention, independent: str | None) -> Call:
     """Read an attention in a module's own code, or say why it cannot be read.
 
     `independent` says why its queries and keys are no tokens, if they are not.

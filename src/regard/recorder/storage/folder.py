@@ -35,6 +35,7 @@ from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.evidence_data import describe_evidence
 from regard.recorder.storage.picture_files import PICTURE_FILE, describe_pictures, write_pictures
+from regard.recorder.storage.store import Store
 from regard.version import __version__
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ def save(seen: Capture, path: str | os.PathLike[str]) -> None:
     """Write a capture to a folder. A capture that it holds is replaced once the new one is complete."""
     if not seen.layers:
         raise ValueError("save: expected a capture with layers, got one that captured nothing")
-    folder = Folder(path)
+    write_capture(seen, Folder(path))
+
+
+def write_capture(seen: Capture, folder: Folder) -> None:
+    """Write all layers of a capture to a folder, and then `capture.json`."""
     try:
         layers: list[Layer] = [folder.put(layer) for layer in seen.layers]
         folder.finish(dataclasses.replace(seen, layers=layers))
@@ -126,8 +131,8 @@ def shard_label(layer: Layer, shard: ShardId | None) -> str:
     return "" if shard is None else json.dumps([*shard, layer.key, layer.heads, layer.placement])
 
 
-class Folder:
-    """A folder that layers are written to one by one. It is a `Store`.
+class Folder(Store):
+    """A folder that layers are written to one by one.
 
     From the first layer that is put until `release` no other capture can be written to it: an `InUseError`
     says who writes. `shard` says which part of a capture it gets, if several processes make the capture.
@@ -163,9 +168,6 @@ class Folder:
     def __deepcopy__(self, memo: dict[int, Any]) -> Folder:
         """Return the folder itself, whose files the copies of its layers read."""
         return self
-
-    def expect(self, layers: int) -> None:
-        """Do nothing."""
 
     def release(self) -> None:
         """Let other captures be written to the folder."""

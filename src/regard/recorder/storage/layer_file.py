@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import TensorMask
 from regard.files import CaptureFileError, open_file, shorten
-from regard.maps import AttentionMap, LinearAttentionMap, linear_loader, linear_storage, storage
+from regard.maps import LinearAttentionMap, loader, storage
 from regard.recorder.layer import LayerData, LayerMap
 from regard.recorder.summary import LayerSummary
 from regard.safetensor_files import read_safetensors, write_safetensors
@@ -32,9 +32,7 @@ def write(data: LayerData, path: Path, shard: str = "") -> None:
     """Write the tensors of a layer to a file, atomically; `shard` names the shard it belongs to, if any."""
     values = {} if data.values is None else {VALUES: data.values}
     label = {SHARD: shard} if shard else {}
-    if isinstance(data.map, LinearAttentionMap):
-        data.map.save(path, values, label)
-    elif data.map is not None:
+    if data.map is not None:
         storage.save(with_storable_mask(data.map), path, values, label)
     elif data.summary is not None:
         write_safetensors(path, {**data.summary._asdict(), **values}, {"format": FORMAT, **label})
@@ -55,8 +53,7 @@ def read(path: Path, shard: str = "", is_map: bool = True) -> LayerData:
     The file has to belong to the shard that `shard` names, as `write` was given it. If it has some of the
     rows or keys of a layer only, then `is_map` is false.
     """
-    formats = [storage.FORMAT, linear_storage.FORMAT, FORMAT]
-    metadata, tensors = read_safetensors(path, formats, CaptureFileError)
+    metadata, tensors = read_safetensors(path, [*loader.FORMATS, FORMAT], CaptureFileError)
     if (found := metadata.get(SHARD, "")) != shard:
         raise CaptureFileError(
             f"{path} is damaged: expected the shard {shorten(shard)}, got {shorten(found)}"
@@ -64,17 +61,13 @@ def read(path: Path, shard: str = "", is_map: bool = True) -> LayerData:
     values = tensors.pop(VALUES, None)
     if metadata["format"] == FORMAT:
         return LayerData(values=values, summary=_summary(path, tensors))
-    attention_map: LayerMap
-    if metadata["format"] == linear_storage.FORMAT:
-        attention_map = linear_loader.decode(path, metadata, tensors)
-        expected = attention_map.beta.shape
-    else:
-        attention_map = AttentionMap.from_data(storage.decode(path, metadata, tensors, is_map))
-        expected = attention_map.k.shape[:3]
+    m = loader.decode(path, metadata, tensors, is_map)
+    # A linear layer has values for every head, as Mamba-2 whose heads share C and B.
+    expected = m.beta.shape if isinstance(m, LinearAttentionMap) else m.k.shape[:3]
     if values is not None and (values.ndim != 4 or values.shape[:3] != expected):
-        shapes = f"values {tuple(values.shape)} do not fit k {tuple(attention_map.k.shape)}"
+        shapes = f"values {tuple(values.shape)} do not fit k {tuple(m.k.shape)}"
         raise CaptureFileError(f"{path} is damaged: {shapes}")
-    return LayerData(attention_map, values)
+    return LayerData(m, values)
 
 
 def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
@@ -93,10 +86,10 @@ def _summary(path: Path, tensors: dict[str, Tensor]) -> LayerSummary:
     return summary
 
 
-def with_storable_mask(m: AttentionMap) -> AttentionMap:
+def with_storable_mask(m: LayerMap) -> LayerMap:
     """Return the map, with a tensor in place of its mask if a part of the mask is a function."""
     mask = storable_mask(m.mask, m.matrix, m.device)
-    return m if mask is m.mask else m._with(mask=mask, kept=m.kept)
+    return m if mask is m.mask or isinstance(m, LinearAttentionMap) else m._with(mask=mask, kept=m.kept)
 
 
 def storable_mask(mask: Mask, matrix: tuple[int, int, int, int], device: torch.device) -> Mask:

@@ -25,7 +25,7 @@ from regard.files import (
     read_text,
     shorten,
 )
-from regard.maps import AttentionMap, linear_loader, linear_storage, storage
+from regard.maps import loader as map_loader
 from regard.recorder.layer import LayerMap
 from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, Runs, ShardId
 from regard.recorder.predictions import Predictions
@@ -55,10 +55,8 @@ def load(path: str | os.PathLike[str]) -> LayerMap | Capture:
             "path: expected a folder that seen.save(folder) wrote or a file that map.save(file) wrote, "
             f"got {path}, which does not exist"
         )
-    metadata, tensors = read_safetensors(path, [storage.FORMAT, linear_storage.FORMAT], CaptureFileError)
-    if metadata["format"] == linear_storage.FORMAT:
-        return linear_loader.decode(path, metadata, tensors)
-    return AttentionMap.from_data(storage.decode(path, metadata, tensors))
+    metadata, tensors = read_safetensors(path, map_loader.FORMATS, CaptureFileError)
+    return map_loader.decode(path, metadata, tensors)
 
 
 def open_shards(path: Path) -> Capture:

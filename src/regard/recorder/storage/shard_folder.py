@@ -27,7 +27,6 @@ then the folder holds the capture that it held before. All writes are atomic: a 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -37,7 +36,7 @@ from typing import TYPE_CHECKING
 from regard.atomic import atomic_write, write_error
 from regard.file_lock import FileLock, InUseError
 from regard.recorder.placement import SHARD_FOLDER, ShardId
-from regard.recorder.storage.folder import INDEX, LOCK, SHARDS, SHARDS_FORMAT, Folder
+from regard.recorder.storage.folder import INDEX, LOCK, SHARDS, SHARDS_FORMAT, Folder, write_capture
 
 if TYPE_CHECKING:
     from regard.recorder.result import Capture
@@ -45,15 +44,11 @@ if TYPE_CHECKING:
 
 def save_shard(seen: Capture, root: str | os.PathLike[str], shard: ShardId) -> None:
     """Write this rank's part of a capture; the capture is complete when all ranks have written theirs."""
-    folder = ShardFolder(root, shard)
-    try:
-        folder.finish(dataclasses.replace(seen, layers=[folder.put(layer) for layer in seen.layers]))
-    finally:
-        folder.release()
+    write_capture(seen, ShardFolder(root, shard))
 
 
 class ShardFolder(Folder):
-    """The folder of one rank inside the folder `root` of a capture. It is a `Store`.
+    """The folder of one rank inside the folder `root` of a capture.
 
     Rank 0 keeps other captures from being written to `root` until it releases the folder.
     """

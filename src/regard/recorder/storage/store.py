@@ -1,10 +1,8 @@
-"""The protocol of a store, which keeps the layers of a capture, and the simplest one: plain memory."""
+"""`Store`: keeps the layers of a capture while a model runs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-import torch
+from typing import TYPE_CHECKING
 
 from regard.recorder.layer import Layer
 
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     from regard.recorder.result import Capture
 
 
-class Store(Protocol):
+class Store:
     """Keeps the layers of a capture while a model runs."""
 
     def expect(self, layers: int) -> None:
@@ -24,30 +22,10 @@ class Store(Protocol):
         `instead_of` is a layer that this store returned earlier and that `layer` replaces because it has
         grown.
         """
+        raise NotImplementedError
 
     def finish(self, seen: Capture) -> None:
         """Complete the capture: `seen` holds the layers that `put` returned."""
 
     def release(self) -> None:
         """Let go of what the store holds while it is written to, whether or not the capture is complete."""
-
-
-class MemoryStore:
-    """Leaves every layer in memory."""
-
-    def expect(self, layers: int) -> None:
-        """Do nothing."""
-
-    def has_room(self, nbytes: int, device: torch.device) -> bool:
-        """Return True: nothing is checked."""
-        return True
-
-    def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
-        """Return the layer as it is."""
-        return layer
-
-    def finish(self, seen: Capture) -> None:
-        """Do nothing."""
-
-    def release(self) -> None:
-        """Do nothing."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.recorder.layer import Layer
+from regard.recorder.layer import Layer, LayerData
 from regard.recorder.placement import ShardId
 from regard.recorder.sizes import format_bytes, free_memory, parse_bytes
 from regard.recorder.storage.folder import Folder
 from regard.recorder.storage.shard_folder import ShardFolder
-from regard.recorder.storage.store import MemoryStore, Store
+from regard.recorder.storage.store import Store
 from regard.recorder.summary import summary_size
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ def store_for(
     elif budget is not None:
         inner = BudgetStore(parse_bytes("budget", budget))
     else:
-        inner = CheckedMemoryStore()
+        inner = MemoryStore()
     return StatisticsStore(inner) if store == "statistics" else inner
 
 
-class StatisticsStore:
+class StatisticsStore(Store):
     """Stores the summaries of layers in another store, without their queries and keys."""
 
     def __init__(self, inner: Store) -> None:
@@ -60,18 +60,8 @@ class StatisticsStore:
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         """Store the layer's summary, and its values if it has them."""
-        without_map = Layer(
-            layer.number,
-            layer.name,
-            layer.stack,
-            None,
-            layer.evidence,
-            layer.heads,
-            layer.values,
-            layer.summary,
-            layer.placement,
-        )
-        return self.inner.put(without_map, instead_of)
+        data = LayerData(values=layer.values, summary=layer.summary)
+        return self.inner.put(layer._with_data(data, layer.evidence), instead_of)
 
     def finish(self, seen: Capture) -> None:
         """Complete the inner store."""
@@ -82,15 +72,12 @@ class StatisticsStore:
         self.inner.release()
 
 
-class BudgetStore:
+class BudgetStore(Store):
     """Uses at most `limit` bytes of memory, and then a temporary folder that lives as long as its layers."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
         self._folder: Folder | None = None
-
-    def expect(self, layers: int) -> None:
-        """Do nothing."""
 
     def put(self, layer: Layer, instead_of: Layer | None = None) -> Layer:
         """Keep the layer in memory if the budget allows it; otherwise write it to the temporary folder."""
@@ -102,16 +89,13 @@ class BudgetStore:
         self._folder = self._folder or Folder.temporary()
         return self._folder.put(layer, instead_of)
 
-    def finish(self, seen: Capture) -> None:
-        """Do nothing."""
-
     def release(self) -> None:
         """Release the temporary folder."""
         if self._folder is not None:
             self._folder.release()
 
 
-class CheckedMemoryStore(MemoryStore):
+class MemoryStore(Store):
     """Keeps layers in memory, and raises at the first one if all that are expected would not fit."""
 
     def __init__(self) -> None:
