@@ -309,23 +309,15 @@ def bias_gradient_failure(session: CheckSession, question: Question, intent: Int
     """
     if lacks_right_gradients(session):
         return ""
-    outputs: list[Tensor] = []
-    biases: list[Tensor] = []
-    for dtype in (session.dtype, torch.float64):
-        asked = question.to(dtype)
-        assert asked.bias is not None
-        biases.append(asked.bias.clone().requires_grad_())
-        asked = replace(asked, bias=biases[-1])
-        if not outputs:
-            answer = session.compared.run(asked).answer
-        else:
-            answer = intent.answer(asked)
-        if answer is None:
-            return ""
-        outputs.append(answer.output)
-    got, want = (output_gradients(output, [bias]) for output, bias in zip(outputs, biases, strict=True))
+    assert question.bias is not None
+    biases = [question.bias.to(d).clone().requires_grad_() for d in (session.dtype, torch.float64)]
+    answer = session.compared.run(replace(question.to(session.dtype), bias=biases[0])).answer
+    if answer is None:
+        return ""
+    expected = intent.answer(replace(question, bias=biases[1]))
+    got, want = output_gradients(answer.output, biases[:1]), output_gradients(expected.output, biases[1:])
     assert not isinstance(want, str)
-    if isinstance(got, str) and outputs[0].requires_grad:
+    if isinstance(got, str) and answer.output.requires_grad:
         return ""  # it refuses, aloud
     if isinstance(got, str) or not bool(got[0].any()):
         return NO_GRADIENT

@@ -22,7 +22,7 @@ from regard.checker.hypotheses import search
 from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents, window_conventions
 from regard.checker.oracle.oracle import describe_difference, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import CORRECT, Answer
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.behaviour import name_by_behaviour, with_options
 from regard.checker.probes.dependence import visible_tokens
 from regard.checker.probes.questions import output_questions
@@ -191,7 +191,7 @@ def _observe(session: CheckSession) -> list[Observation]:
     cases, subject = session.cases, session.compared
     if cases.fixed_length is not None:
         session.add_skip("other lengths", f"it takes sequences of {cases.fixed_length} tokens only")
-    observations = [Observation(cases.plain(), _answer_of(_first_reply(session)))]
+    observations: list[Observation] = []
     needed, optional = output_questions(session)
     reference = session.reference
     for question in needed + optional:
@@ -215,13 +215,6 @@ def _refuses(reply: Reply) -> bool:
     return explicit and re.search(r"support|implement|cannot|only|NYI", str(reply.error)) is not None
 
 
-def _first_reply(session: CheckSession) -> Reply:
-    """Return the reply to the plain question of what is compared."""
-    if session.compared is session.subject:
-        return session.understanding.first
-    return session.compared.run(session.cases.plain().to(session.dtype))
-
-
 def _observe_masks(session: CheckSession, observations: list[Observation]) -> list[Observation]:
     """Find out which convention the subject's masks follow, then run it with a mask and with padding."""
     masked: list[Observation] = []
@@ -230,7 +223,7 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
         question = with_explicit_mask(session, cases.masked(seed=11))
         forms = _mask_forms(session)
         replies = [(form, subject.replaced(mask_form=form).run(question.to(session.dtype))) for form in forms]
-        ran = [(form, reply) for form, reply in replies if reply.answer is not None]
+        ran = [(form, Observation(question, reply.answer)) for form, reply in replies if reply.answer]
         if not ran and (observation := _observe_token_mask(session)) is not None:
             return [observation]
         if not ran:
@@ -240,14 +233,14 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
                 f"of a boolean (T, S), which raised {replies[0][1].error_line}",
             )
             return masked
-        form, reply = _best_form(session, question, ran, observations)
+        form, best = _best_form(session, ran, observations)
         subject.mask_form = session.subject.mask_form = form
         session.understanding.assumptions.append(f"{subject.arguments['mask']}: {form}")
-        masked.append(Observation(question, _answer_of(reply)))
+        masked.append(best)
         longer = with_explicit_mask(session, cases.masked("mask, longer sequence", seed=13, T=40))
         if cases.fixed_length is None and (found := subject.run(longer.to(session.dtype)).answer) is not None:
             masked.append(Observation(longer, found))
-        _warn_if_added(session, question, form, ran)
+        _warn_if_added(session, form, ran)
     if "padding" in subject.arguments or ("mask" in subject.arguments and subject.layout not in ("TD", "TC")):
         question = with_explicit_mask(session, cases.padded(seed=12))
         _choose_padding(session, question, [*observations, *masked])
@@ -350,7 +343,8 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
         return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
-    if not settled and any(isinstance(part, nn.MultiheadAttention) for part in _parts(session)):
+    parts = [] if session.module is None else session.module.modules()
+    if not settled and any(isinstance(part, nn.MultiheadAttention) for part in parts):
         kinds.insert(1, "hide")  # it may pass its mask on to PyTorch's layer, in which True hides
     ranks = (
         [subject.mask_form.rank] if settled and subject.mask_form.rank != 2 else _mask_ranks(subject.layout)
@@ -365,39 +359,29 @@ def _mask_ranks(layout: str) -> list[int]:
     )
 
 
-def _parts(session: CheckSession) -> list[nn.Module]:
-    """Return the modules in the subject, itself included; none for a function."""
-    return [] if session.module is None else list(session.module.modules())
-
-
 def _best_form(
-    session: CheckSession,
-    question: Question,
-    ran: list[tuple[MaskForm, Reply]],
-    observations: list[Observation],
-) -> tuple[MaskForm, Reply]:
+    session: CheckSession, ran: list[tuple[MaskForm, Observation]], observations: list[Observation]
+) -> tuple[MaskForm, Observation]:
     """Return the form under which the output is right, else one that a mistake explains, else the first.
 
     Code that accepts a boolean mask must be right with it; only code that adds its mask to the scores may
     want floats.
     """
-    boolean = [(form, reply) for form, reply in ran if form.kind in ("look", "hide")]
-    applied = [(form, reply) for form, reply in boolean if not _adds_mask(session, question, reply)]
-    others = [(form, reply) for form, reply in ran if form.kind not in ("look", "hide")]
-    for form, reply in [*boolean, *(others if not applied else [])]:
+    boolean = [(form, masked) for form, masked in ran if form.kind in ("look", "hide")]
+    applied = any(not _adds_mask(session, masked) for _, masked in boolean)
+    others = [(form, masked) for form, masked in ran if form.kind not in ("look", "hide")]
+    for form, masked in [*boolean, *(others if not applied else [])]:
         if session.understanding.right_intent is not None:
-            if session.error(Observation(question, _answer_of(reply))) < TOLERANCE:
-                return form, reply
-        elif form.kind != "look":
-            together = [*observations, Observation(question, _answer_of(reply))]
-            if diagnose(together, session.understanding.intents):
-                return form, reply
+            if session.error(masked) < TOLERANCE:
+                return form, masked
+        elif form.kind != "look" and diagnose([*observations, masked], session.understanding.intents):
+            return form, masked
     return ran[0]
 
 
-def _adds_mask(session: CheckSession, question: Question, reply: Reply) -> bool:
+def _adds_mask(session: CheckSession, masked: Observation) -> bool:
     """Return whether a boolean mask was added to the scores as 0 and 1; True if that cannot be known."""
-    intent = session.understanding.right_intent
+    intent, question = session.understanding.right_intent, masked.question
     if intent is None:
         return True
     assert question.mask is not None
@@ -405,21 +389,19 @@ def _adds_mask(session: CheckSession, question: Question, reply: Reply) -> bool:
     projected = intent.wiring.project(question)
     variants = (CORRECT, replace(CORRECT, masking="scaled"))
     return any(
-        relative_error(_answer_of(reply), variant.answer(added, intent.wiring, projected)) < TOLERANCE
+        relative_error(masked.answer, variant.answer(added, intent.wiring, projected)) < TOLERANCE
         for variant in variants
     )
 
 
-def _warn_if_added(
-    session: CheckSession, question: Question, form: MaskForm, ran: list[tuple[MaskForm, Reply]]
-) -> None:
+def _warn_if_added(session: CheckSession, form: MaskForm, ran: list[tuple[MaskForm, Observation]]) -> None:
     """Warn if code that adds its mask to the scores accepts a boolean one, and adds 0 and 1."""
-    boolean = next((reply for other, reply in ran if other == MaskForm("look", form.rank)), None)
+    boolean = next((masked for other, masked in ran if other == MaskForm("look", form.rank)), None)
     if (
         form.kind != "added"  # in Transformers' interface ("lowest") a mask is always added
         or boolean is None
         or session.right_intent is None
-        or not _adds_mask(session, question, boolean)
+        or not _adds_mask(session, boolean)
     ):
         return
     name = session.subject.arguments["mask"]
@@ -431,11 +413,6 @@ def _warn_if_added(
         f"Given a boolean `{name}`, it adds 1 where the mask is True and 0 elsewhere: it hides nothing."
     )
     session.add_mistake("boolean mask", detail, "mask-added-as-zero-one", evidence, warning=not converted)
-
-
-def _answer_of(reply: Reply) -> Answer:
-    assert reply.answer is not None
-    return reply.answer
 
 
 _OTHER_SCALE = re.compile(

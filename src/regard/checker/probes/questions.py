@@ -20,7 +20,7 @@ def output_questions(session: CheckSession) -> tuple[list[Question], list[Questi
     # The positions of queries beside keys of another number are a convention.
     positions = right is not None and (right.causal or right.wiring.rotate is not None)
     single_length = subject.inputs == "x" or positions
-    needed = [cases.plain(B=3, T=5, D=6, H=2, seed=3)]
+    needed = [cases.plain(), cases.plain(B=3, T=5, D=6, H=2, seed=3)]
     optional: list[Question] = []
     if "causal" in names and causal is None:
         needed.append(replace(cases.plain("causal", seed=4), flag=True))
