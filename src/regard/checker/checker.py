@@ -35,7 +35,7 @@ from regard.checker.probes.other_sizes import probe_other_sizes
 from regard.checker.probes.output import probe_output
 from regard.checker.probes.positions import probe_positions
 from regard.checker.probes.switches import probe_switches
-from regard.checker.reference import compare_with_reference
+from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
@@ -130,7 +130,9 @@ def check(
             own_check = partial(
                 check, thing, init=init, call=call, causal=causal, window=window, softcap=softcap, **arguments
             )
-            session = compare_with_reference(thing, oracle, given, options, promises, own_check)
+            session = pair_with_reference(thing, oracle, given, options, promises)
+            _run_probes(session)
+            name_by_own_check(session, own_check)
             return _assemble(session, started, strict=strict)
         if (run := find_model(thing, given, call or {}, device)) is not None:
             alone = partial(check, gradients=gradients, device=device, scale=scale, strict=strict)

@@ -24,7 +24,7 @@ from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import diagnose
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE, Intent, Observation
-from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
+from regard.checker.oracle.oracle import relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
 from regard.checker.oracle.wiring import Wiring
@@ -94,7 +94,7 @@ def check_on_processes(
 
 def expected_of_oracle(intent: Intent, question: Question) -> Answer:
     """Return the attention of the whole sequence."""
-    return expected_answer(intent.apply(question), intent.wiring)
+    return intent.answer(question)
 
 
 def expected_of_reference(

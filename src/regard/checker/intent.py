@@ -7,10 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+import torch.nn.functional as F
+
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import chunks
 from regard.attention.masks.named_masks import rule as rule_mask
+from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
 
@@ -98,6 +103,65 @@ class Intent:
             return asked
         # A rule of this interpretation is the window that the code has by default.
         return self.convention.change(question.window, replace(asked, rule=question.rule))
+
+    def answer(self, question: Question) -> Answer:
+        """Return the correct answer to a question under this interpretation, in float64."""
+        return expected_answer(self.apply(question), self.wiring)
+
+    def error(self, question: Question, answer: Answer) -> float:
+        """Return how far an answer is from the correct one; inf if this interpretation does not fit."""
+        try:
+            return relative_error(answer, self.answer(question))
+        except (RuntimeError, ValueError):
+            return float("inf")
+
+    @property
+    def yardstick(self) -> str:
+        """Whose error the code's is compared with at each precision."""
+        return "PyTorch's own"
+
+    def measure(self, question: Question, dtype: torch.dtype) -> tuple[Answer, float]:
+        """Return the correct answer for inputs and weights rounded to `dtype`, and PyTorch's own error."""
+        wiring = self.wiring
+        layers = {
+            role: layer._replace(
+                weight=layer.weight.to(dtype).double(),
+                bias=None if layer.bias is None else layer.bias.to(dtype).double(),
+            )
+            for role in ("query", "key", "value", "out")
+            if (layer := getattr(wiring, role)) is not None
+        }
+        with torch.no_grad():
+            expected = replace(self, wiring=replace(wiring, **layers)).answer(question.to(dtype))
+        return expected, pytorch_error(question, self, expected, dtype)
+
+
+def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
+    """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
+    interpreted = replace(intent.apply(question).to(dtype), layout="")
+    if isinstance(rotation := intent.wiring.rotate, Rotation):  # whose angles are usually float32
+        rotation = replace(rotation, precision=torch.float32)
+        intent = replace(intent, wiring=replace(intent.wiring, rotate=rotation))
+    with torch.no_grad():
+        plain = CORRECT.answer(interpreted, intent.wiring)
+        error = relative_error(plain, expected)
+        special = (interpreted.softcap, interpreted.rule, intent.wiring.sinks, intent.wiring.bias)
+        if all(part is None for part in special):
+            error = max(error, relative_error(_fused_answer(interpreted, intent, plain), expected))
+    return max(error, torch.finfo(dtype).eps / 2)
+
+
+def _fused_answer(question: Question, intent: Intent, plain: Answer) -> Answer:
+    """Return the answer of PyTorch's fused attention; the mask is read off the plain answer's weights."""
+    wiring = intent.wiring
+    q, k, v = wiring.project(question)
+    q, k, v = wiring.position(q, k, v)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    assert plain.weights is not None
+    allowed = plain.weights > 0
+    mask = None if bool(allowed.all()) else allowed
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=wiring.scale)
+    return Answer(wiring.finish(mixed, None)[0])
 
 
 @dataclass(frozen=True)

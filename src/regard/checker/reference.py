@@ -1,8 +1,7 @@
-"""Comparing code with the caller's own slow version, where the checker's own attention has no place.
+"""The caller's own slow version as the oracle, where the checker's own attention has no place.
 
-`check(thing, oracle=reference)` gives both the same inputs, options and weights. The reference says what is
-right: outputs, gradients, what each token may see, and how large an error is at each precision. This file
-makes the pair; `probes.comparison` compares them.
+`check(thing, oracle=reference)` gives both the same inputs, options and weights. This file finds out how both
+are called and which weights belong together; the probes then compare with the reference.
 """
 
 from __future__ import annotations
@@ -16,14 +15,10 @@ from torch import nn
 
 from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
-from regard.checker.probes.cache import probe_cache
-from regard.checker.probes.calls import probe_inputs_kept, probe_state
-from regard.checker.probes.comparison import COMPARISONS, ReferencePair
+from regard.checker.intent import Observation
 from regard.checker.probes.dependence import visible_heads, visible_tokens
-from regard.checker.probes.dropout import probe_dropout
-from regard.checker.probes.module_state import probe_module_state
 from regard.checker.report import Report
-from regard.checker.session import CheckSession
+from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
@@ -35,42 +30,21 @@ from regard.checker.understand_kernel import understand_kernel
 HEADS = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
 
 
-def compare_with_reference(
-    thing: Any,
-    reference: Any,
-    init: dict[str, Any],
-    options: dict[str, Any],
-    promises: dict[str, Any],
-    own_check: Callable[[], Report],
-) -> CheckSession:
-    """Compare `thing` with `reference`, and return the session that holds the findings.
+def name_by_own_check(session: CheckSession, own_check: Callable[[], Report]) -> None:
+    """Name the mistakes that the checker's own attention finds, if the two differ for no reason that shows.
 
-    Arguments:
-        thing, reference: functions, modules or classes.
-        init: arguments of the constructors, or further arguments of the functions.
-        options: those of `check`.
-        promises: what the caller promised of both, such as `window=3`.
-        own_check: checks `thing` against the checker's own attention. It is asked only if the two differ for
-            no reason that shows, and the reference is attention that the checker knows.
+    `own_check` checks the code against that attention. It is asked only if the reference is such attention.
     """
-    pair = _make_pair(thing, reference, init, options, promises)
-    session = pair.session
-    session.notes.append(f"compared with {pair.name}, your reference")
-    if pair.match.note:
-        session.notes.append(pair.match.note)
-    if probe_state(session):
-        return session
-    for compare in COMPARISONS:
-        compare(pair)
-    probe_inputs_kept(session)
-    probe_dropout(session)
-    probe_cache(session)
-    probe_module_state(session)
     failed = any(check.status == "failed" for check in session.checks)
-    if failed and not session.diagnoses and _is_known(pair.reference):
-        for diagnosis in own_check().diagnoses:
-            session.add_diagnosis(diagnosis.name, diagnosis.what, diagnosis.error, warning=diagnosis.warning)
-    return session
+    if (
+        not failed
+        or session.diagnoses
+        or session.reference is None
+        or not _is_known(session.reference.session)
+    ):
+        return
+    for diagnosis in own_check().diagnoses:
+        session.add_diagnosis(diagnosis.name, diagnosis.what, diagnosis.error, warning=diagnosis.warning)
 
 
 def _is_known(reference: CheckSession) -> bool:
@@ -80,10 +54,17 @@ def _is_known(reference: CheckSession) -> bool:
     return known.right_intent is not None
 
 
-def _make_pair(
+def pair_with_reference(
     thing: Any, reference: Any, init: dict[str, Any], options: dict[str, Any], promises: dict[str, Any]
-) -> ReferencePair:
-    """Return both as sessions that take the same inputs and hold the same weights."""
+) -> CheckSession:
+    """Return a session of `thing` with its reference, which takes the same inputs and holds the same weights.
+
+    Arguments:
+        thing, reference: functions, modules or classes.
+        init: arguments of the constructors, or further arguments of the functions.
+        options: those of `check`.
+        promises: what the caller promised of both, such as `window=3`.
+    """
 
     def adapted(side: Any) -> Subject:
         own = {} if isinstance(side, nn.Module) else init
@@ -122,15 +103,16 @@ def _make_pair(
     matches = list(find_matches(subject.module, theirs_session.module))
     if not any(match.certain for match in matches):
         matches += _weights_as_given(thing, reference, subject, theirs_session.subject)
-    pairs = [ReferencePair(call, ref, match) for match in matches for ref in references for call in calls]
-    pair = _choose(pairs or [ReferencePair(calls[0], references[0], WeightMatch([], certain=False))])
-    if not matches:
-        pair.session.undecided = (
-            f"its weights could not be matched with those of {pair.name}, since "
-            f"{describe_mismatch(subject.module, theirs_session.module)}: give them the same names and "
-            "shapes, or pass two modules whose weights you have made equal"
-        )
-    return pair
+    mismatch = "" if matches else describe_mismatch(subject.module, theirs_session.module)
+    pairs = [
+        (call, Reference(ref, match, call.dtype, mismatch))
+        for match in matches or [WeightMatch([], certain=False)]
+        for ref in references
+        for call in calls
+    ]
+    session = _choose(pairs)
+    session.notes.insert(0, f"compared with {theirs.name}, your reference")
+    return session
 
 
 def _accepted(reference: Any, call: dict[str, Any]) -> dict[str, Any]:
@@ -234,27 +216,50 @@ def _weights_as_given(thing: Any, reference: Any, subject: Subject, theirs: Subj
     return [WeightMatch(copies, certain=False, note="both with the weights that they have")]
 
 
-def _choose(pairs: list[ReferencePair]) -> ReferencePair:
-    """Return the first pair that agrees, or else the first that runs."""
-    for pair in pairs:
-        pair.share_weights()
-        if pair.difference(pair.cases.plain()) < pair.tolerance or _agrees_with_buffers(pair):
-            return pair
-    for pair in pairs:
-        if pair.session.understanding.first.answer is not None:
-            pair.share_weights()
-            return pair
-    first, shapes = pairs[0].session.understanding.first, pairs[0].cases.plain().shapes()
-    raise CheckError(f"{pairs[0].session.subject.name} could not be run on {shapes}: {first.error_line}")
+def _choose(pairs: list[tuple[CheckSession, Reference]]) -> CheckSession:
+    """Return the session of the first pair that agrees, or else of the first that runs."""
+    for session, reference in pairs:
+        _join(session, reference)
+        if _agrees(session) or _agrees_with_buffers(session, reference):
+            return session
+    for session, reference in pairs:
+        if session.understanding.first.answer is not None:
+            _join(session, reference)
+            return session
+    session = pairs[0][0]
+    first, shapes = session.understanding.first, session.cases.plain().shapes()
+    raise CheckError(f"{session.subject.name} could not be run on {shapes}: {first.error_line}")
 
 
-def _agrees_with_buffers(pair: ReferencePair) -> bool:
+def _join(session: CheckSession, reference: Reference) -> None:
+    """Compare the code of a session with a reference from now on, and give both the same weights."""
+    session.reference = reference
+    session.notes = [reference.match.note] if reference.match.note else []
+    reference.match.apply(session.subject, reference.session.subject)
+    _run_first(session)
+
+
+def _run_first(session: CheckSession) -> None:
+    """Run the plain question again, after weights or buffers have changed."""
+    forget_copies(session.subject)
+    session.understanding.first = session.subject.run(session.cases.plain().to(session.dtype))
+
+
+def _agrees(session: CheckSession) -> bool:
+    """Return whether code and reference agree on the plain question."""
+    answer = session.understanding.first.answer
+    return (
+        answer is not None and session.error(Observation(session.cases.plain(), answer)) < session.tolerance
+    )
+
+
+def _agrees_with_buffers(session: CheckSession, reference: Reference) -> bool:
     """Return whether the two agree once the buffers are the same too, and say so in the report.
 
     A buffer that the reference draws at random, such as random features, is shared like a weight. Any other
     that must be copied before the two agree is wrong.
     """
-    module, source = pair.session.module, pair.reference.module
+    module, source = session.module, reference.session.module
     if module is None or source is None:
         return False
     theirs = dict(source.named_buffers())
@@ -266,17 +271,17 @@ def _agrees_with_buffers(pair: ReferencePair) -> bool:
     saved = [(buffer, buffer.clone()) for _, buffer in shared]
     for name, buffer in shared:
         buffer.copy_(theirs[name])
-    forget_copies(pair.session.subject)
-    if not shared or not pair.difference(pair.cases.plain()) < pair.tolerance:
+    _run_first(session)
+    if not shared or not _agrees(session):
         for buffer, before in saved:
             buffer.copy_(before)
-        forget_copies(pair.session.subject)
+        _run_first(session)
         return False
     names = ", ".join(f"`{name}`" for name, _ in shared)
-    if all(name in _random_buffers(pair.reference.subject) for name, _ in shared):
-        pair.session.notes.append(f"{names}, drawn at random, copied from {pair.name}")
+    if all(name in _random_buffers(reference.session.subject) for name, _ in shared):
+        session.notes.append(f"{names}, drawn at random, copied from {reference.name}")
     else:
-        pair.session.add_failure("buffers", f"{names}: the two agree only with those of {pair.name}")
+        session.add_failure("buffers", f"{names}: the two agree only with those of {reference.name}")
     return True
 
 

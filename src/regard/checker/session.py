@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +12,14 @@ from torch import nn
 from regard.checker.cases import Cases
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
-from regard.checker.intent import Intent
-from regard.checker.oracle.oracle import describe_agreement
+from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.oracle.answer import Answer
+from regard.checker.oracle.oracle import Oracle, describe_agreement, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.report import Check, Diagnosis
+from regard.checker.shared_weights import WeightMatch
 from regard.checker.subject.source import source_of
-from regard.checker.subject.subject import Subject
+from regard.checker.subject.subject import Subject, copy_module, in_dtype
 from regard.checker.understand import Understanding
 
 # The checks that compare the output with the oracle's.
@@ -52,6 +54,7 @@ class CheckSession:
     undecided: str = ""  # why there can be no verdict, if so
     right_questions: list[Question] = field(default_factory=list)  # those whose output was the oracle's
     brief: bool = False  # whether only single mistakes are looked for, which takes a tenth of the time
+    reference: Reference | None = None  # the caller's own version, which then says what is right
 
     @property
     def subject(self) -> Subject:
@@ -82,9 +85,35 @@ class CheckSession:
     @property
     def right_intent(self) -> Intent | None:
         """The interpretation under which the output is right; None if an output check has failed."""
-        if any(check.status == "failed" and check.name in OUTPUT_CHECKS for check in self.checks):
-            return None
-        return self.understanding.right_intent
+        return None if self.has_failed(*OUTPUT_CHECKS) else self.understanding.right_intent
+
+    @property
+    def oracle(self) -> Oracle | None:
+        """What says which answer is right; None if the output was wrong, or could not be compared."""
+        if self.reference is None:
+            return self.right_intent
+        return self.reference if self.has_passed("output") and not self.has_failed("output") else None
+
+    @property
+    def tolerance(self) -> float:
+        """The relative difference below which outputs agree: wider for code that needs half precision."""
+        return max(TOLERANCE, 20 * torch.finfo(self.dtype).eps * (self.dtype.itemsize == 2))
+
+    @property
+    def arguments(self) -> set[str]:
+        """The meanings of the arguments that questions may use: those of a reference count, too."""
+        own = set(self.subject.arguments)
+        return own if self.reference is None else own & self.reference.session.subject.arguments.keys()
+
+    @property
+    def presumed_oracle(self) -> Oracle:
+        """What says which answer is right before the output was compared: the likeliest interpretation."""
+        understanding = self.understanding
+        return self.reference or understanding.right_intent or understanding.intents[0]
+
+    def error(self, observation: Observation) -> float:
+        """Return how far an answer is from right."""
+        return self.presumed_oracle.error(observation.question, observation.answer)
 
     @property
     def module(self) -> nn.Module | None:
@@ -99,6 +128,15 @@ class CheckSession:
     def has_passed(self, name: str) -> bool:
         """Return whether a check of this name has passed."""
         return any(check.name == name and check.status == "passed" for check in self.checks)
+
+    def has_failed(self, *names: str) -> bool:
+        """Return whether a check of one of these names has failed."""
+        return any(check.name in names and check.status == "failed" for check in self.checks)
+
+    def with_causal_flag(self, question: Question) -> Question:
+        """Return a question with the code's causal argument set, if that is free and right on its own."""
+        is_free = "causal" in self.subject.arguments and self.options.get("causal") is None
+        return replace(question, flag=True) if is_free and not self.has_failed("causal") else question
 
     def add_pass(self, name: str, detail: str = "") -> None:
         """Record a check that passed."""
@@ -175,3 +213,61 @@ class CheckSession:
             evidence = f"{start} equals attention {entry.what}{together}, {describe_agreement(match.error)}"
             evidence += f": {match.detail}." if match.detail else "."
             self.add_diagnosis(name, evidence, match.error, distance=distance)
+
+
+@dataclass
+class Reference:
+    """The caller's own slow version: what it answers is right. It and the code share their weights."""
+
+    session: CheckSession  # that of the reference itself, which says how it is called
+    match: WeightMatch
+    dtype: torch.dtype  # that of the code under test, to which inputs are rounded first
+    mismatch: str = ""  # why the weights could not be matched, if so
+
+    @property
+    def name(self) -> str:
+        """The reference's name."""
+        return self.session.subject.name
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it runs in float64, so that errors of other precisions can be measured."""
+        return self.session.dtype == torch.float64
+
+    @property
+    def yardstick(self) -> str:
+        """Whose error the code's is compared with at each precision."""
+        return f"that of {self.name}"
+
+    def answer(self, question: Question) -> Answer | None:
+        """Return the right answer to a question; None if the reference does not take it.
+
+        Padding is free, and so are rows without a number.
+        """
+        answer = self.session.subject.run(question.to(self.dtype).to(self.session.dtype)).answer
+        if answer is None or not bool(answer.output.isfinite().any()):
+            return None
+        free = ~answer.output.isfinite().all(-1, keepdim=True)
+        if question.padding is not None and question.padding.shape[1] == question.q.shape[-2]:
+            hidden = ~question.padding
+            free = free | (hidden[:, None, :, None] if answer.output.ndim == 4 else hidden[:, :, None])
+        return answer._replace(free=free)
+
+    def error(self, question: Question, answer: Answer) -> float:
+        """Return how far an answer is from the reference's; inf if the reference has none."""
+        expected = self.answer(question)
+        return float("inf") if expected is None else relative_error(answer, expected)
+
+    def measure(self, question: Question, dtype: torch.dtype) -> tuple[Answer, float] | str:
+        """Return the exact answer for inputs and weights rounded to `dtype`, and the reference's own error.
+
+        Text instead says why the reference does not run in this precision.
+        """
+        subject, rounded = self.session.subject, question.to(dtype)
+        own = subject.module_as(dtype)
+        module = None if own is None else in_dtype(copy_module(own), torch.float64)
+        exact = subject.run(rounded.to(torch.float64), module=module).answer
+        reply = subject.run(rounded)
+        if exact is None or reply.answer is None:
+            return f"{self.name}, your reference, raises {reply.error_line}"
+        return exact, max(relative_error(reply.answer, exact), torch.finfo(dtype).eps / 2)

@@ -7,7 +7,6 @@ is right under one of them.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -23,7 +22,6 @@ from regard.checker.cases import Cases
 from regard.checker.diagnose import diagnose
 from regard.checker.hypotheses import add_feature, find_features, head_width, likeliest, search
 from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents, window_conventions
-from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
@@ -188,11 +186,7 @@ def _smallest_error(understanding: Understanding) -> float:
     """Return how far the reply to the plain question is from right, in the interpretation that suits it."""
     answer, question = understanding.first.answer, understanding.cases.plain()
     assert answer is not None
-    errors = []
-    for intent in understanding.intents:
-        with contextlib.suppress(RuntimeError, ValueError):  # sizes that do not fit
-            errors.append(relative_error(answer, expected_answer(intent.apply(question), intent.wiring)))
-    return min(errors, default=math.inf)
+    return min((intent.error(question, answer) for intent in understanding.intents), default=math.inf)
 
 
 def _ran(tried: dict[str, tuple[Reply, Subject, torch.dtype]], *layouts: str) -> bool:
@@ -415,18 +409,10 @@ def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:
 
 def find_right_intent(reply: Reply, question: Question, intents: list[Intent]) -> Intent | None:
     """Return the first interpretation under which an answer is right."""
-    if reply.answer is None:
+    answer = reply.answer
+    if answer is None:
         return None
-    for intent in intents:
-        try:
-            if (
-                relative_error(reply.answer, expected_answer(intent.apply(question), intent.wiring))
-                < TOLERANCE
-            ):
-                return intent
-        except (RuntimeError, ValueError):  # a wiring whose widths do not fit
-            continue
-    return None
+    return next((intent for intent in intents if intent.error(question, answer) < TOLERANCE), None)
 
 
 def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[Wiring]:

@@ -6,6 +6,7 @@ This file knows questions and wirings; it does not know the code under test.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,26 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.ragged_batch import answer_items
 from regard.checker.oracle.variant import CaseSizes, past
 from regard.checker.oracle.wiring import Wiring
+
+
+class Oracle(Protocol):
+    """Says which answer is right: an interpretation of the code as attention, or the caller's reference."""
+
+    def answer(self, question: Question) -> Answer | None:
+        """Return the right answer to a question; None if there is none."""
+
+    def error(self, question: Question, answer: Answer) -> float:
+        """Return how far an answer is from the right one; inf if there is none."""
+
+    @property
+    def yardstick(self) -> str:
+        """Whose error the code's is compared with at each precision, in words."""
+
+    def measure(self, question: Question, dtype: torch.dtype) -> tuple[Answer, float] | str:
+        """Return the right answer for inputs and weights rounded to `dtype`, and the yardstick's error.
+
+        Text instead says why there is none.
+        """
 
 
 def expected_answer(question: Question, wiring: Wiring, *, dtype: torch.dtype = torch.float64) -> Answer:

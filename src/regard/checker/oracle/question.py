@@ -7,8 +7,9 @@ In a mask True means visible, whatever convention the code under test follows: `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class Question:
     page: int | None = None  # keys per page, if they are in pages
     splits: int | None = None  # in how many parts the keys are worked on
     surplus: int = 0  # keys at the end that are not part of the sequence: a mistake reads them
+    extra: dict[str, Any] = field(default_factory=dict)  # further arguments of the call
 
     @property
     def is_self_attention(self) -> bool:
@@ -74,7 +76,12 @@ class Question:
 
     def leaves(self) -> list[Tensor]:
         """Return the inputs, each once."""
-        return list({id(x): x for x in (self.q, self.k, self.v)}.values())
+        return list(self.named_leaves().values())
+
+    def named_leaves(self) -> dict[str, Tensor]:
+        """Return the inputs by their names, each once: "q", "k" and "v", or "x" for a single sequence."""
+        unique = {id(x): (name, x) for name, x in (("v", self.v), ("k", self.k), ("q", self.q))}
+        return dict(reversed(unique.values())) if len(unique) > 1 else {"x": self.q}
 
     def items(self) -> Iterator[Question]:
         """Yield each sequence of the batch as a question of its own."""

@@ -11,7 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import (
     describe_difference,
-    expected_answer,
     relative_difference,
     relative_error,
 )
@@ -142,7 +141,7 @@ def _free_rows(session: CheckSession, question: Question) -> Tensor | None:
     """Return the rows (…, T, 1) without a right output: those without a visible key, and of padding."""
     free = None
     if session.right_intent is not None and session.compared is session.subject:
-        free = expected_answer(session.right_intent.apply(question), session.right_intent.wiring).free
+        free = session.right_intent.answer(question).free
     if question.padding is not None and question.padding.shape[1] == question.q.shape[-2]:
         padding = (
             ~question.padding[:, :, None] if question.q.ndim == 3 else ~question.padding[:, None, :, None]

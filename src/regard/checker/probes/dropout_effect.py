@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.intent import Intent
-from regard.checker.oracle.oracle import expected_answer
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
@@ -99,7 +98,7 @@ def infer_effect(
 ) -> DropoutEffect:
     """Return what dropout did to the numbers in several draws."""
     outputs = [output.double() for output in draw_outputs(draw, range(draws))]
-    eval_answer = expected_answer(intent.apply(question), intent.wiring)
+    eval_answer = intent.answer(question)
     assert eval_answer.weights is not None
     # Where the shapes differ, the oracle knows only a part of the module.
     if not outputs or outputs[0].shape != eval_answer.output.shape:

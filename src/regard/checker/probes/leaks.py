@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.checker.oracle.question import Question
 from regard.checker.probes.backward import BackwardPass, run_backward
+from regard.checker.probes.behaviour import name_visibility
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
@@ -36,10 +37,15 @@ def probe_causality(session: CheckSession) -> None:
     flagged = "causal" in subject.arguments and session.options.get("causal") is None
     expected = flagged or session.options.get("causal") or session.understanding.causal
     one_query = subject.kernel_layout is not None and subject.kernel_layout.one_query
-    if not expected or subject.inputs == "context" or one_query:
-        return
     question = session.cases.plain("causality", seed=40)
     question = replace(question, flag=True) if flagged else question
+    reference = session.reference
+    if reference is not None and subject.inputs != "context":
+        expected = find_leak(reference.session, question) == ()
+        if expected:
+            understanding.declared_causal = question.flag is None or bool(session.options.get("causal"))
+    if not expected or subject.inputs == "context" or one_query:
+        return
     leak = find_leak(session, question)
     if leak is None:
         session.add_skip("causality", "it did not run, or its output is not finite")
@@ -51,6 +57,8 @@ def probe_causality(session: CheckSession) -> None:
         )
     elif leak:
         session.add_failure("causality", f"output {leak[0]} depends on token {leak[1]} ({leak[2]})")
+        if reference is not None and not session.mixed:
+            name_visibility(session, reference, question)
     else:
         session.add_pass("causality", "no output depends on a later token")
 
@@ -183,6 +191,11 @@ def probe_batch(session: CheckSession) -> None:
     if session.subject.layout in ("TD", "TC"):
         session.add_skip("batch", "it takes one sequence at a time")
         return
+    if (reference := session.reference) is not None:
+        probe_batch(reference.session)
+        if reference.session.mixed:
+            session.add_skip("batch", f"the items of a batch depend on each other in {reference.name} too")
+            return
     question = session.cases.plain("batch", B=3, seed=41).to(session.dtype)
     together = session.subject.run(question)
     if together.answer is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.checker.diagnose import diagnose_blocks
 from regard.checker.intent import TOLERANCE, Intent, Observation
-from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
+from regard.checker.oracle.oracle import describe_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
 from regard.checker.probes.kernels import asks_many_tokens, largest_block
@@ -63,8 +63,7 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
     assert intent is not None
     if T <= 40:  # as long as the text that was tried
         return
-    if "causal" in own.subject.arguments and own.options.get("causal") is None:
-        question = replace(question, flag=True)
+    question = own.with_causal_flag(question)
     reply = own.compared.run(question.to(own.dtype))
     if reply.answer is None and own is session and session.subject.cls is not None:
         longer = rebuild(session, sizes={"length": T})  # its positions may be as many as were guessed for it
@@ -76,7 +75,7 @@ def _compare(session: CheckSession, own: CheckSession, question: Question) -> No
         record = session.add_untried if is_long else session.add_skip
         record(question.name, f"{question.shapes()} raised {reply.error_line}")
         return
-    expected = expected_answer(intent.apply(question), intent.wiring)
+    expected = intent.answer(question)
     error = relative_error(reply.answer, expected)
     if error < TOLERANCE:
         session.add_pass(question.name, f"{T} tokens")
@@ -177,7 +176,7 @@ def _explains(question: Question, answer: Answer, intent: Intent, rows: list[int
     mask[rows] = visible
     open_intent = replace(intent, causal=False, window=None, rule=None)
     masked = replace(question, mask=mask, window=None, rule=None, flag=None)
-    expected = expected_answer(open_intent.apply(masked), intent.wiring)
+    expected = open_intent.answer(masked)
 
     def chosen(x: Answer) -> Answer:
         return Answer(x.output.detach()[..., rows, :])

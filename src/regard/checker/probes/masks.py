@@ -12,7 +12,6 @@ from regard.checker.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import (
     describe_agreement,
     describe_difference,
-    expected_answer,
     relative_error,
 )
 from regard.checker.oracle.question import Question
@@ -61,7 +60,7 @@ def _empty_rows(session: CheckSession, intent: Intent) -> None:
     if reply.answer is None:
         session.add_skip("empty rows", f"a query without a visible key raised {reply.error_line}")
         return
-    expected = expected_answer(intent.apply(question), intent.wiring)
+    expected = intent.answer(question)
     error = relative_error(reply.answer, expected)
     assert expected.free is not None
     rows = reply.answer.output[expected.free.expand_as(reply.answer.output)]
@@ -212,7 +211,7 @@ def _alignment(session: CheckSession, intent: Intent) -> None:
         session.add_skip("causal, T < S", f"{question.shapes()} raised {reply.error_line}")
         return
     interpreted = intent.apply(question)
-    wrong = relative_error(reply.answer, expected_answer(interpreted, intent.wiring))
+    wrong = intent.error(question, reply.answer)
     if wrong < TOLERANCE:
         session.add_pass("causal, T < S", "queries align with the end of the keys, as a cache needs")
         return

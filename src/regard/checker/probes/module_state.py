@@ -12,7 +12,7 @@ from regard.checker.cases import Cases
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import CheckError
 from regard.checker.intent import TOLERANCE
-from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
+from regard.checker.oracle.oracle import describe_difference, relative_error
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import build
@@ -198,7 +198,7 @@ def _check_lengths(session: CheckSession) -> None:
             if session.right_intent is not None:
                 error = relative_error(
                     reply.answer,
-                    expected_answer(session.right_intent.apply(question), session.right_intent.wiring),
+                    session.right_intent.answer(question),
                 )
             if error < TOLERANCE:
                 session.add_pass(name, f"{T} tokens")

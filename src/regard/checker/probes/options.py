@@ -15,8 +15,6 @@ from regard.checker.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import (
     describe_agreement,
     describe_difference,
-    expected_answer,
-    relative_error,
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
@@ -73,12 +71,12 @@ def _find_scale(session: CheckSession, intent: Intent) -> Intent | None:
     own = intent.wiring.scale or head_width(intent.wiring, plain) ** -0.5
     for scale in (_SCALE, 1 / _SCALE, own * _SCALE, own / _SCALE, _SCALE**-0.5):
         scaled = replace(intent, wiring=replace(intent.wiring, scale=scale))
-        if _error(scaled, question, reply.answer) < TOLERANCE:
+        if scaled.error(question, reply.answer) < TOLERANCE:
             session.add_pass("scale", f"`{name}={_SCALE}` gives a scale of {scale:.3g}")
             if failure := gradient_failure(session, subject, question, scaled):
                 session.add_failure("gradients, scale", f"with `{name}={_SCALE}`: {failure}")
             return scaled
-    error = _error(intent, question, reply.answer)
+    error = intent.error(question, reply.answer)
     if not error < TOLERANCE:
         how = f"what `{name}` does to the scores is not known: compare with your own slow version, oracle="
         session.add_untried("scale", how)
@@ -86,9 +84,8 @@ def _find_scale(session: CheckSession, intent: Intent) -> Intent | None:
         session.notes.append(f"{name} is not used, as its text says")
     else:
         evidence = f"Your output with `{name}={_SCALE}` equals that without it, {describe_agreement(error)}."
-        distance = _error(
-            replace(intent, wiring=replace(intent.wiring, scale=_SCALE)), question, reply.answer
-        )
+        used = replace(intent, wiring=replace(intent.wiring, scale=_SCALE))
+        distance = used.error(question, reply.answer)
         session.add_mistake(
             "scale", f"`{name}` is not used", "scale-ignored", evidence, error, distance=distance / TOLERANCE
         )
@@ -115,7 +112,7 @@ def _mask_of_each_item(session: CheckSession, intent: Intent) -> None:
         reply = subject.replaced(mask_form=replace(form, rank=rank)).run(question.to(session.dtype))
         if reply.answer is None:
             continue
-        if _error(intent, question, reply.answer) < TOLERANCE:
+        if intent.error(question, reply.answer) < TOLERANCE:
             session.add_pass(question.name)
         else:
             given = f"given `{subject.arguments['mask']}` {shape}"
@@ -183,12 +180,12 @@ def _agrees(
         session.add_skip(question.name, f"it does not take both: {reply.error_line}")
         return False
     intent = intents["scale" in fields]
-    error = _error(intent, question, answer)
+    error = intent.error(question, answer)
     if error < TOLERANCE:
         return True
     for kept, dropped in ((first, second), (second, first)):
         without = replace(question, **{field: getattr(plain, field) for field in options[dropped].fields})
-        same = _error(intents[kept == "scale"], without, answer)
+        same = intents[kept == "scale"].error(without, answer)
         if same < TOLERANCE:
             _record_dropped(session, question.name, options[kept], options[dropped], same, error)
             return False
@@ -225,22 +222,14 @@ def _name_mistake(
     session: CheckSession, intent: Intent, question: Question, answer: Answer, detail: str
 ) -> None:
     """Record a wrong answer and the mistake of the catalogue that gives it, or else its first number."""
-    error = _error(intent, question, answer)
+    error = intent.error(question, answer)
     session.add_failure(question.name, f"{detail}, the output {describe_difference(error)}")
     matches = diagnose([Observation(question, answer)], [intent], session.source)
     for match in matches[:1]:
         session.add_match(replace(match, detail=detail), error / TOLERANCE)
     if not matches and not session.example:
-        expected = expected_answer(intent.apply(question), intent.wiring).output
+        expected = intent.answer(question).output
         session.example = describe_failure(question, answer.output, expected)
-
-
-def _error(intent: Intent, question: Question, answer: Answer) -> float:
-    """Return the error of an answer under an interpretation; inf if that does not fit the question."""
-    try:
-        return relative_error(answer, expected_answer(intent.apply(question), intent.wiring))
-    except (RuntimeError, ValueError):
-        return float("inf")
 
 
 _UNUSED = re.compile(r"\b(unused|not used|never used|ignored|no effect|compatib\w+|deprecated)\b", re.I)

@@ -13,8 +13,8 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from regard.checker.diagnose import diagnose
-from regard.checker.intent import TOLERANCE, Intent, Observation
-from regard.checker.oracle.oracle import describe_difference, expected_answer, relative_error
+from regard.checker.intent import TOLERANCE, Observation
+from regard.checker.oracle.oracle import describe_difference
 from regard.checker.oracle.question import Question
 from regard.checker.probes.long_text import probe_long_text
 from regard.checker.probes.numbers import gradient_failure
@@ -82,7 +82,7 @@ def _compare_blocks(session: CheckSession, changes: dict[str, Any], shown: str) 
         if answer is None:
             return False
         observations.append(Observation(question, answer))
-    worst = max(_error(o.question, o, intent) for o in observations)
+    worst = max(intent.error(o.question, o.answer) for o in observations)
     if worst < TOLERANCE:
         session.add_pass("several blocks", shown)
         _compare_gradients(session, blocked, questions)
@@ -100,10 +100,6 @@ def _compare_gradients(session: CheckSession, subject: Subject, questions: list[
     failures = (gradient_failure(session, subject, question, intent) for question in questions)
     if failure := next(filter(None, failures), ""):
         session.add_failure("gradients, several blocks", failure)
-
-
-def _error(question: Question, observation: Observation, intent: Intent) -> float:
-    return relative_error(observation.answer, expected_answer(intent.apply(question), intent.wiring))
 
 
 def _probe_grouped_heads(session: CheckSession) -> None:

@@ -397,7 +397,7 @@ class Subject:
         if question.bias is not None:
             ranked = self.mask_form.spread(question.bias, B) if "bias" not in names else question.bias
             keywords[names.get("bias", names.get("mask", ""))] = ranked
-        return keywords
+        return keywords | question.extra
 
     def _window(self, question: Question) -> dict[str, Any]:
         """Return the arguments for a window: one number, (left, right), or two; −1 is without a bound."""
