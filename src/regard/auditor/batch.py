@@ -158,7 +158,7 @@ def _find_documents(
         found, how = arguments[named].detach().cpu(), f"as `{named}` says"
     elif edges is not None and B == 1 and int(arguments[edges].max()) == T:
         cuts = arguments[edges].detach().cpu().long()
-        found = torch.bucketize(torch.arange(T), cuts[1:-1], right=True).expand(B, T)
+        found = torch.bucketize(torch.arange(T, device="cpu"), cuts[1:-1], right=True).expand(B, T)
         how = f"as `{edges}` says"
     elif numbers is not None:
         found, how = numbers, "as the numbers in the mask say"

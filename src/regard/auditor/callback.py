@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from regard.auditor.auditing import audit
+from regard.auditor.model_audit import audit
 from regard.auditor.result import Audit
 
 OnWrong = Literal["raise", "warn"]
@@ -22,7 +22,7 @@ def audit_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
     """
     from transformers import TrainerCallback
 
-    class AuditFirstBatch(TrainerCallback):
+    class TrainerAudit(TrainerCallback):
         """Audits the first batch when training begins; `audit` holds the result."""
 
         audit: Audit | None = None
@@ -31,7 +31,7 @@ def audit_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
             batch = next(iter(kwargs["train_dataloader"]))
             self.audit = _judge(kwargs["model"], batch, on_wrong, options)
 
-    return AuditFirstBatch()
+    return TrainerAudit()
 
 
 def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
@@ -45,7 +45,7 @@ def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
 
     name = options.pop("model", None)
 
-    class AuditFirstBatch(Callback):  # type: ignore[misc]
+    class LightningAudit(Callback):  # type: ignore[misc]
         """Audits the first batch; `audit` holds the result."""
 
         audit: Audit | None = None
@@ -55,7 +55,7 @@ def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
                 model = pl_module if name is None else pl_module.get_submodule(name)
                 self.audit = _judge(model, batch, on_wrong, options)
 
-    return AuditFirstBatch()
+    return LightningAudit()
 
 
 def _judge(model: nn.Module, batch: Any, on_wrong: OnWrong, options: dict[str, Any]) -> Audit:

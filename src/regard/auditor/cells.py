@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import block_table, grid
@@ -48,24 +49,34 @@ def cells_beyond(
     blocks = block_table(T, S, block, block)
     (some, every), (limit_some, limit_every) = mask.block_bounds(blocks), limit.block_bounds(blocks)
     some, every = (_joined(x, B) for x in (some & ~limit_every, some & every & ~limit_some))  # (B, R, C)
-    count, first = 0, None
-    weight = torch.ones(B, T, dtype=torch.bool) if rows is None else rows.cpu()
-    for r, c in some.any(0).nonzero().tolist():
+    counted = torch.ones(B, T, dtype=torch.bool, device="cpu") if rows is None else rows.cpu()
+    number, first = _whole_blocks(every, counted, block, S)
+    for r, c in (some & ~every).any(0).nonzero().tolist():
         queries, keys = range(r * block, min((r + 1) * block, T)), range(c * block, min((c + 1) * block, S))
-        own = weight[:, queries.start : queries.stop]
-        if bool((every[:, r, c] == some[:, r, c]).all()):
-            shown = (every[:, r, c, None] & own)[..., None].expand(B, len(queries), len(keys))
-        else:
-            at = grid(queries, keys, shape)
-            tile = _joined(mask.allowed(at) & ~limit.allowed(at), B)
-            shown = tile.expand(B, len(queries), len(keys)) & own[..., None]
+        at = grid(queries, keys, shape)
+        shown = _joined(mask.allowed(at) & ~limit.allowed(at), B).expand(B, len(queries), len(keys))
+        shown = shown & (counted[:, queries.start : queries.stop] & ~every[:, r, c, None])[..., None]
         found = int(shown.sum())
-        count += found
+        number += found
         if found:
             text, query, key = shown.nonzero()[0].tolist()
             cell = Cell(text, query + queries.start, key + keys.start)
             first = cell if first is None else min(first, cell)
-    return Cells(count, first)
+    return Cells(number, first)
+
+
+def _whole_blocks(every: Tensor, counted: Tensor, block: int, S: int) -> Cells:
+    """Count the cells of blocks (B, R, C) that are shown as a whole, in the rows (B, T) that count."""
+    B, R, C = every.shape
+    T = counted.shape[1]
+    heights = pad(counted.int(), (0, R * block - T)).view(B, R, block).sum(-1)  # (B, R)
+    widths = (S - torch.arange(C, device="cpu") * block).clamp(max=block)
+    number = int((every * heights[..., None] * widths).sum())
+    if not number:
+        return NO_CELLS
+    text, r, c = (every & (heights > 0)[..., None]).nonzero()[0].tolist()
+    query = r * block + int(counted[text, r * block : (r + 1) * block].int().argmax())
+    return Cells(number, Cell(text, query, c * block))
 
 
 def _joined(x: Tensor, B: int) -> Tensor:

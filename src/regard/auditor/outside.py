@@ -93,7 +93,7 @@ class Prober:
         if not vocabulary:
             plain = [x for x in range(1, 8 + step) if x not in special]
             vocabulary = len(plain)
-        table = torch.tensor(plain)
+        table = torch.tensor(plain, device="cpu")
         places = torch.searchsorted(table, ids.cpu().clamp(max=int(table.max()))).clamp(max=vocabulary - 1)
         other = table[(places + step) % vocabulary].to(ids)
         return torch.where(chosen.to(ids.device), other, ids)
@@ -154,7 +154,7 @@ class Prober:
         real = self.batch.real
         T = real.shape[1]
         last = T - 1 - real.flip(1).int().argmax(1)  # (B,)
-        chosen = torch.arange(T) == last[:, None]
+        chosen = torch.arange(T, device="cpu") == last[:, None]
         if order is None or T < 2:
             return
         other = self._run(self.batch.with_ids(self._others(self.batch.ids, chosen)))
@@ -162,7 +162,7 @@ class Prober:
         moved = self._moves(other)
         if not bool((moved & chosen).any()):
             return  # the last token changes nothing, not even its own output
-        before = moved & (torch.arange(T) < last[:, None])
+        before = moved & (torch.arange(T, device="cpu") < last[:, None])
         if order and bool(before.any()):
             text, position = before.nonzero()[0].tolist()
             sentence = f"changing the last token of text {text}, {int(last[text])}, moves position {position}"
@@ -274,7 +274,7 @@ def _limit(base: Tensor, real: Tensor) -> float:
 def _ranks(documents: Tensor) -> Tensor:
     """Return the number of each token's document in the order in which they begin."""
     numbers = {document: i for i, document in enumerate(dict.fromkeys(documents.tolist()))}
-    return torch.tensor([numbers[document] for document in documents.tolist()])
+    return torch.tensor([numbers[document] for document in documents.tolist()], device="cpu")
 
 
 @contextlib.contextmanager

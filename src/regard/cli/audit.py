@@ -58,8 +58,8 @@ def masks(
     Examples:
       regard masks train.py:make
     """
+    from regard.auditor.inside import layer_keys
     from regard.auditor.picture import terminal_picture
-    from regard.auditor.result import layer_keys
 
     result = _audit(target, outside=False)
     if out is not None:
@@ -73,7 +73,7 @@ def masks(
 
 
 def _audit(target: str, outside: bool) -> Audit:
-    from regard.auditor.auditing import audit as run
+    from regard.auditor.model_audit import audit as run
     from regard.checker.errors import CheckError
     from regard.checker.subject.locate import locate
 

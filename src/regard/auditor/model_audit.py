@@ -16,7 +16,7 @@ from regard.auditor.catalogue import reading_mistakes
 from regard.auditor.expectation import is_causal_model
 from regard.auditor.inside import LayerReading, read_layers
 from regard.auditor.outside import Prober, evaluated
-from regard.auditor.result import QUESTIONS, Answer, Audit, ReadingDiagnosis
+from regard.auditor.result import QUESTIONS, Audit, ReadingAnswer, ReadingDiagnosis
 from regard.recorder import capture
 from regard.recorder.result import Capture
 
@@ -168,7 +168,7 @@ def _answer(result: Audit, text: TextBatch, order: bool | None, expect: Mask | N
         out = outside.answers.get(question)
         if inside is None and out is None and not _is_relevant(question, text, order, expect, judged):
             continue
-        result.answers.append(Answer(question, inside, out, evidence))
+        result.answers.append(ReadingAnswer(question, inside, out, evidence))
 
 
 def _is_relevant(
@@ -218,7 +218,7 @@ def _crossing_targets(text: TextBatch) -> list[tuple[int, int]] | None:
     border = (documents[:, 1:] != documents[:, :-1]) & real[:, 1:] & real[:, :-1]
     used = labels != IGNORED
     # Labels that a trainer has shifted itself stand one token earlier.
-    here = (labels == ids)[used].float().mean() if bool(used.any()) else torch.tensor(1.0)
+    here = (labels == ids)[used].float().mean() if bool(used.any()) else torch.tensor(1.0, device="cpu")
     ahead = (labels[:, :-1] == ids[:, 1:])[used[:, :-1]].float().mean() if bool(used[:, :-1].any()) else here
     targets = used[:, :-1] if float(ahead) > float(here) else used[:, 1:]
     return [(b, t + 1) for b, t in (targets & border).nonzero().tolist()]
@@ -274,7 +274,9 @@ def _diagnose(result: Audit, text: TextBatch, config: Any) -> None:
             result.diagnoses.append(ReadingDiagnosis(name, what, mistake.symptom, mistake.cause, mistake.fix))
 
 
-def _name_windows(named: dict[str, str], failed: dict[str, Answer], judged: list[LayerReading]) -> None:
+def _name_windows(
+    named: dict[str, str], failed: dict[str, ReadingAnswer], judged: list[LayerReading]
+) -> None:
     """Name what is wrong with the windows of layers."""
     wide = [x for x in judged if "window" in x.wrong]
     narrow = [x for x in judged if "hidden" in x.wrong and x.window is not None]
