@@ -59,13 +59,17 @@ def read_layers(
     model: nn.Module, seen: Capture, batch: TextBatch, order: bool | None, expect: Mask | None
 ) -> list[LayerReading]:
     """Return what each captured layer saw, and where that differs from what it should see."""
+    known: dict[tuple[int, str], Cells] = {}  # layers mostly share their masks
     return [
-        read_layer(layer, expect_layer(model, layer, batch, order, expect), batch) for layer in seen.layers
+        read_layer(layer, expect_layer(model, layer, batch, order, expect), batch, known)
+        for layer in seen.layers
     ]
 
 
-def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerReading:
-    """Compare one layer with what it should see."""
+def read_layer(
+    layer: Layer, expected: Expectation, batch: TextBatch, known: dict[tuple[int, str], Cells]
+) -> LayerReading:
+    """Compare one layer with what it should see; `known` holds the cells of layers before it."""
     heard, certified, why = layer.map.mask, layer.evidence.certified, layer.evidence.problem or ""
     if expected.kind == "other":
         why = "its queries and keys are not the tokens of the batch"
@@ -100,7 +104,9 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
     wrong: dict[str, Cells] = {}
     shares: dict[str, Tensor] = {}
     for question, part in parts.items():
-        cells = cells_beyond(heard, part, layer.shape, rows)
+        at = (id(heard), f"{question} {expected.kind} {part} {layer.shape}")
+        cells = known[at] if at in known else cells_beyond(heard, part, layer.shape, rows)
+        known[at] = cells
         if cells.number:
             wrong[question] = cells
             if not layer.is_linear and not part.biased:
@@ -109,7 +115,9 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
     hidden = NO_CELLS
     answers_hidden = is_known and expected.window_known and not layer.is_linear
     if answers_hidden:
-        hidden = cells_beyond(whole, heard, layer.shape, rows)
+        at = (id(heard), f"hidden {expected.kind} {whole} {layer.shape}")
+        hidden = known[at] if at in known else cells_beyond(whole, heard, layer.shape, rows)
+        known[at] = hidden
     if hidden.number:
         wrong["hidden"] = hidden
     lost = []
