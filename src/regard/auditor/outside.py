@@ -223,6 +223,8 @@ class Prober:
         switch: Callable[[str], None] | None = getattr(self.model, "set_attn_implementation", None)
         if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
             return
+        if self.batch.documents is not None:  # FlashAttention keeps packed documents apart where eager cannot
+            return
         try:
             switch("eager")
             other = self._run(self.batch.arguments)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import Padding, Window, causal, rule
+from regard.attention.masks.named_masks import Documents, Padding, Window, causal, rule
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.examination import examine
@@ -235,7 +235,23 @@ def _candidate_masks(
         flag = used.get("is_causal", getattr(module, "is_causal", None))
         candidates = [near, ordered, read] if flag and "is_causal" in used else [read, near, ordered]
         candidates.append(causal.top_left if read is full else causal.top_left & read)
+        # FlashAttention packs documents: by their edges, or where positions begin again.
+        if T == S and (packed := _packed_documents(used, T)) is not None:
+            candidates = [*(_both(x, packed) for x in candidates), *candidates]
     return [(x, keys) for x in {id(x): x for x in candidates}.values()]
+
+
+def _packed_documents(used: dict[str, Any], T: int) -> Mask | None:
+    """Return the documents of T tokens as an implementation of FlashAttention is told them; None if not."""
+    edges, positions = used.get("cu_seq_lens_q"), used.get("position_ids")
+    if isinstance(edges, Tensor) and edges.ndim == 1 and int(edges[-1]) == T:
+        tokens = torch.arange(T, device=edges.device)
+        return Documents(torch.bucketize(tokens, edges[1:-1].long(), right=True)[None])
+    if isinstance(positions, Tensor) and positions.ndim == 2 and positions.shape[1] == T:
+        begins = torch.zeros_like(positions)
+        begins[:, 1:] = (positions[:, 1:] != positions[:, :-1] + 1).long()
+        return Documents(begins.cumsum(1)) if bool(begins.any()) else None
+    return None
 
 
 def _both(left: Mask, right: Mask) -> Mask:
