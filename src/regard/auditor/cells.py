@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -44,8 +45,8 @@ def cells_beyond(
         shape: (B, H, T, S).
         rows: boolean (B, T), the queries that count; None for all of them.
     """
-    B, H, T, S = shape
-    block = max(16, min(BLOCK, int((ENTRIES / (B * H)) ** 0.5)))
+    B, _, T, S = shape
+    block = max(16, min(BLOCK, int((ENTRIES / B) ** 0.5)))
     blocks = block_table(T, S, block, block)
     (some, every), (limit_some, limit_every) = mask.block_bounds(blocks), limit.block_bounds(blocks)
     some, every = (_joined(x, B) for x in (some & ~limit_every, some & every & ~limit_some))  # (B, R, C)
@@ -63,6 +64,36 @@ def cells_beyond(
             cell = Cell(text, query + queries.start, key + keys.start)
             first = cell if first is None else min(first, cell)
     return Cells(number, first)
+
+
+def on_cpu(mask: Mask) -> Mask:
+    """Return a mask whose tensors are on the CPU, where a cell does not wait for a GPU."""
+    changes: dict[str, Any] = {}
+    for name, value in vars(mask).items():
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            changes[name] = value.detach().cpu()
+        elif isinstance(value, Mask) and (moved := on_cpu(value)) is not value:
+            changes[name] = moved
+    return dataclasses.replace(cast(Any, mask), **changes) if changes else mask
+
+
+def are_equal(mask: Mask, other: Mask) -> bool:
+    """Return whether two masks are of the same classes and hold the same numbers."""
+    if mask is other:
+        return True
+    if type(mask) is not type(other) or vars(mask).keys() != vars(other).keys():
+        return False
+    for name, a in vars(mask).items():
+        b = vars(other)[name]
+        if isinstance(a, Mask) and isinstance(b, Mask):
+            same = are_equal(a, b)
+        elif isinstance(a, Tensor) and isinstance(b, Tensor):
+            same = a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        else:
+            same = a is b or (isinstance(a, int | float) and a == b)
+        if not same:
+            return False
+    return True
 
 
 def _whole_blocks(every: Tensor, counted: Tensor, block: int, S: int) -> Cells:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
 from regard.auditor.batch import TextBatch
-from regard.auditor.cells import NO_CELLS, Cells, cells_beyond
+from regard.auditor.cells import NO_CELLS, Cells, are_equal, cells_beyond, on_cpu
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of
 from regard.recorder.layer import Layer
 from regard.recorder.result import Capture
@@ -60,17 +60,26 @@ def read_layers(
 ) -> list[LayerReading]:
     """Return what each captured layer saw, and where that differs from what it should see."""
     known: dict[tuple[int, str], Cells] = {}  # layers mostly share their masks
-    return [
-        read_layer(layer, expect_layer(model, layer, batch, order, expect), batch, known)
-        for layer in seen.layers
-    ]
+    masks: list[Mask] = []
+    readings = []
+    for layer in seen.layers:
+        heard = on_cpu(layer.map.mask)
+        heard = next((mask for mask in masks if are_equal(mask, heard)), heard)
+        masks.append(heard)
+        expected = expect_layer(model, layer, batch, order, expect)
+        readings.append(read_layer(layer, heard, expected, batch, known))
+    return readings
 
 
 def read_layer(
-    layer: Layer, expected: Expectation, batch: TextBatch, known: dict[tuple[int, str], Cells]
+    layer: Layer,
+    heard: Mask,
+    expected: Expectation,
+    batch: TextBatch,
+    known: dict[tuple[int, str], Cells],
 ) -> LayerReading:
-    """Compare one layer with what it should see; `known` holds the cells of layers before it."""
-    heard, certified, why = layer.map.mask, layer.evidence.certified, layer.evidence.problem or ""
+    """Compare the mask of one layer with what it should see; `known` holds the cells of layers before it."""
+    certified, why = layer.evidence.certified, layer.evidence.problem or ""
     if expected.kind == "other":
         why = "its queries and keys are not the tokens of the batch"
         return LayerReading(
