@@ -63,6 +63,10 @@ def read_layers(
     masks: list[Mask] = []
     readings = []
     for layer in seen.layers:
+        if layer.placement is not None and not layer.placement.is_map:
+            why = "this rank has a part of its rows or keys only"
+            readings.append(LayerReading(layer.name, layer.key, "other", "", "", False, why))
+            continue
         heard = on_cpu(layer.map.mask)
         heard = next((mask for mask in masks if are_equal(mask, heard)), heard)
         masks.append(heard)

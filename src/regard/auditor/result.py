@@ -149,7 +149,8 @@ class Audit:
         """Return the layers by what they see and should see, in the order of the model."""
         found: dict[tuple[str, str], list[LayerReading]] = {}
         for layer in self.layers:
-            found.setdefault((layer.mask, layer.expected), []).append(layer)
+            if layer.heard_mask is not None:
+                found.setdefault((layer.mask, layer.expected), []).append(layer)
         return list(found.values())
 
     def to_html(self, path: str | PathLike[str]) -> None:
