@@ -1,12 +1,10 @@
-"""Long lists of cases that are much alike: a run takes a share of them, the next day another.
+"""Long lists of cases that are much alike: a run takes a share of them, the same in every run.
 
-The share is the number in `REGARD_SHARE`, which the first process of a run sets for all of them and prints;
-`REGARD_ALL=1` takes every case.
+The share is the number in `REGARD_SHARE`, 0 unless it is given; `REGARD_ALL=1` takes every case.
 """
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -16,8 +14,8 @@ Way = TypeVar("Way")
 
 
 def choose_share() -> None:
-    """Set the share of this run, unless it was given: the number of the day."""
-    os.environ.setdefault("REGARD_SHARE", str(datetime.date.today().toordinal()))
+    """Set the share of this run, unless it was given."""
+    os.environ.setdefault("REGARD_SHARE", "0")
 
 
 def share(cases: Iterable[Case], parts: int, turn: int = 0) -> list[Case]:
@@ -28,7 +26,7 @@ def share(cases: Iterable[Case], parts: int, turn: int = 0) -> list[Case]:
 
 
 def combine(cases: Iterable[Case], ways: Sequence[Way]) -> list[tuple[Case, Way]]:
-    """Return every case in one of several ways, which differs from case to case and from day to day."""
+    """Return every case in one of several ways, which differs from case to case."""
     return [(case, way) for turn, case in enumerate(cases) for way in share(ways, len(ways), turn)]
 
 
@@ -41,4 +39,4 @@ def describe() -> str:
     """Return what was taken, for the head of a test run."""
     if os.environ.get("REGARD_ALL"):
         return "regard: every case of what is else sampled"
-    return f"regard: share {os.environ['REGARD_SHARE']} of what is sampled (REGARD_SHARE=… repeats it)"
+    return f"regard: share {os.environ['REGARD_SHARE']} of what is sampled (REGARD_ALL=1 takes all)"
