@@ -56,6 +56,10 @@ def probe_switches(session: CheckSession) -> None:
     names = [name for name in arguments if name not in passed]
     if names:
         session.add_untried(_named("argument", names), f"pass it: --call {names[0]}=…")
+    # Beam search calls it between two steps (Transformers' `_reorder_cache`), and no forward pass does.
+    for name in ("reorder_cache", "_reorder_cache"):
+        if subject.module is not None and name in vars(type(subject.module)):
+            session.add_untried(f"method {name}", "no check calls it: test it with two beams of your own")
     if "start" in subject.arguments and all(check.name != "cache" for check in session.checks):
         session.add_untried("cache", f"`{subject.arguments['start']}` says that it has one: pass cached=")
 
