@@ -31,6 +31,7 @@ DOCUMENTS = (
     ROOT / "README.md",
     ROOT / "docs" / "check.md",
     ROOT / "docs" / "heads.md",
+    ROOT / "docs" / "how-to" / "is-my-packing-isolated.md",
     VISIBILITY,
 )
 _FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -65,7 +66,7 @@ def _run(command: str) -> str:
 def comparable(shown: str) -> str:
     """Return an output without what differs from machine to machine: seconds and the digits of numbers."""
     shown = re.sub(r"^  \d+\.\d s$", "  … s", shown, flags=re.MULTILINE)
-    shown = re.sub(r"\b\d+ %", "# %", shown)
+    shown = re.sub(r"\b\d+ ?%", "# %", shown)
     return re.sub(r"\b\de\d\b", "#e#", shown)
 
 
