@@ -18,6 +18,7 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -40,10 +41,23 @@ _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def run_sessions(text: str) -> str:
     """Return a document with the output of its commands made anew, unless only seconds or digits differ."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), restored_imports():
         for name, source in _FILE.findall(text):
             Path(name).write_text(source, encoding="utf-8")
         return _CONSOLE.sub(_run_block, text)
+
+
+@contextlib.contextmanager
+def restored_imports() -> Iterator[None]:
+    """Forget the files that are imported inside the block: `regard audit` imports them in this process."""
+    places, modules = sys.path.copy(), set(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path[:] = places
+        for name in set(sys.modules) - modules:
+            if name.startswith("checked_"):
+                del sys.modules[name]
 
 
 def _run_block(block: re.Match[str]) -> str:
