@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start some hundred processes, none of which should compile every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-notebook test-vllm attack chromium lint bench bench-gpu capture-table docs reference sessions pitfalls format clean
+.PHONY: help demo test test-notebook test-vllm attack chromium lint bench bench-gpu capture-table packing-table docs reference sessions pitfalls format clean
 
 help:
 	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
@@ -26,6 +26,7 @@ help:
 	@echo "make docs       build the documentation site into out/docs; it needs no server and no network"
 	@echo "make lint       ruff and mypy; prettier and tsc for the page"
 	@echo "make capture-table  capture against every model type of Transformers; writes docs/transformers.md"
+	@echo "make packing-table  which ways of packing keep documents apart; writes docs/packing.md"
 	@echo "make bench      measure speed and memory of attention, maps, capture and training on this CPU"
 	@echo "make bench-gpu  the same on a CUDA GPU, from the source tree"
 
@@ -86,6 +87,11 @@ $(NODE): package.json $(READY)
 # Twenty minutes on two cores. Ends with an error if a model type fails.
 capture-table: $(READY)
 	$(BIN)/python -m tests.against.transformers_survey --docs docs/transformers.md
+
+# A minute. TRL is measured beside Transformers, and nothing else needs it.
+packing-table: $(READY)
+	$(BIN)/python -m pip install --quiet trl==1.16.0
+	$(BIN)/python -m scripts.packing_table
 
 # Warnings are errors. Lessons, linked source files and a saved page of the included model are part of it.
 docs: $(READY)

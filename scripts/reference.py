@@ -29,6 +29,7 @@ COMMANDS = "## The command"
 WIDTH = 100
 METHODS = (
     "regard.AttentionMap",
+    "regard.Audit",
     "regard.Capture",
     "regard.LinearAttentionMap",
     "regard.Mask",

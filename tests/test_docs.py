@@ -8,7 +8,6 @@ import inspect
 import json
 import pkgutil
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,8 @@ def test_the_reference_is_up_to_date() -> None:
 
 def check_here(spec: str, options: dict[str, Any], **limits: float) -> Report:
     """Check a file in this process, which importing it leaves as it was."""
-    places, modules = sys.path.copy(), set(sys.modules)
-    try:
+    with sessions.restored_imports():
         return Report.from_dict(check_request({"spec": spec, "options": options}, lambda **line: None))
-    finally:
-        sys.path[:] = places
-        for name in set(sys.modules) - modules:
-            if name.startswith("checked_"):
-                del sys.modules[name]
 
 
 @pytest.mark.parametrize(
