@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from regard.auditor.auditing import audit
+from regard.auditor.auditor import audit
 from regard.auditor.result import Audit
 
 OnWrong = Literal["raise", "warn"]

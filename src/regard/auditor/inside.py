@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import causal
+from regard.attention.masks.base import Mask
 from regard.auditor.batch import TextBatch
 from regard.auditor.cells import NO_CELLS, Cells, cells_beyond
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of
@@ -81,21 +80,8 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
             shape=layer.shape,
         )
     rows = rows_of(batch, expected.kind)
-    parts: dict[str, Mask] = {}
-    if expected.given is not None:
-        parts["given"] = expected.given
-    elif expected.order is not None and expected.order is not full:
-        parts["future"] = causal
-    if expected.window is not None:
-        parts["window"] = expected.window
-    parts |= {
-        name: part
-        for name, part in (("documents", expected.documents), ("padding", expected.padding))
-        if part is not None
-    }
-    if (
-        layer.is_linear
-    ):  # its entries for padding and for other documents may be 0, which its mask does not show
+    parts = expected.parts()
+    if layer.is_linear:  # What it keeps of padding and other documents may be 0, which its mask does not show.
         parts = {name: part for name, part in parts.items() if name == "future"}
     wrong: dict[str, Cells] = {}
     shares: dict[str, Tensor] = {}
@@ -105,7 +91,7 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
             wrong[question] = cells
             if not layer.is_linear and not part.biased:
                 shares[question] = head_shares(layer, ~part, rows)
-    whole, is_known = expected.mask(), expected.order is not None or expected.given is not None
+    whole, is_known = expected.mask(), expected.is_known
     hidden = NO_CELLS
     answers_hidden = is_known and expected.window_known and not layer.is_linear
     if answers_hidden:

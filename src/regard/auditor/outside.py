@@ -7,6 +7,7 @@ no attention. What moves is judged against the model's own rounding.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.auditor.batch import TextBatch
+from regard.attention.masks.base import Mask
+from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES, TextBatch
 from regard.auditor.cells import Cell
 
 DOCUMENTS = 4  # whose tokens are changed, one run each
 EAGER_TOKENS = 1024  # up to which the model's eager implementation is run beside its own
 # Relative to the largest output. Experts compute with other sizes when other tokens change, which rounds.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+# Arguments that say how several texts or documents lie in a batch: one text alone needs none of them.
+SEVERAL = (
+    *("attention_mask", "position_ids", "labels", "cu_seq_lens_k", "cu_seqlens_k"),
+    *("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k", "max_seqlen"),
+    *(*DOCUMENT_NAMES, *EDGE_NAMES),
+)
 OTHER_SIZES = 10.0  # times as much where a text runs alone, by kernels of other sizes
 
 
@@ -58,10 +66,13 @@ class Prober:
         with torch.no_grad(), evaluated(self.model):
             base = self._run(batch.arguments)
             if base is None:
-                reading.why = "it gives no output for every token"
+                reading.why = reading.why or "it gives no output for every token"
                 return reading
             again = self._run(batch.arguments)
             self.base, self.limit = base, _limit(base, batch.real)
+            if not math.isfinite(self.limit):
+                reading.why = "its outputs are not finite numbers"
+                return reading
             if again is None or bool(self._moves(again).any()):
                 reading.why = "two runs on the same batch differ by more than rounding"
                 return reading
@@ -74,8 +85,13 @@ class Prober:
         return reading
 
     def _run(self, arguments: dict[str, Any]) -> Tensor | None:
+        """Return the output for every token; None if there is none, or if other tokens do not run."""
         self.reading.runs += 1
-        output = self.model(**arguments)
+        try:
+            output = self.model(**arguments)
+        except Exception as error:  # as of a model that counts its picture's tokens
+            self.reading.why = f"it does not run with other tokens: {type(error).__name__}"
+            return None
         return token_outputs(output, *arguments[self.batch.name].shape)
 
     def _moves(self, other: Tensor, factor: float = 1.0) -> Tensor:
@@ -87,15 +103,23 @@ class Prober:
         """Return token ids with others in the place of those chosen, which occur elsewhere in the batch."""
         real = torch.unique(ids.cpu()[self.batch.real])
         config = getattr(self.model, "config", None)
-        special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "image")}
+        special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
+        # Where a picture or a sound belongs; PaliGemma and Gemma 3 name theirs "index".
+        places = {
+            getattr(config, f"{kind}_token_{name}", None)
+            for kind in ("image", "video", "audio")
+            for name in ("id", "index")
+        } - {None}
+        special |= places
+        chosen = chosen & ~torch.isin(ids.cpu(), torch.tensor(sorted(places), dtype=ids.dtype))
         plain = [x for x in real.tolist() if x not in special] or real.tolist()
         vocabulary = len(plain) if len(plain) > step + 1 else 0
         if not vocabulary:
             plain = [x for x in range(1, 8 + step) if x not in special]
             vocabulary = len(plain)
         table = torch.tensor(plain)
-        places = torch.searchsorted(table, ids.cpu().clamp(max=int(table.max()))).clamp(max=vocabulary - 1)
-        other = table[(places + step) % vocabulary].to(ids)
+        numbers = torch.searchsorted(table, ids.cpu().clamp(max=int(table.max()))).clamp(max=vocabulary - 1)
+        other = table[(numbers + step) % vocabulary].to(ids)
         return torch.where(chosen.to(ids.device), other, ids)
 
     def _ask_documents(self) -> None:
@@ -111,7 +135,8 @@ class Prober:
             if not bool(inside.any()):
                 continue
             other = self._run(self.batch.with_ids(self._others(self.batch.ids, inside)))
-            assert other is not None
+            if other is None:
+                return
             moved = self._moves(other)
             checked |= bool((moved & inside).any())
             elsewhere = moved & ~inside & (ranks == number).any(1, keepdim=True)
@@ -135,12 +160,12 @@ class Prober:
         if not bool(padding.any()):
             return
         # Two runs with other tokens than padding: RoBERTa counts positions by which ids are padding.
-        runs = [
+        first, second = (
             self._run(self.batch.with_ids(self._others(self.batch.ids, padding, step))) for step in (1, 2)
-        ]
-        assert runs[0] is not None
-        assert runs[1] is not None
-        difference = (runs[0].float() - runs[1].float()).abs().flatten(2).amax(-1)
+        )
+        if first is None or second is None:
+            return
+        difference = (first.float() - second.float()).abs().flatten(2).amax(-1)
         moved = (~(difference <= self.limit)).cpu() & self.batch.real
         if bool(moved.any()):
             text, position = moved.nonzero()[0].tolist()
@@ -158,11 +183,17 @@ class Prober:
         if order is None or T < 2:
             return
         other = self._run(self.batch.with_ids(self._others(self.batch.ids, chosen)))
-        assert other is not None
+        if other is None:
+            return
         moved = self._moves(other)
         if not bool((moved & chosen).any()):
             return  # the last token changes nothing, not even its own output
-        before = moved & (torch.arange(T) < last[:, None])
+        first = last
+        if order and self.batch.blocks is not None:  # a token of a prefix is seen from where its block begins
+            block = self.batch.blocks.gather(1, last[:, None])
+            same = (self.batch.blocks == block) & (block >= 0)
+            first = torch.where(same.any(1), same.int().argmax(1), last)
+        before = moved & (torch.arange(T) < first[:, None])
         if order and bool(before.any()):
             text, position = before.nonzero()[0].tolist()
             sentence = f"changing the last token of text {text}, {int(last[text])}, moves position {position}"
@@ -185,22 +216,21 @@ class Prober:
             return
         if getattr(config, "index_topk", None):  # DeepSeek-V3.2 chooses keys by scores that other sizes round
             return
-        if batch.source is not None or batch.given_mask is not None:
+        if batch.source is not None or batch.given_mask is not None or batch.blocks is not None:
             return
         if documents is not None:
             text = next(i for i in range(len(real)) if len(set(documents[i][real[i]].tolist())) > 1)
             chosen = (documents[text] == documents[text][real[text]][-1]) & real[text]
         elif batch.has_padding:
-            text = int((~real).sum(1).argmax())
+            text = int((~real & real.any(1, keepdim=True)).sum(1).argmax())  # the one with most padding
             chosen = real[text]
         else:
             return
         places = chosen.nonzero().flatten()
         if len(places) < 2 or bool((places.diff() != 1).any()):
             return
-        keep = {k: v for k, v in batch.arguments.items() if not isinstance(v, Tensor)}
-        ids = batch.ids[text : text + 1, places.to(batch.ids.device)]
-        output = self._run(keep | {batch.name: ids})
+        arguments = self._alone(text, places)
+        output = None if arguments is None else self._run(arguments)
         if output is None:
             return
         base = self.base[text, places.to(self.base.device)]
@@ -216,20 +246,39 @@ class Prober:
             "alone", False, f"{sentence}{float(difference.max()):.2g}", Cell(text, position, int(places[0]))
         )
 
+    def _alone(self, text: int, places: Tensor) -> dict[str, Any] | None:
+        """Return the arguments for some tokens of one text; None if it is not known how others are divided."""
+        arguments: dict[str, Any] = {}
+        for name, x in self.batch.arguments.items():
+            if name in SEVERAL or isinstance(x, Mask):
+                continue
+            if not isinstance(x, Tensor):
+                arguments[name] = x
+            elif x.shape == self.batch.ids.shape:
+                arguments[name] = x[text : text + 1, places.to(x.device)]
+            else:
+                return None
+        return arguments
+
     def _ask_eager(self) -> None:
         """Run the model's eager implementation beside its own."""
         config = getattr(self.model, "config", None)
         now = getattr(config, "_attn_implementation", None)
-        switch: Callable[[str], None] | None = getattr(self.model, "set_attn_implementation", None)
+        switch: Callable[[Any], None] | None = getattr(self.model, "set_attn_implementation", None)
         if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
             return
+        # A model of pictures and text may have another implementation in each part.
+        parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
+        before = {name: x._attn_implementation for name, x in parts.items() if x is not None}
+        why = self.reading.why
         try:
             switch("eager")
             other = self._run(self.batch.arguments)
         except Exception:  # models say in many ways that they have one implementation only
             other = None
         finally:
-            switch(now)
+            switch(before | {"": now} if before else now)
+        self.reading.why = why
         if other is None:
             return
         moved = self._moves(other, OTHER_SIZES)

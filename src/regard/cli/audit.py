@@ -73,7 +73,7 @@ def masks(
 
 
 def _audit(target: str, outside: bool) -> Audit:
-    from regard.auditor.auditing import audit as run
+    from regard.auditor.auditor import audit as run
     from regard.checker.errors import CheckError
     from regard.checker.subject.locate import locate
 
