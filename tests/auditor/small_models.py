@@ -52,7 +52,7 @@ class PlainGPT(nn.Module):
     `fault` is what its author forgot: "causal", "documents", "padding", "positions", or "" for nothing.
     """
 
-    def __init__(self, fault: str = "", names: str = "idx") -> None:
+    def __init__(self, fault: str = "") -> None:
         super().__init__()
         self.fault = fault
         self.tokens, self.places = nn.Embedding(VOCABULARY, 32), nn.Embedding(64, 32)
@@ -116,6 +116,25 @@ def _qwen3_next() -> nn.Module:
     return transformers.Qwen3NextForCausalLM(config)
 
 
+def _paligemma() -> nn.Module:
+    config = transformers.PaliGemmaConfig(
+        text_config=transformers.GemmaConfig(**GROUPED, head_dim=8),
+        vision_config=transformers.SiglipVisionConfig(
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=8,
+            patch_size=4,
+        ),
+        image_token_id=VOCABULARY - 1,
+        projection_dim=32,
+        hidden_size=32,
+        pad_token_id=PAD,
+    )
+    return transformers.PaliGemmaForConditionalGeneration(config)
+
+
 MODELS: dict[str, Any] = {
     "Llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)),
     "Mistral": lambda: transformers.MistralForCausalLM(
@@ -153,7 +172,7 @@ MODELS: dict[str, Any] = {
             d_ff=48,
             num_layers=2,
             num_heads=4,
-            decoder_start_token_id=1,
+            decoder_start_token_id=PAD,
             pad_token_id=PAD,
         )
     ),
@@ -188,8 +207,12 @@ MODELS: dict[str, Any] = {
         )
     ),
     "GPT": lambda: GPT(
-        Config(vocab_size=VOCABULARY, context_length=64, num_layers=2, d_model=32, num_heads=4, window=WINDOW)
+        Config(vocab_size=VOCABULARY, context_length=64, num_layers=2, d_model=32, num_heads=4, window=WINDOW, positions="rotary")
     ),
+    "GPT with learned positions": lambda: GPT(
+        Config(vocab_size=VOCABULARY, context_length=64, num_layers=2, d_model=32, num_heads=4)
+    ),
+    "PaliGemma": _paligemma,
     "plain GPT": PlainGPT,
 }
 
@@ -197,8 +220,13 @@ MODELS: dict[str, Any] = {
 @functools.cache
 def _built(name: str) -> nn.Module:
     torch.manual_seed(0)
-    model: nn.Module = MODELS[name]().eval()
-    with torch.no_grad():  # Random weights of 0.02 hardly move an output: a leak would look like rounding.
+    return strengthened(MODELS[name]())
+
+
+def strengthened(model: nn.Module) -> nn.Module:
+    """Return a model whose weights are greater: with those of 0.02, a leak would look like rounding."""
+    model.eval()
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(5.0)
@@ -247,3 +275,9 @@ def packed(lengths: tuple[int, ...] = (5, 7)) -> dict[str, Any]:
     """Return a batch of one text of several documents, as Transformers' flattening collator makes it."""
     positions = restarting(lengths)
     return {"input_ids": tokens(1, positions.shape[1]), "position_ids": positions, "use_cache": False}
+
+
+def prefixed() -> dict[str, Tensor]:
+    """Return a batch of texts whose first tokens are a prefix, as PaliGemma's token types say."""
+    types = (torch.arange(LENGTH) >= 6).long().expand(2, LENGTH)
+    return {"input_ids": tokens(), "token_type_ids": types, "attention_mask": torch.ones_like(types)}

@@ -73,6 +73,8 @@ def audit(
         _check_fits(expect, text)
     elif text.given_mask is not None:
         order = None
+    elif text.blocks is not None:
+        order, said = True, f"{result.subject} is causal but for its prefix"
     result.assumptions[:0] = [said] if order is not None or expect is not None else []
     result.assumptions += list(text.assumptions)
     text = _as_trained(model, _accepted(model, text, result), result)
@@ -86,7 +88,7 @@ def audit(
         right = all_heard and not any(x.wrong for x in heard)
         result.outside = Prober(model, text).probe(order, right)
     _answer(result, text, order, expect, all_heard)
-    _diagnose(result, text, config)
+    _diagnose(result, text, config, expect)
     _decide(result, text, order, said, expect)
     eos = getattr(config, "eos_token_id", None)
     inner = text.real[:, 1:] & text.real[:, :-1]
@@ -290,7 +292,7 @@ def _crossing_targets(text: TextBatch) -> list[tuple[int, int]] | None:
     return [(b, t + 1) for b, t in (targets & border).nonzero().tolist()]
 
 
-def _diagnose(result: Audit, text: TextBatch, config: Any) -> None:
+def _diagnose(result: Audit, text: TextBatch, config: Any, expect: Mask | None) -> None:
     """Name the mistakes that explain the questions which failed."""
     failed = {a.question: a for a in result.answers if a.right is False}
     judged = [x for x in result.layers if x.kind != "other" and x.certified]
@@ -306,20 +308,21 @@ def _diagnose(result: Audit, text: TextBatch, config: Any) -> None:
         seeing = [x for x in judged if "padding" in x.wrong]
         passed = isinstance(text.arguments.get("attention_mask"), Tensor)
         dropped = passed and bool(seeing) and not any(x.hears_padding for x in judged)
-        name = "mask-inverted" if any(x.sees_only_padding for x in seeing) else "padding-seen"
-        named.setdefault("mask-dropped" if dropped else name, failed["padding"].evidence)
+        name = "mask-dropped" if dropped else "padding-seen"
+        name = "mask-inverted" if any(x.sees_only_padding for x in seeing) else name
+        named.setdefault(name, failed["padding"].evidence)
     if "given" in failed:
-        whole = [x for x in judged if "given" in x.wrong]
-        order = whole and all(x.mask == "full" for x in whole)
-        named.setdefault(
-            "mask-dropped" if text.given_mask is not None or order else "future-seen",
-            failed["given"].evidence,
-        )
+        # A mask that the batch passes is dropped; one that the caller only expects may never have been passed.
+        name = "mask-dropped" if text.given_mask is not None else "unexpected-mask"
+        named.setdefault(name, failed["given"].evidence)
     _name_windows(named, failed, judged)
     if "hidden" in failed and not named:
-        ordered = [x for x in judged if "hidden" in x.wrong and x.is_causal and "causal" not in x.expected]
+        hiding = [x for x in judged if "hidden" in x.wrong]
+        ordered = any(x.is_causal and x.expected_mask is not None and not x.expected_mask.is_causal for x in hiding)
         if ordered:
             named["causal-where-bidirectional"] = failed["hidden"].evidence
+        elif expect is not None or text.given_mask is not None:
+            named["unexpected-mask"] = failed["hidden"].evidence
     if "both ways" in failed and not named:
         named["causal-where-bidirectional"] = failed["both ways"].evidence
     for lost in ("sinks", "softcap"):

@@ -109,10 +109,7 @@ def _with_blocks(text: TextBatch, config: Any) -> TextBatch:
     """Return a batch with the tokens that a prefix model reads both ways, as its token types say."""
     name, values, runs = BLOCK_TYPES.get(getattr(config, "model_type", ""), ("", (), False))
     types = text.arguments.get(name)
-    is_used = getattr(config, "prefix_lm", True) and getattr(
-        getattr(config, "text_config", config), "use_bidirectional_attention", None
-    ) not in (True, "all")
-    if not isinstance(types, Tensor) or types.shape != text.ids.shape or not is_used:
+    if not isinstance(types, Tensor) or types.shape != text.ids.shape or not _uses_blocks(config):
         return text
     inside = torch.isin(types.detach().cpu(), torch.tensor(values))
     numbers = torch.zeros_like(inside, dtype=torch.long)
@@ -122,6 +119,16 @@ def _with_blocks(text: TextBatch, config: Any) -> TextBatch:
         return text
     said = f"{int(inside.sum())} tokens of a prefix read each other both ways, as `{name}` says"
     return replace(text, blocks=numbers.where(inside, -1), assumptions=(*text.assumptions, said))
+
+
+def _uses_blocks(config: Any) -> bool:
+    """Return whether a prefix model looks at its token types, as its configuration says."""
+    both_ways = getattr(getattr(config, "text_config", config), "use_bidirectional_attention", None)
+    if config.model_type == "gemma4":
+        return both_ways == "vision"  # None in the smaller ones, whose pictures are read in order
+    if config.model_type == "gemma3":
+        return not both_ways  # else it reads the whole text both ways
+    return bool(getattr(config, "prefix_lm", True))  # HRM-Text can be told to ignore them
 
 
 def _is_ids(x: Any) -> bool:

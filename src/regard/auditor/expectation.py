@@ -136,6 +136,8 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
         return False, f"{name} reads both ways, as its configuration says"
     if getattr(config, "model_type", "") == "cpmant":  # it reads its prompt both ways, and says not where
         return None, f"{name} reads parts of its text both ways: pass the mask that it should have as expect="
+    if getattr(config, "model_type", "") == "paligemma":
+        return None, f"{name} reads its prefix both ways: pass token_type_ids, 0 for the prefix, or expect="
     if _NEXT_TOKEN.search(name) or getattr(config, "is_decoder", False):
         return True, f"{name} is causal, as its class says"
     flags = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import Window
 from regard.auditor.batch import TextBatch
 from regard.auditor.cells import NO_CELLS, Cells, cells_beyond
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of
@@ -105,7 +106,8 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
         lost += ["softcap"] if expected.softcap is not None and settings.softcap is None else []
     only_padding = False
     if expected.padding is not None and "padding" in wrong:
-        only_padding = not cells_beyond(heard, ~expected.padding, layer.shape, rows).number
+        # A query may see itself all the same: else its softmax would have nothing to sum.
+        only_padding = not cells_beyond(heard, ~expected.padding | Window(1), layer.shape, rows).number
     asked = [*parts, *(["hidden"] if answers_hidden else [])]
     return LayerReading(
         layer.name,

@@ -216,7 +216,7 @@ class Prober:
             return
         if getattr(config, "index_topk", None):  # DeepSeek-V3.2 chooses keys by scores that other sizes round
             return
-        if batch.source is not None or batch.given_mask is not None or batch.blocks is not None:
+        if batch.source is not None or batch.blocks is not None:
             return
         if documents is not None:
             text = next(i for i in range(len(real)) if len(set(documents[i][real[i]].tolist())) > 1)
@@ -250,6 +250,9 @@ class Prober:
         """Return the arguments for some tokens of one text; None if it is not known how others are divided."""
         arguments: dict[str, Any] = {}
         for name, x in self.batch.arguments.items():
+            if name == "attention_mask" and self.batch.given_mask is not None:
+                arguments[name] = _square(x, text, places)
+                continue
             if name in SEVERAL or isinstance(x, Mask):
                 continue
             if not isinstance(x, Tensor):
@@ -312,6 +315,12 @@ def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
         found = [x for x in (*named, *items) if isinstance(x, Tensor)]
     fitting = (x for x in found if x.ndim >= 3 and x.shape[:2] == (B, T) and x.is_floating_point())
     return next(fitting, None)
+
+
+def _square(mask: Tensor, text: int, places: Tensor) -> Tensor:
+    """Return the part of a mask (B, …, T, T), or (1, …, T, T), that some tokens of a text have."""
+    places = places.to(mask.device)
+    return mask[min(text, len(mask) - 1)][None][..., places, :][..., places]
 
 
 def _limit(base: Tensor, real: Tensor) -> float:
