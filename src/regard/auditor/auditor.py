@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.auditor.batch import ID_NAMES, IGNORED, TextBatch, read_batch
 from regard.auditor.catalogue import reading_mistakes
-from regard.auditor.expectation import is_causal_model
+from regard.auditor.expectation import is_causal_model, mask_parts
 from regard.auditor.inside import LayerReading, read_layers
 from regard.auditor.outside import Prober, evaluated
 from regard.auditor.result import QUESTIONS, Answer, Audit, ReadingDiagnosis
@@ -87,6 +87,9 @@ def audit(
     if outside:
         right = all_heard and not any(x.wrong for x in heard)
         result.outside = Prober(model, text).probe(order, right)
+    if not bool(text.real.any()):
+        result.undecided = "every token of the batch is padding"
+        return result
     _answer(result, text, order, expect, all_heard)
     _diagnose(result, text, config, expect)
     _decide(result, text, order, said, expect)
@@ -249,8 +252,11 @@ def _is_relevant(
         return text.documents is not None
     if question == "padding":
         return text.has_padding
+    parts = {} if expect is None else mask_parts(expect)
     if question == "given":
-        return expect is not None or text.given_mask is not None
+        return "given" in parts or text.given_mask is not None
+    if question == "window" and "window" in parts and not judged:
+        return True
     return question == "window" and any(
         x.expected_window is not None and x.expected_window < text.shape[1] for x in judged
     )

@@ -36,7 +36,7 @@ class Expectation:
     order: Mask | None = None
     """`causal`, or `full` for a layer that reads both ways; None if it is not known which."""
     block: Mask | None = None
-    """What is seen in spite of `order` and `window`: tokens of a prefix see each other both ways."""
+    """What is seen in spite of `order`: tokens of a prefix see each other both ways."""
     window: Mask | None = None
     window_known: bool = True
     """Whether the configuration says what window the layer has, if any."""
@@ -57,12 +57,9 @@ class Expectation:
     def parts(self) -> dict[str, Mask]:
         """Return the masks that must all hold, by the question that each of them answers."""
         order = None if self.order is full else self.order
-        order, window = (
-            x if x is None or self.block is None else x | self.block for x in (order, self.window)
-        )
         parts = {
-            "future": order,
-            "window": window,
+            "future": order if order is None or self.block is None else order | self.block,
+            "window": self.window,
             "given": self.given,
             "documents": self.documents,
             "padding": self.padding,
@@ -107,14 +104,18 @@ def expect_layer(
     )
     documents = None if tokens.documents is None else Documents(tokens.documents)
     if kind == "self" and (expect is not None or batch.given_mask is not None):
-        parts = _parts(expect) if expect is not None else {"given": _as_mask(batch.given_mask)}
+        parts = mask_parts(expect) if expect is not None else {"given": _as_mask(batch.given_mask)}
         common = {"documents": documents, "padding": padding, "sinks": sinks, "softcap": softcap}
         return Expectation(**{name: part for name, part in common.items() if part is not None} | parts)
     is_causal = False if kind == "encoder" else order
     window, known = _window(config, module, layer, is_causal, tokens.real)
+    block = _block(batch, config, window) if kind == "self" else None
+    # PaliGemma 2 shows its prefix beyond the window too; Gemma 3 shows pictures within it (transformers 5.22).
+    if block is not None and window is not None and model_type(model) == "paligemma":
+        window = window | block
     return Expectation(
         order=None if is_causal is None else causal if is_causal else full,
-        block=_block(batch) if kind == "self" else None,
+        block=block,
         window=window,
         window_known=known,
         documents=documents,
@@ -134,9 +135,9 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
     # Of Gemma's models True reads the whole text both ways; "vision" only pictures, which are no text.
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         return False, f"{name} reads both ways, as its configuration says"
-    if getattr(config, "model_type", "") == "cpmant":  # it reads its prompt both ways, and says not where
+    if model_type(model) == "cpmant":  # it reads its prompt both ways, and says not where
         return None, f"{name} reads parts of its text both ways: pass the mask that it should have as expect="
-    if getattr(config, "model_type", "") == "paligemma":
+    if model_type(model) == "paligemma":
         return None, f"{name} reads its prefix both ways: pass token_type_ids, 0 for the prefix, or expect="
     if _NEXT_TOKEN.search(name) or getattr(config, "is_decoder", False):
         return True, f"{name} is causal, as its class says"
@@ -153,7 +154,12 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
     return None, f"whether {name} should be causal is not known: pass expect=regard.causal or regard.full"
 
 
-def _parts(expect: Mask) -> dict[str, Any]:
+def model_type(model: nn.Module) -> str:
+    """Return the type of a model of Transformers, as "llama"; "" for others."""
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def mask_parts(expect: Mask) -> dict[str, Any]:
     """Return the parts of an expectation that a mask of the caller's consists of."""
     conjuncts = expect.conjuncts()
     windows = [x for x in conjuncts if isinstance(x, Window)]
@@ -164,10 +170,12 @@ def _parts(expect: Mask) -> dict[str, Any]:
     return parts | ({"given": conjunction(others)} if others else {})
 
 
-def _block(batch: TextBatch) -> Mask | None:
-    """Return the mask of the tokens of a batch that read each other both ways."""
+def _block(batch: TextBatch, config: Any, window: Mask | None) -> Mask | None:
+    """Return the mask of the tokens of a batch that read each other both ways in a layer."""
     if batch.blocks is None:
         return None
+    if window is None and str(getattr(config, "model_type", "")).startswith("gemma4"):
+        return None  # Gemma 4's layers without a window read pictures in order
     return Documents(batch.blocks) & Padding(batch.blocks >= 0)
 
 
