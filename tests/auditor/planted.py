@@ -65,16 +65,22 @@ def _later(T: int) -> Tensor:
     return torch.arange(T)[:, None] - torch.arange(T)
 
 
-def _without_mask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
+def _without_mask(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+) -> Any:
     is_causal = bool(getattr(module, "is_causal", True)) and q.shape[2] == k.shape[2]
     return _attend(q, k, v, None, scaling, is_causal)
 
 
-def _without_order(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
+def _without_order(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+) -> Any:
     return _attend(q, k, v, None, scaling)
 
 
-def _always_causal(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
+def _always_causal(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+) -> Any:
     return _attend(q, k, v, None, scaling, q.shape[2] == k.shape[2])
 
 

@@ -207,7 +207,15 @@ MODELS: dict[str, Any] = {
         )
     ),
     "GPT": lambda: GPT(
-        Config(vocab_size=VOCABULARY, context_length=64, num_layers=2, d_model=32, num_heads=4, window=WINDOW, positions="rotary")
+        Config(
+            vocab_size=VOCABULARY,
+            context_length=64,
+            num_layers=2,
+            d_model=32,
+            num_heads=4,
+            window=WINDOW,
+            positions="rotary",
+        )
     ),
     "GPT with learned positions": lambda: GPT(
         Config(vocab_size=VOCABULARY, context_length=64, num_layers=2, d_model=32, num_heads=4)

@@ -50,7 +50,9 @@ def test_documents_are_found_in_the_batch(more: dict[str, Tensor], how: str) -> 
 
 def test_positions_of_padding_are_no_documents() -> None:
     batch = padded("left")
-    batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).masked_fill(batch["attention_mask"] == 0, 1)
+    batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).masked_fill(
+        batch["attention_mask"] == 0, 1
+    )
     assert read_batch(batch, None, None).documents is None
 
 
@@ -185,7 +187,12 @@ def test_a_prefix_is_read_both_ways_as_its_token_types_say() -> None:
 
 
 VISION = transformers.SiglipVisionConfig(
-    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=8,
+    patch_size=4,
 )
 
 

@@ -41,7 +41,9 @@ def _dense(mask: Mask, T: int) -> torch.Tensor:
     return mask.tile(range(T), range(T), (B, H, T, T)).expand(B, H, T, T)
 
 
-@hypothesis.given(strategies.integers(0, 2**31), strategies.integers(1, 40), strategies.sampled_from([4, 16, 512]))
+@hypothesis.given(
+    strategies.integers(0, 2**31), strategies.integers(1, 40), strategies.sampled_from([4, 16, 512])
+)
 def test_cells_are_counted_as_in_dense_masks(seed: int, T: int, block: int) -> None:
     torch.manual_seed(seed)
     masks = _masks(T)

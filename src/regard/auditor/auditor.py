@@ -324,7 +324,9 @@ def _diagnose(result: Audit, text: TextBatch, config: Any, expect: Mask | None) 
     _name_windows(named, failed, judged)
     if "hidden" in failed and not named:
         hiding = [x for x in judged if "hidden" in x.wrong]
-        ordered = any(x.is_causal and x.expected_mask is not None and not x.expected_mask.is_causal for x in hiding)
+        ordered = any(
+            x.is_causal and x.expected_mask is not None and not x.expected_mask.is_causal for x in hiding
+        )
         if ordered:
             named["causal-where-bidirectional"] = failed["hidden"].evidence
         elif expect is not None or text.given_mask is not None:

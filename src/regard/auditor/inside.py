@@ -82,7 +82,9 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
         )
     rows = rows_of(batch, expected.kind)
     parts = expected.parts()
-    if layer.is_linear:  # What it keeps of padding and other documents may be 0, which its mask does not show.
+    if (
+        layer.is_linear
+    ):  # What it keeps of padding and other documents may be 0, which its mask does not show.
         parts = {name: part for name, part in parts.items() if name == "future"}
     wrong: dict[str, Cells] = {}
     shares: dict[str, Tensor] = {}

@@ -283,7 +283,8 @@ class Prober:
         finally:
             switch(before | {"": now} if before else now)
         self.reading.why = why
-        if other is None:
+        # In float64, eager attention of padded texts gives NaN: its softmax in float32 gets −inf (transformers 5.22).
+        if other is None or not bool(other[self.batch.real.to(other.device)].isfinite().all()):
             return
         moved = self._moves(other, OTHER_SIZES)
         if bool(moved.any()):
