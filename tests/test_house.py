@@ -48,6 +48,7 @@ FLOORS = {
     "interventions": 2,
     "gpt": 2,
     "recorder": 2,
+    "auditor": 2,
     "checker": 2,
     "testing": 2,
     "comparison": 2,

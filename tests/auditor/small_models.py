@@ -244,7 +244,7 @@ def strengthened(model: nn.Module) -> nn.Module:
 
 
 def small_model(name: str, implementation: str | None = None) -> nn.Module:
-    """Return a model, built once, with an implementation of attention (None for the one that it began with)."""
+    """Return a model, built once, with an implementation of attention; None for its first one."""
     model = _built(name)
     if hasattr(model, "set_attn_implementation"):
         model.set_attn_implementation(implementation or _first_implementation(name))  # type: ignore[operator]

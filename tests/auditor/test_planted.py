@@ -125,4 +125,4 @@ def test_an_attention_function_of_a_user_that_is_right_is_called_right() -> None
     finally:
         small_model("Llama")
     assert audit.verdict == "right", audit
-    assert LENGTH == audit.layers[0].shape[2]
+    assert audit.layers[0].shape[2] == LENGTH

@@ -17,7 +17,7 @@ from regard.auditor.catalogue import reading_mistakes
 from regard.auditor.expectation import is_causal_model, mask_parts
 from regard.auditor.inside import LayerReading, read_layers
 from regard.auditor.outside import Prober, evaluated
-from regard.auditor.result import QUESTIONS, Answer, Audit, ReadingDiagnosis
+from regard.auditor.result import QUESTIONS, Audit, ReadingAnswer, ReadingDiagnosis
 from regard.recorder import capture
 from regard.recorder.result import Capture
 
@@ -239,7 +239,7 @@ def _answer(result: Audit, text: TextBatch, order: bool | None, expect: Mask | N
         out = outside.answers.get(question)
         if inside is None and out is None and not _is_relevant(question, text, order, expect, judged):
             continue
-        result.answers.append(Answer(question, inside, out, evidence))
+        result.answers.append(ReadingAnswer(question, inside, out, evidence))
 
 
 def _is_relevant(
@@ -292,7 +292,7 @@ def _crossing_targets(text: TextBatch) -> list[tuple[int, int]] | None:
     border = (documents[:, 1:] != documents[:, :-1]) & real[:, 1:] & real[:, :-1]
     used = labels != IGNORED
     # Labels that a trainer has shifted itself stand one token earlier.
-    here = (labels == ids)[used].float().mean() if bool(used.any()) else torch.tensor(1.0)
+    here = (labels == ids)[used].float().mean() if bool(used.any()) else torch.tensor(1.0, device="cpu")
     ahead = (labels[:, :-1] == ids[:, 1:])[used[:, :-1]].float().mean() if bool(used[:, :-1].any()) else here
     targets = used[:, :-1] if float(ahead) > float(here) else used[:, 1:]
     return [(b, t + 1) for b, t in (targets & border).nonzero().tolist()]
@@ -318,7 +318,7 @@ def _diagnose(result: Audit, text: TextBatch, config: Any, expect: Mask | None) 
         name = "mask-inverted" if any(x.sees_only_padding for x in seeing) else name
         named.setdefault(name, failed["padding"].evidence)
     if "given" in failed:
-        # A mask that the batch passes is dropped; one that the caller only expects may never have been passed.
+        # A mask in the batch was passed, and dropped; one that is only expected may never have been passed.
         name = "mask-dropped" if text.given_mask is not None else "unexpected-mask"
         named.setdefault(name, failed["given"].evidence)
     _name_windows(named, failed, judged)
@@ -351,7 +351,9 @@ def _diagnose(result: Audit, text: TextBatch, config: Any, expect: Mask | None) 
             result.diagnoses.append(ReadingDiagnosis(name, what, mistake.symptom, mistake.cause, mistake.fix))
 
 
-def _name_windows(named: dict[str, str], failed: dict[str, Answer], judged: list[LayerReading]) -> None:
+def _name_windows(
+    named: dict[str, str], failed: dict[str, ReadingAnswer], judged: list[LayerReading]
+) -> None:
     """Name what is wrong with the windows of layers."""
     wide = [x for x in judged if "window" in x.wrong]
     narrow = [x for x in judged if "hidden" in x.wrong and x.window is not None]

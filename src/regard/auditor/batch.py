@@ -111,7 +111,7 @@ def _with_blocks(text: TextBatch, config: Any) -> TextBatch:
     types = text.arguments.get(name)
     if not isinstance(types, Tensor) or types.shape != text.ids.shape or not _uses_blocks(config):
         return text
-    inside = torch.isin(types.detach().cpu(), torch.tensor(values))
+    inside = torch.isin(types.detach().cpu(), torch.tensor(values, device="cpu"))
     numbers = torch.zeros_like(inside, dtype=torch.long)
     if runs:
         numbers[:, 1:] = (inside[:, 1:] & ~inside[:, :-1]).long().cumsum(1)
@@ -213,7 +213,7 @@ def _find_documents(
         found, how = arguments[named].detach().cpu(), f"as `{named}` says"
     elif edges is not None and B == 1 and int(arguments[edges].max()) == T:
         cuts = arguments[edges].detach().cpu().long()
-        found = torch.bucketize(torch.arange(T), cuts[1:-1], right=True).expand(B, T)
+        found = torch.bucketize(torch.arange(T, device="cpu"), cuts[1:-1], right=True).expand(B, T)
         how = f"as `{edges}` says"
     elif numbers is not None:
         found, how = numbers, "as the numbers in the mask say"

@@ -23,7 +23,7 @@ def audit_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
     """
     from transformers import TrainerCallback
 
-    class AuditFirstBatch(TrainerCallback):
+    class TrainerAudit(TrainerCallback):
         """Audits the first batch when training begins; `audit` holds the result."""
 
         audit: Audit | None = None
@@ -33,7 +33,7 @@ def audit_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
                 batch = next(iter(kwargs["train_dataloader"]))
             self.audit = _judge(kwargs["model"], batch, on_wrong, options)
 
-    return AuditFirstBatch()
+    return TrainerAudit()
 
 
 def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
@@ -47,7 +47,7 @@ def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
 
     name = options.pop("model", None)
 
-    class AuditFirstBatch(Callback):  # type: ignore[misc]
+    class LightningAudit(Callback):  # type: ignore[misc]
         """Audits the first batch; `audit` holds the result."""
 
         audit: Audit | None = None
@@ -57,7 +57,7 @@ def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
                 model = pl_module if name is None else pl_module.get_submodule(name)
                 self.audit = _judge(model, batch, on_wrong, options)
 
-    return AuditFirstBatch()
+    return LightningAudit()
 
 
 def _judge(model: nn.Module, batch: Any, on_wrong: OnWrong, options: dict[str, Any]) -> Audit:

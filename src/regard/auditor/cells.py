@@ -49,7 +49,7 @@ def cells_beyond(
     (some, every), (limit_some, limit_every) = mask.block_bounds(blocks), limit.block_bounds(blocks)
     some, every = (_joined(x, B) for x in (some & ~limit_every, some & every & ~limit_some))  # (B, R, C)
     count, first = 0, None
-    weight = torch.ones(B, T, dtype=torch.bool) if rows is None else rows.cpu()
+    weight = torch.ones(B, T, dtype=torch.bool, device="cpu") if rows is None else rows.cpu()
     for r, c in some.any(0).nonzero().tolist():
         queries, keys = range(r * block, min((r + 1) * block, T)), range(c * block, min((c + 1) * block, S))
         own = weight[:, queries.start : queries.stop]

@@ -110,7 +110,7 @@ def expect_layer(
     is_causal = False if kind == "encoder" else order
     window, known = _window(config, module, layer, is_causal, tokens.real)
     block = _block(batch, config, window) if kind == "self" else None
-    # PaliGemma 2 shows its prefix beyond the window too; Gemma 3 shows pictures within it (transformers 5.22).
+    # PaliGemma 2 shows its prefix beyond the window, Gemma 3 its pictures within it (transformers 5.22).
     if block is not None and window is not None and model_type(model) == "paligemma":
         window = window | block
     return Expectation(
@@ -238,7 +238,7 @@ def _window(
         return _sliding(size, is_causal), True
     if kind == CHUNKED and isinstance(chunk := getattr(config, "attention_chunk_size", None), int):
         first = real.int().argmax(1, keepdim=True)  # Llama 4 counts chunks from the first token of each text
-        places = torch.arange(real.shape[1]) - first
+        places = torch.arange(real.shape[1], device="cpu") - first
         return (
             Documents(places.div(chunk, rounding_mode="floor")) if bool(first.any()) else Chunks(chunk)
         ), True

@@ -133,3 +133,8 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
         expected_mask=whole if is_known else None,
         shape=layer.shape,
     )
+
+
+def layer_keys(layers: list[LayerReading]) -> str:
+    """Return the keys of layers in a few words."""
+    return ", ".join(str(layer.key) for layer in layers[:6]) + (", …" if len(layers) > 6 else "")

@@ -112,13 +112,13 @@ class Prober:
             for name in ("id", "index")
         } - {None}
         special |= places
-        chosen = chosen & ~torch.isin(ids.cpu(), torch.tensor(sorted(places), dtype=ids.dtype))
+        chosen = chosen & ~torch.isin(ids.cpu(), torch.tensor(sorted(places), dtype=ids.dtype, device="cpu"))
         plain = [x for x in real.tolist() if x not in special] or real.tolist()
         vocabulary = len(plain) if len(plain) > step + 1 else 0
         if not vocabulary:
             plain = [x for x in range(1, 8 + step) if x not in special]
             vocabulary = len(plain)
-        table = torch.tensor(plain)
+        table = torch.tensor(plain, device="cpu")
         numbers = torch.searchsorted(table, ids.cpu().clamp(max=int(table.max()))).clamp(max=vocabulary - 1)
         other = table[(numbers + step) % vocabulary].to(ids)
         return torch.where(chosen.to(ids.device), other, ids)
@@ -180,7 +180,7 @@ class Prober:
         real = self.batch.real
         T = real.shape[1]
         last = T - 1 - real.flip(1).int().argmax(1)  # (B,)
-        chosen = torch.arange(T) == last[:, None]
+        chosen = torch.arange(T, device="cpu") == last[:, None]
         if order is None or T < 2:
             return
         other = self._run(self.batch.with_ids(self._others(self.batch.ids, chosen)))
@@ -194,7 +194,7 @@ class Prober:
             block = self.batch.blocks.gather(1, last[:, None])
             same = (self.batch.blocks == block) & (block >= 0)
             first = torch.where(same.any(1), same.int().argmax(1), last)
-        before = moved & (torch.arange(T) < first[:, None])
+        before = moved & (torch.arange(T, device="cpu") < first[:, None])
         if order and bool(before.any()):
             text, position = before.nonzero()[0].tolist()
             sentence = f"changing the last token of text {text}, {int(last[text])}, moves position {position}"
@@ -248,7 +248,7 @@ class Prober:
         )
 
     def _alone(self, text: int, places: Tensor) -> dict[str, Any] | None:
-        """Return the arguments for some tokens of one text; None if it is not known how others are divided."""
+        """Return the arguments for some tokens of one text; None if one of them cannot be divided."""
         arguments: dict[str, Any] = {}
         for name, x in self.batch.arguments.items():
             if name == "attention_mask" and self.batch.given_mask is not None:
@@ -283,7 +283,7 @@ class Prober:
         finally:
             switch(before | {"": now} if before else now)
         self.reading.why = why
-        # In float64, eager attention of padded texts gives NaN: its softmax in float32 gets −inf (transformers 5.22).
+        # Eager attention gives NaN for padded texts in float64: its softmax is in float32 (transformers 5.22).
         if other is None or not bool(other[self.batch.real.to(other.device)].isfinite().all()):
             return
         moved = self._moves(other, OTHER_SIZES)
@@ -343,7 +343,7 @@ def _limit(base: Tensor, real: Tensor) -> float:
 def _ranks(documents: Tensor) -> Tensor:
     """Return the number of each token's document in the order in which they begin."""
     numbers = {document: i for i, document in enumerate(dict.fromkeys(documents.tolist()))}
-    return torch.tensor([numbers[document] for document in documents.tolist()])
+    return torch.tensor([numbers[document] for document in documents.tolist()], device="cpu")
 
 
 @contextlib.contextmanager

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.auditor.inside import LayerReading
-from regard.auditor.result import layer_keys
+from regard.auditor.inside import LayerReading, layer_keys
 from regard.cell_output import colour_bytes, encode_png, enlarge, picture_html
-
-if TYPE_CHECKING:
-    from regard.auditor.result import Audit
 
 MOST_CELLS = 256  # to a side of a picture; of a longer text, this many rows and columns are drawn
 TERMINAL_CELLS = 32
@@ -38,7 +34,7 @@ def cells_of(layer: LayerReading, most: int) -> tuple[Tensor, int]:
     firsts = [cells.first for cells in layer.wrong.values() if cells.first is not None]
     text = min(firsts).text if firsts else 0
     _, _, T, S = layer.shape
-    rows, keys = (torch.linspace(0, n - 1, min(n, most)).round().long() for n in (T, S))
+    rows, keys = (torch.linspace(0, n - 1, min(n, most), device="cpu").round().long() for n in (T, S))
     seen = _one_text(layer.heard_mask.tile(rows, keys, layer.shape), text)
     cells = seen.long()
     if layer.expected_mask is not None:
@@ -55,10 +51,17 @@ def _one_text(tile: Tensor, text: int) -> Tensor:
     return tile[min(text, len(tile) - 1)].any(0).cpu()
 
 
-def page(audit: Audit) -> str:
-    """Return an audit as a page of HTML that needs nothing else."""
+def page(subject: str, summary: str, report: str, groups: Sequence[list[LayerReading]]) -> str:
+    """Return an audit as a page of HTML that needs nothing else.
+
+    Arguments:
+        subject: the model's name.
+        summary: the verdict in one line.
+        report: the whole report as text.
+        groups: layers that see the same, each with its picture.
+    """
     figures = []
-    for layers in audit.groups():
+    for layers in groups:
         cells, text = cells_of(layers[0], MOST_CELLS)
         pixels = enlarge(colour_bytes(COLOURS)[cells.numpy().astype(np.int64)])
         expected = f"; it should see {layers[0].expected}" if layers[0].expected else ""
@@ -68,13 +71,13 @@ def page(audit: Audit) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         "style-src 'unsafe-inline'\">"
-        f"<title>{html.escape(audit.subject)}: what it reads</title>"
+        f"<title>{html.escape(subject)}: what it reads</title>"
         "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
         "pre{white-space:pre-wrap}section{display:flex;flex-wrap:wrap;gap:1.5rem}figure{max-width:20rem}"
         "img{image-rendering:pixelated;width:100%}</style></head><body>"
-        f"<h1>{html.escape(audit.summary)}</h1><section>{''.join(figures)}</section>"
+        f"<h1>{html.escape(summary)}</h1><section>{''.join(figures)}</section>"
         f"<p>Queries run down, keys across: blue and grey are {LEGEND}.</p>"
-        f"<pre>{html.escape(str(audit))}</pre></body></html>"
+        f"<pre>{html.escape(report)}</pre></body></html>"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.atomic import atomic_write
-from regard.auditor.inside import LayerReading
+from regard.auditor.inside import LayerReading, layer_keys
 from regard.auditor.outside import OutsideReading
 from regard.cell_output import text_output
 from regard.escapes import escape
@@ -45,7 +45,7 @@ class ReadingDiagnosis:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReadingAnswer:
     """One question, and what was found from inside and from outside: True, False, or None if not asked."""
 
     question: str
@@ -71,7 +71,7 @@ class Audit:
 
     subject: str
     assumptions: list[str] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ReadingAnswer] = field(default_factory=list)
     diagnoses: list[ReadingDiagnosis] = field(default_factory=list)
     layers: list[LayerReading] = field(default_factory=list)
     outside: OutsideReading = field(default_factory=OutsideReading)
@@ -160,7 +160,7 @@ class Audit:
         from regard.auditor.picture import page
 
         with atomic_write(Path(path)) as temporary:
-            temporary.write_text(page(self), "utf-8")
+            temporary.write_text(page(self.subject, self.summary, str(self), self.groups()), "utf-8")
 
     def to_json(self) -> str:
         """Return the report as JSON."""
@@ -196,11 +196,6 @@ class Audit:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook shows."""
         return text_output(str(self))
-
-
-def layer_keys(layers: list[LayerReading]) -> str:
-    """Return the keys of layers in a few words."""
-    return ", ".join(str(layer.key) for layer in layers[:6]) + (", …" if len(layers) > 6 else "")
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

@@ -58,8 +58,8 @@ def masks(
     Examples:
       regard masks train.py:make
     """
+    from regard.auditor.inside import layer_keys
     from regard.auditor.picture import terminal_picture
-    from regard.auditor.result import layer_keys
 
     result = _audit(target, outside=False)
     _write(result, out)
