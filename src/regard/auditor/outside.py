@@ -283,7 +283,7 @@ class Prober:
         finally:
             switch(before | {"": now} if before else now)
         self.reading.why = why
-        # Eager attention gives NaN for padded texts in float64: its softmax is in float32 (transformers 5.22).
+        # Eager attention of padded texts in float64 gives NaN: its softmax is float32 (transformers 5.22).
         if other is None or not bool(other[self.batch.real.to(other.device)].isfinite().all()):
             return
         moved = self._moves(other, OTHER_SIZES)
