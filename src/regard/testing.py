@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from regard.auditor.auditor import audit
+from regard.auditor.model_audit import audit
 from regard.auditor.result import Audit
 from regard.checker.checker import check
 from regard.checker.errors import CheckError

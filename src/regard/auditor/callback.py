@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from regard.auditor.auditor import audit
+from regard.auditor.model_audit import audit
 from regard.auditor.result import Audit
 
 OnWrong = Literal["raise", "warn"]

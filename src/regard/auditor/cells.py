@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import block_table, grid
@@ -43,29 +45,69 @@ def cells_beyond(
         shape: (B, H, T, S).
         rows: boolean (B, T), the queries that count; None for all of them.
     """
-    B, H, T, S = shape
-    block = max(16, min(BLOCK, int((ENTRIES / (B * H)) ** 0.5)))
+    B, _, T, S = shape
+    block = max(16, min(BLOCK, int((ENTRIES / B) ** 0.5)))
     blocks = block_table(T, S, block, block)
     (some, every), (limit_some, limit_every) = mask.block_bounds(blocks), limit.block_bounds(blocks)
     some, every = (_joined(x, B) for x in (some & ~limit_every, some & every & ~limit_some))  # (B, R, C)
-    count, first = 0, None
-    weight = torch.ones(B, T, dtype=torch.bool, device="cpu") if rows is None else rows.cpu()
-    for r, c in some.any(0).nonzero().tolist():
+    counted = torch.ones(B, T, dtype=torch.bool, device="cpu") if rows is None else rows.cpu()
+    number, first = _whole_blocks(every, counted, block, S)
+    for r, c in (some & ~every).any(0).nonzero().tolist():
         queries, keys = range(r * block, min((r + 1) * block, T)), range(c * block, min((c + 1) * block, S))
-        own = weight[:, queries.start : queries.stop]
-        if bool((every[:, r, c] == some[:, r, c]).all()):
-            shown = (every[:, r, c, None] & own)[..., None].expand(B, len(queries), len(keys))
-        else:
-            at = grid(queries, keys, shape)
-            tile = _joined(mask.allowed(at) & ~limit.allowed(at), B)
-            shown = tile.expand(B, len(queries), len(keys)) & own[..., None]
+        at = grid(queries, keys, shape)
+        shown = _joined(mask.allowed(at) & ~limit.allowed(at), B).expand(B, len(queries), len(keys))
+        shown = shown & (counted[:, queries.start : queries.stop] & ~every[:, r, c, None])[..., None]
         found = int(shown.sum())
-        count += found
+        number += found
         if found:
             text, query, key = shown.nonzero()[0].tolist()
             cell = Cell(text, query + queries.start, key + keys.start)
             first = cell if first is None else min(first, cell)
-    return Cells(count, first)
+    return Cells(number, first)
+
+
+def on_cpu(mask: Mask) -> Mask:
+    """Return a mask whose tensors are on the CPU, where a cell does not wait for a GPU."""
+    changes: dict[str, Any] = {}
+    for name, value in vars(mask).items():
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            changes[name] = value.detach().cpu()
+        elif isinstance(value, Mask) and (moved := on_cpu(value)) is not value:
+            changes[name] = moved
+    return dataclasses.replace(cast(Any, mask), **changes) if changes else mask
+
+
+def are_equal(mask: Mask, other: Mask) -> bool:
+    """Return whether two masks are of the same classes and hold the same numbers."""
+    if mask is other:
+        return True
+    if type(mask) is not type(other) or vars(mask).keys() != vars(other).keys():
+        return False
+    for name, a in vars(mask).items():
+        b = vars(other)[name]
+        if isinstance(a, Mask) and isinstance(b, Mask):
+            same = are_equal(a, b)
+        elif isinstance(a, Tensor) and isinstance(b, Tensor):
+            same = a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        else:
+            same = a is b or (isinstance(a, int | float) and a == b)
+        if not same:
+            return False
+    return True
+
+
+def _whole_blocks(every: Tensor, counted: Tensor, block: int, S: int) -> Cells:
+    """Count the cells of blocks (B, R, C) that are shown as a whole, in the rows (B, T) that count."""
+    B, R, C = every.shape
+    T = counted.shape[1]
+    heights = pad(counted.int(), (0, R * block - T)).view(B, R, block).sum(-1)  # (B, R)
+    widths = (S - torch.arange(C, device="cpu") * block).clamp(max=block)
+    number = int((every * heights[..., None] * widths).sum())
+    if not number:
+        return NO_CELLS
+    text, r, c = (every & (heights > 0)[..., None]).nonzero()[0].tolist()
+    query = r * block + int(counted[text, r * block : (r + 1) * block].int().argmax())
+    return Cells(number, Cell(text, query, c * block))
 
 
 def _joined(x: Tensor, B: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import Window
 from regard.auditor.batch import TextBatch
-from regard.auditor.cells import NO_CELLS, Cells, cells_beyond
+from regard.auditor.cells import NO_CELLS, Cells, are_equal, cells_beyond, on_cpu
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of
 from regard.recorder.layer import Layer
 from regard.recorder.result import Capture
@@ -59,14 +59,31 @@ def read_layers(
     model: nn.Module, seen: Capture, batch: TextBatch, order: bool | None, expect: Mask | None
 ) -> list[LayerReading]:
     """Return what each captured layer saw, and where that differs from what it should see."""
-    return [
-        read_layer(layer, expect_layer(model, layer, batch, order, expect), batch) for layer in seen.layers
-    ]
+    known: dict[tuple[int, str], Cells] = {}  # layers mostly share their masks
+    masks: list[Mask] = []
+    readings = []
+    for layer in seen.layers:
+        if layer.placement is not None and not layer.placement.is_map:
+            why = "this rank has a part of its rows or keys only"
+            readings.append(LayerReading(layer.name, layer.key, "other", "", "", False, why))
+            continue
+        heard = on_cpu(layer.map.mask)
+        heard = next((mask for mask in masks if are_equal(mask, heard)), heard)
+        masks.append(heard)
+        expected = expect_layer(model, layer, batch, order, expect)
+        readings.append(read_layer(layer, heard, expected, batch, known))
+    return readings
 
 
-def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerReading:
-    """Compare one layer with what it should see."""
-    heard, certified, why = layer.map.mask, layer.evidence.certified, layer.evidence.problem or ""
+def read_layer(
+    layer: Layer,
+    heard: Mask,
+    expected: Expectation,
+    batch: TextBatch,
+    known: dict[tuple[int, str], Cells],
+) -> LayerReading:
+    """Compare the mask of one layer with what it should see; `known` holds the cells of layers before it."""
+    certified, why = layer.evidence.certified, layer.evidence.problem or ""
     if expected.kind == "other":
         why = "its queries and keys are not the tokens of the batch"
         return LayerReading(
@@ -89,7 +106,9 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
     wrong: dict[str, Cells] = {}
     shares: dict[str, Tensor] = {}
     for question, part in parts.items():
-        cells = cells_beyond(heard, part, layer.shape, rows)
+        at = (id(heard), f"{question} {expected.kind} {part} {layer.shape}")
+        cells = known[at] if at in known else cells_beyond(heard, part, layer.shape, rows)
+        known[at] = cells
         if cells.number:
             wrong[question] = cells
             if not layer.is_linear and not part.biased:
@@ -98,7 +117,9 @@ def read_layer(layer: Layer, expected: Expectation, batch: TextBatch) -> LayerRe
     hidden = NO_CELLS
     answers_hidden = is_known and expected.window_known and not layer.is_linear
     if answers_hidden:
-        hidden = cells_beyond(whole, heard, layer.shape, rows)
+        at = (id(heard), f"hidden {expected.kind} {whole} {layer.shape}")
+        hidden = known[at] if at in known else cells_beyond(whole, heard, layer.shape, rows)
+        known[at] = hidden
     if hidden.number:
         wrong["hidden"] = hidden
     lost = []

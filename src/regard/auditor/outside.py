@@ -271,6 +271,9 @@ class Prober:
         switch: Callable[[Any], None] | None = getattr(self.model, "set_attn_implementation", None)
         if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
             return
+        # FlashAttention keeps packed documents apart by their borders, which eager attention does not look at.
+        if self.batch.documents is not None and "flash" in str(now):
+            return
         # A model of pictures and text may have another implementation in each part.
         parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
         before = {name: x._attn_implementation for name, x in parts.items() if x is not None}

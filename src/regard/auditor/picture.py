@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -51,14 +50,14 @@ def _one_text(tile: Tensor, text: int) -> Tensor:
     return tile[min(text, len(tile) - 1)].any(0).cpu()
 
 
-def page(subject: str, summary: str, report: str, groups: Sequence[list[LayerReading]]) -> str:
+def page(subject: str, summary: str, report: str, groups: list[list[LayerReading]]) -> str:
     """Return an audit as a page of HTML that needs nothing else.
 
     Arguments:
         subject: the model's name.
         summary: the verdict in one line.
-        report: the whole report as text.
-        groups: layers that see the same, each with its picture.
+        report: the whole report.
+        groups: layers that see the same, each with a picture.
     """
     figures = []
     for layers in groups:

@@ -12,6 +12,7 @@ from typing import Any
 from regard.atomic import atomic_write
 from regard.auditor.inside import LayerReading, layer_keys
 from regard.auditor.outside import OutsideReading
+from regard.auditor.picture import page
 from regard.cell_output import text_output
 from regard.escapes import escape
 
@@ -148,7 +149,8 @@ class Audit:
         """Return the layers by what they see and should see, in the order of the model."""
         found: dict[tuple[str, str], list[LayerReading]] = {}
         for layer in self.layers:
-            found.setdefault((layer.mask, layer.expected), []).append(layer)
+            if layer.heard_mask is not None:
+                found.setdefault((layer.mask, layer.expected), []).append(layer)
         return list(found.values())
 
     def to_html(self, path: str | PathLike[str]) -> None:
@@ -157,8 +159,6 @@ class Audit:
         Arguments:
             path: the file to write; a file of that name is replaced.
         """
-        from regard.auditor.picture import page
-
         with atomic_write(Path(path)) as temporary:
             temporary.write_text(page(self.subject, self.summary, str(self), self.groups()), "utf-8")
 

@@ -72,7 +72,7 @@ def masks(
 
 
 def _audit(target: str, outside: bool) -> Audit:
-    from regard.auditor.auditor import audit as run
+    from regard.auditor.model_audit import audit as run
     from regard.checker.errors import CheckError
     from regard.checker.subject.locate import locate
 
