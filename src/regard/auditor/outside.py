@@ -106,21 +106,22 @@ class Prober:
         config = getattr(self.model, "config", None)
         special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
         # Where a picture or a sound belongs; PaliGemma and Gemma 3 name theirs "index".
-        places = {
+        placeholders = {
             getattr(config, f"{kind}_token_{name}", None)
             for kind in ("image", "video", "audio")
             for name in ("id", "index")
         } - {None}
-        special |= places
-        chosen = chosen & ~torch.isin(ids.cpu(), torch.tensor(sorted(places), dtype=ids.dtype, device="cpu"))
+        special |= placeholders
+        kept = torch.tensor(sorted(placeholders), dtype=ids.dtype, device="cpu")
+        chosen = chosen & ~torch.isin(ids.cpu(), kept)
         plain = [x for x in real.tolist() if x not in special] or real.tolist()
         vocabulary = len(plain) if len(plain) > step + 1 else 0
         if not vocabulary:
             plain = [x for x in range(1, 8 + step) if x not in special]
             vocabulary = len(plain)
         table = torch.tensor(plain, device="cpu")
-        numbers = torch.searchsorted(table, ids.cpu().clamp(max=int(table.max()))).clamp(max=vocabulary - 1)
-        other = table[(numbers + step) % vocabulary].to(ids)
+        places = torch.searchsorted(table, ids.cpu().clamp(max=int(table.max()))).clamp(max=vocabulary - 1)
+        other = table[(places + step) % vocabulary].to(ids)
         return torch.where(chosen.to(ids.device), other, ids)
 
     def _ask_documents(self) -> None:
@@ -271,7 +272,7 @@ class Prober:
         switch: Callable[[Any], None] | None = getattr(self.model, "set_attn_implementation", None)
         if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
             return
-        # FlashAttention keeps packed documents apart by their borders, which eager attention does not look at.
+        # FlashAttention keeps packed documents apart by their borders, which eager attention ignores.
         if self.batch.documents is not None and "flash" in str(now):
             return
         # A model of pictures and text may have another implementation in each part.
