@@ -221,8 +221,7 @@ class Prober:
         if batch.source is not None or batch.blocks is not None:
             return
         if documents is not None:
-            text = next(i for i in range(len(real)) if len(set(documents[i][real[i]].tolist())) > 1)
-            chosen = (documents[text] == documents[text][real[text]][-1]) & real[text]
+            text, chosen = self._last_document(documents)
         elif batch.has_padding:
             text = int((~real & real.any(1, keepdim=True)).sum(1).argmax())  # the one with most padding
             chosen = real[text]
@@ -248,6 +247,13 @@ class Prober:
             "alone", False, f"{sentence}{float(difference.max()):.2g}", Cell(text, position, int(places[0]))
         )
 
+    def _last_document(self, documents: Tensor) -> tuple[int, Tensor]:
+        """Return the first text with several documents, and which of its tokens (T,) are of the last one."""
+        real = self.batch.real
+        counts = [len(set(row[keep].tolist())) for row, keep in zip(documents, real, strict=True)]
+        text = next((i for i, count in enumerate(counts) if count > 1), 0)
+        return text, (documents[text] == documents[text][real[text]][-1]) & real[text]
+
     def _alone(self, text: int, places: Tensor) -> dict[str, Any] | None:
         """Return the arguments for some tokens of one text; None if one of them cannot be divided."""
         arguments: dict[str, Any] = {}
@@ -272,8 +278,8 @@ class Prober:
         switch: Callable[[Any], None] | None = getattr(self.model, "set_attn_implementation", None)
         if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
             return
-        # FlashAttention keeps packed documents apart by their borders, which eager attention ignores.
-        if self.batch.documents is not None and "flash" in str(now):
+        if self.batch.documents is not None:
+            self._ask_eager_alone(self.batch.documents)
             return
         # A model of pictures and text may have another implementation in each part.
         parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
@@ -297,6 +303,28 @@ class Prober:
             self._answer("eager", False, sentence, Cell(text, position, position))
         else:
             self._answer("eager", True, f"“{now}” and “eager” give the same outputs")
+
+    def _ask_eager_alone(self, documents: Tensor) -> None:
+        """Run one document alone, and eagerly too.
+
+        FlashAttention keeps packed documents apart by their borders, which eager attention ignores: on the
+        whole batch the two may differ, and both be right.
+        """
+        text, chosen = self._last_document(documents)
+        places = chosen.nonzero().flatten()
+        arguments = self._alone(text, places)
+        if arguments is None or bool((places.diff() != 1).any()):
+            return
+        ids, mask = arguments[self.batch.name], arguments.get("attention_mask")
+        real = torch.ones(ids.shape, dtype=torch.bool, device="cpu")
+        single = Prober(self.model, TextBatch(arguments, self.batch.name, ids, real, given_mask=mask))
+        base = single._run(arguments)
+        if base is not None:
+            single.base, single.limit = base, _limit(base, real)
+            single._ask_eager()
+        self.reading.runs += single.reading.runs
+        for right in single.reading.answers.values():
+            self._answer("eager", right, f"of the last document alone: {single.reading.evidence['eager']}")
 
     def _with_float_mask(self) -> dict[str, Any]:
         """Return the arguments with a boolean mask (B, H, T, S) as numbers: eager attention adds it."""
