@@ -246,14 +246,15 @@ def strengthened(model: nn.Module) -> nn.Module:
 def small_model(name: str, implementation: str | None = None) -> nn.Module:
     """Return a model, built once, with an implementation of attention; None for its first one."""
     model = _built(name)
+    first = _first_implementation(name)  # asked before it is changed for the first time
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation(implementation or _first_implementation(name))  # type: ignore[operator]
+        model.set_attn_implementation(implementation or first)  # type: ignore[operator]
     return model
 
 
 @functools.cache
-def _first_implementation(name: str) -> str:
-    return str(_built(name).config._attn_implementation)  # type: ignore[union-attr]
+def _first_implementation(name: str) -> str | None:
+    return getattr(getattr(_built(name), "config", None), "_attn_implementation", None)
 
 
 def tokens(B: int = 2, T: int = LENGTH, seed: int = 0) -> Tensor:
