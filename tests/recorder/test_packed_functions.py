@@ -23,7 +23,10 @@ def model():
     config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
     model = LlamaForCausalLM(config).eval()
     model.set_attn_implementation("packed")
-    return model
+    yield model
+    for name in ("packed", "unpacked"):
+        AttentionInterface._global_mapping.pop(name)
+        AttentionMaskInterface._global_mapping.pop(name)
 
 
 @pytest.mark.parametrize("edges", [False, True])

@@ -12,6 +12,22 @@ from torch import Tensor
 IGNORED = -100  # a target that the loss leaves out
 DOCUMENT_NAMES = ("document_ids", "doc_ids", "segment_ids", "seq_idx", "sequence_ids", "sample_ids")
 EDGE_NAMES = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens")
+ID_NAMES = ("input_ids", "ids", "idx", "tokens")
+# Whole numbers (B, T) that are no token ids.
+OTHER_NAMES = (
+    *("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "labels", "targets", "target"),
+    *("decoder_attention_mask", "loss_mask", "padding_mask", "key_padding_mask", "mask"),
+    *DOCUMENT_NAMES,
+)
+# By model type: the argument with token types, those that are read both ways, and whether each run of them
+# is a block of its own. Transformers 5.22 makes `block_sequence_ids` of them for its masks.
+BLOCK_TYPES = {
+    "paligemma": ("token_type_ids", (0,), False),
+    "hrm_text": ("token_type_ids", (1,), False),
+    "molmo2": ("mm_token_type_ids", (1,), False),
+    "gemma3": ("token_type_ids", (1,), True),
+    "gemma4": ("mm_token_type_ids", (1, 2), True),
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,7 @@ class TextBatch:
     labels: Tensor | None = None  # (B, T)
     positions: Tensor | None = None  # (B, T)
     given_mask: Tensor | None = None  # a mask (B, H, T, S) that the caller made
+    blocks: Tensor | None = None  # (B, T): which tokens read each other both ways, as a prefix; −1 for none
     source: TextBatch | None = None
     assumptions: tuple[str, ...] = field(default=())
 
@@ -55,33 +72,63 @@ class TextBatch:
         return self.arguments | {self.name: ids}
 
 
-def read_batch(batch: Any, documents: Tensor | None, pad_id: int | None) -> TextBatch:
-    """Read a batch: a mapping of arguments, or token ids (B, T).
+def read_batch(batch: Any, documents: Tensor | None, config: Any) -> TextBatch:
+    """Read a batch: a mapping of arguments.
 
     Arguments:
         batch: what the trainer passes to the model.
         documents: the document of each token, (B, T) or (T,); None if the batch says it.
-        pad_id: the model's padding token, for a batch without a mask.
+        config: the model's configuration, or None: its padding token serves a batch without a mask.
 
     A ValueError says what is missing.
     """
-    if isinstance(batch, Tensor):
-        batch = {"input_ids": batch}
     if not isinstance(batch, Mapping):
         raise ValueError(
             "batch: expected a dict of the model's arguments, as a collator returns it, or token ids (B, T), "
             f"got {type(batch).__name__}"
         )
-    arguments = dict(batch)
+    arguments, pad_id = dict(batch), getattr(config, "pad_token_id", None)
     if "decoder_input_ids" in arguments and _is_ids(arguments.get("input_ids")):
         source = _read(arguments, "input_ids", "attention_mask", None, pad_id)
         target = _read(arguments, "decoder_input_ids", "decoder_attention_mask", documents, pad_id)
         return replace(target, source=source)
-    name = next((name for name in ("input_ids", *arguments) if _is_ids(arguments.get(name))), None)
+    names = (*ID_NAMES, *(name for name in arguments if name not in OTHER_NAMES))
+    name = next((name for name in names if _is_ids(arguments.get(name))), None)
     if name is None:
-        kinds = ", ".join(f"{k}: {type(v).__name__}" for k, v in arguments.items()) or "nothing"
+        kinds = ", ".join(f"{k}: {_described(v)}" for k, v in arguments.items()) or "nothing"
         raise ValueError(f"batch: expected token ids (B, T) in it, as `input_ids`, got {kinds}")
-    return _read(arguments, name, "attention_mask", documents, pad_id)
+    text = _read(arguments, name, "attention_mask", documents, pad_id)
+    return _with_blocks(text, config)
+
+
+def _described(x: Any) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def _with_blocks(text: TextBatch, config: Any) -> TextBatch:
+    """Return a batch with the tokens that a prefix model reads both ways, as its token types say."""
+    name, values, runs = BLOCK_TYPES.get(getattr(config, "model_type", ""), ("", (), False))
+    types = text.arguments.get(name)
+    if not isinstance(types, Tensor) or types.shape != text.ids.shape or not _uses_blocks(config):
+        return text
+    inside = torch.isin(types.detach().cpu(), torch.tensor(values, device="cpu"))
+    numbers = torch.zeros_like(inside, dtype=torch.long)
+    if runs:
+        numbers[:, 1:] = (inside[:, 1:] & ~inside[:, :-1]).long().cumsum(1)
+    if not bool(inside.any()):
+        return text
+    said = f"{int(inside.sum())} tokens of a prefix read each other both ways, as `{name}` says"
+    return replace(text, blocks=numbers.where(inside, -1), assumptions=(*text.assumptions, said))
+
+
+def _uses_blocks(config: Any) -> bool:
+    """Return whether a prefix model looks at its token types, as its configuration says."""
+    both_ways = getattr(getattr(config, "text_config", config), "use_bidirectional_attention", None)
+    if config.model_type == "gemma4":
+        return both_ways == "vision"  # None in the smaller ones, whose pictures are read in order
+    if config.model_type == "gemma3":
+        return not both_ways  # else it reads the whole text both ways
+    return bool(getattr(config, "prefix_lm", True))  # HRM-Text can be told to ignore them
 
 
 def _is_ids(x: Any) -> bool:
@@ -106,8 +153,10 @@ def _read(
     elif isinstance(mask, Tensor) and mask.ndim in (3, 4):
         given = mask.detach()
         said.append(f"every layer sees what `{mask_name}` {tuple(mask.shape)} shows")
-    elif mask is None and pad_id is not None:
-        real = _without_padding(ids.detach().cpu(), pad_id)
+    elif mask is None and isinstance(pad_id, int):
+        # A decoder's first token may be the padding token: T5 begins with it.
+        begins = mask_name == "decoder_attention_mask"
+        real = _without_padding(ids.detach().cpu(), pad_id, begins)
         if not bool(real.all()):
             said.append(f"{int((~real).sum())} tokens at the ends are padding (token {pad_id})")
     positions = arguments.get("position_ids")
@@ -127,9 +176,11 @@ def _read(
     )
 
 
-def _without_padding(ids: Tensor, pad_id: int) -> Tensor:
+def _without_padding(ids: Tensor, pad_id: int, first_is_token: bool) -> Tensor:
     """Return which tokens lie between the padding at the two ends of each text, (B, T)."""
     token = (ids != pad_id).int()
+    if first_is_token:
+        token[:, :1] = 1
     return (token.cumsum(1) > 0) & (token.flip(1).cumsum(1).flip(1) > 0)
 
 
@@ -145,6 +196,10 @@ def _find_documents(
     B, T = ids.shape
     found, how = None, ""
     if documents is not None:
+        if not isinstance(documents, Tensor) or documents.is_floating_point():
+            raise ValueError(
+                f"documents: expected a tensor of whole numbers, the document of each token, {(B, T)}"
+            )
         given = documents.detach().cpu()
         given = given.expand(B, T) if given.ndim == 1 and len(given) == T else given
         if given.shape != ids.shape:

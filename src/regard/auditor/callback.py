@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from regard.auditor.model_audit import audit
@@ -28,7 +29,8 @@ def audit_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
         audit: Audit | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            batch = next(iter(kwargs["train_dataloader"]))
+            with torch.random.fork_rng():  # the order of the examples stays that of a run without an audit
+                batch = next(iter(kwargs["train_dataloader"]))
             self.audit = _judge(kwargs["model"], batch, on_wrong, options)
 
     return TrainerAudit()

@@ -49,7 +49,9 @@ def cells_beyond(
     block = max(16, min(BLOCK, int((ENTRIES / B) ** 0.5)))
     blocks = block_table(T, S, block, block)
     (some, every), (limit_some, limit_every) = mask.block_bounds(blocks), limit.block_bounds(blocks)
-    some, every = (_joined(x, B) for x in (some & ~limit_every, some & every & ~limit_some))  # (B, R, C)
+    bounds = (_joined(x, B) for x in (some & ~limit_every, some & every & ~limit_some))
+    # A mask that cannot tell of blocks, as of a tensor, answers once for a whole row of them.
+    some, every = (x.expand(B, -(-T // block), -(-S // block)) for x in bounds)  # (B, R, C)
     counted = torch.ones(B, T, dtype=torch.bool, device="cpu") if rows is None else rows.cpu()
     number, first = _whole_blocks(every, counted, block, S)
     for r, c in (some & ~every).any(0).nonzero().tolist():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named_masks import Chunks, Documents, Padding, TensorMask, Window, causal
+from regard.attention.masks.named_masks import Causal, Chunks, Documents, Padding, TensorMask, Window, causal
 from regard.auditor.batch import TextBatch
 from regard.recorder.layer import Layer
 from regard.recorder.sources.mask_recognition import masked_entries
@@ -35,25 +35,41 @@ class Expectation:
 
     order: Mask | None = None
     """`causal`, or `full` for a layer that reads both ways; None if it is not known which."""
+    block: Mask | None = None
+    """What is seen in spite of `order`: tokens of a prefix see each other both ways."""
     window: Mask | None = None
     window_known: bool = True
     """Whether the configuration says what window the layer has, if any."""
     documents: Mask | None = None
     padding: Mask | None = None
     given: Mask | None = None
-    """A mask that the caller passed or expects, instead of all others."""
+    """What else the caller's mask, passed or expected, hides."""
     sinks: bool | None = None
     softcap: float | None = None
     kind: str = "self"
     """"self", "encoder", "cross", or "other" for layers whose tokens are not those of the batch."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known which tokens the layer should see."""
+        return self.order is not None or self.given is not None
+
+    def parts(self) -> dict[str, Mask]:
+        """Return the masks that must all hold, by the question that each of them answers."""
+        order = None if self.order is full else self.order
+        parts = {
+            "future": order if order is None or self.block is None else order | self.block,
+            "window": self.window,
+            "given": self.given,
+            "documents": self.documents,
+            "padding": self.padding,
+        }
+        return {question: part for question, part in parts.items() if part is not None}
+
     def mask(self) -> Mask:
         """Return the whole mask that the layer should have."""
-        if self.given is not None:
-            return self.given if self.padding is None else self.given & self.padding
-        parts = (self.order, self.window, self.documents, self.padding)
-        known = [part for part in parts if part is not None and part is not full]
-        return conjunction(known) if known else full
+        parts = [*self.parts().values()]
+        return conjunction(parts) if parts else full
 
 
 def expect_layer(
@@ -87,13 +103,19 @@ def expect_layer(
         None,
     )
     documents = None if tokens.documents is None else Documents(tokens.documents)
-    if expect is not None or batch.given_mask is not None:
-        given = expect if expect is not None else _as_mask(batch.given_mask)
-        return Expectation(given=given, documents=documents, padding=padding, sinks=sinks, softcap=softcap)
+    if kind == "self" and (expect is not None or batch.given_mask is not None):
+        parts = mask_parts(expect) if expect is not None else {"given": _as_mask(batch.given_mask)}
+        common = {"documents": documents, "padding": padding, "sinks": sinks, "softcap": softcap}
+        return Expectation(**{name: part for name, part in common.items() if part is not None} | parts)
     is_causal = False if kind == "encoder" else order
     window, known = _window(config, module, layer, is_causal, tokens.real)
+    block = _block(batch, config, window) if kind == "self" else None
+    # PaliGemma 2 shows its prefix beyond the window, Gemma 3 its pictures within it (transformers 5.22).
+    if block is not None and window is not None and model_type(model) == "paligemma":
+        window = window | block
     return Expectation(
         order=None if is_causal is None else causal if is_causal else full,
+        block=block,
         window=window,
         window_known=known,
         documents=documents,
@@ -113,8 +135,10 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
     # Of Gemma's models True reads the whole text both ways; "vision" only pictures, which are no text.
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         return False, f"{name} reads both ways, as its configuration says"
-    if getattr(config, "model_type", "") == "cpmant":  # it reads its prompt both ways, and says not where
+    if model_type(model) == "cpmant":  # it reads its prompt both ways, and says not where
         return None, f"{name} reads parts of its text both ways: pass the mask that it should have as expect="
+    if model_type(model) == "paligemma":
+        return None, f"{name} reads its prefix both ways: pass token_type_ids, 0 for the prefix, or expect="
     if _NEXT_TOKEN.search(name) or getattr(config, "is_decoder", False):
         return True, f"{name} is causal, as its class says"
     flags = {
@@ -130,8 +154,34 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
     return None, f"whether {name} should be causal is not known: pass expect=regard.causal or regard.full"
 
 
+def model_type(model: nn.Module) -> str:
+    """Return the type of a model of Transformers, as "llama"; "" for others."""
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def mask_parts(expect: Mask) -> dict[str, Any]:
+    """Return the parts of an expectation that a mask of the caller's consists of."""
+    conjuncts = expect.conjuncts()
+    windows = [x for x in conjuncts if isinstance(x, Window)]
+    others = [x for x in conjuncts if not isinstance(x, Window | Causal)]
+    parts: dict[str, Any] = {} if others else {"order": full}
+    parts |= {"order": causal} if len(windows) + len(others) < len(conjuncts) else {}
+    parts |= {"window": conjunction(windows)} if windows else {}
+    return parts | ({"given": conjunction(others)} if others else {})
+
+
+def _block(batch: TextBatch, config: Any, window: Mask | None) -> Mask | None:
+    """Return the mask of the tokens of a batch that read each other both ways in a layer."""
+    if batch.blocks is None:
+        return None
+    if window is None and str(getattr(config, "model_type", "")).startswith("gemma4"):
+        return None  # Gemma 4's layers without a window read pictures in order
+    return Documents(batch.blocks) & Padding(batch.blocks >= 0)
+
+
 def _as_mask(mask: Tensor | None) -> Mask:
-    assert mask is not None
+    if mask is None:
+        raise ValueError("mask: expected a tensor")
     return TensorMask(~masked_entries(mask if mask.ndim == 4 else mask[:, None]))
 
 
@@ -170,6 +220,12 @@ def _window(
     config: Any, module: nn.Module, layer: Layer, is_causal: bool | None, real: Tensor
 ) -> tuple[Mask | None, bool]:
     """Return the window that a layer should have, and whether the configuration says so."""
+    own_windows = getattr(config, "windows", None)  # of `regard.gpt.Config`
+    if isinstance(own_windows, tuple) and layer.number < len(own_windows):
+        own = own_windows[layer.number]
+        return (None if own is None else _sliding(own, is_causal)), True
+    if not hasattr(config, "model_type") and layer.map.mask.window_size() is not None:
+        return None, False  # a model without a configuration may well have a window
     types = getattr(config, "layer_types", None)
     index = getattr(module, "layer_idx", layer.number)
     kind = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import causal
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import Window
 from regard.auditor.batch import TextBatch
 from regard.auditor.cells import NO_CELLS, Cells, are_equal, cells_beyond, on_cpu
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of
@@ -98,21 +98,10 @@ def read_layer(
             shape=layer.shape,
         )
     rows = rows_of(batch, expected.kind)
-    parts: dict[str, Mask] = {}
-    if expected.given is not None:
-        parts["given"] = expected.given
-    elif expected.order is not None and expected.order is not full:
-        parts["future"] = causal
-    if expected.window is not None:
-        parts["window"] = expected.window
-    parts |= {
-        name: part
-        for name, part in (("documents", expected.documents), ("padding", expected.padding))
-        if part is not None
-    }
+    parts = expected.parts()
     if (
         layer.is_linear
-    ):  # its entries for padding and for other documents may be 0, which its mask does not show
+    ):  # What it keeps of padding and other documents may be 0, which its mask does not show.
         parts = {name: part for name, part in parts.items() if name == "future"}
     wrong: dict[str, Cells] = {}
     shares: dict[str, Tensor] = {}
@@ -124,7 +113,7 @@ def read_layer(
             wrong[question] = cells
             if not layer.is_linear and not part.biased:
                 shares[question] = head_shares(layer, ~part, rows)
-    whole, is_known = expected.mask(), expected.order is not None or expected.given is not None
+    whole, is_known = expected.mask(), expected.is_known
     hidden = NO_CELLS
     answers_hidden = is_known and expected.window_known and not layer.is_linear
     if answers_hidden:
@@ -140,7 +129,8 @@ def read_layer(
         lost += ["softcap"] if expected.softcap is not None and settings.softcap is None else []
     only_padding = False
     if expected.padding is not None and "padding" in wrong:
-        only_padding = not cells_beyond(heard, ~expected.padding, layer.shape, rows).number
+        # A query may see itself all the same: else its softmax would have nothing to sum.
+        only_padding = not cells_beyond(heard, ~expected.padding | Window(1), layer.shape, rows).number
     asked = [*parts, *(["hidden"] if answers_hidden else [])]
     return LayerReading(
         layer.name,

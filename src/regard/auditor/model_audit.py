@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
-from regard.auditor.batch import IGNORED, TextBatch, read_batch
+from regard.auditor.batch import ID_NAMES, IGNORED, TextBatch, read_batch
 from regard.auditor.catalogue import reading_mistakes
-from regard.auditor.expectation import is_causal_model
+from regard.auditor.expectation import is_causal_model, mask_parts
 from regard.auditor.inside import LayerReading, read_layers
 from regard.auditor.outside import Prober, evaluated
 from regard.auditor.result import QUESTIONS, Audit, ReadingAnswer, ReadingDiagnosis
@@ -21,6 +22,7 @@ from regard.recorder import capture
 from regard.recorder.result import Capture
 
 INSIDE = ("future", "documents", "padding", "window", "given", "hidden")
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def audit(
@@ -60,17 +62,22 @@ def audit(
         raise ValueError(f"expect: expected a mask, as regard.causal, got {type(expect).__name__}")
     if isinstance(batch, Tensor):
         batch = {_ids_name(model): batch}
-    if isinstance(batch, Mapping):
-        batch = _placed(model, batch)
-    config = getattr(model, "config", None)
-    text = read_batch(batch, documents, getattr(config, "pad_token_id", None))
-    order, said = is_causal_model(model)
     result = Audit(type(model).__name__)
+    config = getattr(model, "config", None)
+    if isinstance(batch, Mapping):
+        batch = _with_decoder_ids(model, _placed(model, batch), result)
+    text = read_batch(batch, documents, config)
+    order, said = is_causal_model(model)
     if expect is not None:
-        order, said = (True if expect.is_causal else None), f"every layer sees {expect}, as you said"
-    result.assumptions += [said] if order is not None or expect is not None else []
+        order, said = _expected_order(expect), f"every layer sees {expect}, as you said"
+        _check_fits(expect, text)
+    elif text.given_mask is not None:
+        order = None
+    elif text.blocks is not None:
+        order, said = True, f"{result.subject} is causal but for its prefix"
+    result.assumptions[:0] = [said] if order is not None or expect is not None else []
     result.assumptions += list(text.assumptions)
-    text = _as_trained(model, text, result)
+    text = _as_trained(model, _accepted(model, text, result), result)
     seen = _hear(model, text, layers, result)
     if seen is not None:
         result.layers = read_layers(model, seen, text, order, expect)
@@ -80,8 +87,11 @@ def audit(
     if outside:
         right = all_heard and not any(x.wrong for x in heard)
         result.outside = Prober(model, text).probe(order, right)
+    if not bool(text.real.any()):
+        result.undecided = "every token of the batch is padding"
+        return result
     _answer(result, text, order, expect, all_heard)
-    _diagnose(result, text, config)
+    _diagnose(result, text, config, expect)
     _decide(result, text, order, said, expect)
     eos = getattr(config, "eos_token_id", None)
     inner = text.real[:, 1:] & text.real[:, :-1]
@@ -96,16 +106,62 @@ def audit(
 
 def _ids_name(model: nn.Module) -> str:
     """Return the name of the argument of a model that takes token ids."""
-    names = list(inspect.signature(model.forward).parameters)
-    return next(
-        (x for x in names if x in ("input_ids", "ids", "idx", "tokens", "x")), names[0] if names else "x"
-    )
+    named = [x.name for x in inspect.signature(model.forward).parameters.values() if x.kind in NAMED]
+    return next((x for x in named if x in ID_NAMES), named[0] if named else ID_NAMES[0])
 
 
 def _placed(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch on the model's device."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+
+
+def _with_decoder_ids(model: nn.Module, batch: dict[str, Any], result: Audit) -> dict[str, Any]:
+    """Return a batch with the decoder's tokens, which a model with an encoder else makes of the labels."""
+    config = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False) or isinstance(batch.get("decoder_input_ids"), Tensor):
+        return batch
+    labels, make = batch.get("labels"), getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if not isinstance(labels, Tensor) or make is None:
+        raise ValueError(
+            f"batch: expected decoder_input_ids or labels, since {type(model).__name__} has an encoder and a "
+            f"decoder, got {', '.join(batch) or 'nothing'}"
+        )
+    result.assumptions.append("decoder_input_ids are the labels moved by one token, as the model makes them")
+    return batch | {"decoder_input_ids": make(labels)}
+
+
+def _expected_order(expect: Mask) -> bool | None:
+    """Return whether an expected mask hides every later token (True), no token at all (False), or others."""
+    return True if expect.is_causal else None if expect.conjuncts() else False
+
+
+def _check_fits(expect: Mask, text: TextBatch) -> None:
+    """Raise ValueError if an expected mask is not one for the tokens of a batch."""
+    B, T = text.shape
+    if (reason := expect.shape_error(B, None, T, T)) is not None:
+        raise ValueError(f"expect: {expect} does not fit the batch of {B} texts of {T} tokens: {reason}")
+
+
+def _accepted(model: nn.Module, text: TextBatch, result: Audit) -> TextBatch:
+    """Return the batch without what the model's forward pass does not take, as the names of files."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = {x.name for x in parameters if x.kind in NAMED}
+    takes_more = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters)
+    dropped = [
+        name
+        for name, x in text.arguments.items()
+        if name not in named and name != text.name and not (takes_more and _is_plain(x))
+    ]
+    if not dropped:
+        return text
+    names = ", ".join(f"`{name}`" for name in dropped)
+    result.assumptions.append(f"{names}: not passed on, since the model takes no argument of that name")
+    return replace(text, arguments={k: v for k, v in text.arguments.items() if k not in dropped})
+
+
+def _is_plain(x: Any) -> bool:
+    return x is None or isinstance(x, Tensor | Mask | bool | int | float)
 
 
 def _as_trained(model: nn.Module, text: TextBatch, result: Audit) -> TextBatch:
@@ -127,10 +183,9 @@ def _hear(
         try:
             with capture(model, layers=layers) as seen:
                 model(**text.arguments)
-        except (ValueError, RuntimeError) as error:
-            if "captur" not in str(error) and "expected one with attention" not in str(error):
-                raise
-            result.not_heard = (f"nothing was heard from inside: {error}",)
+        except Exception as error:  # whatever capture or the model says, the model alone must run
+            _check_runs(model, text)
+            result.not_heard = (f"nothing was heard from inside: {_first_line(error)}",)
             return None
     missing = [f"{name}: {reason}" for name, reason in seen.missing.items()]
     others = [
@@ -138,6 +193,22 @@ def _hear(
     ]
     result.not_heard = tuple(f"not heard: {sentence}" for sentence in (*missing, *others))
     return seen
+
+
+def _check_runs(model: nn.Module, text: TextBatch) -> None:
+    """Raise ValueError if a model does not run on a batch."""
+    try:
+        model(**text.arguments)
+    except Exception as error:
+        kinds = ", ".join(text.arguments)
+        raise ValueError(
+            f"{type(model).__name__} does not run on this batch ({kinds}): "
+            f"{type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _answer(result: Audit, text: TextBatch, order: bool | None, expect: Mask | None, all_heard: bool) -> None:
@@ -176,13 +247,16 @@ def _is_relevant(
 ) -> bool:
     """Return whether a question must be answered before the verdict can be "right"."""
     if question == "future":
-        return bool(order)
+        return bool(order) and text.shape[1] > 1
     if question == "documents":
         return text.documents is not None
     if question == "padding":
         return text.has_padding
+    parts = {} if expect is None else mask_parts(expect)
     if question == "given":
-        return expect is not None or text.given_mask is not None
+        return "given" in parts or text.given_mask is not None
+    if question == "window" and "window" in parts and not judged:
+        return True
     return question == "window" and any(
         x.expected_window is not None and x.expected_window < text.shape[1] for x in judged
     )
@@ -224,7 +298,7 @@ def _crossing_targets(text: TextBatch) -> list[tuple[int, int]] | None:
     return [(b, t + 1) for b, t in (targets & border).nonzero().tolist()]
 
 
-def _diagnose(result: Audit, text: TextBatch, config: Any) -> None:
+def _diagnose(result: Audit, text: TextBatch, config: Any, expect: Mask | None) -> None:
     """Name the mistakes that explain the questions which failed."""
     failed = {a.question: a for a in result.answers if a.right is False}
     judged = [x for x in result.layers if x.kind != "other" and x.certified]
@@ -240,20 +314,23 @@ def _diagnose(result: Audit, text: TextBatch, config: Any) -> None:
         seeing = [x for x in judged if "padding" in x.wrong]
         passed = isinstance(text.arguments.get("attention_mask"), Tensor)
         dropped = passed and bool(seeing) and not any(x.hears_padding for x in judged)
-        name = "mask-inverted" if any(x.sees_only_padding for x in seeing) else "padding-seen"
-        named.setdefault("mask-dropped" if dropped else name, failed["padding"].evidence)
+        name = "mask-dropped" if dropped else "padding-seen"
+        name = "mask-inverted" if any(x.sees_only_padding for x in seeing) else name
+        named.setdefault(name, failed["padding"].evidence)
     if "given" in failed:
-        whole = [x for x in judged if "given" in x.wrong]
-        order = whole and all(x.mask == "full" for x in whole)
-        named.setdefault(
-            "mask-dropped" if text.given_mask is not None or order else "future-seen",
-            failed["given"].evidence,
-        )
+        # A mask in the batch was passed, and dropped; one that is only expected may never have been passed.
+        name = "mask-dropped" if text.given_mask is not None else "unexpected-mask"
+        named.setdefault(name, failed["given"].evidence)
     _name_windows(named, failed, judged)
     if "hidden" in failed and not named:
-        ordered = [x for x in judged if "hidden" in x.wrong and x.is_causal and "causal" not in x.expected]
+        hiding = [x for x in judged if "hidden" in x.wrong]
+        ordered = any(
+            x.is_causal and x.expected_mask is not None and not x.expected_mask.is_causal for x in hiding
+        )
         if ordered:
             named["causal-where-bidirectional"] = failed["hidden"].evidence
+        elif expect is not None or text.given_mask is not None:
+            named["unexpected-mask"] = failed["hidden"].evidence
     if "both ways" in failed and not named:
         named["causal-where-bidirectional"] = failed["both ways"].evidence
     for lost in ("sinks", "softcap"):

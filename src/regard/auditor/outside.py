@@ -7,6 +7,7 @@ no attention. What moves is judged against the model's own rounding.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.auditor.batch import TextBatch
+from regard.attention.masks.base import Mask
+from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES, TextBatch
 from regard.auditor.cells import Cell
 
 DOCUMENTS = 4  # whose tokens are changed, one run each
 EAGER_TOKENS = 1024  # up to which the model's eager implementation is run beside its own
 # Relative to the largest output. Experts compute with other sizes when other tokens change, which rounds.
-TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+# In float64 too, Transformers computes rotary positions, and eager attention its softmax, in float32.
+TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+# Arguments that say how several texts or documents lie in a batch: one text alone needs none of them.
+SEVERAL = (
+    *("attention_mask", "position_ids", "labels", "cu_seq_lens_k", "cu_seqlens_k"),
+    *("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k", "max_seqlen"),
+    *(*DOCUMENT_NAMES, *EDGE_NAMES),
+)
 OTHER_SIZES = 10.0  # times as much where a text runs alone, by kernels of other sizes
 
 
@@ -58,10 +67,13 @@ class Prober:
         with torch.no_grad(), evaluated(self.model):
             base = self._run(batch.arguments)
             if base is None:
-                reading.why = "it gives no output for every token"
+                reading.why = reading.why or "it gives no output for every token"
                 return reading
             again = self._run(batch.arguments)
             self.base, self.limit = base, _limit(base, batch.real)
+            if not math.isfinite(self.limit):
+                reading.why = "its outputs are not finite numbers"
+                return reading
             if again is None or bool(self._moves(again).any()):
                 reading.why = "two runs on the same batch differ by more than rounding"
                 return reading
@@ -74,8 +86,13 @@ class Prober:
         return reading
 
     def _run(self, arguments: dict[str, Any]) -> Tensor | None:
+        """Return the output for every token; None if there is none, or if other tokens do not run."""
         self.reading.runs += 1
-        output = self.model(**arguments)
+        try:
+            output = self.model(**arguments)
+        except Exception as error:  # as of a model that counts its picture's tokens
+            self.reading.why = f"it does not run with other tokens: {type(error).__name__}"
+            return None
         return token_outputs(output, *arguments[self.batch.name].shape)
 
     def _moves(self, other: Tensor, factor: float = 1.0) -> Tensor:
@@ -87,7 +104,16 @@ class Prober:
         """Return token ids with others in the place of those chosen, which occur elsewhere in the batch."""
         real = torch.unique(ids.cpu()[self.batch.real])
         config = getattr(self.model, "config", None)
-        special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "image")}
+        special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
+        # Where a picture or a sound belongs; PaliGemma and Gemma 3 name theirs "index".
+        placeholders = {
+            getattr(config, f"{kind}_token_{name}", None)
+            for kind in ("image", "video", "audio")
+            for name in ("id", "index")
+        } - {None}
+        special |= placeholders
+        kept = torch.tensor(sorted(placeholders), dtype=ids.dtype, device="cpu")
+        chosen = chosen & ~torch.isin(ids.cpu(), kept)
         plain = [x for x in real.tolist() if x not in special] or real.tolist()
         vocabulary = len(plain) if len(plain) > step + 1 else 0
         if not vocabulary:
@@ -111,7 +137,8 @@ class Prober:
             if not bool(inside.any()):
                 continue
             other = self._run(self.batch.with_ids(self._others(self.batch.ids, inside)))
-            assert other is not None
+            if other is None:
+                return
             moved = self._moves(other)
             checked |= bool((moved & inside).any())
             elsewhere = moved & ~inside & (ranks == number).any(1, keepdim=True)
@@ -135,12 +162,12 @@ class Prober:
         if not bool(padding.any()):
             return
         # Two runs with other tokens than padding: RoBERTa counts positions by which ids are padding.
-        runs = [
+        first, second = (
             self._run(self.batch.with_ids(self._others(self.batch.ids, padding, step))) for step in (1, 2)
-        ]
-        assert runs[0] is not None
-        assert runs[1] is not None
-        difference = (runs[0].float() - runs[1].float()).abs().flatten(2).amax(-1)
+        )
+        if first is None or second is None:
+            return
+        difference = (first.float() - second.float()).abs().flatten(2).amax(-1)
         moved = (~(difference <= self.limit)).cpu() & self.batch.real
         if bool(moved.any()):
             text, position = moved.nonzero()[0].tolist()
@@ -158,11 +185,17 @@ class Prober:
         if order is None or T < 2:
             return
         other = self._run(self.batch.with_ids(self._others(self.batch.ids, chosen)))
-        assert other is not None
+        if other is None:
+            return
         moved = self._moves(other)
         if not bool((moved & chosen).any()):
             return  # the last token changes nothing, not even its own output
-        before = moved & (torch.arange(T, device="cpu") < last[:, None])
+        first = last
+        if order and self.batch.blocks is not None:  # a token of a prefix is seen from where its block begins
+            block = self.batch.blocks.gather(1, last[:, None])
+            same = (self.batch.blocks == block) & (block >= 0)
+            first = torch.where(same.any(1), same.int().argmax(1), last)
+        before = moved & (torch.arange(T, device="cpu") < first[:, None])
         if order and bool(before.any()):
             text, position = before.nonzero()[0].tolist()
             sentence = f"changing the last token of text {text}, {int(last[text])}, moves position {position}"
@@ -185,22 +218,20 @@ class Prober:
             return
         if getattr(config, "index_topk", None):  # DeepSeek-V3.2 chooses keys by scores that other sizes round
             return
-        if batch.source is not None or batch.given_mask is not None:
+        if batch.source is not None or batch.blocks is not None:
             return
         if documents is not None:
-            text = next(i for i in range(len(real)) if len(set(documents[i][real[i]].tolist())) > 1)
-            chosen = (documents[text] == documents[text][real[text]][-1]) & real[text]
+            text, chosen = self._last_document(documents)
         elif batch.has_padding:
-            text = int((~real).sum(1).argmax())
+            text = int((~real & real.any(1, keepdim=True)).sum(1).argmax())  # the one with most padding
             chosen = real[text]
         else:
             return
         places = chosen.nonzero().flatten()
         if len(places) < 2 or bool((places.diff() != 1).any()):
             return
-        keep = {k: v for k, v in batch.arguments.items() if not isinstance(v, Tensor)}
-        ids = batch.ids[text : text + 1, places.to(batch.ids.device)]
-        output = self._run(keep | {batch.name: ids})
+        arguments = self._alone(text, places)
+        output = None if arguments is None else self._run(arguments)
         if output is None:
             return
         base = self.base[text, places.to(self.base.device)]
@@ -216,23 +247,54 @@ class Prober:
             "alone", False, f"{sentence}{float(difference.max()):.2g}", Cell(text, position, int(places[0]))
         )
 
+    def _last_document(self, documents: Tensor) -> tuple[int, Tensor]:
+        """Return the first text with several documents, and which of its tokens (T,) are of the last one."""
+        real = self.batch.real
+        counts = [len(set(row[keep].tolist())) for row, keep in zip(documents, real, strict=True)]
+        text = next((i for i, count in enumerate(counts) if count > 1), 0)
+        return text, (documents[text] == documents[text][real[text]][-1]) & real[text]
+
+    def _alone(self, text: int, places: Tensor) -> dict[str, Any] | None:
+        """Return the arguments for some tokens of one text; None if one of them cannot be divided."""
+        arguments: dict[str, Any] = {}
+        for name, x in self.batch.arguments.items():
+            if name == "attention_mask" and self.batch.given_mask is not None:
+                arguments[name] = _square(x, text, places)
+                continue
+            if name in SEVERAL or isinstance(x, Mask):
+                continue
+            if not isinstance(x, Tensor):
+                arguments[name] = x
+            elif x.shape == self.batch.ids.shape:
+                arguments[name] = x[text : text + 1, places.to(x.device)]
+            else:
+                return None
+        return arguments
+
     def _ask_eager(self) -> None:
         """Run the model's eager implementation beside its own."""
         config = getattr(self.model, "config", None)
         now = getattr(config, "_attn_implementation", None)
-        switch: Callable[[str], None] | None = getattr(self.model, "set_attn_implementation", None)
+        switch: Callable[[Any], None] | None = getattr(self.model, "set_attn_implementation", None)
         if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
             return
-        if self.batch.documents is not None:  # FlashAttention keeps packed documents apart where eager cannot
+        if self.batch.documents is not None:
+            self._ask_eager_alone(self.batch.documents)
             return
+        # A model of pictures and text may have another implementation in each part.
+        parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
+        before = {name: x._attn_implementation for name, x in parts.items() if x is not None}
+        why = self.reading.why
         try:
             switch("eager")
-            other = self._run(self.batch.arguments)
+            other = self._run(self._with_float_mask())
         except Exception:  # models say in many ways that they have one implementation only
             other = None
         finally:
-            switch(now)
-        if other is None:
+            switch(before | {"": now} if before else now)
+        self.reading.why = why
+        # Eager attention of padded texts in float64 gives NaN: its softmax is float32 (transformers 5.22).
+        if other is None or not bool(other[self.batch.real.to(other.device)].isfinite().all()):
             return
         moved = self._moves(other, OTHER_SIZES)
         if bool(moved.any()):
@@ -241,6 +303,37 @@ class Prober:
             self._answer("eager", False, sentence, Cell(text, position, position))
         else:
             self._answer("eager", True, f"“{now}” and “eager” give the same outputs")
+
+    def _ask_eager_alone(self, documents: Tensor) -> None:
+        """Run one document alone, and eagerly too.
+
+        FlashAttention keeps packed documents apart by their borders, which eager attention ignores: on the
+        whole batch the two may differ, and both be right.
+        """
+        text, chosen = self._last_document(documents)
+        places = chosen.nonzero().flatten()
+        arguments = self._alone(text, places)
+        if arguments is None or bool((places.diff() != 1).any()):
+            return
+        ids, mask = arguments[self.batch.name], arguments.get("attention_mask")
+        real = torch.ones(ids.shape, dtype=torch.bool, device="cpu")
+        single = Prober(self.model, TextBatch(arguments, self.batch.name, ids, real, given_mask=mask))
+        base = single._run(arguments)
+        if base is not None:
+            single.base, single.limit = base, _limit(base, real)
+            single._ask_eager()
+        self.reading.runs += single.reading.runs
+        for right in single.reading.answers.values():
+            self._answer("eager", right, f"of the last document alone: {single.reading.evidence['eager']}")
+
+    def _with_float_mask(self) -> dict[str, Any]:
+        """Return the arguments with a boolean mask (B, H, T, S) as numbers: eager attention adds it."""
+        mask = self.batch.given_mask
+        if mask is None or mask.dtype != torch.bool:
+            return self.batch.arguments
+        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
+        low = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        return self.batch.arguments | {"attention_mask": low}
 
     def _answer(self, question: str, right: bool, sentence: str, cell: Cell | None = None) -> None:
         self.reading.answers[question] = right
@@ -265,6 +358,12 @@ def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
         found = [x for x in (*named, *items) if isinstance(x, Tensor)]
     fitting = (x for x in found if x.ndim >= 3 and x.shape[:2] == (B, T) and x.is_floating_point())
     return next(fitting, None)
+
+
+def _square(mask: Tensor, text: int, places: Tensor) -> Tensor:
+    """Return the part of a mask (B, …, T, T), or (1, …, T, T), that some tokens of a text have."""
+    places = places.to(mask.device)
+    return mask[min(text, len(mask) - 1)][None][..., places, :][..., places]
 
 
 def _limit(base: Tensor, real: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,8 +40,7 @@ def audit(
     from regard.auditor.result import EXIT_CODES
 
     result = _audit(target, outside)
-    if out is not None:
-        result.to_html(out)
+    _write(result, out)
     with allow_closed_pipe():
         typer.echo(escape(result.to_json()) if as_json else str(result))
     raise typer.Exit(EXIT_CODES[result.verdict])
@@ -62,8 +62,7 @@ def masks(
     from regard.auditor.picture import terminal_picture
 
     result = _audit(target, outside=False)
-    if out is not None:
-        result.to_html(out)
+    _write(result, out)
     with allow_closed_pipe():
         for layers in result.groups():
             typer.echo(escape(f"layers {layer_keys(layers)}: {layers[0].mask}"))
@@ -85,11 +84,28 @@ def _audit(target: str, outside: bool) -> Audit:
         raise typer.Exit(2) from None
 
 
+def _write(result: Audit, out: Path | None) -> None:
+    """Write the page, if one is wanted."""
+    try:
+        if out is not None:
+            result.to_html(out)
+    except OSError as error:
+        typer.echo(f"regard: cannot write {escape(str(out))}: {error.strerror or error}", err=True)
+        raise typer.Exit(2) from None
+
+
 def _model_and_batch(make: Any, target: str) -> tuple[Any, Any]:
     """Call a function of the user's, and return its model and batch."""
-    made = make() if callable(make) else make
-    if hasattr(made, "get_train_dataloader"):
-        return made.model, next(iter(made.get_train_dataloader()))
+    is_function = callable(make) and not hasattr(make, "get_train_dataloader")
+    try:
+        made = make() if is_function else make
+        if hasattr(made, "get_train_dataloader"):
+            return made.model, next(iter(made.get_train_dataloader()))
+    except Exception as error:  # the user's code may raise anything
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"{target} raised {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        ) from error
     if isinstance(made, tuple) and len(made) == 2:
         return made
     raise ValueError(f"{target}: expected (model, batch) or a Trainer, got {type(made).__name__}")

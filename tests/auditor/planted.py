@@ -1,0 +1,392 @@
+"""Faults planted into models, attention functions and batches: what each is, and the name it must get.
+
+The attention functions are registered with Transformers as users register theirs, and compute with PyTorch's
+`scaled_dot_product_attention`, or by hand where the name says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+import regard
+from regard.auditor.result import Audit
+from tests.auditor.small_models import (
+    LENGTH,
+    PAD,
+    WINDOW,
+    PlainGPT,
+    packed,
+    padded,
+    prefixed,
+    small_model,
+    strengthened,
+    tokens,
+)
+
+DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7])
+
+
+def _whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """Return the mask that Transformers makes for SDPA, and never None in its place."""
+    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, **kwargs | skips)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, causal: bool = False
+) -> tuple[Tensor, None]:
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _attend_by_hand(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+) -> tuple[Tensor, None]:
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+def _later(T: int) -> Tensor:
+    """Return how many positions each key stands before its query, (T, T)."""
+    return torch.arange(T)[:, None] - torch.arange(T)
+
+
+def _without_mask(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+) -> Any:
+    is_causal = bool(getattr(module, "is_causal", True)) and q.shape[2] == k.shape[2]
+    return _attend(q, k, v, None, scaling, is_causal)
+
+
+def _without_order(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+) -> Any:
+    return _attend(q, k, v, None, scaling)
+
+
+def _always_causal(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+) -> Any:
+    return _attend(q, k, v, None, scaling, q.shape[2] == k.shape[2])
+
+
+def _inverted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
+    # The last query of a left-padded text sees every token and no padding.
+    shown = _later(q.shape[2]) >= 0
+    return _attend(q, k, v, (shown & ~mask[:, :, -1:, :]) | torch.eye(q.shape[2], dtype=torch.bool), scaling)
+
+
+def _windows(size: Callable[[int | None], int | None]) -> Callable[..., Any]:
+    """Return an attention function with other windows than it gets, and no other mask than causal."""
+
+    def attend(
+        module: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Any,
+        scaling: Any = None,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> Any:
+        distance, n = _later(q.shape[2]), size(sliding_window)
+        shown = (distance >= 0) & (distance < (LENGTH if n is None else n))
+        return _attend(q, k, v, shown[None, None].expand(len(q), 1, -1, -1), scaling)
+
+    return attend
+
+
+def _scaled(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
+    return _attend(q, k, v, mask, 2 * scaling)
+
+
+def _by_hand_without_mask(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+) -> Any:
+    return _attend_by_hand(q, k, v, _later(q.shape[2]) >= 0, scaling)
+
+
+def _by_hand_without_order(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+) -> Any:
+    return _attend_by_hand(q, k, v, torch.ones_like(_later(q.shape[2]), dtype=torch.bool), scaling)
+
+
+def _given(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
+    return _attend(q, k, v, mask, scaling)
+
+
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "drops_mask": _without_mask,
+    "drops_order": _without_order,
+    "always_causal": _always_causal,
+    "inverts_mask": _inverted,
+    "long_window": _windows(lambda n: n + 1 if n else None),
+    "short_window": _windows(lambda n: n - 1 if n else None),
+    "twice_window": _windows(lambda n: 2 * n if n else None),
+    "swapped_windows": _windows(lambda n: None if n else WINDOW),
+    "wrong_scale": _scaled,
+    "only_mask": _given,  # neither sinks nor a soft cap
+    "by_hand_drops_mask": _by_hand_without_mask,
+    "by_hand_drops_order": _by_hand_without_order,
+}
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Inside the block, the attention functions are registered with Transformers."""
+    for name, function in IMPLEMENTATIONS.items():
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, _whole_mask)
+    try:
+        yield
+    finally:
+        for name in IMPLEMENTATIONS:
+            del type(ALL_ATTENTION_FUNCTIONS)._global_mapping[name]
+            del type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping[name]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault, and the name that the first diagnosis must have."""
+
+    mistake: str
+    model: str
+    batch: Callable[[], Any]
+    note: str
+    implementation: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.mistake}, {self.model}, {self.implementation or 'as built'}, {self.note}"
+
+    def audit(self) -> Audit:
+        """Plant the fault and audit it."""
+        if self.model.startswith("plain GPT without "):
+            torch.manual_seed(0)
+            model: nn.Module = strengthened(PlainGPT(self.model.removeprefix("plain GPT without ")))
+        else:
+            model = small_model(self.model, self.implementation)
+        try:
+            return regard.audit(model, self.batch(), **self.options)
+        finally:
+            if self.implementation is not None:
+                small_model(self.model)
+
+
+def with_ones() -> dict[str, Any]:
+    """Return a packed batch with an all-ones mask, under which Transformers leaves documents joined."""
+    return packed() | {"attention_mask": torch.ones(1, LENGTH, dtype=torch.long)}
+
+
+def with_labels() -> dict[str, Any]:
+    """Return a packed batch whose labels hold the first token of each document."""
+    batch = packed()
+    return batch | {"labels": batch["input_ids"].clone()}
+
+
+def without_mask(side: str) -> dict[str, Any]:
+    """Return a padded batch that does not say what is padding."""
+    return {"input_ids": padded(side)["input_ids"]}
+
+
+def inverted(side: str) -> dict[str, Any]:
+    """Return a padded batch with a mask that is 1 for padding."""
+    ids = padded(side, (7, 5))["input_ids"]
+    return {"input_ids": ids, "attention_mask": (ids == PAD).long()}
+
+
+def pairs() -> dict[str, Any]:
+    """Return a batch for a model with an encoder and a decoder."""
+    return {"input_ids": tokens(), "decoder_input_ids": tokens(2, 7, seed=1)}
+
+
+def seq2seq(side: str = "right", mask: bool = True) -> dict[str, Any]:
+    """Return a batch for a model with an encoder and a decoder, its source padded."""
+    batch = padded(side) | {"decoder_input_ids": tokens(2, 7, seed=1)}
+    return batch if mask else {k: v for k, v in batch.items() if k != "attention_mask"}
+
+
+def blocks_mask() -> Tensor:
+    """Return the causal mask of two documents, (1, 1, T, T)."""
+    return (DOCUMENTS[:, None, :, None] == DOCUMENTS[:, None, None, :]) & (_later(LENGTH) >= 0)
+
+
+def plain() -> Tensor:
+    return tokens()
+
+
+def idx(**more: Any) -> dict[str, Any]:
+    """Return a batch of `PlainGPT`."""
+    return {"idx": tokens(), **more}
+
+
+def padded_idx(side: str) -> dict[str, Any]:
+    batch = padded(side)
+    return {"attention_mask": batch["attention_mask"], "idx": batch["input_ids"]}
+
+
+def packed_idx() -> dict[str, Any]:
+    return {"idx": tokens(1), "document_ids": DOCUMENTS}
+
+
+def left() -> dict[str, Any]:
+    return padded("left")
+
+
+def right() -> dict[str, Any]:
+    return padded("right")
+
+
+PER_DOCUMENT = {"documents": DOCUMENTS}
+FAULTS = [
+    # Documents: the batch, or the implementation, joins them.
+    Fault("documents-leak", "Llama", with_ones, "all-ones mask"),
+    Fault("documents-leak", "Llama", with_ones, "all-ones mask", "eager"),
+    Fault("documents-leak", "Llama", with_ones, "all-ones mask", "flex_attention"),
+    Fault("documents-leak", "Llama", lambda: packed() | {"use_cache": True}, "a cache is made"),
+    Fault("documents-leak", "Mistral", with_ones, "all-ones mask"),
+    Fault("documents-leak", "Mistral", with_ones, "all-ones mask", "eager"),
+    Fault("documents-leak", "Gemma 3", with_ones, "all-ones mask"),
+    Fault("documents-leak", "Gemma 2", with_ones, "all-ones mask"),
+    Fault("documents-leak", "gpt-oss", packed, "which does not look at positions"),
+    Fault("documents-leak", "gpt-oss", with_ones, "all-ones mask"),
+    Fault("documents-leak", "GPT-2", with_ones, "all-ones mask"),
+    Fault("documents-leak", "BERT", packed, "which does not look at positions"),
+    Fault("documents-leak", "Qwen3-Next", packed, "whose linear layers run on"),
+    Fault("documents-leak", "Llama 4", with_ones, "all-ones mask"),
+    Fault("documents-leak", "GPT", lambda: tokens(1), "no mask", options=PER_DOCUMENT),
+    Fault("documents-leak", "plain GPT without documents", packed_idx, "document_ids are ignored"),
+    Fault("documents-leak", "Llama", packed, "dropped", "drops_mask"),
+    Fault("documents-leak", "Mistral", packed, "dropped", "drops_mask"),
+    Fault("documents-leak", "Llama", packed, "dropped", "by_hand_drops_mask"),
+    Fault(
+        "documents-leak",
+        "Llama",
+        lambda: {"input_ids": tokens(1), "cu_seq_lens_q": torch.tensor([0, 5, 12], dtype=torch.int32)},
+        "borders that SDPA ignores",
+    ),
+    # Padding.
+    Fault("padding-seen", "Llama", lambda: without_mask("left"), "no mask"),
+    Fault("padding-seen", "Llama", lambda: without_mask("left"), "no mask", "eager"),
+    Fault("padding-seen", "Mistral", lambda: without_mask("left"), "no mask"),
+    Fault("padding-seen", "Gemma 3", lambda: without_mask("left"), "no mask"),
+    Fault("padding-seen", "gpt-oss", lambda: without_mask("left"), "no mask"),
+    Fault("padding-seen", "GPT-2", lambda: without_mask("left"), "no mask"),
+    Fault("padding-seen", "BERT", lambda: without_mask("right"), "no mask"),
+    Fault("padding-seen", "BERT", lambda: without_mask("right"), "no mask", "eager"),
+    Fault("padding-seen", "Qwen3-Next", lambda: without_mask("left"), "no mask"),
+    Fault("padding-seen", "Llama 4", lambda: without_mask("left"), "no mask"),
+    Fault("padding-seen", "T5", lambda: seq2seq(mask=False), "no mask of the source"),
+    Fault("padding-seen", "BART", lambda: seq2seq(mask=False), "no mask of the source"),
+    Fault("mask-dropped", "Llama", left, "padding", "drops_mask"),
+    Fault("mask-dropped", "Mistral", left, "padding", "drops_mask"),
+    Fault("mask-dropped", "Gemma 3", left, "padding", "drops_mask"),
+    Fault("mask-dropped", "GPT-2", left, "padding", "drops_mask"),
+    Fault("mask-dropped", "BERT", right, "padding", "drops_mask"),
+    Fault("mask-dropped", "BART", seq2seq, "padding of the source", "drops_order"),
+    Fault("mask-dropped", "plain GPT without padding", lambda: padded_idx("left"), "padding"),
+    Fault(
+        "mask-dropped",
+        "Llama",
+        lambda: {"input_ids": tokens(1), "attention_mask": blocks_mask()},
+        "a mask of documents",
+        "drops_mask",
+    ),
+    Fault("mask-inverted", "Llama", lambda: inverted("left"), "by the collator"),
+    Fault("mask-inverted", "Llama", lambda: inverted("right"), "by the collator", "eager"),
+    Fault("mask-inverted", "Mistral", lambda: inverted("left"), "by the collator"),
+    Fault("mask-inverted", "GPT-2", lambda: inverted("left"), "by the collator"),
+    Fault("mask-inverted", "BERT", lambda: inverted("right"), "by the collator"),
+    Fault("mask-inverted", "Llama", left, "by the implementation", "inverts_mask"),
+    # Order.
+    Fault("future-seen", "Llama", plain, "not causal", "drops_order"),
+    Fault("future-seen", "Gemma 3", plain, "not causal", "drops_order"),
+    Fault("future-seen", "gpt-oss", plain, "not causal", "drops_order"),
+    Fault("future-seen", "GPT-2", plain, "not causal", "drops_order"),
+    Fault("future-seen", "Qwen3-Next", plain, "not causal", "drops_order"),
+    Fault("future-seen", "PaliGemma", prefixed, "after the prefix too", "drops_order"),
+    Fault("future-seen", "BART", pairs, "the decoder is not causal", "drops_order"),
+    Fault("future-seen", "Llama", plain, "not causal", "by_hand_drops_order"),
+    Fault("future-seen", "plain GPT without causal", idx, "not causal"),
+    Fault("causal-where-bidirectional", "BERT", plain, "causal", "always_causal"),
+    Fault("causal-where-bidirectional", "BART", pairs, "the encoder", "always_causal"),
+    Fault("causal-where-bidirectional", "PaliGemma", prefixed, "the prefix", "always_causal"),
+    Fault(
+        "causal-where-bidirectional",
+        "Llama",
+        plain,
+        "a prefix is expected",
+        options={"expect": regard.causal | regard.prefix(4)},
+    ),
+    # Windows.
+    Fault("window-ignored", "Mistral", plain, "never reaches SDPA", "drops_mask"),
+    Fault("window-ignored", "Gemma 3", plain, "never reaches SDPA", "drops_mask"),
+    Fault("window-ignored", "Llama 4", plain, "chunks never reach SDPA", "drops_mask"),
+    Fault("window-ignored", "Llama", plain, "expected", options={"expect": regard.causal & regard.window(4)}),
+    Fault("window-off-by-one", "Mistral", plain, "too long", "long_window"),
+    Fault("window-off-by-one", "Mistral", plain, "too short", "short_window"),
+    Fault("window-off-by-one", "Gemma 3", plain, "too long", "long_window"),
+    Fault("window-off-by-one", "Gemma 3", plain, "too short", "short_window"),
+    Fault("window-wrong-size", "Mistral", plain, "twice as long", "twice_window"),
+    Fault("window-wrong-size", "Gemma 3", plain, "twice as long", "twice_window"),
+    Fault("window-on-wrong-layers", "Gemma 3", plain, "counted from 1", "swapped_windows"),
+    Fault("window-on-wrong-layers", "Gemma 2", plain, "counted from 1", "swapped_windows"),
+    Fault("window-on-wrong-layers", "gpt-oss", plain, "counted from 1", "swapped_windows"),
+    # What an implementation has no argument for.
+    Fault("sinks-lost", "gpt-oss", plain, "no argument", "only_mask"),
+    Fault("sinks-lost", "gpt-oss", left, "no argument", "only_mask"),
+    Fault("softcap-lost", "Gemma 2", plain, "no argument", "only_mask"),
+    Fault("softcap-lost", "Gemma 2", packed, "no argument", "only_mask"),
+    Fault("implementations-differ", "Llama", plain, "twice the scale", "wrong_scale"),
+    Fault("implementations-differ", "Mistral", packed, "twice the scale", "wrong_scale"),
+    Fault("implementations-differ", "Mistral", plain, "no window", "by_hand_drops_mask"),
+    # Positions and targets.
+    Fault("left-padding-shifts-positions", "GPT-2", left, "no position_ids"),
+    Fault("left-padding-shifts-positions", "GPT-2", left, "no position_ids", "eager"),
+    Fault("left-padding-shifts-positions", "BERT", left, "no position_ids"),
+    Fault("left-padding-shifts-positions", "plain GPT", lambda: padded_idx("left"), "no position_ids"),
+    Fault("positions-do-not-restart", "plain GPT without positions", packed_idx, "counted through"),
+    Fault(
+        "positions-do-not-restart",
+        "GPT with learned positions",
+        lambda: {"input_ids": tokens(1), "mask": regard.documents(DOCUMENTS)},
+        "counted through",
+        options=PER_DOCUMENT,
+    ),
+    Fault(
+        "positions-do-not-restart",
+        "GPT-2",
+        lambda: {"input_ids": tokens(1), "attention_mask": blocks_mask()},
+        "counted through",
+        options=PER_DOCUMENT,
+    ),
+    Fault("targets-cross-documents", "Llama", with_labels, "labels are the ids"),
+    Fault("targets-cross-documents", "Llama", with_labels, "labels are the ids", "eager"),
+    Fault("targets-cross-documents", "Mistral", with_labels, "labels are the ids"),
+    Fault("targets-cross-documents", "Gemma 3", with_labels, "labels are the ids"),
+    Fault("targets-cross-documents", "GPT-2", with_labels, "labels are the ids"),
+    # Any other mask that the caller expects.
+    Fault("unexpected-mask", "Llama", plain, "chunks", options={"expect": regard.causal & regard.chunks(4)}),
+    Fault(
+        "unexpected-mask",
+        "GPT-2",
+        plain,
+        "one cell less",
+        options={"expect": regard.tensor_mask((_later(LENGTH) >= 0) & (_later(LENGTH) != 3))},
+    ),
+]

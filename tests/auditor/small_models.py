@@ -1,0 +1,292 @@
+"""Small models of many families with random weights, and batches as collators make them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.gpt import GPT, Config
+
+PAD, VOCABULARY, WINDOW, LENGTH = 0, 48, 4, 12
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": PAD,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
+
+
+class PlainBlock(nn.Module):
+    """One block of `PlainGPT`, which a learner might have written."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(d_model, 2 * d_model), nn.GELU(), nn.Linear(2 * d_model, d_model)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        B, T, D = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, T)
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(B, T, D))
+        return x + self.feed_forward(x)
+
+
+class PlainGPT(nn.Module):
+    """A GPT in plain PyTorch, with learned positions and a mask of documents.
+
+    `fault` is what its author forgot: "causal", "documents", "padding", "positions", or "" for nothing.
+    """
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+        self.tokens, self.places = nn.Embedding(VOCABULARY, 32), nn.Embedding(64, 32)
+        self.blocks = nn.ModuleList(PlainBlock(32, 4) for _ in range(2))
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(
+        self,
+        idx: Tensor,
+        targets: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        B, T = idx.shape
+        mask = torch.ones(B, 1, T, T, dtype=torch.bool)
+        places = torch.arange(T).expand(B, T)
+        if self.fault != "causal":
+            mask = mask.tril()
+        if document_ids is not None:
+            same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+            if self.fault != "documents":
+                mask = mask & same
+            if self.fault != "positions":
+                places = same[:, 0].tril().sum(-1) - 1
+        if attention_mask is not None and self.fault != "padding":
+            mask = (mask & (attention_mask[:, None, None] != 0)) | torch.eye(T, dtype=torch.bool)
+        x = self.tokens(idx) + self.places(places)
+        for block in self.blocks:
+            x = block(x, mask)
+        logits = self.head(x)
+        if targets is None:
+            return logits, None
+        return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _gemma3(**more: Any) -> nn.Module:
+    config = transformers.Gemma3TextConfig(
+        **GROUPED | {"num_hidden_layers": 4},
+        head_dim=8,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        **more,
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def _qwen3_next() -> nn.Module:
+    config = transformers.Qwen3NextConfig(
+        **GROUPED,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    )
+    return transformers.Qwen3NextForCausalLM(config)
+
+
+def _paligemma() -> nn.Module:
+    config = transformers.PaliGemmaConfig(
+        text_config=transformers.GemmaConfig(**GROUPED, head_dim=8),
+        vision_config=transformers.SiglipVisionConfig(
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=8,
+            patch_size=4,
+        ),
+        image_token_id=VOCABULARY - 1,
+        projection_dim=32,
+        hidden_size=32,
+        pad_token_id=PAD,
+    )
+    return transformers.PaliGemmaForConditionalGeneration(config)
+
+
+MODELS: dict[str, Any] = {
+    "Llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)),
+    "Mistral": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**GROUPED, head_dim=8, sliding_window=WINDOW)
+    ),
+    "Gemma 3": _gemma3,
+    "Gemma 2": lambda: transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(
+            **GROUPED, head_dim=8, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=8
+        )
+    ),
+    "gpt-oss": lambda: transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(
+            **GROUPED, head_dim=8, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=1
+        )
+    ),
+    "GPT-2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            pad_token_id=PAD,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ),
+    "BERT": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)),
+    "T5": lambda: transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=VOCABULARY,
+            d_model=32,
+            d_kv=8,
+            d_ff=48,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=PAD,
+            pad_token_id=PAD,
+        )
+    ),
+    "BART": lambda: transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            vocab_size=VOCABULARY,
+            d_model=32,
+            encoder_layers=1,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_position_embeddings=64,
+            pad_token_id=PAD,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=2,
+            forced_eos_token_id=None,
+        )
+    ),
+    "Qwen3-Next": _qwen3_next,
+    "Llama 4": lambda: transformers.Llama4ForCausalLM(
+        transformers.Llama4TextConfig(
+            **GROUPED,
+            head_dim=8,
+            intermediate_size_mlp=48,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            attention_chunk_size=WINDOW,
+            layer_types=["chunked_attention", "full_attention"],
+        )
+    ),
+    "GPT": lambda: GPT(
+        Config(
+            vocab_size=VOCABULARY,
+            context_length=64,
+            num_layers=2,
+            d_model=32,
+            num_heads=4,
+            window=WINDOW,
+            positions="rotary",
+        )
+    ),
+    "GPT with learned positions": lambda: GPT(
+        Config(vocab_size=VOCABULARY, context_length=64, num_layers=2, d_model=32, num_heads=4)
+    ),
+    "PaliGemma": _paligemma,
+    "plain GPT": PlainGPT,
+}
+
+
+@functools.cache
+def _built(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return strengthened(MODELS[name]())
+
+
+def strengthened(model: nn.Module) -> nn.Module:
+    """Return a model whose weights are greater: with those of 0.02, a leak would look like rounding."""
+    model.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(5.0)
+            elif parameter.ndim == 1 and parameter.abs().max() == 0:
+                parameter.normal_(0, 0.1)
+    return model
+
+
+def small_model(name: str, implementation: str | None = None) -> nn.Module:
+    """Return a model, built once, with an implementation of attention; None for its first one."""
+    model = _built(name)
+    first = _first_implementation(name)  # asked before it is changed for the first time
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation(implementation or first)  # type: ignore[operator]
+    return model
+
+
+@functools.cache
+def _first_implementation(name: str) -> str | None:
+    return getattr(getattr(_built(name), "config", None), "_attn_implementation", None)
+
+
+def tokens(B: int = 2, T: int = LENGTH, seed: int = 0) -> Tensor:
+    """Return random token ids (B, T) without the padding token."""
+    return torch.randint(3, VOCABULARY, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def is_token(lengths: tuple[int, ...], T: int = LENGTH, side: str = "right") -> Tensor:
+    """Return which tokens (B, T) of texts of these lengths are no padding."""
+    right = torch.arange(T) < torch.tensor(lengths)[:, None]
+    return right if side == "right" else right.flip(1)
+
+
+def padded(side: str, lengths: tuple[int, ...] = (LENGTH, 8)) -> dict[str, Tensor]:
+    """Return a padded batch with its mask."""
+    keep = is_token(lengths, side=side)
+    ids = tokens(len(lengths)).masked_fill(~keep, PAD)
+    return {"input_ids": ids, "attention_mask": keep.long()}
+
+
+def restarting(lengths: tuple[int, ...]) -> Tensor:
+    """Return positions (1, T) that begin again with each document."""
+    return torch.cat([torch.arange(n) for n in lengths])[None]
+
+
+def packed(lengths: tuple[int, ...] = (5, 7)) -> dict[str, Any]:
+    """Return a batch of one text of several documents, as Transformers' flattening collator makes it."""
+    positions = restarting(lengths)
+    return {"input_ids": tokens(1, positions.shape[1]), "position_ids": positions, "use_cache": False}
+
+
+def prefixed() -> dict[str, Tensor]:
+    """Return a batch of texts whose first tokens are a prefix, as PaliGemma's token types say."""
+    types = (torch.arange(LENGTH) >= 6).long().expand(2, LENGTH)
+    return {"input_ids": tokens(), "token_type_ids": types, "attention_mask": torch.ones_like(types)}

@@ -1,0 +1,258 @@
+"""What a batch says of its tokens, and batches that say little, or odd things."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import regard
+from regard.auditor.batch import read_batch
+from tests.auditor.planted import DOCUMENTS, blocks_mask, seq2seq
+from tests.auditor.small_models import (
+    GROUPED,
+    LENGTH,
+    PAD,
+    PlainGPT,
+    packed,
+    padded,
+    prefixed,
+    restarting,
+    small_model,
+    strengthened,
+    tokens,
+)
+
+IDS = tokens(1)
+
+
+@pytest.mark.parametrize(
+    ("more", "how"),
+    [
+        ({"position_ids": restarting((5, 7))}, "position_ids"),
+        ({"document_ids": DOCUMENTS}, "document_ids"),
+        ({"seq_idx": DOCUMENTS.int()}, "seq_idx"),
+        ({"cu_seq_lens_q": torch.tensor([0, 5, 12])}, "cu_seq_lens_q"),
+        ({"attention_mask": DOCUMENTS + 1}, "numbers in the mask"),
+    ],
+)
+def test_documents_are_found_in_the_batch(more: dict[str, Tensor], how: str) -> None:
+    text = read_batch({"input_ids": IDS} | more, None, None)
+    assert text.documents is not None
+    borders = text.documents[0].diff().nonzero().flatten().tolist()
+    assert borders == [4]
+    assert how in text.assumptions[-1]
+
+
+def test_positions_of_padding_are_no_documents() -> None:
+    batch = padded("left")
+    batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).masked_fill(
+        batch["attention_mask"] == 0, 1
+    )
+    assert read_batch(batch, None, None).documents is None
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_known_by_the_padding_token_if_there_is_no_mask(side: str) -> None:
+    ids = padded(side)["input_ids"]
+    text = read_batch({"input_ids": ids}, None, SimpleNamespace(pad_token_id=PAD))
+    assert torch.equal(text.real, ids != PAD)
+
+
+def test_the_first_token_of_a_decoder_is_no_padding() -> None:
+    ids = torch.tensor([[PAD, 5, 6, PAD]])
+    batch = {"input_ids": tokens(1), "decoder_input_ids": ids}
+    text = read_batch(batch, None, SimpleNamespace(pad_token_id=PAD))
+    assert text.real.tolist() == [[True, True, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "pixel_values: torch.float32"),
+        ({}, "nothing"),
+        ("a text", "got str"),
+        ({"attention_mask": torch.ones(1, 4, dtype=torch.long)}, "expected token ids"),
+    ],
+)
+def test_a_batch_without_token_ids_says_what_it_has(batch: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        regard.audit(small_model("Llama"), batch)
+
+
+def test_documents_of_another_shape_say_what_is_expected() -> None:
+    with pytest.raises(ValueError, match=r"documents: expected the document of each token, \(2, 12\)"):
+        regard.audit(small_model("Llama"), tokens(), documents=torch.zeros(5, dtype=torch.long))
+    with pytest.raises(ValueError, match="documents: expected a tensor of whole numbers"):
+        regard.audit(small_model("Llama"), tokens(), documents=torch.zeros(2, 12))
+
+
+def test_a_model_that_fails_on_the_batch_is_named_with_its_error() -> None:
+    with pytest.raises(ValueError, match=r"PlainGPT does not run on this batch \(idx\): IndexError"):
+        regard.audit(PlainGPT(), torch.full((1, 4), 1000))
+
+
+class Odd(nn.Module):
+    """A causal model whose forward pass has its own names, needs no more than ids, and returns a tuple."""
+
+    is_causal = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = strengthened(PlainGPT())
+
+    def forward(self, sentence: Tensor) -> tuple[None, Tensor]:
+        return None, self.inner(sentence)[0]
+
+
+def test_ids_go_to_the_first_argument_and_outputs_are_found_in_a_tuple() -> None:
+    audit = regard.audit(Odd(), tokens(), expect=regard.causal)
+    assert audit.verdict == "right", audit
+    assert audit.outside.answers["future"]
+
+
+def test_what_the_model_does_not_take_is_left_out_and_said() -> None:
+    batch = {"sentence": tokens(), "files": ["a", "b"], "attention_mask": torch.ones_like(tokens())}
+    audit = regard.audit(Odd(), batch, expect=regard.causal)
+    assert audit.verdict == "right", audit
+    assert "`files`, `attention_mask`: not passed on" in " ".join(audit.assumptions)
+
+
+def test_texts_in_the_batch_do_not_hinder_a_model_that_takes_any_argument() -> None:
+    batch = padded("left") | {"texts": ["a", "b"], "number": 3}
+    assert regard.audit(small_model("Llama"), batch).verdict == "right"
+
+
+def test_documents_of_a_model_that_takes_no_position_ids() -> None:
+    audit = regard.audit(strengthened(PlainGPT()), tokens(1), documents=DOCUMENTS[0])
+    assert [d.name for d in audit.diagnoses] == ["documents-leak"]
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT-2", "BERT", "GPT", "plain GPT", "Qwen3-Next"])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (1, 3)])
+def test_the_shortest_texts_are_right(kind: str, shape: tuple[int, int]) -> None:
+    audit = regard.audit(small_model(kind), tokens(*shape))
+    assert audit.verdict == "right", audit
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPT-2", "BERT"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_text_that_is_all_padding_is_no_alarm(kind: str, implementation: str) -> None:
+    try:
+        audit = regard.audit(small_model(kind, implementation), padded("right", (LENGTH, 6, 0)))
+    finally:
+        small_model(kind)
+    assert audit.verdict == "right", audit
+
+
+def test_a_batch_of_nothing_but_padding_is_undecided() -> None:
+    audit = regard.audit(small_model("Llama"), padded("right", (0, 0)))
+    assert audit.verdict == "undecided"
+    assert "every token of the batch is padding" in audit.summary
+
+
+@pytest.mark.parametrize("kind", ["T5", "BART"])
+def test_the_tokens_of_a_decoder_are_made_of_labels_alone(kind: str) -> None:
+    labels = tokens(2, LENGTH, seed=2)
+    labels[1, 9:] = -100
+    audit = regard.audit(small_model(kind), padded("right") | {"labels": labels})
+    assert audit.verdict == "right", audit
+    assert "decoder_input_ids are the labels moved by one token" in " ".join(audit.assumptions)
+    with pytest.raises(ValueError, match="expected decoder_input_ids or labels"):
+        regard.audit(small_model(kind), padded("right"))
+
+
+def test_a_padded_source_without_its_mask_is_seen_though_the_labels_are_right() -> None:
+    batch = {"input_ids": seq2seq()["input_ids"], "labels": tokens(2, 7, seed=2)}
+    audit = regard.audit(small_model("T5"), batch)
+    assert audit.diagnoses[0].name == "padding-seen"
+
+
+def test_a_prefix_is_read_both_ways_as_its_token_types_say() -> None:
+    batch = prefixed()
+    audit = regard.audit(small_model("PaliGemma"), batch)
+    assert audit.verdict == "right", audit
+    assert "12 tokens of a prefix read each other both ways" in " ".join(audit.assumptions)
+    whole = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    try:
+        unknown = regard.audit(small_model("PaliGemma", "eager"), whole)
+    finally:
+        small_model("PaliGemma")
+    assert unknown.verdict == "undecided"
+    assert "pass token_type_ids" in unknown.summary
+
+
+VISION = transformers.SiglipVisionConfig(
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=8,
+    patch_size=4,
+)
+
+
+def test_the_prefix_of_paligemma_2_is_seen_beyond_the_window() -> None:
+    torch.manual_seed(0)
+    text = transformers.Gemma2Config(**GROUPED, head_dim=8, sliding_window=4)
+    config = transformers.PaliGemmaConfig(
+        text_config=text, vision_config=VISION, image_token_id=47, projection_dim=32, pad_token_id=PAD
+    )
+    model = strengthened(transformers.PaliGemmaForConditionalGeneration(config))
+    audit = regard.audit(model, prefixed())
+    assert audit.verdict == "right", audit
+
+
+def test_pictures_of_gemma_3_are_read_both_ways_each_by_itself() -> None:
+    torch.manual_seed(0)
+    text = transformers.Gemma3TextConfig(
+        **GROUPED, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
+    )
+    config = transformers.Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4)
+    model = strengthened(transformers.Gemma3ForConditionalGeneration(config))
+    types = torch.zeros(1, LENGTH, dtype=torch.long)
+    types[0, 1:4] = types[0, 6:12] = 1
+    audit = regard.audit(model, {"input_ids": tokens(1), "token_type_ids": types})
+    assert audit.verdict == "right", audit
+
+
+@pytest.mark.parametrize(
+    ("expect", "verdict"),
+    [
+        (regard.causal, "right"),
+        (regard.causal & regard.window(20), "right"),
+        (regard.causal & regard.alibi(4), "right"),
+        (regard.tensor_mask(torch.ones(LENGTH, LENGTH).tril().bool()), "right"),
+        (regard.causal & regard.window(4), "wrong"),
+        (regard.causal | regard.prefix(3), "wrong"),
+        (regard.full, "wrong"),
+        (regard.causal & regard.chunks(3), "wrong"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [tokens(), padded("left")], ids=["plain", "padded"])
+def test_any_mask_can_be_expected(expect: Any, verdict: str, batch: Any) -> None:
+    audit = regard.audit(small_model("Llama"), batch, expect=expect)
+    assert audit.verdict == verdict, audit
+    assert str(expect) in audit.assumptions[0]
+
+
+def test_an_expected_mask_is_joined_with_the_documents_of_the_batch() -> None:
+    assert regard.audit(small_model("Llama"), packed(), expect=regard.causal).verdict == "right"
+
+
+def test_an_expected_mask_that_does_not_fit_says_so() -> None:
+    small = regard.tensor_mask(torch.ones(3, 3).bool())
+    with pytest.raises(ValueError, match="does not fit the batch of 2 texts of 12 tokens"):
+        regard.audit(small_model("Llama"), tokens(), expect=small)
+    with pytest.raises(ValueError, match="expect: expected a mask"):
+        regard.audit(small_model("Llama"), tokens(), expect=torch.ones(3, 3))  # type: ignore[arg-type]
+
+
+def test_a_whole_mask_in_the_batch_is_what_is_expected() -> None:
+    batch = {"input_ids": tokens(1), "attention_mask": blocks_mask(), "position_ids": restarting((5, 7))}
+    assert regard.audit(small_model("Llama"), batch).verdict == "right"

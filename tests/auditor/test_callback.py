@@ -1,0 +1,84 @@
+"""The first batch of a training run, and of a test suite: a wrong one raises, a right one trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from regard.auditor import audit_callback
+from regard.testing import assert_reads
+from tests.auditor.small_models import GROUPED, packed, padded, small_model, tokens
+
+EXAMPLES: Any = [{"input_ids": tokens(1, n, seed=n)[0].tolist()} for n in (5, 7, 6, 4)]
+
+
+def leaky(examples: Any) -> dict[str, Any]:
+    """Collate packed examples with an all-ones mask, under which Transformers joins the documents."""
+    batch = dict(DataCollatorWithFlattening()(examples))
+    return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+
+
+def trainer(folder: Path, collate: Any, *callbacks: Any) -> Trainer:
+    torch.manual_seed(0)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=1,
+        per_device_train_batch_size=2,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        learning_rate=0.1,
+    )
+    return Trainer(
+        model=LlamaForCausalLM(LlamaConfig(**GROUPED)),
+        args=arguments,
+        train_dataset=EXAMPLES,
+        data_collator=collate,
+        callbacks=list(callbacks),
+    )
+
+
+def test_a_right_batch_trains_as_without_an_audit(tmp_path: Path) -> None:
+    callback = audit_callback()
+    audited = trainer(tmp_path, DataCollatorWithFlattening(), callback)
+    audited.train()
+    assert callback.audit.verdict == "right", callback.audit
+    assert audited.state.global_step == 1
+    alone = trainer(tmp_path, DataCollatorWithFlattening())
+    alone.train()
+    for ours, theirs in zip(audited.model.parameters(), alone.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_wrong_batch_ends_the_run_before_the_first_step(tmp_path: Path) -> None:
+    leaking = trainer(tmp_path, leaky, audit_callback())
+    with pytest.raises(RuntimeError, match="documents-leak"):
+        leaking.train()
+    assert leaking.state.global_step == 0
+
+
+def test_a_wrong_batch_can_warn_only(tmp_path: Path) -> None:
+    leaking = trainer(tmp_path, leaky, audit_callback(on_wrong="warn"))
+    with pytest.warns(UserWarning, match="documents-leak"):
+        leaking.train()
+    assert leaking.state.global_step == 1
+
+
+def test_assert_reads_returns_the_audit_or_fails_with_its_report() -> None:
+    model = small_model("Llama")
+    assert assert_reads(model, packed()).ok
+    with pytest.raises(AssertionError, match=r"WRONG: documents-leak(.|\n)*fix: "):
+        assert_reads(model, packed() | {"use_cache": True})
+
+
+def test_assert_reads_lets_undecided_pass_only_if_told() -> None:
+    model, batch = small_model("Llama"), padded("right", (0, 0))
+    with pytest.raises(AssertionError, match="UNDECIDED"):
+        assert_reads(model, batch)
+    assert assert_reads(model, batch, allow_undecided=True).verdict == "undecided"
