@@ -252,6 +252,7 @@ def quiet_and_uncompiled() -> Iterator[None]:
 
     PyTorch 2.13 does not compile FlexAttention on ARM processors; uncompiled it has the same mask function.
     """
+    verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     torch.compiler.set_stance("force_eager")
     try:
@@ -260,6 +261,7 @@ def quiet_and_uncompiled() -> Iterator[None]:
             yield
     finally:
         torch.compiler.set_stance("default")
+        transformers.logging.set_verbosity(verbosity)
 
 
 Survey = dict[tuple[str, str, str], Measurement]

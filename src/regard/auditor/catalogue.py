@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 
@@ -19,6 +19,8 @@ class ReadingMistake:
     """What is seen in training or in what the model writes."""
     cause: str
     fix: str
+    cases: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Other causes and fixes, by a name for what was seen."""
 
 
 @functools.cache

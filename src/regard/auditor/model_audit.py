@@ -348,7 +348,18 @@ def _diagnose(result: Audit, text: TextBatch, config: Any, expect: Mask | None) 
     for name, mistake in reading_mistakes().items():
         if name in named:
             what = f"The model {mistake.what}: {named[name]}."
-            result.diagnoses.append(ReadingDiagnosis(name, what, mistake.symptom, mistake.cause, mistake.fix))
+            case = _leak_case(result, failed["documents"], text, config) if name == "documents-leak" else ""
+            told = {"cause": mistake.cause, "fix": mistake.fix} | mistake.cases.get(case, {})
+            result.diagnoses.append(ReadingDiagnosis(name, what, mistake.symptom, **told))
+
+
+def _leak_case(result: Audit, answer: ReadingAnswer, text: TextBatch, config: Any) -> str:
+    """Return which case of leaking documents this is: "" where a mask or a cache may be in the way."""
+    if answer.inside is not False:
+        return "other-layers" if any("documents" in layer.asked for layer in result.layers) else ""
+    arguments = text.arguments
+    has_cache = bool(arguments.get("use_cache", getattr(config, "use_cache", False)))
+    return "" if has_cache or arguments.get("attention_mask") is not None else "positions-unused"
 
 
 def _name_windows(

@@ -127,11 +127,14 @@ class Audit:
         for answer in self.answers:
             mark = {True: "✓", False: "✗", None: "?"}[answer.right]
             sides = [
-                f"{side} {'yes' if x else 'no'}"
+                f"{side} {'✓' if x else '✗'}"
                 for side, x in (("inside", answer.inside), ("outside", answer.outside))
                 if x is not None
             ]
-            seen = f": {answer.evidence}" if answer.evidence and not answer.right else ""
+            # What was seen from inside stands in the diagnosis, if there is one.
+            told = self.outside.evidence.get(answer.question, "") if answer.outside is False else ""
+            told = told or ("" if self.diagnoses else answer.evidence)
+            seen = f": {told}" if told and not answer.right else ""
             asked = ", ".join(sides) or "not known"
             lines += _wrapped(f"{mark} {QUESTIONS[answer.question]} ({asked}){seen}", "  ")
         groups = self.groups()
