@@ -396,9 +396,12 @@ def _sums_of_many_keys(session: CheckSession, intent: Intent) -> None:
         return
     T = 24 if not intent.causal and session.has_passed("cross-attention") else MANY_KEYS
     question = session.cases.plain("bfloat16, many keys", B=1, H=1, T=T, S=MANY_KEYS, D=16, seed=24)
+    plainly = session.compared.run(question.to(session.dtype)).answer
+    if plainly is None or not intent.error(question, plainly) < TOLERANCE:
+        return  # it does not take so many, or is another attention there: `long_text` judges that
     reply = session.compared.run(question.to(torch.bfloat16))
     if reply.answer is None:
-        return  # longer than the texts that it takes
+        return
     exact, _ = intent.measure(question, torch.bfloat16)
     plain = CORRECT.answer(replace(intent.apply(question).to(torch.bfloat16), layout=""), intent.wiring)
     # The first rows of causal attention see few keys, and their outputs are the largest.
