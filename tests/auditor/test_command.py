@@ -142,8 +142,10 @@ def test_masks_are_drawn_with_what_leaks(script: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0] == "layers 0, 1: causal"
-    assert lines[1] == "██" + "··" * 9
-    assert lines[5] == "XX" * 4 + "██" + "··" * 5
+    assert lines[1] == "text 0"
+    assert lines[2] == "██" + "··" * 9
+    assert lines[6] == "XX" * 4 + "██" + "··" * 5
+    assert lines[-1].startswith("Queries run down, keys across.")
     assert (tmp_path / "masks.html").exists()
 
 

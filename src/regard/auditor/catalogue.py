@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import textwrap
 import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -21,6 +22,14 @@ class ReadingMistake:
     fix: str
     cases: dict[str, dict[str, str]] = field(default_factory=dict)
     """Other causes and fixes, by a name for what was seen."""
+
+
+def reading_lines(mistake: ReadingMistake) -> list[str]:
+    """Return a mistake explained, in lines: what it is, what you see, and every cause with its fix."""
+    told = [{"cause": mistake.cause, "fix": mistake.fix}, *mistake.cases.values()]
+    paragraphs = [f"{mistake.name}: the model {mistake.what}.", f"What you see: {mistake.symptom}"]
+    paragraphs += [f"{word}: {text}" for case in told for word, text in case.items()]
+    return [line for text in paragraphs for line in (*textwrap.wrap(text, 80, break_on_hyphens=False), "")]
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named_masks import Causal, Chunks, Documents, Padding, TensorMask, Window, causal
+from regard.attention.masks.named_masks import Chunks, Documents, Padding, TensorMask, Window, causal
 from regard.auditor.batch import TextBatch
 from regard.recorder.layer import Layer
 from regard.recorder.sources.mask_recognition import masked_entries
@@ -166,8 +166,8 @@ def model_type(model: nn.Module) -> str:
 def mask_parts(expect: Mask) -> dict[str, Any]:
     """Return the parts of an expectation that a mask of the caller's consists of."""
     conjuncts = expect.conjuncts()
-    windows = [x for x in conjuncts if isinstance(x, Window)]
-    others = [x for x in conjuncts if not isinstance(x, Window | Causal)]
+    windows = [x for x in conjuncts if x.window_size() is not None]
+    others = [x for x in conjuncts if x.window_size() is None and not x.is_causal]
     parts: dict[str, Any] = {} if others else {"order": full}
     parts |= {"order": causal} if len(windows) + len(others) < len(conjuncts) else {}
     parts |= {"window": conjunction(windows)} if windows else {}
@@ -215,7 +215,8 @@ def _kind(module: nn.Module, layer: Layer, batch: TextBatch) -> str:
     in_encoder = layer.stack == "encoder" or bool(_ENCODER.search(layer.name))
     if source is not None and in_encoder and T == S == source:
         return "encoder"
-    if T != S or own != T or is_cross or _OTHER_TOKENS.search(layer.name):
+    ends_in_padding = own == T > S and not bool(batch.real[:, S:].any())  # of which no key was kept
+    if not (T == S or ends_in_padding) or own != T or is_cross or _OTHER_TOKENS.search(layer.name):
         return "other"
     return "self"
 

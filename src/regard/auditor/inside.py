@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import Window
 from regard.auditor.batch import TextBatch
-from regard.auditor.cells import NO_CELLS, Cells, are_equal, cells_beyond, on_cpu
+from regard.auditor.cells import NO_CELLS, Cells, FirstKeys, are_equal, cells_beyond, on_cpu
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of
 from regard.recorder.layer import Layer
 from regard.recorder.result import Capture
@@ -98,27 +98,31 @@ def read_layer(
             shape=layer.shape,
         )
     rows = rows_of(batch, expected.kind)
+    B, H, T, S = layer.shape
+    shape, inner = layer.shape, heard
+    # Keys at the end that nobody sees and that are all alike are taken for room in a cache: padding is.
+    if expected.kind == "self" and S < T:
+        shape, heard = (B, H, T, T), FirstKeys(inner, S)
     parts = expected.parts()
-    if (
-        layer.is_linear
-    ):  # What it keeps of padding and other documents may be 0, which its mask does not show.
+    # What a linear layer keeps of padding and other documents may be 0, which its mask does not show.
+    if layer.is_linear:
         parts = {name: part for name, part in parts.items() if name == "future"}
     wrong: dict[str, Cells] = {}
     shares: dict[str, Tensor] = {}
     for question, part in parts.items():
-        at = (id(heard), f"{question} {expected.kind} {part} {layer.shape}")
-        cells = known[at] if at in known else cells_beyond(heard, part, layer.shape, rows)
+        at = (id(inner), f"{question} {expected.kind} {part} {shape}")
+        cells = known[at] if at in known else cells_beyond(heard, part, shape, rows)
         known[at] = cells
         if cells.number:
             wrong[question] = cells
-            if not layer.is_linear and not part.biased:
+            if not layer.is_linear and not part.biased and shape == layer.shape:
                 shares[question] = head_shares(layer, ~part, rows)
     whole, is_known = expected.mask(), expected.is_known
     hidden = NO_CELLS
     answers_hidden = is_known and expected.window_known and not layer.is_linear
     if answers_hidden:
-        at = (id(heard), f"hidden {expected.kind} {whole} {layer.shape}")
-        hidden = known[at] if at in known else cells_beyond(whole, heard, layer.shape, rows)
+        at = (id(inner), f"hidden {expected.kind} {whole} {shape}")
+        hidden = known[at] if at in known else cells_beyond(whole, heard, shape, rows)
         known[at] = hidden
     if hidden.number:
         wrong["hidden"] = hidden
@@ -130,7 +134,7 @@ def read_layer(
     only_padding = False
     if expected.padding is not None and "padding" in wrong:
         # A query may see itself all the same: else its softmax would have nothing to sum.
-        only_padding = not cells_beyond(heard, ~expected.padding | Window(1), layer.shape, rows).number
+        only_padding = not cells_beyond(heard, ~expected.padding | Window(1), shape, rows).number
     asked = [*parts, *(["hidden"] if answers_hidden else [])]
     return LayerReading(
         layer.name,
@@ -142,17 +146,17 @@ def read_layer(
         why,
         wrong,
         shares,
-        window=heard.window_size(),
+        window=inner.window_size(),
         expected_window=None if expected.window is None else expected.window.window_size(),
         lost=tuple(lost),
         sees_only_padding=only_padding,
-        hears_padding=any(part.is_padding for part in heard.conjuncts()),
-        is_causal=heard.is_causal,
+        hears_padding=any(part.is_padding for part in inner.conjuncts()),
+        is_causal=inner.is_causal,
         is_linear=layer.is_linear,
         asked=tuple(asked),
         heard_mask=heard,
         expected_mask=whole if is_known else None,
-        shape=layer.shape,
+        shape=shape,
     )
 
 

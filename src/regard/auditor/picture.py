@@ -16,7 +16,10 @@ TERMINAL_CELLS = 32
 HIDDEN, SEEN, LEAKED, LOST = range(4)
 COLOURS = ("#f2f2f2", "#3b6ea5", "#d62728", "#ff9f1c")
 CHARACTERS = ("·", "█", "X", "o")
-LEGEND = "seen, not seen; red is seen and should not be, orange is not seen and should be"
+COLOUR_LEGEND = "seen, not seen; red is seen and should not be, orange is not seen and should be"
+LEGEND = (
+    "Queries run down, keys across. █ is seen, · is not; X is seen and should not be, o should be and is not."
+)
 
 
 def cells_of(layer: LayerReading, most: int) -> tuple[Tensor, int]:
@@ -75,12 +78,16 @@ def page(subject: str, summary: str, report: str, groups: list[list[LayerReading
         "pre{white-space:pre-wrap}section{display:flex;flex-wrap:wrap;gap:1.5rem}figure{max-width:20rem}"
         "img{image-rendering:pixelated;width:100%}</style></head><body>"
         f"<h1>{html.escape(summary)}</h1><section>{''.join(figures)}</section>"
-        f"<p>Queries run down, keys across: blue and grey are {LEGEND}.</p>"
+        f"<p>Queries run down, keys across: blue and grey are {COLOUR_LEGEND}.</p>"
         f"<pre>{html.escape(report)}</pre></body></html>"
     )
 
 
 def terminal_picture(layer: LayerReading) -> str:
-    """Return what a layer sees as lines of characters, one a cell."""
-    cells, _ = cells_of(layer, TERMINAL_CELLS)
-    return "\n".join("".join(CHARACTERS[cell] * 2 for cell in row) for row in cells.tolist())
+    """Return what a layer sees of one text as lines of characters, one a cell, and which text it is."""
+    cells, text = cells_of(layer, TERMINAL_CELLS)
+    T = layer.shape[2]
+    some = f", {len(cells)} of its {T} queries" if len(cells) < T else ""
+    return f"text {text}{some}\n" + "\n".join(
+        "".join(CHARACTERS[cell] * 2 for cell in row) for row in cells.tolist()
+    )

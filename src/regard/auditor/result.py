@@ -105,8 +105,7 @@ class Audit:
             return f"{self.subject} reads what it should: {len(asked)} questions answered"
         if self.verdict == "undecided":
             return f"{self.subject} is UNDECIDED: {self.undecided}"
-        others = f", and {len(self.diagnoses) - 1} more" if len(self.diagnoses) > 1 else ""
-        return f"{self.subject} is WRONG: {self.diagnoses[0].name}{others}"
+        return f"{self.subject} is WRONG: {', '.join(diagnosis.name for diagnosis in self.diagnoses)}"
 
     def __repr__(self) -> str:
         return f"<Audit: {self.summary}>"
@@ -141,7 +140,12 @@ class Audit:
         lines += ["", "  layers, by what they see"] if groups else []
         for layers in groups:
             mask, expected, keys = layers[0].mask, layers[0].expected, layer_keys(layers)
-            should = "" if expected in ("", mask) else f"; expected {expected}"
+            should = f"; expected {expected}" if any(x.wrong for x in layers) else ""
+            should = (
+                should
+                if expected
+                else f"; not compared: {layers[0].why or 'what it should see is not known'}"
+            )
             doubt = "" if all(x.certified for x in layers) else "; not certified"
             lines += _wrapped(f"{keys}: {mask}{should}{doubt}", "    ")
         for sentence in (*self.not_heard, *self.notes):

@@ -59,14 +59,17 @@ def masks(
       regard masks train.py:make
     """
     from regard.auditor.inside import layer_keys
-    from regard.auditor.picture import terminal_picture
+    from regard.auditor.picture import LEGEND, terminal_picture
 
     result = _audit(target, outside=False)
     _write(result, out)
     with allow_closed_pipe():
         for layers in result.groups():
-            typer.echo(escape(f"layers {layer_keys(layers)}: {layers[0].mask}"))
+            word = "layer" if len(layers) == 1 else "layers"
+            unjudged = "" if layers[0].expected else "; not compared with what it should see"
+            typer.echo(escape(f"{word} {layer_keys(layers)}: {layers[0].mask}{unjudged}"))
             typer.echo(f"{terminal_picture(layers[0])}\n")
+        typer.echo(LEGEND)
         for sentence in result.not_heard:
             typer.echo(escape(sentence))
 
@@ -108,4 +111,8 @@ def _model_and_batch(make: Any, target: str) -> tuple[Any, Any]:
         ) from error
     if isinstance(made, tuple) and len(made) == 2:
         return made
-    raise ValueError(f"{target}: expected (model, batch) or a Trainer, got {type(made).__name__}")
+    raise ValueError(
+        f"{target}: expected (model, batch) or a Trainer, got {type(made).__name__}: write a function "
+        "without arguments that returns your model and one batch of your loader, "
+        "as `def make(): return model, next(iter(loader))`"
+    )

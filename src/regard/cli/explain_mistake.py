@@ -12,7 +12,10 @@ STYLES = {"+": "green", "-": "red", " ": ""}
 
 def explain_mistake(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The name of a mistake, from regard check --list.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="The name of a mistake, from regard check --list or regard audit."
+        ),
     ],
     code: Annotated[
         bool, typer.Option("--code", help="Print only a program that contains it, to save and run.")
@@ -29,11 +32,16 @@ def explain_mistake(
       regard explain-mistake no-scale --code > no_scale.py
       regard explain-mistake no-scale --test > test_mine.py
     """
+    from regard.auditor.catalogue import reading_lines, reading_mistakes
     from regard.checker.catalogue import get_mistake
     from regard.checker.examples import example_program
     from regard.checker.property_tests import PROPERTY_TESTS, code_of_test, kinds_with_a_test
     from regard.checker.snippet import clearest_kind, make_snippet
 
+    if (reading := reading_mistakes().get(name)) is not None:  # of a model on a batch, without a program
+        for line in reading_lines(reading):
+            typer.echo(line)
+        return
     entry = get_mistake(name)
     kind = clearest_kind(entry, kinds_with_a_test(entry))
     if code:
