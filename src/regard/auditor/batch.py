@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.recorder.packed_documents import documents_of_edges, documents_of_positions
+
 IGNORED = -100  # a target that the loss leaves out
 DOCUMENT_NAMES = ("document_ids", "doc_ids", "segment_ids", "seq_idx", "sequence_ids", "sample_ids")
 EDGE_NAMES = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens")
@@ -212,17 +214,12 @@ def _find_documents(
     if named is not None and arguments[named].shape == ids.shape:
         found, how = arguments[named].detach().cpu(), f"as `{named}` says"
     elif edges is not None and B == 1 and int(arguments[edges].max()) == T:
-        cuts = arguments[edges].detach().cpu().long()
-        found = torch.bucketize(torch.arange(T, device="cpu"), cuts[1:-1], right=True).expand(B, T)
+        found = documents_of_edges(arguments[edges].detach().cpu(), T).expand(B, T)
         how = f"as `{edges}` says"
     elif numbers is not None:
         found, how = numbers, "as the numbers in the mask say"
     elif positions is not None:
-        begins = torch.zeros_like(positions, dtype=torch.bool)
-        begins[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
-        # Positions of padding are often all 0 or 1, and a text on the left begins after it.
-        begins[:, 1:] &= real[:, 1:] & real[:, :-1]
-        found, how = begins.long().cumsum(1), "as `position_ids`, which begin again, say"
+        found, how = documents_of_positions(positions, real), "as `position_ids`, which begin again, say"
     if found is None:
         return None, ""
     several = any(len(set(row[keep].tolist())) > 1 for row, keep in zip(found, real, strict=True))

@@ -135,9 +135,8 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
     # Of Gemma's models True reads the whole text both ways; "vision" only pictures, which are no text.
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         return False, f"{name} reads both ways, as its configuration says"
-    if (
-        getattr(config, "causal", None) is False
-    ):  # XLM's language model is trained on masked tokens by default
+    # XLM's language model is trained on masked tokens by default.
+    if getattr(config, "causal", None) is False:
         return False, f"{name} reads both ways, as its configuration says"
     if model_type(model) == "cpmant":  # it reads its prompt both ways, and says not where
         return None, f"{name} reads parts of its text both ways: pass the mask that it should have as expect="

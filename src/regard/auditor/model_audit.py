@@ -16,8 +16,9 @@ from regard.auditor.batch import ID_NAMES, IGNORED, TextBatch, read_batch
 from regard.auditor.catalogue import reading_mistakes
 from regard.auditor.expectation import is_causal_model, mask_parts
 from regard.auditor.inside import LayerReading, read_layers
-from regard.auditor.outside import Prober, evaluated
+from regard.auditor.outside import Prober
 from regard.auditor.result import QUESTIONS, Audit, ReadingAnswer, ReadingDiagnosis
+from regard.interventions.effects import evaluating
 from regard.recorder import capture
 from regard.recorder.result import Capture
 
@@ -47,7 +48,7 @@ def audit(
             model's class and configuration say.
         documents: the document of each token, (B, T) or (T,), if the batch does not say it.
         layers: the keys of the layers to hear, as of `capture`; None for all.
-        outside: whether to change tokens and run again, eight times at most.
+        outside: whether to change tokens and run again, twelve times at most.
 
     >>> import regard, torch
     >>> from regard.gpt import GPT, Config
@@ -178,7 +179,7 @@ def _hear(
     model: nn.Module, text: TextBatch, layers: Sequence[int | str] | None, result: Audit
 ) -> Capture | None:
     """Run the model once under capture; None if nothing can be heard, and why is in the result."""
-    with warnings.catch_warnings(), torch.no_grad(), evaluated(model):
+    with warnings.catch_warnings(), torch.no_grad(), evaluating(model):
         warnings.simplefilter("ignore")
         try:
             with capture(model, layers=layers) as seen:
@@ -227,11 +228,8 @@ def _answer(result: Audit, text: TextBatch, order: bool | None, expect: Mask | N
             evidence = _inside_evidence(question, wrong, len(asked)) if wrong else evidence
         elif question == "sinks":
             lost = [x for x in judged if x.lost]
-            has_any = lost or any("sinks" in x.asked for x in judged)
             inside = False if lost else None
             evidence = ", ".join(str(x.key) for x in lost)
-            if not has_any:
-                continue
         elif question == "targets":
             found = _crossing_targets(text)
             inside = None if found is None else not found

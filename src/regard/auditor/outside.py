@@ -6,9 +6,8 @@ no attention. What moves is judged against the model's own rounding.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES, TextBatch
 from regard.auditor.cells import Cell
+from regard.interventions.effects import evaluating
 
 DOCUMENTS = 4  # whose tokens are changed, one run each
 EAGER_TOKENS = 1024  # up to which the model's eager implementation is run beside its own
@@ -64,7 +64,7 @@ class Prober:
                 that comes out differently alone tell of its positions.
         """
         reading, batch = self.reading, self.batch
-        with torch.no_grad(), evaluated(self.model):
+        with torch.no_grad(), evaluating(self.model):
             base = self._run(batch.arguments)
             if base is None:
                 reading.why = reading.why or "it gives no output for every token"
@@ -376,15 +376,3 @@ def _ranks(documents: Tensor) -> Tensor:
     """Return the number of each token's document in the order in which they begin."""
     numbers = {document: i for i, document in enumerate(dict.fromkeys(documents.tolist()))}
     return torch.tensor([numbers[document] for document in documents.tolist()], device="cpu")
-
-
-@contextlib.contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """Inside the block, the model and its parts are in evaluation mode."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

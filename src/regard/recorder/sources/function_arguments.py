@@ -21,6 +21,7 @@ from regard.attention.masks.named_masks import Documents, Padding, Window, causa
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.examination import examine
+from regard.recorder.packed_documents import documents_of_edges, documents_of_positions
 from regard.recorder.sources.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.sdpa import autocast, equal_heads, four_dimensions, leading_shape, written_keys
 from regard.recorder.sources.transformers_attention import IGNORED
@@ -245,12 +246,10 @@ def _packed_documents(used: dict[str, Any], T: int) -> Mask | None:
     """Return the documents of T tokens as an implementation of FlashAttention is told them; None if not."""
     edges, positions = used.get("cu_seq_lens_q"), used.get("position_ids")
     if isinstance(edges, Tensor) and edges.ndim == 1 and int(edges[-1]) == T:
-        tokens = torch.arange(T, device=edges.device)
-        return Documents(torch.bucketize(tokens, edges[1:-1].long(), right=True)[None])
+        return Documents(documents_of_edges(edges, T)[None])
     if isinstance(positions, Tensor) and positions.ndim == 2 and positions.shape[1] == T:
-        begins = torch.zeros_like(positions)
-        begins[:, 1:] = (positions[:, 1:] != positions[:, :-1] + 1).long()
-        return Documents(begins.cumsum(1)) if bool(begins.any()) else None
+        documents = documents_of_positions(positions)
+        return Documents(documents) if bool(documents.any()) else None
     return None
 
 
