@@ -15,11 +15,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start some hundred processes, none of which should compile every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-notebook test-vllm attack chromium lint bench bench-gpu capture-table packing-table docs reference sessions pitfalls format clean
+.PHONY: help demo test test-all slowest test-notebook test-vllm attack chromium lint bench bench-gpu capture-table packing-table docs reference sessions pitfalls format clean
 
 help:
 	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
 	@echo "make test       set up, run every test"
+	@echo "make test-all   the same with every case of what is else sampled, and attacks drawn for minutes"
+	@echo "make slowest    run every test, print the twenty that take longest"
 	@echo "make test-notebook  the widget in JupyterLab and marimo, which are installed first"
 	@echo "make test-vllm  capture in engines of vLLM, whose CPU build gets an environment of its own"
 	@echo "make attack     hostile files, signals, threads, clients and tensors, drawn for minutes"
@@ -45,6 +47,15 @@ demo: $(READY)
 
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Every program of the corpus, every planted mistake, every padding of every family, 120 model types, attacks at length.
+test-all: $(READY) chromium
+	REGARD_ALL=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m tests.attack
+	$(BIN)/python -m tests.against.transformers_survey --sample 120
+
+slowest: $(READY) chromium
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations=20 --durations-min=0
 
 # `make test` has the widget's messages and its module; these take minutes to install and to start.
 test-notebook: $(READY) chromium

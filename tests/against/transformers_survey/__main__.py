@@ -32,6 +32,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("types", nargs="*", help="model types; all of them by default")
+    parser.add_argument("--sample", type=int, help="this many of the types, spread evenly over them")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90.0, help="time limit for a model type")
     parser.add_argument("--classes", type=int, default=2, help="model classes of a type, at most")
@@ -41,6 +42,8 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     names = arguments.types or model_types()
+    if arguments.sample:
+        names = names[:: max(1, len(names) // arguments.sample)][: arguments.sample]
     results: dict[str, dict[str, Any]] = {}
     start = time.monotonic()
     work = functools.partial(survey, most_classes=arguments.classes)
