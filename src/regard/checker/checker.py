@@ -18,7 +18,6 @@ import torch
 from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
 from regard.checker.hypotheses import head_width
-from regard.checker.models import check_model, find_model
 from regard.checker.patched_functions import patched_functions
 from regard.checker.probes.cache import ADAPTER, probe_cache
 from regard.checker.probes.calls import probe_inputs_kept, probe_state
@@ -47,6 +46,8 @@ from regard.checker.subject.subject import Subject
 from regard.checker.triton_interpreter import prepare_interpreter
 from regard.checker.understand import Understanding, understand
 from regard.checker.understand_kernel import understand_kernel
+from regard.checker.whole_models.model_check import check_model
+from regard.checker.whole_models.model_run import find_model
 
 
 def check(

@@ -1,0 +1,317 @@
+"""A model or a block that runs: what it reads, how it is called, and the attention calls that it makes."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.checker.cases import Cases
+from regard.checker.errors import CheckError
+from regard.checker.oracle.question import Question
+from regard.checker.subject import vocabulary
+from regard.checker.subject.adapt import adapt, draw_weights
+from regard.checker.subject.call_values import make_values
+from regard.checker.subject.construct import build, depth_left_out
+from regard.checker.subject.forms import forms
+from regard.checker.subject.parts import attention_parts
+from regard.checker.subject.subject import Subject, in_dtype, tensors_in_result
+from regard.checker.understand import max_length, module_width
+from regard.checker.whole_models.differences import differ
+from regard.recorder.attention_call import Call
+from regard.recorder.layer import LayerId
+from regard.recorder.observation import choose_sources, observed
+from regard.recorder.receiver import CallReceiver
+
+# T, by which no size is confused with another; shorter for models of few positions.
+LENGTHS = (11, 6, 4)
+
+
+TARGETS = ("targets", "labels", "target")  # nanoGPT gives the logits of all positions only beside them
+
+
+class CallCollector(CallReceiver):
+    """Keeps every attention call of one run, by the name of the module that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Call]] = []
+
+    def record(self, layer_id: LayerId, call: Call) -> Call:
+        self.calls.append((layer_id.name, call))
+        return call
+
+
+@dataclass
+class ModelRun:
+    """A model or a block, and how it is run: `call(x)` on token ids (B, T) or hidden states (B, T, C)."""
+
+    name: str
+    module: nn.Module
+    call: Callable[..., Any]
+    draw: Callable[[int], Tensor]  # inputs, by the seed
+    inputs: str  # in words
+    dtype: torch.dtype
+    training: list[nn.Module] = field(default_factory=list)  # modules to be put back into training mode
+    calls: list[tuple[str, Call]] = field(default_factory=list)
+    depth: str = ""  # how many of its layers were built, if it has more or may: "2 of 24 layers"
+    memory: int = 0  # tokens of the other text that a decoder reads, if it is of another length
+    own: bool = False  # whether it is the caller's own instance, whose dtype stays as it is
+
+    def restore(self) -> None:
+        """Put the caller's own model back into training mode."""
+        for part in self.training:
+            part.training = True
+
+    def outputs(self, x: Tensor, **more: Any) -> Tensor | None:
+        """Return an output (B, T, …) of the model, or None if it gives none for every position."""
+        try:
+            with torch.no_grad():
+                result = self.call(x, **more)
+        except (Exception, SystemExit):  # the author's code may raise anything
+            return None
+        return next((y for y in tensors_in_result(result) if _is_sequence(y, x)), None)
+
+
+def _is_sequence(y: Tensor, x: Tensor) -> bool:
+    return y.is_floating_point() and y.ndim >= 3 and y.shape[:2] == x.shape[:2]
+
+
+def find_model(thing: Any, init: dict[str, Any], call: dict[str, Any], device: str) -> ModelRun | None:
+    """Return a model or a block ready to run; None if the thing is an attention itself, or not a module.
+
+    Whether it is one is seen by running it: it reads token ids, or a part of it attends.
+    """
+    is_class = isinstance(thing, type) and issubclass(thing, nn.Module)
+    if not is_class and not isinstance(thing, nn.Module):
+        return None
+    try:
+        module = build(thing, init) if is_class else thing
+    except CheckError:
+        return None  # `adapt` says what is missing
+    has_sinks = any(hasattr(part, "sinks") for part in module.modules())  # gpt-oss, which has no SDPA
+    for part in module.modules() if is_class and not has_sinks else ():
+        # A layer of Transformers that no model has built names no implementation, and none is observed then.
+        config: Any = getattr(part, "config", None)
+        if getattr(config, "_attn_implementation", "") is None:
+            config._attn_implementation = "sdpa"
+    embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
+    if not embeds and not _is_block(module):
+        return None
+    run = _reading_ids(module, call, device if is_class else None) if embeds else None
+    if run is not None and (run.calls or attention_parts(module)):
+        run.depth = depth_left_out(thing, init) if is_class else ""
+        return run
+    if run is not None:
+        run.restore()
+        return None
+    run = _reading_states(module, call, device) if _is_block(module) else None
+    # Where the module itself attends, it is an attention, whatever it holds.
+    return run if run is not None and any(name for name, _ in run.calls) else None
+
+
+def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) -> ModelRun | None:
+    """Return a model that ran on token ids.
+
+    One that was built here gets new weights, on `device`. The caller's own, where `device` is None, is run
+    as it is, in eval mode for as long as the check lasts. Neither is copied: minGPT's blocks hold their MLP
+    in a lambda, which a copy would share with the original.
+    """
+    names, dtypes = list(inspect.signature(module.forward).parameters), [torch.float64, torch.float32]
+    vocabulary_size = token_count(module)
+    if vocabulary_size < 8 or not names:
+        return None
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    if device is not None:
+        draw_weights(module.to(device))
+    where = next((p.device for p in module.parameters()), torch.device("cpu"))
+    if device is None:
+        dtypes = [next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)]
+    first = next((name for name in ("decoder_input_ids", "input_ids") if name in names), names[0])
+    # A decoder reads another text, which is shorter or longer: then cross-attention is known by its sizes.
+    changes = (-2, 2, 0) if first == "decoder_input_ids" else (0,)
+    for dtype, change, T in itertools.product(dtypes, changes, LENGTHS):
+        if device is not None:
+            in_dtype(module, dtype)
+
+        def draw(seed: int, T: int = T) -> Tensor:
+            generator = torch.Generator().manual_seed(seed)
+            low = 4 if vocabulary_size > 16 else 0  # the first ids are often special: padding, unknown
+            return torch.randint(low, vocabulary_size, (2, T), generator=generator).to(where)
+
+        def run(
+            x: Tensor,
+            *,
+            draw: Callable[[int], Tensor] = draw,
+            dtype: torch.dtype = dtype,
+            S: int = T + change,
+            **more: Any,
+        ) -> Any:
+            states = torch.zeros(*x.shape, 1, dtype=dtype)
+            passed = make_values(call, Question("call", states, states, states)) | more
+            if first == "decoder_input_ids":  # beside an encoder, which reads one text for all
+                passed.setdefault("input_ids", torch.cat([draw(9), draw(8)], 1)[:1, :S].expand(len(x), -1))
+            return module(**{first: x}, **passed)
+
+        found = ModelRun(type(module).__name__, module, run, draw, f"token ids (2, {T})", dtype, training)
+        found.own, found.memory = device is None, T + change if change else 0
+        if _observe(found):
+            return found
+    found.restore()
+    return None
+
+
+def token_count(model: nn.Module) -> int:
+    """Return how many tokens a model knows: the size of its input embedding, or of its first embedding."""
+    embedding = next(part for part in model.modules() if isinstance(part, nn.Embedding))
+    get_embedding = getattr(model, "get_input_embeddings", None)
+    try:
+        own = get_embedding() if callable(get_embedding) else None
+    except NotImplementedError:  # a model of Transformers without one
+        own = None
+    return int(getattr(own, "num_embeddings", embedding.num_embeddings))
+
+
+def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> ModelRun | None:
+    """Return a block that ran on hidden states."""
+    adapted = adapt(module, {}, None, call)
+    adapted.device = device
+    for subject, dtype in itertools.product(forms(adapted), (torch.float64, torch.float32)):
+        width = _state_width(module)
+        cases = Cases(subject, width, width, max_length(subject))
+        question = cases.plain(T=11).to(dtype)
+        own = subject.module_as(dtype)
+        assert own is not None
+
+        def run(
+            x: Tensor,
+            subject: Subject = subject,
+            own: nn.Module = own,
+            question: Question = question,
+            cases: Cases = cases,
+        ) -> Any:
+            inputs = question.map_inputs(lambda _: x)
+            if subject.inputs == "context":  # a decoder's memory is another text, the same for every item
+                memory = cases.plain(T=9, seed=7).q.to(x.dtype)[:1].expand(len(x), -1, -1)
+                inputs = replace(inputs, k=memory, v=memory)
+            reply = subject.run(inputs, module=own)
+            if reply.error is not None:
+                raise reply.error
+            return reply.answer
+
+        def draw(seed: int, cases: Cases = cases, dtype: torch.dtype = dtype) -> Tensor:
+            return cases.plain(T=11, seed=seed).q.to(dtype)
+
+        shape = tuple(question.q.shape)
+        found = ModelRun(type(module).__name__, own, run, draw, f"hidden states {shape}", dtype)
+        found.memory = 9 if subject.inputs == "context" else 0
+        if _observe(found):
+            return _time_first(found) or found
+    return None
+
+
+def _time_first(run: ModelRun) -> ModelRun | None:
+    """Return a block as one on (B, T, C) if it takes (T, B, C), as nn.TransformerEncoderLayer does.
+
+    Then the items of its second axis do not depend on each other, and those of its first do.
+    """
+
+    def call(x: Tensor) -> list[Tensor]:
+        results = tensors_in_result(run.call(x.transpose(0, 1)))
+        return [y.transpose(0, 1) if y.ndim > 1 else y for y in results]
+
+    turned = replace(run, call=call, inputs=f"{run.inputs} as (T, B, C)", calls=[])
+    if mixes_batch(run, run.draw(3)) and mixes_batch(turned, run.draw(3)) is False and _observe(turned):
+        return turned
+    return None
+
+
+def batch_first_words(module: nn.Module) -> str:
+    """Return the words by which the source of a block says that it takes (batch, time, …); "" if none do."""
+    try:
+        source = inspect.getsource(type(module))
+    except (OSError, TypeError):  # a class made at a prompt
+        return ""
+    batch, time = r"(?:b|bs|bsz|batch(?:_?size)?)", r"(?:t|l|s|time\w*|\w*seq\w*|\w*len\w*|tokens?)"
+    stated = re.search(rf"[(\[]\s*{batch}\s*,\s*{time}\s*,[^)\]]*[)\]]", source, re.IGNORECASE)
+    opposite = re.search(rf"[(\[]\s*{time}\s*,\s*{batch}\s*,", source, re.IGNORECASE)
+    return stated[0] if stated and not opposite else ""
+
+
+def mixes_batch(run: ModelRun, x: Tensor) -> bool | None:
+    """Return whether the items of a batch depend on each other; None if they cannot be run alone."""
+    more = with_targets(run, x) or {}
+    together = run.outputs(x, **more)
+    alone = [run.outputs(item[None], **dict.fromkeys(more, item[None])) for item in x]
+    parts = [y for y in alone if y is not None]
+    if together is None or len(parts) < len(alone):
+        return None
+    return bool(differ(together, torch.cat(parts)).any())
+
+
+def _state_width(module: nn.Module) -> int:
+    """Return the width of a block's hidden states: that of its norms, or else of its first layer."""
+    norms = [part for part in module.modules() if "norm" in type(part).__name__.lower()]
+    sizes = [p.numel() for part in norms for p in part.parameters(recurse=False) if p.ndim == 1]
+    return Counter(sizes).most_common(1)[0][0] if sizes else module_width(module)
+
+
+def _observe(run: ModelRun) -> bool:
+    """Run a model once and keep its attention calls; returns whether it ran."""
+    collector = CallCollector()
+    try:
+        with torch.no_grad(), observed(run.module, collector, choose_sources(run.module)):
+            run.call(run.draw(0))
+    except (Exception, SystemExit):  # it does not take such inputs
+        return False
+    run.calls = collector.calls
+    return True
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Return whether a module has layers around a part that may be an attention, such as an MLP.
+
+    An attention module has its projections, of known names, and at most one that follows the heads.
+    """
+    matrices = [path for path, p in module.named_parameters() if p.ndim > 1]
+    for path, part in module.named_modules():
+        inside = [p for p in part.parameters() if p.ndim > 1]
+        if not path or len(inside) < 2 or isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            continue
+        outside = [vocabulary.projection(p) for p in matrices if not p.startswith(f"{path}.")]
+        if None in outside or outside.count("out") > 1:
+            return True
+    return False
+
+
+def attention_unit(model: nn.Module, path: str) -> str:
+    """Return the path of the attention module that a call belongs to: of all heads, with its projections."""
+    unit = path.partition("#")[0]
+    parent = unit
+    while parent:
+        parent = parent.rpartition(".")[0]
+        part = model.get_submodule(parent)
+        if not parent or _is_block(part):
+            break
+        if not isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            unit = parent
+    return unit
+
+
+def with_targets(run: ModelRun, x: Tensor) -> dict[str, Any] | None:
+    """Return the keywords with which a model gives an output for every token; None if there are none."""
+    if run.outputs(x) is not None:
+        return {}
+    names = inspect.signature(run.module.forward).parameters
+    for name in (name for name in TARGETS if name in names and not x.is_floating_point()):
+        if run.outputs(x, **{name: x}) is not None:
+            return {name: x}
+    return None
