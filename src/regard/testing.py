@@ -18,7 +18,7 @@ from regard.auditor.model_audit import audit
 from regard.auditor.result import Audit
 from regard.checker.checker import check
 from regard.checker.errors import CheckError
-from regard.checker.report import Report
+from regard.checker.reports.report import Report
 
 
 def assert_attention(thing: Any, *, allow_undecided: bool = False, **options: Any) -> Report:

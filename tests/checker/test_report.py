@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import regard
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.examples import NAMES, TEMPLATES, plant_mistake
-from regard.checker.report import COLOURS, Check, Diagnosis, Report
+from regard.checker.reports.report import COLOURS, Check, Diagnosis, Report
 from regard.cli import app
 from tests.checker.planting import load
 from tests.sampling import combine
@@ -84,7 +84,7 @@ def _without_time(text):
 
 
 def test_a_narrow_terminal_gets_shorter_lines():
-    from regard.checker.report_text import report_lines
+    from regard.checker.reports.report_text import report_lines
 
     report = a_report(undecided="")
     assert max(len(line.text) for line in report_lines(report, 50)) <= 50

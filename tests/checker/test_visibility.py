@@ -7,10 +7,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import regard.checker.visibility
+import regard.checker.visibility.measurement
 from regard.checker import measure_visibility
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.visibility import CLEAR, WIDTH
+from regard.checker.visibility.table import CLEAR, WIDTH
 from regard.cli import app
 from scripts import sessions
 
@@ -55,7 +55,7 @@ def test_the_kinds_of_input_that_show_a_mistake(of_the_check, name, seen, unseen
 
 def test_the_documents_show_what_the_command_prints(of_the_check, monkeypatch):
     """`test_docs` holds the other documents; the numbers of this one are at hand here."""
-    monkeypatch.setattr(regard.checker.visibility, "measure_visibility", lambda: of_the_check)
+    monkeypatch.setattr(regard.checker.visibility.measurement, "measure_visibility", lambda: of_the_check)
     text = sessions.VISIBILITY.read_text(encoding="utf-8")
     assert sessions.run_sessions(text) == text
 
@@ -148,7 +148,7 @@ def test_wrong_inputs_are_answered():
 
 
 def test_the_command_prints_the_table_and_json(of_the_check, monkeypatch):
-    monkeypatch.setattr(regard.checker.visibility, "measure_visibility", lambda: of_the_check)
+    monkeypatch.setattr(regard.checker.visibility.measurement, "measure_visibility", lambda: of_the_check)
     shown = CliRunner().invoke(app, ["check", "--visibility"])
     assert shown.exit_code == 0
     assert shown.stdout.rstrip("\n") == str(of_the_check)

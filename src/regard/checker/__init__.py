@@ -1,7 +1,7 @@
 """The checker: is this attention right, and if not, which mistake is it?
 
-`check` makes a `Subject` of the code (`subject`), finds out its shapes, weights and masks (`understand`), and
-runs probes on it (`probes`), which compare its answers to questions (`cases`) with the oracle's (`oracle`). A
+`check` makes a `Subject` of the code (`subject`), finds out its shapes, weights and masks (`interpretation`), and
+runs probes on it (`probes`), which compare its answers to questions with the oracle's (`oracle`). A
 wrong answer is compared with the catalogue (`mistakes`): each mistake is an `AttentionVariant` that is wrong
 in one way.
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     from regard.checker.catalogue import CATALOGUE, get_mistake
     from regard.checker.checker import check
     from regard.checker.errors import CheckError
-    from regard.checker.report import Check, Diagnosis, LayerVerdict, Report
-    from regard.checker.visibility import MistakeDistance, VisibilityTable, measure_visibility
+    from regard.checker.reports.report import Check, Diagnosis, LayerVerdict, Report
+    from regard.checker.visibility.measurement import measure_visibility
+    from regard.checker.visibility.table import MistakeDistance, VisibilityTable
 
 __all__ = [
     "CATALOGUE",
@@ -35,16 +36,16 @@ __all__ = [
 
 _HOME = {
     "CATALOGUE": "regard.checker.catalogue",
-    "Check": "regard.checker.report",
+    "Check": "regard.checker.reports.report",
     "CheckError": "regard.checker.errors",
-    "Diagnosis": "regard.checker.report",
-    "LayerVerdict": "regard.checker.report",
-    "MistakeDistance": "regard.checker.visibility",
-    "Report": "regard.checker.report",
-    "VisibilityTable": "regard.checker.visibility",
+    "Diagnosis": "regard.checker.reports.report",
+    "LayerVerdict": "regard.checker.reports.report",
+    "MistakeDistance": "regard.checker.visibility.table",
+    "Report": "regard.checker.reports.report",
+    "VisibilityTable": "regard.checker.visibility.table",
     "check": "regard.checker.checker",
     "get_mistake": "regard.checker.catalogue",
-    "measure_visibility": "regard.checker.visibility",
+    "measure_visibility": "regard.checker.visibility.measurement",
 }
 __getattr__ = import_on_first_use(__name__, _HOME)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents
+from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation, fitting_intents
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale

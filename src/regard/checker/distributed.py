@@ -19,24 +19,26 @@ from typing import Any
 
 import torch
 
-from regard.checker.cases import Cases
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import diagnose
 from regard.checker.errors import CheckError
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.interpretation.cases import Cases
+from regard.checker.interpretation.declared_causality import declared_causality
+from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
+from regard.checker.interpretation.understand import Understanding
 from regard.checker.oracle.oracle import relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.probes.numbers import judge_lse
-from regard.checker.probes.output import describe_failure
+from regard.checker.probes.number_comparison.returned_weights import judge_lse
+from regard.checker.probes.output_comparison.failure import describe_failure
 from regard.checker.reference import prepare_reference
 from regard.checker.ring import predict_mistakes, predict_orders
 from regard.checker.sandbox import INTERVAL, STARTING, TIMEOUT, read_lines, worker_command
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.subject import Reply, Subject
-from regard.checker.understand import Understanding, declared_causality
+from regard.checker.subject.reply import Reply
+from regard.checker.subject.subject import Subject
 from regard.processes import is_lost_rank
 from regard.supervision import Supervision
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from regard.checker.cases import Cases
 from regard.checker.distributed import adapt_for_ranks
+from regard.checker.interpretation.cases import Cases
 from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Subject
 from regard.checker.worker import error_line, make_writer

@@ -13,18 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
-from regard.checker.intent import Observation
+from regard.checker.interpretation.cases import Cases
+from regard.checker.interpretation.declared_causality import max_length
+from regard.checker.interpretation.intent import Observation
+from regard.checker.interpretation.understand import Understanding, first_form, understand
+from regard.checker.interpretation.understand_kernel import understand_kernel
 from regard.checker.probes.dependence import visible_heads, visible_tokens
-from regard.checker.report import Report
+from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt
+from regard.checker.subject.call_tensors import arguments_of
 from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
-from regard.checker.subject.subject import SEQUENCES, Subject, arguments_of
-from regard.checker.understand import Understanding, first_form, max_length, understand
-from regard.checker.understand_kernel import understand_kernel
+from regard.checker.subject.subject import SEQUENCES, Subject
 
 # The layouts of functions on split heads.
 HEADS = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.checker.errors import CheckError
-from regard.checker.report import Report
+from regard.checker.reports.report import Report
 from regard.checker.subject.locate import split
 from regard.supervision import Supervision
 

@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.checker.cases import Cases
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.interpretation.cases import Cases
+from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
+from regard.checker.interpretation.understand import Understanding
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.oracle import Oracle, describe_agreement, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.report import Check, Diagnosis
+from regard.checker.reports.report import Check, Diagnosis
 from regard.checker.shared_weights import WeightMatch
+from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.source import source_of
-from regard.checker.subject.subject import Subject, copy_module, in_dtype
-from regard.checker.understand import Understanding
+from regard.checker.subject.subject import Subject
 
 # The checks that compare the output with the oracle's.
 OUTPUT_CHECKS = (

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 
 from regard.checker import check
-from regard.checker.report import Report
+from regard.checker.reports.report import Report
 from tests.checker.corpus import Entry, entries
 
 

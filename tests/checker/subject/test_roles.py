@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.checker.cases import Cases
+from regard.checker.interpretation.cases import Cases
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.roles import observe_core
 

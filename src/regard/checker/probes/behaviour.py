@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from regard.checker.intent import Observation
+from regard.checker.interpretation.intent import Observation
+from regard.checker.interpretation.understand import NEARLY_RIGHT
 from regard.checker.oracle.oracle import relative_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.probes.dependence import name_difference, visible_heads, visible_tokens
 from regard.checker.probes.intervention import name_by_intervention
 from regard.checker.session import CheckSession, Reference
-from regard.checker.understand import NEARLY_RIGHT
 
 # The fields of a question that the same question of another size has, too.
 OPTIONS = ("flag", "window", "ahead", "softcap", "scale", "extra")

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.catalogue import CATALOGUE, get_mistake
-from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.interpretation.intent import TOLERANCE, Intent
 from regard.checker.mistake import Mistake
 from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.probes.leaks import find_leak
-from regard.checker.probes.output import with_explicit_mask
+from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
 from regard.checker.session import CheckSession
+from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
 from regard.checker.subject.observe import ObservedWiring
+from regard.checker.subject.reply import Reply
 from regard.checker.subject.source import source_of
-from regard.checker.subject.subject import Reply, copy_module, in_dtype
 
 ADAPTER = (
     "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "

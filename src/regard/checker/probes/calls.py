@@ -9,13 +9,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from regard.checker.intent import TOLERANCE
+from regard.checker.interpretation.intent import TOLERANCE
 from regard.checker.oracle.oracle import describe_difference, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.probes.output import with_explicit_mask
+from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
 from regard.checker.session import CheckSession
+from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.continuation import has_cache
-from regard.checker.subject.subject import Reply, copy_module, in_dtype
+from regard.checker.subject.reply import Reply
 
 _ORDER = (0, 0, 1, 0, 2, 1, 3, 0)  # which question comes after which, in calls of one and the same code
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.checker.intent import TOLERANCE
+from regard.checker.interpretation.intent import TOLERANCE
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.oracle import relative_difference
 from regard.checker.oracle.question import Question

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.checker.interpretation.declared_causality import described_causality
 from regard.checker.oracle.question import Question
-from regard.checker.probes.backward import BackwardPass, run_backward
 from regard.checker.probes.behaviour import name_visibility
+from regard.checker.probes.number_comparison.backward import BackwardPass, run_backward
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
-from regard.checker.understand import described_causality
 
 
 def probe_causality(session: CheckSession) -> None:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.checker.diagnose import diagnose_blocks
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
 from regard.checker.probes.kernels import asks_many_tokens, largest_block
-from regard.checker.probes.numbers import gradient_failure
-from regard.checker.probes.output import COMPARE
+from regard.checker.probes.number_comparison.gradients import gradient_failure
+from regard.checker.probes.output_comparison.failure import COMPARE
 from regard.checker.probes.rebuilt import rebuild
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import block_sizes, whole_numbers

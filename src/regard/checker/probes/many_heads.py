@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from regard.checker.errors import CheckError
-from regard.checker.probes.numbers import gradient_failure
+from regard.checker.interpretation.understand import understand
+from regard.checker.probes.number_comparison.gradients import gradient_failure
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.construct import build
 from regard.checker.subject.subject import SEQUENCES, Subject
-from regard.checker.understand import understand
 
 # Nine is neither even nor a power of two, as some code needs it; then eight decide.
 _SIZES = (

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from regard.checker.cases import Cases
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import CheckError
-from regard.checker.intent import TOLERANCE
+from regard.checker.interpretation.cases import Cases
+from regard.checker.interpretation.declared_causality import max_length, plain_tensors
+from regard.checker.interpretation.intent import TOLERANCE
 from regard.checker.oracle.oracle import describe_difference, relative_error
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.construct import build
 from regard.checker.subject.parameter_use import unused_parameters
-from regard.checker.subject.subject import copy_module, in_dtype
-from regard.checker.understand import max_length, plain_tensors
 
 
 def probe_module_state(session: CheckSession) -> None:

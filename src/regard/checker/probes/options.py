@@ -10,16 +10,17 @@ from typing import Any
 import torch
 
 from regard.checker.diagnose import diagnose
-from regard.checker.hypotheses import head_width
-from regard.checker.intent import TOLERANCE, Intent, Observation
+from regard.checker.interpretation.hypotheses import head_width
+from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import (
     describe_agreement,
     describe_difference,
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
-from regard.checker.probes.numbers import gradient_failure
-from regard.checker.probes.output import describe_failure, with_explicit_mask
+from regard.checker.probes.number_comparison.gradients import gradient_failure
+from regard.checker.probes.output_comparison.failure import describe_failure
+from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.layouts.layout import parameters_of
 from regard.checker.subject.source import prose_of

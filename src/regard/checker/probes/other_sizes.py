@@ -13,11 +13,11 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from regard.checker.diagnose import diagnose
-from regard.checker.intent import TOLERANCE, Observation
+from regard.checker.interpretation.intent import TOLERANCE, Observation
 from regard.checker.oracle.oracle import describe_difference
 from regard.checker.oracle.question import Question
 from regard.checker.probes.long_text import probe_long_text
-from regard.checker.probes.numbers import gradient_failure
+from regard.checker.probes.number_comparison.gradients import gradient_failure
 from regard.checker.probes.rebuilt import check_output, constructor_parameters, rebuild
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary

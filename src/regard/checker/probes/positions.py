@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.attention.masks.named_masks import alibi_slopes
-from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.interpretation.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import relative_difference
 from regard.checker.session import CheckSession
+from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.observe import ObservedWiring
-from regard.checker.subject.subject import copy_module
 
 _TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$)", re.I)
 

@@ -9,7 +9,8 @@ from typing import Any
 from regard.checker.oracle.question import Question
 from regard.checker.probes.kernels import kernel_questions, optional_kernel_questions
 from regard.checker.session import CheckSession, Reference
-from regard.checker.subject.subject import SEQUENCES, arguments_of
+from regard.checker.subject.call_tensors import arguments_of
+from regard.checker.subject.subject import SEQUENCES
 
 
 def output_questions(session: CheckSession) -> tuple[list[Question], list[Question]]:

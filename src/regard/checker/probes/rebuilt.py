@@ -13,13 +13,13 @@ from typing import Any
 
 from regard.checker.catalogue import get_mistake
 from regard.checker.errors import CheckError
+from regard.checker.interpretation.understand import understand
 from regard.checker.probes.leaks import probe_causality
-from regard.checker.probes.numbers import probe_gradients
-from regard.checker.probes.output import probe_output
+from regard.checker.probes.number_comparison.gradients import probe_gradients
+from regard.checker.probes.output_comparison.output_probe import probe_output
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.subject import arguments_of
-from regard.checker.understand import understand
+from regard.checker.subject.call_tensors import arguments_of
 
 
 def rebuild(

@@ -13,12 +13,12 @@ from collections.abc import Collection
 from typing import Any
 
 from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.probes.output import COMPARE
+from regard.checker.probes.output_comparison.failure import COMPARE
 from regard.checker.probes.rebuilt import check_output, constructor_parameters, rebuild
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import arguments_of
 from regard.checker.subject.construct import SIZES
-from regard.checker.subject.subject import arguments_of
 
 _MOST = 6  # switches that are tried
 _MOST_UNKNOWN = 2  # of those that are not understood, each of which takes a few seconds

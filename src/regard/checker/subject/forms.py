@@ -12,7 +12,8 @@ from torch import nn
 
 from regard.checker.subject import vocabulary
 from regard.checker.subject.construct import SIZES
-from regard.checker.subject.subject import MaskForm, Subject
+from regard.checker.subject.mask_form import MaskForm
+from regard.checker.subject.subject import Subject
 from regard.checker.subject.tables import table_forms
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.checker.oracle.question import Question
-from regard.checker.subject.subject import Reply, Subject
+from regard.checker.subject.reply import Reply
+from regard.checker.subject.subject import Subject
 
 
 class Node(NamedTuple):

@@ -17,8 +17,9 @@ from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject.nodes import Edit, make_changes, node_at, watch
+from regard.checker.subject.reply import Reply
 from regard.checker.subject.roles import Core
-from regard.checker.subject.subject import Reply, Subject
+from regard.checker.subject.subject import Subject
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from regard.checker.oracle.question import Question
-from regard.checker.subject.subject import Subject, copy_module
+from regard.checker.subject.call_tensors import copy_module
+from regard.checker.subject.subject import Subject
 
 
 def unused_parameters(subject: Subject, question: Question) -> list[str]:

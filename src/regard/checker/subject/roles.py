@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.checker.cases import Cases
+from regard.checker.interpretation.cases import Cases
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.nodes import Axis, Node, Place, node_at, watch

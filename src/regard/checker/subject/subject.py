@@ -6,28 +6,36 @@ masks follow, and which part of its result is the output. It does not know what 
 
 from __future__ import annotations
 
-import copy
-import dis
-import inspect
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regard.checker.errors import CheckError
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import (
+    SDPA,
+    as_grid,
+    as_sequence,
+    copy_module,
+    describe_result,
+    from_arrays,
+    in_dtype,
+    rows_sum_to_one,
+    tensors_in_result,
+    to_array,
+)
 from regard.checker.subject.call_values import make_values
 from regard.checker.subject.function_state import FunctionState
 from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
 from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of, to_device
+from regard.checker.subject.mask_form import MaskForm
+from regard.checker.subject.reply import CallMonitor, OutputShapeError, Reply, WatchedCall
 from regard.checker.subject.tables import RotaryTables
 
 # Layouts of whole sequences; the others are of queries, keys and values of heads.
@@ -39,147 +47,9 @@ SEQUENCES = {
     "BCHW": "(B, C, H, W)",
     "BHWC": "(B, H, W, C)",
 }
-_LIBRARIES = ("torch", "numpy", "einops", "triton")  # whose errors are about their own arguments
-_DOT_T = torch.Tensor.T  # the property itself
-_SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
-_SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 
 
-@dataclass(frozen=True)
-class MaskForm:
-    """The convention that a subject's mask argument follows.
-
-    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf),
-    "lowest" (0 and the lowest number, as Transformers passes it), "zero-one" (1.0 = may look) or "one-zero"
-    (1.0 = hidden). `rank` is 1 for (B, S), a mask of tokens, 2 for (T, S), 3 for (B, T, S), 4 for
-    (B, 1, T, S).
-    """
-
-    kind: str = "look"
-    rank: int = 2
-
-    def __str__(self) -> str:
-        convention = {
-            "look": "boolean, True = may look",
-            "hide": "boolean, True = hidden",
-            "added": "float, added to the scores",
-            "lowest": "float, added to the scores, the lowest number hides",
-            "zero-one": "float, 1 = may look, 0 = hidden",
-            "one-zero": "float, 1 = hidden, 0 = may look",
-        }[self.kind]
-        return f"{convention}, {('', '(B, S)', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
-
-    def spread(self, mask: Tensor, batch: int) -> Tensor:
-        """Return a mask or bias (T, S) or (B, 1, T, S) with as many dimensions as this convention has."""
-        if mask.ndim == 4 and self.rank < 4:
-            return mask[:, 0] if self.rank == 3 else mask[0, 0]
-        if mask.ndim == 2 and self.rank > 2:
-            return mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
-        return mask
-
-    def encode(self, mask: Tensor, dtype: torch.dtype, batch: int) -> Tensor:
-        """Encode a mask (T, S) or (B, 1, T, S), in which True means visible, in this convention.
-
-        `dtype` is that of a float mask, `batch` the batch size.
-        """
-        mask = self.spread(mask, batch)
-        if self.kind == "hide":
-            return ~mask
-        if self.kind in ("added", "lowest"):
-            lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
-            hidden = -torch.inf if self.kind == "added" else lowest
-            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
-        if self.kind == "one-zero":
-            return (~mask).to(dtype)
-        return mask.to(dtype) if self.kind == "zero-one" else mask
-
-
-class OutputShapeError(RuntimeError):
-    """The code ran, and returned no tensor of the shape of an output."""
-
-
-class CallMonitor(TorchFunctionMode):
-    """Intercepts PyTorch calls while the code runs: it disables dropout and notices `.T` on a batch.
-
-    `dropout` leaves dropout enabled. `used_dot_t` is set if `.T` was used on other than two dimensions.
-    """
-
-    def __init__(self, dropout: bool) -> None:
-        super().__init__()
-        self.dropout, self.used_dot_t = dropout, False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if getattr(func, "__self__", None) is _DOT_T and args[0].ndim != 2:
-            self.used_dot_t = True
-        if self.dropout:
-            pass
-        elif name in ("dropout", "dropout_", "alpha_dropout", "feature_dropout"):
-            if len(args) > 1:
-                args = (args[0], 0.0, *args[2:])
-            else:
-                kwargs["p"] = 0.0
-        elif name == "scaled_dot_product_attention" and (len(args) > 4 or "dropout_p" in kwargs):
-            args, kwargs = (
-                (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args,
-                {**kwargs, "dropout_p": 0.0},
-            )
-            if len(args) > 4:
-                kwargs.pop("dropout_p")
-        return func(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The result of running a subject: an answer, or the error that it raised."""
-
-    answer: Answer | None
-    error: BaseException | None = None
-    used_dot_t: bool = False  # .T was used on other than two dimensions
-    overwritten: tuple[str, ...] = ()  # the inputs that hold other numbers after the call, if it was watched
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether the code under test raised the error itself, with words: by a raise or an assert."""
-        if self.error is None or not str(self.error).strip():
-            return False
-        place = self.error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        if place is None:
-            return False
-        frame = place.tb_frame
-        module = str(frame.f_globals.get("__name__", ""))
-        library = module.partition(".")[0] in _LIBRARIES or module.startswith("regard.checker.")
-        return not library and dis.opname[frame.f_code.co_code[place.tb_lasti]] == "RAISE_VARARGS"
-
-    @property
-    def error_line(self) -> str:
-        """The error in one line."""
-        text = (str(self.error).strip().splitlines() or [""])[0]
-        return f"{type(self.error).__name__}: {text}"[:240]
-
-
-class WatchedCall:
-    """Code under test that notes which of its inputs it overwrites.
-
-    `names` are the arguments to watch, those that are passed by position first and in their order.
-    """
-
-    def __init__(self, target: Callable[..., Any], names: list[str]) -> None:
-        self.target, self.names = target, names
-        self.overwritten: tuple[str, ...] = ()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        named = dict(zip(self.names, args, strict=False)) | kwargs
-        watched = {name: x for name, x in named.items() if name in self.names and hasattr(x, "shape")}
-        before = {name: torch.as_tensor(x).detach().clone() for name, x in watched.items()}
-        try:
-            return self.target(*args, **kwargs)
-        finally:
-            after = {name: torch.as_tensor(x).detach() for name, x in watched.items()}
-            self.overwritten = tuple(name for name in after if not torch.equal(before[name], after[name]))
+SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 
 
 @dataclass
@@ -304,7 +174,7 @@ class Subject:
         if self.step is not None:
             result = self.step(target, tensors[0], None)[0]
         elif self.arrays:
-            result = target(*map(_to_array, tensors), **{k: _to_array(x) for k, x in keywords.items()})
+            result = target(*map(to_array, tensors), **{k: to_array(x) for k, x in keywords.items()})
         else:
             result = target(*tensors, **keywords)
         answer = self.parse_result(result, question)
@@ -328,7 +198,7 @@ class Subject:
     def _shaped(self, x: Tensor) -> Tensor:
         """Return a tensor of a question in the subject's layout."""
         if self.layout in ("BCHW", "BHWC"):
-            image = x.reshape(x.shape[0], *_grid(x.shape[1]), -1)  # (B, H, W, C)
+            image = x.reshape(x.shape[0], *as_grid(x.shape[1]), -1)  # (B, H, W, C)
             return image if self.layout == "BHWC" else image.permute(0, 3, 1, 2)
         if self.layout == "TBC":
             return x.transpose(0, 1)
@@ -378,7 +248,7 @@ class Subject:
         if "head_width" in names and names["head_width"] not in keywords:
             keywords[names["head_width"]] = question.q.shape[-1]
         if {"rows", "columns"} <= names.keys():
-            keywords[names["rows"]], keywords[names["columns"]] = _grid(T)
+            keywords[names["rows"]], keywords[names["columns"]] = as_grid(T)
         if self.open_mask and "mask" in names:
             visible = torch.ones(T, question.k.shape[-2], dtype=torch.bool)
             keywords[names["mask"]] = self.mask_form.encode(visible, question.dtype, B)
@@ -444,10 +314,10 @@ class Subject:
 
     def parse_result(self, result: Any, question: Question) -> Answer:
         """Find the output, the weights and the lse in what the code returned."""
-        tensors = list(tensors_in_result(_from_arrays(result) if self.arrays else result))
+        tensors = list(tensors_in_result(from_arrays(result) if self.arrays else result))
         if not tensors:
             raise CheckError(
-                f"{self.name} returned {_describe(result)}; expected a tensor, (output, weights) or "
+                f"{self.name} returned {describe_result(result)}; expected a tensor, (output, weights) or "
                 "(output, lse)"
             )
         B, T, S = question.q.shape[0], question.q.shape[-2], question.k.shape[-2]
@@ -471,7 +341,7 @@ class Subject:
             if t.shape[-2:] == (T, S) and (t.is_meta or not bool((t < 0).any())):
                 fits = t.numel() % (B * T * S) == 0
                 # Of several, weights are those whose rows sum to 1: T5Attention returns its biases before.
-                if fits and (weights is None or (not t.is_meta and _rows_sum_to_one(t))):
+                if fits and (weights is None or (not t.is_meta and rows_sum_to_one(t))):
                     weights = t.reshape(B, -1, T, S)
             elif t.shape[-1:] == (T,) and t.numel() == B * (H or 1) * T and lse is None:
                 lse = t.reshape(B, H or 1, T)
@@ -483,7 +353,7 @@ class Subject:
             return None
         B, T, E = question.q.shape[0], question.q.shape[-2], question.v.shape[-1]
         if self.layout in SEQUENCES:
-            x = _as_sequence(t, self.layout)
+            x = as_sequence(t, self.layout)
             return x if x is not None and x.shape[:2] == (B, T) else None
         H = question.q.shape[1]
         shapes = {"BHTD": (B, H, T, E), "BTHD": (B, T, H, E), "BTD": (B, T, E), "TD": (T, E)}
@@ -497,124 +367,3 @@ class Subject:
         if self.layout == "TBD":
             return t.transpose(0, 1)[:, None]
         return t[:, None] if self.layout == "BTD" else t[None, None] if self.layout == "TD" else t
-
-
-def _rows_sum_to_one(t: Tensor) -> bool:
-    return bool(((t.detach().double().sum(-1) - 1).abs() < 1e-2).all())
-
-
-def _grid(T: int) -> tuple[int, int]:
-    """Return the height and the width of an image of T pixels, the height as near the root as possible."""
-    height = max(h for h in range(1, math.isqrt(T) + 1) if T % h == 0)
-    return height, T // height
-
-
-def _as_sequence(t: Tensor, layout: str) -> Tensor | None:
-    """Return a tensor of a layout of sequences as (B, T, C), or None if its dimensions do not fit."""
-    if t.ndim != len(layout):
-        return None
-    return {
-        "BTC": lambda: t,
-        "TBC": lambda: t.transpose(0, 1),
-        "TC": lambda: t[None],
-        "BCT": lambda: t.transpose(1, 2),
-        "BCHW": lambda: t.flatten(2).transpose(1, 2),
-        "BHWC": lambda: t.flatten(1, 2),
-    }[layout]()
-
-
-def _to_array(value: Any) -> Any:
-    """Return a tensor as a NumPy array, and anything else as it is."""
-    return value.detach().numpy() if isinstance(value, Tensor) else value
-
-
-def _from_arrays(result: Any) -> Any:
-    """Return NumPy arrays, alone or in a tuple or list, as tensors."""
-    if isinstance(result, list | tuple):
-        return [_from_arrays(part) for part in result]
-    return (
-        torch.from_numpy(result)
-        if type(result).__module__ == "numpy" and hasattr(result, "shape")
-        else result
-    )
-
-
-def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert a module's floating-point tensors; complex ones stay complex, which `.to(dtype)` would undo."""
-    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
-
-    def convert(x: Tensor) -> Tensor:
-        return x.to(wide) if x.is_complex() else x.to(dtype) if x.is_floating_point() else x
-
-    converted: nn.Module = module._apply(convert)  # type: ignore[no-untyped-call]
-    return converted
-
-
-def copy_module(module: nn.Module) -> nn.Module:
-    """Copy a module, even one that keeps tensors of an earlier forward pass as attributes."""
-    saved = [(part, dict(vars(part))) for part in module.modules()]
-    try:
-        for part, attributes in saved:
-            part.__dict__.update({name: _detach(value) for name, value in attributes.items()})
-        return copy.deepcopy(module)
-    finally:
-        for part, attributes in saved:
-            part.__dict__.update(attributes)
-
-
-def _detach(value: Any) -> Any:
-    """Detach tensors from their graph: `deepcopy` refuses those that are not leaves."""
-    if isinstance(value, Tensor) and value.grad_fn is not None:
-        return value.detach()
-    if type(value) in (list, tuple):
-        return type(value)(_detach(part) for part in value)
-    return value
-
-
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (B, H, T, D) as Transformers does: channel i is paired with channel i + D/2."""
-    a, b = x.chunk(2, -1)
-    return x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None]
-
-
-def tensors_in_result(result: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
-    if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, dict):
-        yield from (x for x in result.values() if isinstance(x, Tensor))
-    elif isinstance(result, list | tuple):
-        yield from (x for x in result if isinstance(x, Tensor))
-    elif hasattr(result, "__dataclass_fields__"):
-        yield from (x for x in vars(result).values() if isinstance(x, Tensor))
-
-
-def _describe(result: Any) -> str:
-    if isinstance(result, list | tuple):
-        return f"a {type(result).__name__} of {', '.join(type(x).__name__ for x in result) or 'nothing'}"
-    return "nothing (None)" if result is None else f"a {type(result).__name__}"
-
-
-def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function, or of a module's forward pass."""
-    if target is F.scaled_dot_product_attention:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        defaults = {"dropout_p": 0.0}
-        optional = {
-            name: inspect.Parameter(name, kind, default=defaults.get(name))
-            for name in list(_SDPA.values())[3:]
-        }
-        return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")} | optional
-    function = target.forward if isinstance(target, nn.Module) else target
-    function = getattr(function, "_init_fn", function)  # of an operator made by torch.library.custom_op
-    try:
-        parameters = dict(inspect.signature(function).parameters)
-        if (
-            any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
-            or not parameters
-        ):
-            return parameters
-        raise ValueError("it names no argument")
-    except (TypeError, ValueError):
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}

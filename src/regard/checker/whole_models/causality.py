@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
-from regard.checker.report import Check, Report
+from regard.checker.reports.report import Check, Report
 from regard.checker.subject import vocabulary
 from regard.checker.whole_models.differences import add_mistake, differ
 from regard.checker.whole_models.model_run import TARGETS, ModelRun, attention_unit, token_count, with_targets

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
-from regard.checker.report import Check, Diagnosis, Report
+from regard.checker.reports.report import Check, Diagnosis, Report
 
 
 def differ(a: Tensor, b: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from regard.checker.report import Check, Report
-from regard.checker.subject.subject import CallMonitor
+from regard.checker.reports.report import Check, Report
+from regard.checker.subject.reply import CallMonitor
 from regard.checker.whole_models.causality import find_leak
 from regard.checker.whole_models.differences import add_mistake, differ
 from regard.checker.whole_models.layer_judge import calls_by_unit

@@ -14,12 +14,12 @@ from regard.attention.steps import trace
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import diagnose
 from regard.checker.errors import CheckError
-from regard.checker.intent import Intent, Observation
+from regard.checker.interpretation.intent import Intent, Observation
 from regard.checker.oracle.oracle import describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import Answer
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.report import Diagnosis, LayerVerdict, Report
+from regard.checker.reports.report import Diagnosis, LayerVerdict, Report
 from regard.checker.subject import vocabulary
 from regard.checker.subject.parts import attention_parts
 from regard.checker.whole_models.model_run import ModelRun, attention_unit

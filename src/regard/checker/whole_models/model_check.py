@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from regard.checker.report import Check, LayerVerdict, Report
+from regard.checker.reports.report import Check, LayerVerdict, Report
 from regard.checker.subject import vocabulary
 from regard.checker.whole_models.causality import check_causality, check_window
 from regard.checker.whole_models.independence import (

@@ -13,17 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checker.cases import Cases
 from regard.checker.errors import CheckError
+from regard.checker.interpretation.cases import Cases
+from regard.checker.interpretation.declared_causality import max_length
+from regard.checker.interpretation.understand import module_width
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
+from regard.checker.subject.call_tensors import in_dtype, tensors_in_result
 from regard.checker.subject.call_values import make_values
 from regard.checker.subject.construct import build, depth_left_out
 from regard.checker.subject.forms import forms
 from regard.checker.subject.parts import attention_parts
-from regard.checker.subject.subject import Subject, in_dtype, tensors_in_result
-from regard.checker.understand import max_length, module_width
+from regard.checker.subject.subject import Subject
 from regard.checker.whole_models.differences import differ
 from regard.recorder.attention_call import Call
 from regard.recorder.layer import LayerId

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.checker.report import Check, Report
+from regard.checker.reports.report import Check, Report
 from regard.checker.subject import vocabulary
-from regard.checker.subject.subject import in_dtype
+from regard.checker.subject.call_tensors import in_dtype
 from regard.checker.whole_models.differences import add_mistake, where_differ
 from regard.checker.whole_models.model_run import ModelRun, with_targets
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.checker.checker import check
 from regard.checker.errors import CheckError
-from regard.checker.report import Report
+from regard.checker.reports.report import Report
 from regard.learn.lesson import Outcome, WeightPicture
 from regard.learn.mistakes import find_mistake
 from regard.stages.example import TOKENS

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.masks.named_masks import window as window_rule
-from regard.checker.intent import TOLERANCE, Intent, Observation, looking_back
+from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation, looking_back
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.rotation import Rotation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.interpretation.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import (
     describe_difference,
     relative_difference,
@@ -16,8 +16,7 @@ from regard.checker.oracle.oracle import (
 )
 from regard.checker.oracle.question import Question
 from regard.checker.probes.dependence import change_tokens
-from regard.checker.probes.derivatives import derivative_error
-from regard.checker.probes.dropout_effect import (
+from regard.checker.probes.dropout_comparison.dropout_effect import (
     OUTPUT_DROPOUT,
     UNSCALED,
     Draw,
@@ -29,11 +28,13 @@ from regard.checker.probes.dropout_effect import (
     set_value,
     training_run,
 )
-from regard.checker.probes.dropout_rate import check_rate, function_draw, rate_argument
-from regard.checker.probes.numbers import GRADIENT_TOLERANCE, output_gradients
+from regard.checker.probes.dropout_comparison.dropout_rate import check_rate, function_draw, rate_argument
+from regard.checker.probes.number_comparison.derivatives import derivative_error
+from regard.checker.probes.number_comparison.gradients import GRADIENT_TOLERANCE, output_gradients
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
-from regard.checker.subject.subject import CallMonitor, Reply, copy_module
+from regard.checker.subject.call_tensors import copy_module
+from regard.checker.subject.reply import CallMonitor, Reply
 
 
 def probe_dropout(session: CheckSession) -> None:

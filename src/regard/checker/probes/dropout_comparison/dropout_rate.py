@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
-from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.interpretation.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.probes.dropout_effect import (
+from regard.checker.probes.dropout_comparison.dropout_effect import (
     OUTPUT_DROPOUT,
     Draw,
     DropoutEffect,
@@ -27,8 +27,8 @@ from regard.checker.probes.dropout_effect import (
 )
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.construct import SIZES, build, constructor_arguments
-from regard.checker.subject.subject import copy_module, in_dtype
 
 # Rates for the code's own parameter: neither is 0.5, F.dropout's default, and they do not add up to 1.
 RATES = (0.2, 0.6)

@@ -18,24 +18,41 @@ from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
-from regard.checker.cases import Cases
 from regard.checker.diagnose import diagnose
-from regard.checker.hypotheses import add_feature, find_features, head_width, likeliest, search
-from regard.checker.intent import TOLERANCE, Intent, Observation, fitting_intents, window_conventions
+from regard.checker.interpretation.cases import Cases
+from regard.checker.interpretation.declared_causality import (
+    causal_hypotheses,
+    declared_causality,
+    holds_causal_mask,
+    max_length,
+)
+from regard.checker.interpretation.hypotheses import add_feature, find_features, head_width, likeliest, search
+from regard.checker.interpretation.intent import (
+    TOLERANCE,
+    Intent,
+    Observation,
+    fitting_intents,
+    window_conventions,
+)
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import apply_rotary
 from regard.checker.subject.error_place import lines_reached
 from regard.checker.subject.forms import forms, is_certain, with_open_masks
 from regard.checker.subject.observe import ObservedSubject, observed_wirings
 from regard.checker.subject.projections import find_wirings, head_counts
+from regard.checker.subject.reply import OutputShapeError, Reply
 from regard.checker.subject.roles import describe_core, named_roles, observe_core
 from regard.checker.subject.source import source_of
-from regard.checker.subject.subject import SEQUENCES, OutputShapeError, Reply, Subject, apply_rotary
+from regard.checker.subject.subject import SEQUENCES, Subject
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
 KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
+
+
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost
+
 
 HEAD_LAYOUTS = {
     "BHTD": "(B, H, T, D)",
@@ -46,6 +63,8 @@ HEAD_LAYOUTS = {
     "TBHD": "(T, B, H, D)",
     "TBD": "(T, B, D)",
 }
+
+
 """The layouts of a function's queries, keys and values, in words, likeliest first."""
 
 
@@ -105,17 +124,6 @@ def understand(
         if attempts[-1].first.error is None:
             return attempts[-1]
     return max(attempts, key=lambda attempt: lines_reached(attempt.first.error, subject.target))
-
-
-def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
-    """Return the possible answers to whether the code is causal by itself."""
-    if causal is not None:
-        return [causal]
-    if "causal" in subject.arguments and "causal" not in subject.extra:
-        return [False]  # its causal argument decides
-    if declared is not None:
-        return [declared]
-    return [True, False] if described_causality(subject) else [False, True]
 
 
 def _understand_heads(
@@ -291,7 +299,7 @@ def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> I
     for heads in [n for n in head_counts(subject.module, None, None, 1) if n > 1] if subject.module else []:
         q, k, v = (width * heads for width in widths)  # projections of one head that all heads share
         yield Cases(subject, q, k, limit, always, value_width=v)
-    if limit is not None and subject.module is not None and not _holds_causal_mask(subject.module):
+    if limit is not None and subject.module is not None and not holds_causal_mask(subject.module):
         yield Cases(subject, widths[0], widths[1], limit, always, value_width=widths[2], fixed_length=limit)
 
 
@@ -494,78 +502,3 @@ def module_width(module: nn.Module | None) -> int:
         if isinstance(part, nn.Conv1d | nn.Conv2d):
             return part.in_channels
     return 48
-
-
-def declared_causality(subject: Subject) -> bool | None:
-    """Return whether the code declares itself causal: by name, attribute or triangular buffer.
-
-    None if it declares nothing.
-    """
-    module = subject.module
-    if subject.is_transformers:
-        return None  # the model passes the mask
-    by_name = vocabulary.says_causal(subject.name)
-    if by_name is not None:
-        return by_name
-    if module is not None:
-        for name, value in vars(module).items():
-            if vocabulary.size(name) == "causal" and isinstance(value, bool):
-                return value
-        if _holds_causal_mask(module):
-            return True
-    return None
-
-
-def described_causality(subject: Subject) -> bool | None:
-    """Return whether the docstring calls the code causal; None if it does not say.
-
-    Prose is easily misread: it is where to begin, and never makes code wrong.
-    """
-    if subject.is_transformers or "mask" in subject.arguments or "causal" in subject.arguments:
-        return None  # the model passes the mask, or the docstring describes an option
-    module = subject.module
-    doc = (type(module).__dict__.get("__doc__") if module is not None else subject.target.__doc__) or ""
-    return vocabulary.docstring_says_causal(doc) if len(doc) < 4000 else None
-
-
-def _holds_causal_mask(module: nn.Module) -> bool:
-    """Return whether a buffer or an attribute of the module is a causal mask."""
-    tensors = [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]
-    return any(is_triangular(tensor) for tensor in tensors)
-
-
-def max_length(subject: Subject) -> int | None:
-    """Return a module's maximum length: a size of that meaning, or the side of a square mask."""
-    module = subject.module
-    if module is None:
-        return None
-    for name, value in {**vars(module), **subject.init}.items():
-        if vocabulary.size(name) == "length" and isinstance(value, int) and not isinstance(value, bool):
-            return value
-    tensors = [tensor for _, tensor in [*module.named_buffers(), *plain_tensors(module)]]
-    squares = [t.shape[-1] for t in tensors if t.ndim >= 2 and t.shape[-1] == t.shape[-2] > 1]
-    return max(squares, default=None)
-
-
-def plain_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the tensors that are attributes, but neither parameters nor buffers, with their paths."""
-    return [
-        (f"{path}.{name}".lstrip("."), value)
-        for path, part in module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, Tensor)
-    ]
-
-
-def is_triangular(tensor: Tensor) -> bool:
-    """Return whether a tensor is a causal mask in a usual form: tril or triu of ones, booleans or −inf."""
-    if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2:
-        return False
-    square = tensor.reshape(-1, *tensor.shape[-2:])[0]
-    for marked in (square != 0, square < -1e3 if square.dtype.is_floating_point else square != 0):
-        n = len(marked)
-        for mark in (marked, ~marked):
-            lower = torch.ones(n, n, dtype=torch.bool, device=mark.device)
-            if any(bool((mark == lower.tril(d)).all()) for d in (-1, 0, 1)):
-                return True
-    return False

@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from regard.checker.cases import Cases
-from regard.checker.intent import Intent
-from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
-from regard.checker.subject.layouts.layout import KernelLayout
-from regard.checker.subject.subject import Reply, Subject
-from regard.checker.understand import (
+from regard.checker.interpretation.cases import Cases
+from regard.checker.interpretation.declared_causality import causal_hypotheses, declared_causality
+from regard.checker.interpretation.intent import Intent
+from regard.checker.interpretation.understand import (
     KERNEL_SIZES,
     Understanding,
-    causal_hypotheses,
-    declared_causality,
     find_right_intent,
     interpret,
     most_plausible,
     run_once,
 )
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
+from regard.checker.subject.layouts.layout import KernelLayout
+from regard.checker.subject.reply import Reply
+from regard.checker.subject.subject import Subject
 
 _PAGES = (4, 16, 256)  # sizes of pages that kernels take
 

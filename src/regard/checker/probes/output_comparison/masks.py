@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from regard.checker.catalogue import get_mistake
-from regard.checker.intent import TOLERANCE, Intent
+from regard.checker.interpretation.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import (
     describe_agreement,
     describe_difference,
@@ -16,13 +16,9 @@ from regard.checker.oracle.oracle import (
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
-from regard.checker.probes.numbers import (
-    NO_GRADIENT,
-    bias_gradient_failure,
-    check_extreme,
-    extreme_size,
-)
-from regard.checker.probes.output import with_explicit_mask
+from regard.checker.probes.number_comparison.extreme_scores import check_extreme, extreme_size
+from regard.checker.probes.number_comparison.gradients import NO_GRADIENT, bias_gradient_failure
+from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
 from regard.checker.session import CheckSession
 
 

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.checker.intent import Intent
+from regard.checker.interpretation.intent import Intent
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
-from regard.checker.subject.subject import copy_module
+from regard.checker.subject.call_tensors import copy_module
 
 P = 0.5
 RATIO_TOLERANCE = 1e-3  # for the ratio of a weight in training to the same weight in eval

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
-from regard.checker.subject.subject import Reply
+from regard.checker.subject.reply import Reply
 
 _NO_DERIVATIVE = re.compile(
     r"not implemented|no autograd formula|derivative for|backward (pass )?(is )?not|not support(ed)? backward"

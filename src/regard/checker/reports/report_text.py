@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from regard.escapes import escape
 
 if TYPE_CHECKING:
-    from regard.checker.report import Diagnosis, Report
+    from regard.checker.reports.report import Diagnosis, Report
 
 WIDTH = 100  # columns
 MARKS = {"passed": "✓", "failed": "✗", "warning": "!", "skipped": "–", "untried": "?"}

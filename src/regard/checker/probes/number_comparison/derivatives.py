@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from regard.checker.oracle.question import Question
-from regard.checker.probes.backward import leaf_gradients
+from regard.checker.probes.number_comparison.backward import leaf_gradients
 from regard.checker.session import CheckSession
-from regard.checker.subject.subject import Reply
+from regard.checker.subject.reply import Reply
 
 _STEP, _LIMIT = 1e-5, 1e-5
 

@@ -53,7 +53,7 @@ def has_wrong_bfloat16() -> bool:
         return False
     import torch
 
-    from regard.checker.interpreted_product import multiply
+    from regard.checker.interpreter.interpreted_product import multiply
 
     a, b = (torch.tensor([x], dtype=torch.bfloat16) for x in (1.5, -2.5))
     product = torch.zeros(1, dtype=torch.bfloat16)

@@ -1,0 +1,1 @@
+"""Dropout: whether it acts, how often, and on what."""

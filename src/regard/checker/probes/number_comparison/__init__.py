@@ -1,0 +1,1 @@
+"""How accurate a right output is: precision, gradients, extreme scores, weights and lse."""

@@ -1,0 +1,1 @@
+"""The output against the oracle's: forms of masks, diagnoses, and when nothing is decided."""
