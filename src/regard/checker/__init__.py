@@ -1,9 +1,9 @@
 """The checker: is this attention right, and if not, which mistake is it?
 
-`check` makes a `Subject` of the code (`subject`), finds out its shapes, weights and masks (`interpretation`), and
-runs probes on it (`probes`), which compare its answers to questions with the oracle's (`oracle`). A
-wrong answer is compared with the catalogue (`mistakes`): each mistake is an `AttentionVariant` that is wrong
-in one way.
+`check` makes a `Subject` of the code (`subject`), finds out its shapes, weights and masks
+(`interpretation`), and runs probes on it (`probes`), which compare its answers to questions with the oracle's
+(`oracle`). A wrong answer is compared with the catalogue (`mistakes`): each mistake is an `AttentionVariant`
+that is wrong in one way.
 
 Names are imported when they are first used: the command starts a process that checks, and needs no PyTorch.
 """

@@ -146,7 +146,7 @@ def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -
 
     from regard.interventions.effects import find_heads
     from regard.interventions.random_edits import draw_edits
-    from regard.recorder.context import model_inputs
+    from regard.recorder.model_inputs import model_inputs
     from regard.recorder.tokens import decode_vocabulary
 
     before, after = _probabilities(model.module, ids), _probabilities(model.module, ids, edit)
@@ -170,7 +170,7 @@ def _probabilities(model: nn.Module, ids: Tensor, *edits: Edit) -> Tensor:
 
     from regard.interventions import intervene
     from regard.interventions.metrics import next_token_logits
-    from regard.recorder.context import model_inputs
+    from regard.recorder.model_inputs import model_inputs
 
     with torch.no_grad(), intervene(model, *edits) if edits else nullcontext():
         output = model(**model_inputs(model, {"input_ids": ids[None]}))

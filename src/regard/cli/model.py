@@ -197,7 +197,7 @@ class Model:
     def _capture(self, encoding: dict[str, Tensor], tell: ReportProgress) -> Capture:
         """Capture the model while it reads tokens, with its predictions if it makes any."""
         from regard.recorder import capture
-        from regard.recorder.context import model_inputs
+        from regard.recorder.model_inputs import model_inputs
 
         inputs: dict[str, Any] = model_inputs(self.module, encoding)
         with _telling_layers(self.module, tell):
@@ -229,7 +229,7 @@ class Model:
     ) -> list[AttentionMap | LinearAttentionMap]:
         """The map of every layer for tokens (B, T); `check` gets the capture, with its certificate."""
         from regard.recorder import capture
-        from regard.recorder.context import model_inputs
+        from regard.recorder.model_inputs import model_inputs
 
         inputs: dict[str, Any] = model_inputs(self.module, {"input_ids": ids})
         seen: Capture = capture(self.module, inputs=inputs)

@@ -106,7 +106,7 @@ def needle(
     - `seed`: of the filler's order.
     - `report`: called with a message at every context.
     """
-    from regard.recorder.context import context_length
+    from regard.recorder.model_inputs import context_length
 
     if answers not in ("forced", "generated"):
         raise ValueError(f'answers: expected "forced" or "generated", got {answers!r}')
@@ -324,7 +324,8 @@ def _run(model: nn.Module, ids: list[int], last: int) -> tuple[Capture, Tensor |
     """The capture of a forward pass, and the logits (last, V) of the last tokens, if the model has any."""
     # Imported late: files of the recorder import files of `regard.heads`.
     from regard.gpt.model import GPT
-    from regard.recorder.context import capture, model_inputs
+    from regard.recorder.context import capture
+    from regard.recorder.model_inputs import model_inputs
 
     inputs = model_inputs(model, {"input_ids": torch.tensor([ids], device="cpu")})
     with capture(model) as seen:

@@ -23,7 +23,8 @@ from regard.interventions.effects import (
 )
 from regard.interventions.metrics import Metric, TextMetric, TokenPositions
 from regard.interventions.output_means import Text, text_inputs
-from regard.recorder.context import capture, model_name
+from regard.recorder.context import capture
+from regard.recorder.model_inputs import model_name
 from regard.recorder.sources.compilation import original_model
 
 

@@ -14,8 +14,9 @@ from regard.heads.description import study
 from regard.heads.repeated_tokens import draw_repeats
 from regard.heads.table import HeadRow, HeadTable
 from regard.heads.table_summary import check_label
-from regard.recorder.context import capture, context_length
+from regard.recorder.context import capture
 from regard.recorder.layer import LayerId
+from regard.recorder.model_inputs import context_length
 from regard.recorder.sources.compilation import original_model
 
 Layer = int | str

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.recorder.attention_call import Call, UnreadableCall
-from regard.recorder.context import model_inputs
 from regard.recorder.layer import LayerId
+from regard.recorder.model_inputs import model_inputs
 from regard.recorder.observation import choose_sources, observed
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources.compilation import original_model

@@ -10,7 +10,7 @@ import difflib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
@@ -20,29 +20,24 @@ import torch
 from torch import Tensor, nn
 
 from regard.escapes import escape
-from regard.gpt import GPT
-from regard.gpt.token_batch import Side
 from regard.pictures.patches import Patches
+from regard.recorder.capture_messages import not_captured_messages, nothing_heard_message
 from regard.recorder.contributions.module_roles import module_roles
 from regard.recorder.contributions.stream_recorder import StreamRecorder
+from regard.recorder.model_inputs import Inputs, model_arguments, model_name
 from regard.recorder.observation import Attach, as_ids, attention_names, choose_sources, observed
 from regard.recorder.picture_reader import PictureReader
 from regard.recorder.predictions import predictions_from
 from regard.recorder.rank_group import find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
-from regard.recorder.sources.compilation import compiled_methods, original_model
+from regard.recorder.sources.compilation import original_model
 from regard.recorder.sources.structure import unchanged
 from regard.recorder.sources.token_mixers import CONVOLUTIONS, TokenMixers
 from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
 from regard.recorder.token_probe import probe_tokens
-from regard.recorder.tokens import decode_tokens, decode_vocabulary, encode_text, token_id
-
-Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
-"""A model's inputs: keyword arguments by name, positional arguments in a sequence, or a single tensor."""
-
-ADAPTERS = "regard.capture(model, adapters={name: adapter}) serves any softmax attention"
+from regard.recorder.tokens import decode_tokens, decode_vocabulary, token_id
 
 
 class CaptureBlock:
@@ -99,7 +94,7 @@ class CaptureBlock:
         if self.recording.seen.layers or self.recording.seen.elsewhere:
             return
         if self.recording.forwards:
-            raise RuntimeError(_nothing_heard_message(self.model, self.recording.unreadable))
+            raise RuntimeError(nothing_heard_message(self.model, self.recording.unreadable))
         if self.recording.seen.shard is not None:  # its layers may all be on other ranks
             return
         if self.mixers.ran_only_elsewhere:
@@ -140,59 +135,6 @@ class CaptureBlock:
             warnings.warn(escape(f"verify: no token was changed, since {probed}"), stacklevel=3)
         else:
             recording.probed = probed
-
-
-def _nothing_heard_message(model: nn.Module, unreadable: Mapping[str, str]) -> str:
-    """Explain why a model that ran has no captured layer, the cause first."""
-    name = type(model).__name__
-    if unreadable:
-        module, reason = next(iter(unreadable.items()))
-        more = f"; and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
-        return f"{name} ran, but its attention could not be read ({module}: {reason}{more}). {ADAPTERS}"
-    if compiled := next(compiled_methods(model), None):
-        return (
-            f"{name} ran, but {compiled} is compiled, and nothing can be heard inside compiled code: open "
-            'the capture inside `with torch.compiler.set_stance("force_eager"):`'
-        )
-    return (
-        f"{name} ran, but no attention call was heard. Heard are scaled_dot_product_attention, "
-        "regard.attend, Transformers' AttentionInterface and a softmax between two matrix products, unless "
-        f"compiled code calls them. {ADAPTERS}"
-    )
-
-
-def not_captured_messages(
-    model: nn.Module, missing: Mapping[str, str], others: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield the warnings about modules that mix tokens and were not captured, grouped by their classes.
-
-    `missing` maps the name of each module to its class, or to the reason why it could not be read; `others`
-    are not attention.
-    """
-    name = type(model).__name__
-    if missing:
-        modules, are = ("modules that mix", "are") if len(missing) > 1 else ("module that mixes", "is")
-        yield (
-            f"{name}: {len(missing)} {modules} tokens could not be captured and {are} missing: "
-            f"{_by_kind(missing)}. seen.missing names them all. {ADAPTERS}"
-        )
-    if others:
-        modules, have = ("modules mix", "have") if len(others) > 1 else ("module mixes", "has")
-        yield (
-            f"{name}: {len(others)} {modules} tokens in another way than by attention and {have} no map: "
-            f"{_by_kind(others)}. seen.other_mixers names them all"
-        )
-
-
-def _by_kind(modules: Mapping[str, str]) -> str:
-    """Return the classes of modules, with the names of the first ones of each."""
-    by_kind: dict[str, list[str]] = {}
-    for name, kind in modules.items():
-        by_kind.setdefault(kind, []).append(name)
-    return "; ".join(
-        f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})"
-        for kind, names in by_kind.items()
-    )
 
 
 class CaptureOptions(TypedDict, total=False):
@@ -347,7 +289,7 @@ def capture(
                 "predictions: expected text= or inputs= beside it, since a block may run it several times"
             )
         return block
-    model_args, model_kwargs = _model_arguments(model, inputs, text, tokenizer)
+    model_args, model_kwargs = model_arguments(model, inputs, text, tokenizer)
     with torch.no_grad(), block as seen:
         output = model(*model_args, **model_kwargs)
     if predictions:
@@ -394,80 +336,3 @@ def _stream_recorder(
     """Return what records the residual stream of a model; `tokenizer` may be None."""
     roles = module_roles(model, attention_names(model, adapters), TokenMixers(model).mixing)
     return StreamRecorder(model, roles, None if tokenizer is None else functools.partial(token_id, tokenizer))
-
-
-def model_name(model: nn.Module) -> str:
-    """Return the name that the model was loaded by, or its class."""
-    return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
-
-
-def context_length(model: nn.Module) -> int | None:
-    """Return the most tokens that a model can read, or None if its config does not say."""
-    config = getattr(model, "config", None)
-    lengths = (getattr(config, name, None) for name in ("context_length", "max_position_embeddings"))
-    return next((length for length in lengths if isinstance(length, int)), None)
-
-
-def _model_arguments(
-    model: nn.Module, inputs: Inputs | None, text: str | Sequence[str] | None, tokenizer: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and the keyword arguments to run the model with."""
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(inputs, Mapping):
-        kwargs = dict(inputs)
-    elif isinstance(inputs, Tensor):
-        args = (inputs,)
-    elif isinstance(inputs, list | tuple):
-        args = tuple(inputs)
-    elif inputs is not None:
-        raise ValueError(
-            "inputs: expected a dict of the model's arguments, a tuple of them or a tensor, "
-            f"got {type(inputs).__name__}" + (": did you mean text=?" if isinstance(inputs, str) else "")
-        )
-    if text is None:
-        return args, kwargs
-    if tokenizer is None:
-        raise ValueError("text: expected a tokenizer beside it: tokenizer=AutoTokenizer.from_pretrained(…)")
-    if args:
-        raise ValueError("inputs: expected a dict of further arguments beside text=, got positional ones")
-    side: Side = "left" if _writes_on(model) else "right"
-    return (), model_inputs(model, encode_text(tokenizer, text, side)) | kwargs
-
-
-def _writes_on(model: nn.Module) -> bool:
-    """Whether a model continues its text, so that padding belongs on the left, as `generate` puts it.
-
-    Under a causal mask either side gives the same maps. Architectures that may be encoders or decoders, as
-    BERT, count their positions in ways of their own, which padding on the right leaves alone.
-    """
-    if isinstance(model, GPT):
-        return True
-    config = getattr(model, "config", None)
-    generates = getattr(model, "can_generate", lambda: False)
-    is_encoder = getattr(config, "is_encoder_decoder", False) or hasattr(config, "is_decoder")
-    return bool(generates()) and not is_encoder
-
-
-def model_inputs(model: nn.Module, encoding: dict[str, Tensor]) -> dict[str, Any]:
-    """Turn the tensors of a tokenizer into arguments that this model takes, on the model's device."""
-    parameters = inspect.signature(model.forward).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    device = next((x.device for x in model.parameters()), torch.device("cpu"))
-    padded = "attention_mask" in encoding and not bool(encoding["attention_mask"].all())
-    if padded and "attention_mask" not in parameters and not takes_any:
-        raise ValueError(
-            f"text: expected texts of one length in tokens, since {type(model).__name__} takes no "
-            "attention_mask and would read padding as text: pass the texts one at a time"
-        )
-    if padded and "position_ids" in parameters and not bool(encoding["attention_mask"][:, 0].all()):
-        # Positions count from the first token of each text, as under `generate`.
-        positions = encoding["attention_mask"].cumsum(1) - 1
-        encoding = {**encoding, "position_ids": positions.clamp(min=0)}
-    if "input_ids" not in parameters and not takes_any:
-        return {next(iter(parameters)): encoding["input_ids"].to(device)}
-    arguments = {name: x.to(device) for name, x in encoding.items() if takes_any or name in parameters}
-    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
-    if "decoder_input_ids" in parameters and start is not None:
-        arguments["decoder_input_ids"] = torch.full((len(encoding["input_ids"]), 1), start, device=device)
-    return arguments

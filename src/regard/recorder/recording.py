@@ -9,31 +9,21 @@ layers and heads were selected; it does not know where the tensors come from.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Mask
-from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
-from regard.recorder.certificate import KERNEL_OUTPUT, ROWS, Evidence, sampled_rows
+from regard.recorder.certificate import ROWS, Evidence, sampled_rows
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
-from regard.recorder.examination import ComparedCall, at_rows, judge
-from regard.recorder.generation.mask_join import join_masks
-from regard.recorder.generation.piecewise_mask import CallSizes
-from regard.recorder.generation.strips import Addition, Strip, StripStep
+from regard.recorder.generation.beam_order import batch_order
+from regard.recorder.generation.strip_masks import StripMasks, padding_of_strips
+from regard.recorder.generation.strips import Addition, Strip, StripStep, take_back_guesses
 from regard.recorder.layer import Layer, LayerId, LayerMap
-from regard.recorder.linear_certificate import examine_linear
-from regard.recorder.map_preparation import (
-    MaskCopies,
-    cast_map,
-    own_memory,
-    select_heads,
-    without_autocast,
-)
+from regard.recorder.map_preparation import MaskCopies, cast_map, select_heads, without_autocast
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import ShardId
 from regard.recorder.rank_group import RankGroup
@@ -43,28 +33,21 @@ from regard.recorder.sources import token_order
 from regard.recorder.sources.vision_tower import PixelInputs
 from regard.recorder.storage.store import Store
 from regard.recorder.storage.stores import MemoryStore
-from regard.recorder.token_axes import other_batch, place
-from regard.recorder.token_rows import join_token_rows
+from regard.recorder.token_axes import place, why_unplaced
+from regard.recorder.token_rows import add_tokens, join_token_rows
+from regard.recorder.waiting_call import (
+    GPU_WAITING_BYTES,
+    KEPT,
+    WAITING_BYTES,
+    WaitingCall,
+    compare_calls,
+    own_tensors,
+    with_call_facts,
+)
 
-TURNED = "its queries are as wide as the text is long, and lie in memory as if they were channels"
-AS_MANY = "it has as many heads as tokens, and nothing shows which axis counts which"
 UNUSED = "the module that computed it did not use its output"
 EARLIER_STATE = "it goes on from a state of earlier tokens, which its map does not show"
 OTHER_TEXT = "it read another text than the one of this capture"
-
-
-WAITING_BYTES = 1 << 28  # what calls that wait to be judged may hold beside the capture itself
-GPU_WAITING_BYTES = 1 << 30
-
-
-class WaitingCall(NamedTuple):
-    """An attention call that is judged when the forward pass ends, in memory of its own."""
-
-    slot: Slot
-    layer_id: LayerId
-    call: AttentionCall  # whose output, weights and gate have the rows that are compared
-    rows: Tensor
-    heads: list[int] | None  # the selected ones that this rank has; None for all
 
 
 class FirstCall(NamedTuple):
@@ -150,7 +133,7 @@ class Recording(CallReceiver):
         self._started: dict[Slot, Strip] = {}  # the strips that this forward pass has started
         self._prompt: int | None = None  # of the generation to which this forward pass belongs
         self._guesses: Any = None  # the cache of a model that was given several tokens after others
-        self._joined_masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}  # of this forward pass
+        self._joined_masks = StripMasks()  # of this forward pass
 
     def selects(self, layer_id: LayerId) -> bool:
         """Whether this layer is one of those to record."""
@@ -236,14 +219,17 @@ class Recording(CallReceiver):
         with torch.no_grad(), without_autocast(call.q.device):
             T = call.q.shape[2]
             rows = sampled_rows(T, T if self.verify else ROWS)
+            batch = () if self._tokens is None else self._tokens.batch
             call = call._replace(
-                **_owned(call, KEPT, rows),
+                **own_tensors(call, KEPT, rows),
                 mask=self._mask_copies.own(call.mask),
                 whole_mask=None if call.whole_mask is None else self._mask_copies.own(call.whole_mask),
-                unplaced=self._why_unplaced(layer_id.name, call),
+                unplaced=why_unplaced(call, self.is_known(layer_id.name), self.order, batch),
             )
             if call.recurrence is not None:
-                recurrence = call.recurrence._replace(**_owned(call.recurrence, Recurrence._fields, rows))
+                recurrence = call.recurrence._replace(
+                    **own_tensors(call.recurrence, Recurrence._fields, rows)
+                )
                 call = call._replace(recurrence=recurrence)
         self._waiting.append(WaitingCall(slot, layer_id, call, rows, heads))
         self._waiting_bytes += call.v.nbytes + call.output.nbytes
@@ -274,8 +260,8 @@ class Recording(CallReceiver):
             without_autocast(waiting[0].call.q.device),
         ):
             maps = [self._map(x.call) for x in waiting]
-            for x, m, evidence in zip(waiting, maps, _compare(waiting, maps), strict=True):
-                self._add_call(x, m, _with_edits(x.call, evidence))
+            for x, m, evidence in zip(waiting, maps, compare_calls(waiting, maps), strict=True):
+                self._add_call(x, m, with_call_facts(x.call, evidence))
 
     def _map(self, call: AttentionCall) -> LayerMap:
         """Return a call's map, in the dtype in which it is stored."""
@@ -322,7 +308,7 @@ class Recording(CallReceiver):
             return
         addition = strip.addition(step, selected, values, evidence, ended)
         if call.part is not None:
-            strip.extend(addition, None, self._joined_mask(strip, addition, None))
+            strip.extend(addition, None, self._joined_masks.join(strip, addition, None))
         else:
             self._additions.append((strip, addition))
             self._continuing.append(first)
@@ -335,24 +321,6 @@ class Recording(CallReceiver):
         if not self.heads or not all(0 <= head < total for head in self.heads):
             raise ValueError(f"heads: expected numbers from 0 to {total - 1}, got {list(self.heads)}")
         return call.local_heads(self.heads)
-
-    def _why_unplaced(self, name: str, call: AttentionCall) -> str | None:
-        """Return why the axes of a call are not known to be texts, heads and tokens; None if they may be."""
-        order, batch = self.order, () if self._tokens is None else self._tokens.batch
-        if call.recurrence is not None:  # its function's signature says which axes these are
-            return None if order is None or self.is_known(name) else order.explain()
-        B, H, T, D = call.q.shape
-        if call.unplaced is None and order is not None:
-            # XCiT attends between channels; its queries are transposed views.
-            is_turned = T == D == order.T > 1 and call.q.stride(3) > call.q.stride(2)
-            # (B, T, H, D) without a transpose looks like this; heads that were cut from channels do not.
-            is_either = T == H == order.T > 1 and call.q.stride(1) >= call.q.stride(2)
-            if self.is_known(name):  # inside of which nothing is watched
-                return order.reason
-            return order.explain() or (TURNED if is_turned else AS_MANY if is_either else None)
-        if call.unplaced is None and batch and B not in (1, *batch) and not self.is_known(name):
-            return other_batch(B, batch[0])
-        return call.unplaced
 
     def _start_strip(self, call: FirstCall) -> None:
         """Store a new layer, and start the strip that later calls may extend."""
@@ -369,7 +337,7 @@ class Recording(CallReceiver):
         """
         self._judge_waiting()
         additions, self._additions = self._additions, []
-        order, problem = self._batch_order([addition.step for _, addition in additions])
+        order, problem = batch_order([addition.step for _, addition in additions], self._read_ids())
         for strip, addition in additions:
             if addition.step.kind == "after" and self.seen.boundary is None:
                 is_prompt_known = self._prompt is not None and self.seen.target_ids is None
@@ -380,7 +348,7 @@ class Recording(CallReceiver):
                 addition = addition._replace(evidence=evidence)
             if addition.step.kept is not None:
                 strip.rewind(addition.step.kept)
-            strip.extend(addition, order, self._joined_mask(strip, addition, order))
+            strip.extend(addition, order, self._joined_masks.join(strip, addition, order))
         self._joined_masks.clear()
         self._continuing.clear()
         if any(addition.step.kind == "after" and addition.sizes.T > 1 for _, addition in additions):
@@ -392,7 +360,7 @@ class Recording(CallReceiver):
             if not additions and self._reads_other_text(tokens):
                 self._finish_pass()
             kept = {step.kept for _, addition in additions if (step := addition.step).kept is not None}
-            self._add_tokens(tokens, bool(additions), order, min(kept, default=None))
+            add_tokens(self.seen, tokens, bool(additions), order, min(kept, default=None))
         if self.stream is not None and self.seen.residual is not None:
             self.stream.finish(self.seen.residual, order is not None)
         if self._new_pictures is not None and (additions or self._started):
@@ -400,61 +368,16 @@ class Recording(CallReceiver):
         self._new_pictures = None
         self._started.clear()
 
+    def _read_ids(self) -> Tensor | None:
+        """Return the ids that the layers which generate have read: of the decoder, where there are two."""
+        return self.seen.ids if self.seen.target_ids is None else self.seen.target_ids
+
     def _reads_other_text(self, tokens: PassTokens) -> bool:
         """Whether this forward pass reads other tokens than the layers that ran before it."""
         pairs = ((tokens.ids, self.seen.ids), (tokens.target_ids, self.seen.target_ids))
         return len(self._strips) > len(self._started) and any(
             new is not None and old is not None and not torch.equal(new, old) for new, old in pairs
         )
-
-    def _batch_order(self, steps: list[StripStep]) -> tuple[Tensor | None, str | None]:
-        """Return which old sequence each batch entry continues, None for its own; and a problem, if any."""
-        if all(step.new is None for step in steps):
-            return None, None
-        matches = [match.cpu() for step in steps if (match := step.match()) is not None]
-        common = torch.stack(matches).all(0)  # (B, B)
-        if not bool(common.any(1).all()):
-            return None, "its batch was reordered, and not in the same way in all layers"
-        order = common.int().argmax(1)
-        ids = self.seen.ids if self.seen.target_ids is None else self.seen.target_ids
-        if ids is None:
-            unclear = common & ~torch.nn.functional.one_hot(order, len(order)).bool()
-        else:  # sequences with the same past tokens are interchangeable
-            unclear = common & (ids[order][:, None] != ids[None]).any(-1)
-        doubt = "beams changed places, and the layers that were captured do not show which went where"
-        return order, doubt if bool(unclear.any()) else None
-
-    def _joined_mask(self, strip: Strip, addition: Addition, order: Tensor | None) -> Mask:
-        """Return the mask of a strip with an addition; layers that share their masks share the result."""
-        if strip.layer.is_linear:
-            return strip.mask  # causal, whatever is added
-        q = addition.tensors["q"]
-        B, H = q.shape[:2]
-        kind, before, device = addition.step.kind, CallSizes(strip.T, strip.S), q.device
-        key = (id(strip.mask), id(addition.mask), kind, before, addition.sizes, device)
-        if key not in self._joined_masks:
-            mask = join_masks(strip.mask, before, addition.mask, addition.sizes, kind, order, B, H, device)
-            # The two masks are stored to keep them alive, so that no id is used twice.
-            self._joined_masks[key] = (mask, strip.mask, addition.mask)
-        return self._joined_masks[key][0]
-
-    def _add_tokens(
-        self, tokens: PassTokens, continues: bool, order: Tensor | None, kept: int | None
-    ) -> None:
-        """Put the tokens of a forward pass after those that it continues, or in their place.
-
-        If only the first ones are `kept`, the others are taken back.
-        """
-        seen = self.seen
-        for name in ("ids", "target_ids"):
-            old, new = getattr(seen, name), getattr(tokens, name)
-            if new is not None and old is not None and continues and len(old) == len(new):
-                new = torch.cat([(old if order is None else old[order])[:, :kept], new], 1)
-            if new is not None:
-                setattr(seen, name, new)
-        mask = tokens.attention_mask
-        if mask is not None and seen.ids is not None and mask.shape == seen.ids.shape:
-            seen.attention_mask = mask
 
     def _finish_pass(self) -> None:
         """Move the layers of earlier forward passes to `seen.passes`: this one does not continue them.
@@ -494,8 +417,11 @@ class Recording(CallReceiver):
 
     def _finish_layers(self) -> None:
         """Store the layers that have grown, and complete the tokens that belong to them."""
-        self._take_back_guesses()
         seen = self.seen
+        length = take_back_guesses(self._guesses, self._strips.values())
+        self._guesses = None
+        if length is not None and seen.ids is not None:
+            seen.ids = seen.ids[:, :length]
         for strip in self._strips.values():
             if strip.grown:
                 layer = self.store.put(strip.finished(), instead_of=strip.layer)
@@ -503,7 +429,7 @@ class Recording(CallReceiver):
         for layer in seen.layers:
             layer.evidence = place(layer, self.is_known(layer.name), seen.ids, seen.target_ids, self.probed)
         if seen.attention_mask is None and seen.ids is not None:
-            seen.attention_mask = self._mask_of_layers(seen.ids.shape)
+            seen.attention_mask = padding_of_strips(self._strips.values(), seen.ids.shape)
         if seen.attention_mask is not None and bool(seen.attention_mask.all()):
             seen.attention_mask = None
         self._strips.clear()
@@ -513,26 +439,6 @@ class Recording(CallReceiver):
         if self.picture_reader is not None and self._pictures is not None:
             seen.pictures = self.picture_reader.locate(self._pictures, seen.layers, seen.ids)
         seen.seal()
-
-    def _take_back_guesses(self) -> None:
-        """Take back the last guesses of a speculative decoding, which the model's cache does not hold now."""
-        length = getattr(self._guesses, "get_seq_length", lambda: None)()
-        self._guesses = None
-        strips = [strip for strip in self._strips.values() if not strip.layer.is_linear]
-        if length and strips and all(x.can_rewind and x.T == strips[0].T > length for x in strips):
-            for strip in strips:
-                strip.rewind(length)
-            if self.seen.ids is not None:
-                self.seen.ids = self.seen.ids[:, :length]
-
-    def _mask_of_layers(self, shape: torch.Size) -> Tensor | None:
-        """Return the padding (B, T) in the layers' own masks, for models that take no `attention_mask`."""
-        for strip in self._strips.values():
-            for conjunct in strip.mask.conjuncts():
-                is_token = conjunct.key_padding(shape[1])  # (B, S)
-                if is_token is not None and is_token.shape == shape:
-                    return is_token.cpu()
-        return None
 
     def close(
         self, missing: Mapping[str, str] | None = None, other_mixers: Mapping[str, str] | None = None
@@ -556,62 +462,3 @@ class Recording(CallReceiver):
             )
         if self.seen.layers or self.seen.shard is not None:
             self.store.finish(self.seen)
-
-
-KEPT = ("q", "k", "v", "lse", "sinks", "output", "weights")
-"""The tensors that are kept of a call until it is judged, and then in part of its layer."""
-COMPARED = ("output", "weights", "gate")
-"""Those of which only the rows that are compared are kept."""
-
-
-def _owned(x: AttentionCall | Recurrence, names: Sequence[str], rows: Tensor) -> dict[str, Any]:
-    """Return copies of the tensors of a call, those of `COMPARED` at these rows only."""
-    tensors = {name: tensor for name in names if isinstance(tensor := getattr(x, name), Tensor)}
-    return {
-        name: own_memory(at_rows(tensor, rows) if name in COMPARED else tensor)
-        for name, tensor in tensors.items()
-    }
-
-
-def _compare(waiting: Sequence[WaitingCall], maps: Sequence[LayerMap]) -> list[Evidence]:
-    """Compare calls with the model's own output: those of softmax attention together, which is faster."""
-    pairs = list(zip(waiting, maps, strict=True))
-    softmax = iter(judge([_comparison(x, m) for x, m in pairs if isinstance(m, AttentionMap)]))
-    return [next(softmax) if isinstance(m, AttentionMap) else _examine(x, m) for x, m in pairs]
-
-
-def _comparison(waiting: WaitingCall, m: AttentionMap) -> ComparedCall:
-    """Return how a call that waits is compared with the model's own output."""
-    call = waiting.call
-    against = call.against if call.kept is None else KERNEL_OUTPUT
-    options = (call.own_lse, call.softly_masked_rows, call.problem, against)
-    return ComparedCall(m, call.v, waiting.rows, call.output, call.weights, *options)
-
-
-def _examine(waiting: WaitingCall, m: LinearAttentionMap) -> Evidence:
-    """Compare a call of a linear layer with the model's own output."""
-    call, recurrence = waiting.call, waiting.call.recurrence
-    assert recurrence is not None
-    return examine_linear(
-        m,
-        call.v,
-        call.output,
-        initial_state=recurrence.initial_state,
-        final_state=recurrence.final_state,
-        gate=recurrence.gate,
-        convolution=recurrence.convolution,
-        problem=call.problem,
-        rows=waiting.rows,
-    )
-
-
-def _with_edits(call: AttentionCall, evidence: Evidence) -> Evidence:
-    """Return the evidence with what is known of the call beside its numbers."""
-    evidence = dataclasses.replace(evidence, unplaced=call.unplaced)
-    if call.whole_mask is not None:
-        mask = call.whole_mask
-        evidence = dataclasses.replace(evidence, mask=str(mask), window=mask.window_size())
-    if call.replaced is not None:
-        heads = call.replaced.any(1).nonzero().flatten().tolist()
-        evidence = dataclasses.replace(evidence, replaced_heads=tuple(call.numbers(heads)))
-    return evidence

@@ -13,10 +13,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificate import BY_NUMBER, CHANGED, KNOWN_CODE, Evidence
 from regard.recorder.layer import Layer
+from regard.recorder.sources.token_order import TokenOrder
 
 SECOND_TEXT = "it is named as attention to another text, and nothing shows which tokens its queries are"
+TURNED = "its queries are as wide as the text is long, and lie in memory as if they were channels"
+AS_MANY = "it has as many heads as tokens, and nothing shows which axis counts which"
 MOVED = "changing a token moved the rows or keys of other tokens, or not its own"
 
 
@@ -64,3 +68,28 @@ def other_batch(B: int, texts: int) -> str:
         f"it has {B} batch entries, and the model was given {texts}: heads, windows or a part of the batch "
         "may stand there; pass queries as (B, H, T, D), or give an adapter"
     )
+
+
+def why_unplaced(
+    call: AttentionCall, is_known: bool, order: TokenOrder | None, batch: tuple[int, ...]
+) -> str | None:
+    """Return why the axes of a call are not known to be texts, heads and tokens; None if they may be.
+
+    - `is_known`: whether its model's code keeps tokens in order.
+    - `order`: what was watched of the order of tokens on their way to the call; None if nothing was.
+    - `batch`: the batch sizes that the model was given.
+    """
+    if call.recurrence is not None:  # its function's signature says which axes these are
+        return None if order is None or is_known else order.explain()
+    B, H, T, D = call.q.shape
+    if call.unplaced is None and order is not None:
+        # XCiT attends between channels; its queries are transposed views.
+        is_turned = T == D == order.T > 1 and call.q.stride(3) > call.q.stride(2)
+        # (B, T, H, D) without a transpose looks like this; heads that were cut from channels do not.
+        is_either = T == H == order.T > 1 and call.q.stride(1) >= call.q.stride(2)
+        if is_known:  # inside of which nothing is watched
+            return order.reason
+        return order.explain() or (TURNED if is_turned else AS_MANY if is_either else None)
+    if call.unplaced is None and batch and B not in (1, *batch) and not is_known:
+        return other_batch(B, batch[0])
+    return call.unplaced

@@ -15,6 +15,7 @@ from regard.recorder.placement import Runs
 
 if TYPE_CHECKING:
     from regard.recorder.rank_group import RankGroup
+    from regard.recorder.receiver import PassTokens
     from regard.recorder.result import Capture
 
 
@@ -48,3 +49,21 @@ def _join(own: Tensor, parts: list[Tensor], runs: list[Runs]) -> Tensor:
     for part, rows in zip(parts, positions, strict=True):
         whole[:, rows] = part.to(own.dtype)
     return whole
+
+
+def add_tokens(
+    seen: Capture, tokens: PassTokens, continues: bool, order: Tensor | None, kept: int | None
+) -> None:
+    """Put the tokens of a forward pass after those that it continues, or in their place.
+
+    If only the first ones are `kept`, the others are taken back.
+    """
+    for name in ("ids", "target_ids"):
+        old, new = getattr(seen, name), getattr(tokens, name)
+        if new is not None and old is not None and continues and len(old) == len(new):
+            new = torch.cat([(old if order is None else old[order])[:, :kept], new], 1)
+        if new is not None:
+            setattr(seen, name, new)
+    mask = tokens.attention_mask
+    if mask is not None and seen.ids is not None and mask.shape == seen.ids.shape:
+        seen.attention_mask = mask

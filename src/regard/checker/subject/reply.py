@@ -13,8 +13,6 @@ from torch.overrides import TorchFunctionMode
 from regard.checker.oracle.answer import Answer
 
 _LIBRARIES = ("torch", "numpy", "einops", "triton")  # whose errors are about their own arguments
-
-
 _DOT_T = torch.Tensor.T  # the property itself
 
 

@@ -15,11 +15,7 @@ from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant
 from regard.checker.oracle.wiring import Wiring
 
 LARGE = 88.0  # a score whose exponential overflows float32
-
-
 LACKING = ("there is no ", "no key is hidden")  # how a reason begins if inputs lack what a mistake acts on
-
-
 # Fields of a variant that need something of a module, and whether a wiring has it.
 NEEDS: dict[str, Callable[[Wiring], bool]] = {
     **dict.fromkeys(("split", "merge", "out", "layers"), lambda wiring: wiring.splits),

@@ -11,11 +11,7 @@ from typing import Any
 from regard.checker.catalogue import THEMES
 
 CLEAR = 10.0  # tolerances at which a mistake of the catalogue must stand off, on some input
-
-
 WIDTH = 100  # columns of the table
-
-
 # The kinds of input and their column heads, of at most two lines.
 KINDS = {
     "plain": "plain",

@@ -34,8 +34,6 @@ from regard.recorder.receiver import CallReceiver
 
 # T, by which no size is confused with another; shorter for models of few positions.
 LENGTHS = (11, 6, 4)
-
-
 TARGETS = ("targets", "labels", "target")  # nanoGPT gives the logits of all positions only beside them
 
 

@@ -8,8 +8,9 @@ linear layer continues the previous ones if it begins with the state that the la
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -208,3 +209,17 @@ class Strip:
         values = tensors.pop(VALUES, None)
         evidence = replace(self.evidence, rows=min(self.evidence.rows, self.T), total_rows=self.T)
         return layer._with_data(LayerData(m._with_tokens(tensors, self.mask), values), evidence)
+
+
+def take_back_guesses(cache: Any, strips: Iterable[Strip]) -> int | None:
+    """Take back the last guesses of a speculative decoding, which the model's cache does not hold now.
+
+    Returns the number of tokens that are left; None if nothing was taken back.
+    """
+    length: int | None = getattr(cache, "get_seq_length", lambda: None)()
+    strips = [strip for strip in strips if not strip.layer.is_linear]
+    if not length or not strips or not all(x.can_rewind and x.T == strips[0].T > length for x in strips):
+        return None
+    for strip in strips:
+        strip.rewind(length)
+    return length

@@ -20,8 +20,6 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.subject import Subject
 
 GRADIENT_TOLERANCE = 1e-4  # relative
-
-
 NO_GRADIENT = "it gets no gradient, though the output depends on it"
 
 

@@ -17,14 +17,8 @@ from regard.checker.probes.output_comparison.mask_forms import with_explicit_mas
 from regard.checker.session import CheckSession
 
 LIMIT = 10.0  # times PyTorch's own error at the same dtype
-
-
 MANY_KEYS = 1024
-
-
 WRONG_BFLOAT16 = "Triton's interpreter computes it wrongly"
-
-
 FLOAT32 = torch.float32
 
 

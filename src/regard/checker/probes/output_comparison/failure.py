@@ -12,8 +12,6 @@ from regard.checker.probes.behaviour import with_options
 from regard.checker.session import CheckSession
 
 _SMALL = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 3))  # batch sizes and lengths, the smallest first
-
-
 COMPARE = "pass your own slow version to compare with: oracle=my_reference, or --oracle FILE.py:Name"
 
 
