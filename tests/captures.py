@@ -11,7 +11,7 @@ from regard.heads import SurveyResult, describe
 from regard.heads.description import LayerHeads
 from regard.heads.examples import collect_examples
 from regard.recorder import Capture, Evidence, Layer
-from regard.recorder.predictions import predictions_from
+from regard.recorder.tokens_of_maps.predictions import predictions_from
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",

@@ -143,4 +143,8 @@ def __dir__() -> list[str]:
 
 
 # `model.set_attn_implementation("regard")` works once both are imported, whichever comes first.
-call_after_import("transformers.modeling_utils", "regard.recorder.sources.transformers_attention", "register")
+call_after_import(
+    "transformers.modeling_utils",
+    "regard.recorder.sources.transformers_library.transformers_attention",
+    "register",
+)

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 import regard
 from regard.attention.steps import trace
 from regard.recorder import Capture, Layer
-from regard.recorder.examination import examine
+from regard.recorder.certificates.examination import examine
 from regard.show.server.background import BackgroundServer
 from regard.stages.example import X, multi_head, project
 from tests.captures import HOSTILE, captured

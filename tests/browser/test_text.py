@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 import regard
 from regard.recorder import Capture, Layer
-from regard.recorder.tokens import TextTooLongError
+from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents
 from regard.show.server.background import BackgroundServer
 from tests.captures import HOSTILE, captured

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import regard
-from regard.recorder.examination import examine
+from regard.recorder.certificates.examination import examine
 from tests import strategies, truth
 
 

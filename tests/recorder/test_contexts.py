@@ -21,7 +21,7 @@ from torch.nn import functional
 
 import regard
 from regard.override import MethodWrappers
-from regard.recorder.certificate import sampled_rows
+from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.sources import sdpa
 from tests.attack.capture import MODELS, Encoder, llama
 from tests.patience import HANGING

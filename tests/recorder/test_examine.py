@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.recorder import examination
-from regard.recorder.certificate import ShardEvidence, join_evidence, join_shard_evidence
-from regard.recorder.examination import examine
+from regard.recorder.certificates import examination
+from regard.recorder.certificates.certificate import ShardEvidence, join_evidence, join_shard_evidence
+from regard.recorder.certificates.examination import examine
 from tests import strategies, truth
 
 

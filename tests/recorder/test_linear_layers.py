@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import regard
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.recorder import linear_certificate
 from regard.recorder.attention_call import AttentionCall, Recurrence
+from regard.recorder.certificates import linear_certificate
+from regard.recorder.certificates.linear_certificate import examine_linear
 from regard.recorder.layer import LayerId
-from regard.recorder.linear_certificate import examine_linear
 from regard.recorder.recording import Recording
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.gpt import GPT, Config
-from regard.recorder import predictions as module
-from regard.recorder.predictions import predictions_from
+from regard.recorder.tokens_of_maps import predictions as module
+from regard.recorder.tokens_of_maps.predictions import predictions_from
 
 
 def dense(logits: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named_masks import Chunks, Documents, Padding, TensorMask, Window, causal
 from regard.auditor.batch import TextBatch
 from regard.recorder.layer import Layer
-from regard.recorder.sources.mask_recognition import masked_entries
+from regard.recorder.sources.transformers_library.mask_recognition import masked_entries
 
 # Classes whose self-attention must not see later tokens. XLNet's language model reads in permuted orders.
 _NEXT_TOKEN = re.compile(r"^(?!XLNet).*(GPT|CausalLM|LMHeadModel|LanguageModel|Transducer)|^LM$|Decoder$")

@@ -147,7 +147,7 @@ def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -
     from regard.interventions.effects import find_heads
     from regard.interventions.random_edits import draw_edits
     from regard.recorder.model_inputs import model_inputs
-    from regard.recorder.tokens import decode_vocabulary
+    from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
 
     before, after = _probabilities(model.module, ids), _probabilities(model.module, ids, edit)
     heads = find_heads(model.module, model_inputs(model.module, {"input_ids": ids[None]}))

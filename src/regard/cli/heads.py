@@ -161,7 +161,7 @@ def _study(
 def _token_text(model: Model, token: int) -> str:
     import torch
 
-    from regard.recorder.tokens import decode_tokens
+    from regard.recorder.tokens_of_maps.tokens import decode_tokens
 
     return decode_tokens(model.tokenizer, torch.tensor([[token]], device="cpu"))[0][0]
 
@@ -181,7 +181,7 @@ def _title(table: HeadTable) -> Any:
 
 def _key_texts(model: Model, ids: list[Tensor], table: HeadTable) -> dict[int, str]:
     """The texts of the tokens that are sinks, where one text was read."""
-    from regard.recorder.tokens import decode_tokens
+    from regard.recorder.tokens_of_maps.tokens import decode_tokens
 
     if len(ids) > 1:
         return {}

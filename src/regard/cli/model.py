@@ -107,14 +107,14 @@ class Model:
 
     def encode(self, text: str, *, whole: bool = False) -> list[int]:
         """The tokens of a text; if it is `whole`, with the special tokens around it."""
-        from regard.recorder.tokens import encode_ids
+        from regard.recorder.tokens_of_maps.tokens import encode_ids
 
         return encode_ids(self.tokenizer, text, special=whole)
 
     @cached_property
     def start(self) -> int | None:
         """The token that the tokenizer puts before a text, if it does."""
-        from regard.recorder.tokens import start_tokens
+        from regard.recorder.tokens_of_maps.tokens import start_tokens
 
         return next(iter(start_tokens(self.tokenizer)), None)
 
@@ -146,7 +146,7 @@ class Model:
         """
         import torch
 
-        from regard.recorder.tokens import TextTooLongError, encode_text
+        from regard.recorder.tokens_of_maps.tokens import TextTooLongError, encode_text
 
         encoding = {name: ids[:, :first] for name, ids in encode_text(self.tokenizer, text).items()}
         prompt = encoding["input_ids"].shape[1]
@@ -274,7 +274,7 @@ class Model:
         The lines are {"start": …}, a {"step": …} for each token, and {"end": …}.
         """
         from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
-        from regard.recorder.tokens import decode_tokens, encode_text
+        from regard.recorder.tokens_of_maps.tokens import decode_tokens, encode_text
         from regard.split_characters import MOST_PIECES
 
         model = self._gpt

@@ -99,7 +99,7 @@ def survey(
     from regard.heads.survey_result import read_survey
     from regard.heads.survey_shards import Shard, chunk_folder, join_survey, survey_shard
     from regard.processes import process_group
-    from regard.recorder.tokens import decode_vocabulary
+    from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
 
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:

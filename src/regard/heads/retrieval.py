@@ -236,7 +236,7 @@ def _contexts(
     seed: int,
 ) -> Iterator[NeedleContext]:
     """Every needle at every depth of contexts of every length."""
-    from regard.recorder.tokens import encode_ids, start_tokens
+    from regard.recorder.tokens_of_maps.tokens import encode_ids, start_tokens
 
     if not needles or not lengths or not depths:
         raise ValueError("needles, lengths, depths: expected at least one of each, got none")

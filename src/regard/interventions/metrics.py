@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from regard.recorder.tokens import encode_ids
+from regard.recorder.tokens_of_maps.tokens import encode_ids
 
 Metric = Literal["loss", "logit_diff"] | Callable[[Any, Tensor], float]
 """The loss, the difference of two logits, or a function of the model's output and its token ids (T,)."""

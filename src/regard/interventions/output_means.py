@@ -14,7 +14,7 @@ from regard.recorder.model_inputs import model_inputs
 from regard.recorder.observation import choose_sources, observed
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources.compilation import original_model
-from regard.recorder.tokens import encode_text
+from regard.recorder.tokens_of_maps.tokens import encode_text
 
 Text = str | Tensor | Mapping[str, Any]
 """A text, its token ids (T,) or (1, T), or a dict of the model's own arguments."""

@@ -1,14 +1,14 @@
 """Capture: certified attention maps of every head of a model, recorded on the model's own fast path."""
 
-from regard.recorder.certificate import Certificate, Evidence
-from regard.recorder.certification import certify
+from regard.recorder.certificates.certificate import Certificate, Evidence
+from regard.recorder.certificates.certification import certify
 from regard.recorder.context import capture
 from regard.recorder.contributions import Attribution, OutputProjection
 from regard.recorder.layer import Layer
-from regard.recorder.predictions import Predictions
 from regard.recorder.result import Capture
 from regard.recorder.sizes import capture_size
 from regard.recorder.storage.loader import load
+from regard.recorder.tokens_of_maps.predictions import Predictions
 
 __all__ = [
     "Attribution",

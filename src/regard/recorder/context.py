@@ -27,17 +27,17 @@ from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.model_inputs import Inputs, model_arguments, model_name
 from regard.recorder.observation import Attach, as_ids, attention_names, choose_sources, observed
 from regard.recorder.picture_reader import PictureReader
-from regard.recorder.predictions import predictions_from
 from regard.recorder.rank_group import find_group
 from regard.recorder.recording import Recording
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
-from regard.recorder.sources.structure import unchanged
-from regard.recorder.sources.token_mixers import CONVOLUTIONS, TokenMixers
+from regard.recorder.sources.structure_of_models.structure import unchanged
+from regard.recorder.sources.structure_of_models.token_mixers import CONVOLUTIONS, TokenMixers
 from regard.recorder.storage.evidence_data import exchange_evidence
 from regard.recorder.storage.stores import store_for
-from regard.recorder.token_probe import probe_tokens
-from regard.recorder.tokens import decode_tokens, decode_vocabulary, token_id
+from regard.recorder.tokens_of_maps.predictions import predictions_from
+from regard.recorder.tokens_of_maps.token_probe import probe_tokens
+from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary, token_id
 
 
 class CaptureBlock:

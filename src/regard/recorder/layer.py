@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.recorder.certificate import NO_TOKENS, Evidence, ShardEvidence
+from regard.recorder.certificates.certificate import NO_TOKENS, Evidence, ShardEvidence
 from regard.recorder.map_preparation import write_count
 from regard.recorder.placement import Placement
 from regard.recorder.summary import LayerSummary, summarise

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.gpt import GPT
 from regard.gpt.token_batch import Side
-from regard.recorder.tokens import encode_text
+from regard.recorder.tokens_of_maps.tokens import encode_text
 
 Inputs = Mapping[str, Any] | Sequence[Any] | Tensor
 """A model's inputs: keyword arguments by name, positional arguments in a sequence, or a single tensor."""

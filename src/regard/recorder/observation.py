@@ -22,10 +22,12 @@ from regard.override import MethodWrappers
 from regard.recorder.receiver import CallReceiver, ModelArguments, OpenReceiver, PassTokens, open_receivers
 from regard.recorder.sources import adapters as adapter_source
 from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources import linear_functions, listener, token_order, torch_mha
+from regard.recorder.sources import listener, token_order
 from regard.recorder.sources.compilation import uncompiled
-from regard.recorder.sources.structure import modules_of, remembered
-from regard.recorder.sources.vision_tower import find_pixels
+from regard.recorder.sources.linear_attention import linear_functions
+from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.vision_tower import find_pixels
+from regard.recorder.sources.torch_modules import torch_mha
 
 Attach = Callable[[nn.Module, CallReceiver], AbstractContextManager[None]]
 

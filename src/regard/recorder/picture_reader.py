@@ -18,8 +18,12 @@ from regard.pictures.patch_layout import NONE, PatchLayout, PatchSpan, Pictures
 from regard.pictures.patches import MAX_GRID, Patches
 from regard.pictures.picture import Normalisation, Picture, display_pixels
 from regard.recorder.layer import Layer
-from regard.recorder.sources.structure import modules_of
-from regard.recorder.sources.vision_tower import PixelInputs, VisionTower, find_vision_tower
+from regard.recorder.sources.structure_of_models.structure import modules_of
+from regard.recorder.sources.structure_of_models.vision_tower import (
+    PixelInputs,
+    VisionTower,
+    find_vision_tower,
+)
 
 MAX_PICTURES = 64
 """The most pictures of a batch that are kept."""

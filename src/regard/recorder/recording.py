@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
-from regard.recorder.certificate import ROWS, Evidence, sampled_rows
+from regard.recorder.certificates.certificate import ROWS, Evidence, sampled_rows
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.generation.beam_order import batch_order
@@ -30,11 +30,11 @@ from regard.recorder.rank_group import RankGroup
 from regard.recorder.receiver import CallReceiver, PassTokens, Slot, editors_of
 from regard.recorder.result import Capture
 from regard.recorder.sources import token_order
-from regard.recorder.sources.vision_tower import PixelInputs
+from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
 from regard.recorder.storage.store import Store
 from regard.recorder.storage.stores import MemoryStore
-from regard.recorder.token_axes import place, why_unplaced
-from regard.recorder.token_rows import add_tokens, join_token_rows
+from regard.recorder.tokens_of_maps.token_axes import place, why_unplaced
+from regard.recorder.tokens_of_maps.token_rows import add_tokens, join_token_rows
 from regard.recorder.waiting_call import (
     GPU_WAITING_BYTES,
     KEPT,

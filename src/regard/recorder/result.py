@@ -18,15 +18,15 @@ from torch import Tensor
 
 from regard.maps import WeightedMap
 from regard.pictures.patch_layout import Pictures
-from regard.recorder.certificate import Certificate, ShardEvidence, join_shard_evidence
+from regard.recorder.certificates.certificate import Certificate, ShardEvidence, join_shard_evidence
 from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out
 from regard.recorder.layer import Layer, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
-from regard.recorder.predictions import Predictions
 from regard.recorder.storage.folder import save
+from regard.recorder.tokens_of_maps.predictions import Predictions
 
 if TYPE_CHECKING:
     from regard.heads import HeadTable

@@ -22,7 +22,7 @@ from regard.gpt import Config
 from regard.recorder.layer import LayerId
 from regard.recorder.placement import kv_slots
 from regard.recorder.sources import gpt as gpt_source
-from regard.recorder.sources import torch_mha
+from regard.recorder.sources.torch_modules import torch_mha
 from regard.recorder.summary import summary_size
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder.attention_call import AttentionCall, Recurrence
-from regard.recorder.certificate import KERNEL_OUTPUT, Evidence
-from regard.recorder.examination import ComparedCall, at_rows, judge
+from regard.recorder.certificates.certificate import KERNEL_OUTPUT, Evidence
+from regard.recorder.certificates.examination import ComparedCall, at_rows, judge
+from regard.recorder.certificates.linear_certificate import examine_linear
 from regard.recorder.layer import LayerId, LayerMap
-from regard.recorder.linear_certificate import examine_linear
 from regard.recorder.map_preparation import own_memory
 from regard.recorder.receiver import Slot
 

@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.certificate import ROWS
-from regard.recorder.examination import examine
+from regard.recorder.certificates.certificate import ROWS
+from regard.recorder.certificates.examination import examine
 from regard.recorder.layer import LayerId
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.result import Capture
-from regard.recorder.sources.layer_names import assign_layer_ids
+from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.storage.shard_folder import save_shard
 from regard.vllm.attention_settings import AttentionSettings, UnsupportedLayerError, read_settings
 from regard.vllm.block_layout import BlockLayout, CachedTokens

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
-from regard.recorder.certificate import Evidence, join_evidence
+from regard.recorder.certificates.certificate import Evidence, join_evidence
 from regard.recorder.layer import Layer, LayerId
 from regard.recorder.placement import Placement
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.atomic import check_folder_writable, write_error
-from regard.recorder.tokens import decode_tokens
+from regard.recorder.tokens_of_maps.tokens import decode_tokens
 from regard.vllm.engine_capture import EngineCapture
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from regard.recorder.sources import eager_call
+from regard.recorder.sources.eager import eager_call
 
 B, T, H, D = 2, 7, 4, 5
 Attend = Callable[["Own", Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

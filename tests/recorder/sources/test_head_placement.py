@@ -12,8 +12,8 @@ from torch import distributed, nn
 import regard
 from regard.recorder.attention_call import AttentionCall, UnreadableCall
 from regard.recorder.placement import Placement
-from regard.recorder.sources import head_placement
-from regard.recorder.sources.head_placement import Slice, place_heads
+from regard.recorder.sources.structure_of_models import head_placement
+from regard.recorder.sources.structure_of_models.head_placement import Slice, place_heads
 
 WIDTH = 8
 

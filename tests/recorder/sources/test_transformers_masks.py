@@ -12,7 +12,7 @@ from regard import causal
 
 masking_utils = pytest.importorskip("transformers.masking_utils")
 
-from regard.recorder.sources.transformers_masks import RuleMask, rule_mask  # noqa: E402
+from regard.recorder.sources.transformers_library.transformers_masks import RuleMask, rule_mask  # noqa: E402
 
 B = 2
 AHEAD = torch.tensor([[0, 0, 1, 1, 1, -1, -1, 2, 2, 2, -1, -1], [3, 3, 3, 3, -1, -1, -1, -1, -1, -1, 4, 4]])

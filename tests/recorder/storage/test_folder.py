@@ -19,13 +19,13 @@ from regard import safetensor_files
 from regard.file_lock import InUseError, LostLockError
 from regard.files import CaptureFileError
 from regard.gpt import GPT, Config
-from regard.recorder.certificate import Evidence
+from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.layer import Layer
-from regard.recorder.predictions import predictions_from
 from regard.recorder.result import Capture
 from regard.recorder.storage import layer_file
 from regard.recorder.storage.folder import Folder
 from regard.recorder.summary import LayerSummary, summarise, summary_size
+from regard.recorder.tokens_of_maps.predictions import predictions_from
 
 
 def evidence(**changes: Any) -> Evidence:

@@ -15,7 +15,7 @@ import regard
 from regard.attention.masks.named_masks import Relative
 from regard.file_lock import InUseError
 from regard.files import CaptureFileError
-from regard.recorder.examination import examine
+from regard.recorder.certificates.examination import examine
 from regard.recorder.layer import Layer, LayerData
 from regard.recorder.placement import Placement, Runs, ShardId, kv_slots, new_run
 from regard.recorder.result import Capture

@@ -21,7 +21,7 @@ from regard.cli.model import Model
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import bpe_tokenizer, character_tokenizer
 from regard.layers import Llama3Scaling
-from regard.recorder.tokens import decode_tokens, decode_vocabulary
+from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary
 from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.cuts import parse_cuts
 from regard.show.data.quantity import Quantity

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.inputs import working_dtype
-from regard.recorder.certificate import sampled_rows
+from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.contributions.linear_weights import LinearWeights
 
 ROWS = 16  # rows on which the forms of a norm are compared

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.inputs import working_dtype
-from regard.recorder.certificate import sampled_rows
+from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.contributions.linear_weights import LinearWeights, linear_weights
 
 ROWS = 8  # rows on which inputs and outputs are compared

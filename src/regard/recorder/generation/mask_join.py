@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named_masks import Documents, Padding, causal
-from regard.recorder.certificate import sampled_rows
+from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment, segments_of
 
 SAMPLED = 16

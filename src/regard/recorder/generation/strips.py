@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.maps import LinearAttentionMap
-from regard.recorder.certificate import Evidence, join_evidence, sampled_rows
+from regard.recorder.certificates.certificate import Evidence, join_evidence, sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.layer import Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings

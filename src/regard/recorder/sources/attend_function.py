@@ -22,9 +22,10 @@ from regard.attention.backends.plan import attend_by_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.inputs import as_batch_mask
 from regard.override import SharedOverride
-from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
+from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.map_preparation import without_autocast
 from regard.recorder.sources import sdpa
+from regard.recorder.sources.sdpa_call import attention_call
 
 _override = SharedOverride()
 
@@ -77,11 +78,9 @@ def observed_attend(
         if return_lse and own_lse is not None:
             own_lse = own_lse.clone()  # as the caller may write to the other
         with sdpa.reading_mode(listeners), sdpa.listening(), without_autocast(q.device):
-            call: sdpa.Call
+            call: Call
             if isinstance(mask, Tensor) and q.ndim == 4:  # which may be one of Regard's masks as a matrix
-                call = sdpa.read_or_explain(
-                    sdpa.attention_call, *tensors, mask, False, problem.scale, own_lse
-                )
+                call = sdpa.read_or_explain(attention_call, *tensors, mask, False, problem.scale, own_lse)
             else:
                 rule, is_own = as_batch_mask(mask, q), own_lse is not None
                 call = AttentionCall(*tensors, own_lse, rule, problem.scale, own_lse=is_own)

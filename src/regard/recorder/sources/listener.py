@@ -25,16 +25,19 @@ from regard.recorder.attention_call import AttentionCall, Call, Part, Unreadable
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
 from regard.recorder.receiver import CallReceiver, Slot
-from regard.recorder.sources import attend_function, eager_trace, ring_attention, sdpa, token_order, torch_mha
+from regard.recorder.sources import attend_function, ring_attention, sdpa, token_order
 from regard.recorder.sources.call_stack import calling_module
-from regard.recorder.sources.code_names import ATTEND, module_names
-from regard.recorder.sources.eager_call import attention_call, has_heads_first
-from regard.recorder.sources.eager_trace import EagerAttention
-from regard.recorder.sources.head_placement import is_distributed, place_heads
-from regard.recorder.sources.layer_names import assign_layer_ids, number_in
-from regard.recorder.sources.linear_modules import linear_modules
-from regard.recorder.sources.structure import modules_of, remembered
-from regard.recorder.sources.token_mixers import computes_softmax_attention, kind_of
+from regard.recorder.sources.eager import eager_trace
+from regard.recorder.sources.eager.eager_call import attention_call, has_heads_first
+from regard.recorder.sources.eager.eager_scores import EagerAttention
+from regard.recorder.sources.linear_attention.linear_modules import linear_modules
+from regard.recorder.sources.sdpa_call import several_axes
+from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
+from regard.recorder.sources.structure_of_models.head_placement import is_distributed, place_heads
+from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
+from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.token_mixers import computes_softmax_attention, kind_of
+from regard.recorder.sources.torch_modules import torch_mha
 
 SHARED_KEYS = (
     "all its heads share their keys, and nothing shows which axis of its queries counts heads: "
@@ -339,7 +342,7 @@ def _eager_call(attention: EagerAttention, independent: str | None) -> Call:
     module = attention.modules[-1]
     try:
         call = attention_call(attention, module)
-        reason = sdpa.several_axes(attention.output.shape) or independent
+        reason = several_axes(attention.output.shape) or independent
         if attention.is_told:
             return call._replace(unplaced=reason)
         # Its numbers may be right and its heads and queries exchanged, which no output can show.
@@ -397,7 +400,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         undo.enter_context(attend_function.heard())
         undo.enter_context(ring_attention.heard())
         if is_transformers(model):
-            from regard.recorder.sources import transformers_interface
+            from regard.recorder.sources.transformers_library import transformers_interface
 
             if not modules and not linear_modules(model):
                 raise ValueError(no_attention_message(model))

@@ -19,7 +19,7 @@ from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import Placement
 from regard.recorder.sources import sdpa
-from regard.recorder.sources.code_names import module_names
+from regard.recorder.sources.structure_of_models.code_names import module_names
 from regard.recorder.storage.layer_file import storable_mask
 
 

@@ -8,7 +8,6 @@ the call to the listeners of the current context. Code outside of that context i
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,16 +27,16 @@ from regard.attention.backends import fused_attention
 from regard.attention.backends.problem import AttentionProblem, prepare
 from regard.attention.backends.triton import launch
 from regard.attention.context_parallel.ring import ring_attend, ring_listeners
-from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
 from regard.maps import kept_overview
 from regard.maps.kept_overview import KeptOverview
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
-from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
+from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_stack import calling_module, is_running
-from regard.recorder.sources.code_names import function_name
-from regard.recorder.sources.head_order import (
+from regard.recorder.sources.sdpa_call import attention_call, given_scale
+from regard.recorder.sources.structure_of_models.code_names import function_name
+from regard.recorder.sources.structure_of_models.head_order import (
     COPYING,
     HeadOrderError,
     LeadingAxes,
@@ -45,19 +44,15 @@ from regard.recorder.sources.head_order import (
     leading_axes,
     note_axes,
 )
-from regard.recorder.sources.mask_recognition import masked_entries, read_mask
-from regard.recorder.sources.structure import modules_of, remembered
-from regard.recorder.sources.token_mixers import FUSED_OPERATORS, mixes_tokens
+from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS, mixes_tokens
 
 aten = torch.ops.aten
 original = functional.scaled_dot_product_attention
 FUNCTIONS = (original, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 """The function, and the operator that stands for it in exported graphs."""
-
 LEAVING = {"numpy", "__array__", "tolist", "__dlpack__"}
 """Functions by which a tensor leaves PyTorch."""
-
-Call = AttentionCall | UnreadableCall
 
 
 class CallListener(NamedTuple):
@@ -428,7 +423,7 @@ def _run_with_lse(
         return None, None, None
     problem, is_cpu = None, q.device.type == "cpu"
     if (overview or not is_cpu) and mask is None and (not is_causal or q.shape[2] == k.shape[2]):
-        problem = prepare(q, k, v, mask=causal if is_causal else None, scale=_scale(q, scale))
+        problem = prepare(q, k, v, mask=causal if is_causal else None, scale=given_scale(q, scale))
         if overview and (results := attend_with_overview(problem)) is not None:
             return results
     choice = SDPBackend(
@@ -461,106 +456,3 @@ def attend_with_overview(problem: AttentionProblem) -> tuple[Tensor, Tensor, Kep
     with computing():
         output, lse, cells = launch.run_with_cells(problem, kept_overview.cell_size(T, S))
     return output, lse, KeptOverview(*cells)
-
-
-def _scale(q: Tensor, scale: float | None) -> float:
-    # PyTorch's own formula: in float64 it is not the same number as D ** -0.5.
-    return 1.0 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
-
-
-def attention_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    lse: Tensor | None = None,
-) -> AttentionCall:
-    """Return a call of the function as an `AttentionCall`, whatever its rank."""
-    lead = leading_shape(query, key)
-    q, k, v, out = (four_dimensions(x, lead) for x in (query, key, value, output))
-    k, v = equal_heads(k, v)
-    T, S = q.shape[2], k.shape[2]
-    mask: Mask | None = None
-    keys, empty_rows, softly_masked = S, None, False
-    if attn_mask is not None:
-        mask, keys, empty_rows, softly_masked = read_mask(whole := _as_4d(attn_mask, query.ndim, lead), T, S)
-        if (reach := written_keys(whole, k)) < keys:
-            mask, keys, empty_rows, softly_masked = read_mask(whole[..., :reach], T, reach)
-        k, v = k[:, :, :keys], v[:, :, :keys]
-    if is_causal:
-        order = causal if k.shape[2] == T else causal.top_left
-        mask = order if mask is None else mask & order
-    own_lse = lse is not None
-    if lse is not None and empty_rows is not None:  # PyTorch's kernels give 0 there
-        lse = lse.masked_fill(empty_rows, -torch.inf)
-    mask = full if mask is None else mask
-    return AttentionCall(
-        q,
-        k,
-        v,
-        out,
-        lse,
-        mask,
-        _scale(query, scale),
-        own_lse=own_lse,
-        softly_masked_rows=softly_masked,
-        unplaced=several_axes(query.shape),
-    )
-
-
-def several_axes(shape: Sequence[int]) -> str | None:
-    """Return why queries (…, T, D) with more than two axes before T are not those of texts and heads."""
-    lead = [n for n in shape[:-2] if n > 1]
-    if len(lead) < 3:
-        return None
-    sizes = "×".join(map(str, shape))
-    return f"its queries have {len(shape)} dimensions ({sizes}), which may be windows or gathered tokens"
-
-
-def leading_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
-    """Return the dimensions before (H, T, D) of q and k, broadcast."""
-    if min(q.ndim, k.ndim) < 4:
-        return tuple(q.shape[:-3])
-    return tuple(torch.broadcast_shapes(q.shape[:-3], k.shape[:-3]))  # type: ignore[no-untyped-call]
-
-
-def four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
-    """Return (T, D), (B, T, D) of one head, or (…, H, T, D) as (B, H, T, D)."""
-    if x.ndim == 2:
-        return x[None, None]
-    if x.ndim == 3:
-        return x[:, None]
-    return (
-        x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
-        if x.ndim > 4
-        else x.expand(*lead, -1, -1, -1)
-    )
-
-
-def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Repeat the heads of keys or values until both have equally many."""
-    heads = max(k.shape[1], v.shape[1])
-    k = k.repeat_interleave(heads // k.shape[1], 1) if k.shape[1] < heads else k
-    return k, v.repeat_interleave(heads // v.shape[1], 1) if v.shape[1] < heads else v
-
-
-def written_keys(mask: Tensor, k: Tensor) -> int:
-    """Return how many keys have been written: a static cache holds zeros after them, which are masked."""
-    S = k.shape[2]
-    if mask.shape[-1] != S or bool(k[:, :, -1:].any()):
-        return S
-    visible = (~masked_entries(mask)).flatten(0, -2).any(0).nonzero()
-    reach = int(visible[-1]) + 1 if len(visible) else S
-    return S if bool(k[:, :, reach:].any()) else reach
-
-
-def _as_4d(mask: Tensor, ndim: int, lead: tuple[int, ...]) -> Tensor:
-    """Return a mask that broadcasts to (…, T, S) as one that broadcasts to (B, H, T, S)."""
-    if ndim == 3 and mask.ndim == 3:
-        return mask[:, None]
-    if mask.ndim <= 4:
-        return mask
-    return mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])

@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from regard.files import check_type, parse_object, shorten
-from regard.recorder.certificate import Evidence, ShardEvidence
+from regard.recorder.certificates.certificate import Evidence, ShardEvidence
 from regard.recorder.rank_group import RankGroup
 
 if TYPE_CHECKING:

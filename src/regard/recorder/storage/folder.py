@@ -29,7 +29,7 @@ from torch import Tensor
 from regard.atomic import atomic_write, check_folder_writable, remove_temporary_files, write_error
 from regard.file_lock import FileLock
 from regard.files import CaptureFileError
-from regard.recorder.certificate import Evidence
+from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerSettings
 from regard.recorder.placement import Placement, ShardId
 from regard.recorder.storage import layer_file
@@ -39,8 +39,8 @@ from regard.recorder.storage.store import Store
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.recorder.predictions import Predictions
     from regard.recorder.result import Capture
+    from regard.recorder.tokens_of_maps.predictions import Predictions
 
 FORMAT = "regard.capture 1"
 INDEX = "capture.json"

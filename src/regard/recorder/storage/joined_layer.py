@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.files import CaptureFileError
 from regard.maps import AttentionMap
-from regard.recorder.certificate import Evidence, join_shard_evidence
+from regard.recorder.certificates.certificate import Evidence, join_shard_evidence
 from regard.recorder.layer import Layer, LayerData, LayerMap, LayerSettings, shard_evidence
 from regard.recorder.placement import Runs, kv_slots
 from regard.recorder.result import Capture

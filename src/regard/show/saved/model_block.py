@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.gpt import GPT
 from regard.heads.head_sentence import TARGETS
 from regard.recorder import Capture
-from regard.recorder.predictions import LIKELIEST
+from regard.recorder.tokens_of_maps.predictions import LIKELIEST
 from regard.show.data.contents import Contents
 from regard.show.saved.packed_arrays import Array, byte_planes, deflate
 

@@ -19,7 +19,7 @@ import torch
 from regard.escapes import escape
 from regard.heads import HeadTable
 from regard.recorder import Capture
-from regard.recorder.tokens import TextTooLongError
+from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.cuts import Cut, parse_cuts
 from regard.show.data.quantity import Quantity

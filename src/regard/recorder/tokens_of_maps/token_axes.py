@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.certificate import BY_NUMBER, CHANGED, KNOWN_CODE, Evidence
+from regard.recorder.certificates.certificate import BY_NUMBER, CHANGED, KNOWN_CODE, Evidence
 from regard.recorder.layer import Layer
 from regard.recorder.sources.token_order import TokenOrder
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named_masks import Chunks, Documents, Padding, Window, causal, rule
-from regard.recorder.certificate import sampled_rows
-from regard.recorder.sources.mask_recognition import Origin
+from regard.recorder.certificates.certificate import sampled_rows
+from regard.recorder.sources.transformers_library.mask_recognition import Origin
 
 Predicate = Callable[..., Any]
 

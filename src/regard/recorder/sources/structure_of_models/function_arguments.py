@@ -20,12 +20,13 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import Documents, Padding, Window, causal, rule
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, dropout_problem
-from regard.recorder.examination import examine
-from regard.recorder.packed_documents import documents_of_edges, documents_of_positions
-from regard.recorder.sources.mask_recognition import as_bias, read_mask
-from regard.recorder.sources.sdpa import autocast, equal_heads, four_dimensions, leading_shape, written_keys
-from regard.recorder.sources.transformers_attention import IGNORED
-from regard.recorder.sources.transformers_masks import RuleMask
+from regard.recorder.certificates.examination import examine
+from regard.recorder.sources.sdpa import autocast
+from regard.recorder.sources.sdpa_call import equal_heads, four_dimensions, leading_shape, written_keys
+from regard.recorder.sources.transformers_library.mask_recognition import as_bias, read_mask
+from regard.recorder.sources.transformers_library.transformers_attention import IGNORED
+from regard.recorder.sources.transformers_library.transformers_masks import RuleMask
+from regard.recorder.tokens_of_maps.packed_documents import documents_of_edges, documents_of_positions
 
 FIRST = ("module", "query", "key", "value", "attention_mask")
 INTERPRETED = frozenset(

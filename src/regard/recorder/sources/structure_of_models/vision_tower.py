@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.pictures.picture import Normalisation
-from regard.recorder.sources.structure import modules_of
+from regard.recorder.sources.structure_of_models.structure import modules_of
 
 HALF = ((0.5,) * 3, (0.5,) * 3)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -20,16 +20,17 @@ from torch import Tensor, nn
 
 from regard.maps import AttentionMap
 from regard.override import ContextEntries, SharedOverride
-from regard.recorder.attention_call import AttentionCall, UnreadableCall
-from regard.recorder.certificate import sampled_rows
+from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
+from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.map_preparation import without_autocast
-from regard.recorder.sources import eager_trace, sdpa
+from regard.recorder.sources import sdpa
 from regard.recorder.sources.call_stack import calling_module
-from regard.recorder.sources.function_arguments import attention_call, own_weights
-from regard.recorder.sources.mask_recognition import origins
-from regard.recorder.sources.sdpa import Call, read_or_explain
-from regard.recorder.sources.transformers_attention import register
-from regard.recorder.sources.transformers_masks import mask_origin
+from regard.recorder.sources.eager import eager_trace
+from regard.recorder.sources.sdpa import read_or_explain
+from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
+from regard.recorder.sources.transformers_library.mask_recognition import origins
+from regard.recorder.sources.transformers_library.transformers_attention import register
+from regard.recorder.sources.transformers_library.transformers_masks import mask_origin
 
 if TYPE_CHECKING:
     from regard.recorder.sources.listener import Listener

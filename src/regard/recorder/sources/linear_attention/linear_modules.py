@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from torch import nn
 
 from regard.recorder.layer import LayerId
-from regard.recorder.sources.code_names import class_uses_name
-from regard.recorder.sources.layer_names import assign_layer_ids
-from regard.recorder.sources.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.code_names import class_uses_name
+from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
+from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 
 GATED_DELTA_RULE = (
     "torch_chunk_gated_delta_rule",

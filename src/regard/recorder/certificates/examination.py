@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import full
 from regard.maps import AttentionMap
-from regard.recorder.certificate import OWN_OUTPUT, ROWS, Evidence, largest, sampled_rows
+from regard.recorder.certificates.certificate import OWN_OUTPUT, ROWS, Evidence, largest, sampled_rows
 
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
 GPU_TILE_BYTES = 1 << 29  # the same on a GPU, which waits for Python between small tiles

@@ -19,8 +19,14 @@ import torch
 from torch import nn
 
 from regard.override import MethodWrappers
-from regard.recorder.sources.code_names import ATTEND, called_names, has_graph, module_names, script_names
-from regard.recorder.sources.structure import modules_of, remembered
+from regard.recorder.sources.structure_of_models.code_names import (
+    ATTEND,
+    called_names,
+    has_graph,
+    module_names,
+    script_names,
+)
+from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 
 MIXERS = re.compile(
     r"attention|attn|mamba|ssm|ssd|statespace|delta(net|rule)|recurrent|rglru|lstm|gru|rnn|retention|rwkv|hyena"

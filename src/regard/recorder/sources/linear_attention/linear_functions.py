@@ -22,9 +22,10 @@ from regard.override import ContextEntries, SharedOverride
 from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import lightning_attention, token_order
+from regard.recorder.sources import token_order
 from regard.recorder.sources.call_stack import calling_module
-from regard.recorder.sources.linear_modules import (
+from regard.recorder.sources.linear_attention import lightning_attention
+from regard.recorder.sources.linear_attention.linear_modules import (
     GATED_DELTA_RULE,
     MAMBA2_SCAN,
     MAMBA2_STEP,

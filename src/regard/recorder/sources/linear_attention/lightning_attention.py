@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.override import MethodWrappers
 from regard.recorder.attention_call import AttentionCall, Recurrence
-from regard.recorder.sources.linear_modules import is_lightning
+from regard.recorder.sources.linear_attention.linear_modules import is_lightning
 
 Take = Callable[[nn.Module, AttentionCall], None]
 

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.override import ContextEntries, MethodWrappers, SharedOverride
-from regard.recorder.attention_call import AttentionCall, UnreadableCall, dropout_problem
+from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
-from regard.recorder.sources import sdpa, token_order, torch_fused
-from regard.recorder.sources.sdpa import Call, CallListener, current_listeners, listening, notify
-from regard.recorder.sources.structure import modules_of
-from regard.recorder.sources.torch_fused import difference_problem
+from regard.recorder.sources import sdpa, token_order
+from regard.recorder.sources.sdpa import CallListener, current_listeners, listening, notify
+from regard.recorder.sources.structure_of_models.structure import modules_of
+from regard.recorder.sources.torch_modules import torch_fused
+from regard.recorder.sources.torch_modules.torch_fused import difference_problem
 
 
 def fits(model: nn.Module) -> bool:

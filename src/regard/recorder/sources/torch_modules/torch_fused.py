@@ -21,8 +21,8 @@ from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall
-from regard.recorder.certificate import sampled_rows
-from regard.recorder.sources.mask_recognition import as_rule
+from regard.recorder.certificates.certificate import sampled_rows
+from regard.recorder.sources.transformers_library.mask_recognition import as_rule
 
 NAN_OUTPUT = "the model's own output is NaN, which PyTorch gives for rows without a visible key"
 

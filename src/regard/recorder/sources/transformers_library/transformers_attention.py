@@ -16,14 +16,9 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import Padding, causal
 from regard.maps import AttentionMap
 from regard.recorder.map_preparation import copy_if_written
-from regard.recorder.sources.mask_recognition import as_bias, read_mask
-from regard.recorder.sources.sdpa import (
-    attend_with_overview,
-    autocast,
-    current_listeners,
-    wants_overview,
-)
-from regard.recorder.sources.transformers_masks import RuleMask, rule_mask
+from regard.recorder.sources.sdpa import attend_with_overview, autocast, current_listeners, wants_overview
+from regard.recorder.sources.transformers_library.mask_recognition import as_bias, read_mask
+from regard.recorder.sources.transformers_library.transformers_masks import RuleMask, rule_mask
 
 NAME = "regard"  # names with "flash", "sdpa" or "flex" in them switch on other code in Transformers
 

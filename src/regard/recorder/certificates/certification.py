@@ -13,8 +13,8 @@ from torch import Tensor
 from regard.attention.tensors import check_floats
 from regard.maps import AttentionMap
 from regard.maps.index import Axes
-from regard.recorder.certificate import ROWS, Evidence
-from regard.recorder.examination import DenseWeights, examine
+from regard.recorder.certificates.certificate import ROWS, Evidence
+from regard.recorder.certificates.examination import DenseWeights, examine
 
 OUTPUT = "the output"
 NEGATIVE = "some of its weights are negative, which no softmax gives"

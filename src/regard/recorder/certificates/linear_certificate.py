@@ -15,8 +15,14 @@ from torch import Tensor
 
 from regard.maps import LinearAttentionMap, linear_attention_map
 from regard.maps.recurrence import ChunkedRecurrence
-from regard.recorder.certificate import OWN_OUTPUT, Evidence, sampled_rows
-from regard.recorder.examination import DISTINCT, ROUNDING_UNITS, SIMILAR_VALUES, at_rows, smallest_error
+from regard.recorder.certificates.certificate import OWN_OUTPUT, Evidence, sampled_rows
+from regard.recorder.certificates.examination import (
+    DISTINCT,
+    ROUNDING_UNITS,
+    SIMILAR_VALUES,
+    at_rows,
+    smallest_error,
+)
 
 CHUNK = 64  # tokens whose decays kernels add up
 LARGEST_DECAY_ERROR = 2.0**-9  # beyond this a layer that forgets so fast is not certified by its rounding

@@ -19,7 +19,7 @@ from regard.recorder.attention_call import Call, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.observation import Attach, observed
 from regard.recorder.receiver import CallReceiver, ModelArguments
-from regard.recorder.token_axes import MOVED
+from regard.recorder.tokens_of_maps.token_axes import MOVED
 
 MAX_RUNS = 6  # codes of six bits: a token that stands in another's place goes unnoticed in 1 of 64 cases
 PLAIN = Tensor | int | float | str | bool | None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from regard.recorder.sources.code_names import function_name
+from regard.recorder.sources.structure_of_models.code_names import function_name
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 """Attributes that hold a module's number of heads."""

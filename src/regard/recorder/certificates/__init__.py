@@ -1,0 +1,1 @@
+"""Whether a recorded map is the model's own attention: evidence, examination, certificate."""

@@ -1,0 +1,1 @@
+"""Linear attention and state-space layers: their functions, their modules, their kernels."""

@@ -1,0 +1,1 @@
+"""What is known of a model before it runs: its layers, their names, their code, their heads."""

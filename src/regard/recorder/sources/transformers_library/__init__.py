@@ -1,0 +1,1 @@
+"""The attention interface of Transformers, its masks, and attention under Regard's name in it."""

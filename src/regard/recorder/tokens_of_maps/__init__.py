@@ -1,0 +1,1 @@
+"""Which tokens the rows and keys of a map are, and what shows it."""
