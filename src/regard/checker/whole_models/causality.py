@@ -13,8 +13,8 @@ from torch import Tensor
 from regard.checker.reports.report import Check, Report
 from regard.checker.subject import vocabulary
 from regard.checker.whole_models.differences import add_mistake, differ
+from regard.checker.whole_models.hidden_tokens import meanings, padding_argument
 from regard.checker.whole_models.model_run import TARGETS, ModelRun, attention_unit, token_count, with_targets
-from regard.checker.whole_models.padding import meanings, padding_argument
 from regard.recorder.attention_call import AttentionCall
 
 # Names of models that predict the next token. Nothing else tells them from an encoder that forgot its mask.

@@ -17,6 +17,7 @@ from torch import nn
 from regard.checker.reports.report import Check, LayerVerdict, Report
 from regard.checker.subject import vocabulary
 from regard.checker.whole_models.causality import check_causality, check_window
+from regard.checker.whole_models.hidden_tokens import check_padding
 from regard.checker.whole_models.independence import (
     check_batch,
     check_cross_attention,
@@ -25,7 +26,6 @@ from regard.checker.whole_models.independence import (
 )
 from regard.checker.whole_models.layer_judge import LayerJudge, calls_by_unit
 from regard.checker.whole_models.model_run import ModelRun, batch_first_words
-from regard.checker.whole_models.padding import check_padding
 
 
 def check_model(
