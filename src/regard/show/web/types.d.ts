@@ -802,7 +802,7 @@ interface DrawingColours {
 }
 
 /** A canvas's context, or what remembers drawings in the same language. */
-type Drawing = CanvasRenderingContext2D | Recording;
+type Drawing = CanvasRenderingContext2D | SvgDrawing;
 
 /** The numbers of the cells in a picture. */
 interface RegionCells {

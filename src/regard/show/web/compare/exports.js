@@ -63,7 +63,7 @@ async function compareFigure(app, { shown, pair }) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {Scene[]} scenes
  */
 function drawBeside(context, scenes) {

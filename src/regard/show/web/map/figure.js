@@ -6,7 +6,7 @@ import { composeFigure } from "../picture/figure.js";
 import { PAPER_SANS } from "../picture/fonts.js";
 import { writeCsv, writeNpy } from "../picture/numbers.js";
 import { onPaper } from "../picture/paper.js";
-import { Recording } from "../picture/recording.js";
+import { SvgDrawing } from "../picture/svg_drawing.js";
 import { headWords } from "../picture/words.js";
 import { BESIDE, drawLabels } from "./axes.js";
 import { draw } from "./heatmap.js";
@@ -86,7 +86,7 @@ export function paperScene(scene) {
  */
 function fittedGutter(scene) {
   const { gutter } = scene;
-  const [queries, keys] = [new Recording(), new Recording()];
+  const [queries, keys] = [new SvgDrawing(), new SvgDrawing()];
   drawLabels(queries, scene, "queries");
   drawLabels(keys, scene, "keys");
   const labels = gutter.labels - (queries.bounds?.left ?? gutter.labels) + TITLE;

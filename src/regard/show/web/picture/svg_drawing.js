@@ -1,10 +1,10 @@
 // @ts-check
-// A canvas that remembers: it understands as much of a canvas's language as our drawings speak, and keeps a list of
-// commands whose points are the picture's. `svg.js`, `pdf.js` and `bitmap.js` write the list.
+// A canvas that writes SVG, with real text: it understands as much of a canvas's language as our drawings speak.
 
+import { contextOf, element } from "../common/dom.js";
 import { parseColour } from "./colour.js";
 import { fontFace, textWidth } from "./fonts.js";
-import { cellPaths, pixelsOf } from "./pixels.js";
+import { cellPaths, enlarged, pixelsOf } from "./pixels.js";
 
 /**
  * From where a canvas sets a letter to its foot, in letters.
@@ -15,17 +15,21 @@ const ASCENT = 0.8; // of a letter above its foot, and
 const DESCENT = 0.22; // below, in letters
 /** @type {Matrix} */
 const IDENTITY = [1, 0, 0, 1, 0, 0];
+const NOWHERE = { left: Infinity, top: Infinity, right: -Infinity, bottom: -Infinity };
+/** What XML cannot hold: control characters, and halves of surrogate pairs that stand alone. */
+const CONTROL = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g;
+const ALONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+let clipCount = 0; // the names of clips differ in all drawings, since one can be part of another
 
-/** @typedef {Pick<Recording, "fillStyle" | "strokeStyle" | "lineWidth" | "font" | "textAlign" | "textBaseline" | "dash" | "matrix" | "shown">} DrawingState */
+/** @typedef {Pick<SvgDrawing, "fillStyle" | "strokeStyle" | "lineWidth" | "font" | "textAlign" | "textBaseline" | "dash" | "matrix" | "shown">} DrawingState */
 
-export class Recording {
-  /** @param {MeasureText} [measure] */
-  constructor(measure = textWidth) {
-    this.measure = measure;
-    /** @type {DrawingCommand[]} */
-    this.commands = [];
-    /** @type {Segment[]} */
-    this.path = [];
+export class SvgDrawing {
+  constructor() {
+    /** @type {string[]} */
+    this.lines = [];
+    this.path = "";
+    /** @type {Rectangle} */
+    this.extent = NOWHERE; // of the path
     /** @type {{ state: DrawingState, clips: number }[]} */
     this.stack = [];
     this.clips = 0; // that are to be ended
@@ -57,7 +61,7 @@ export class Recording {
   restore() {
     const saved = this.stack.pop();
     if (!saved) return;
-    for (; this.clips > 0; this.clips--) this.commands.push({ kind: "end" });
+    for (; this.clips > 0; this.clips--) this.lines.push("</g>");
     Object.assign(this, saved.state, { clips: saved.clips });
   }
 
@@ -95,11 +99,22 @@ export class Recording {
 
   /** @param {string} text */
   measureText(text) {
-    return { width: this.measure(text, this.font) };
+    return { width: textWidth(text, this.font) };
   }
 
   beginPath() {
-    this.path = [];
+    [this.path, this.extent] = ["", NOWHERE];
+  }
+
+  /**
+   * Adds to the path: a letter of SVG's and its points.
+   * @param {string} letter
+   * @param {Point[]} points
+   */
+  addSegment(letter, ...points) {
+    const places = points.map(([x, y]) => this.point(x, y));
+    this.path += letter + places.flat().map(tidy).join(" ");
+    this.extent = places.reduce(around, this.extent);
   }
 
   /**
@@ -107,7 +122,7 @@ export class Recording {
    * @param {number} y
    */
   moveTo(x, y) {
-    this.path.push(["M", ...this.point(x, y)]);
+    this.addSegment("M", [x, y]);
   }
 
   /**
@@ -115,7 +130,7 @@ export class Recording {
    * @param {number} y
    */
   lineTo(x, y) {
-    this.path.push(["L", ...this.point(x, y)]);
+    this.addSegment("L", [x, y]);
   }
 
   /**
@@ -127,11 +142,11 @@ export class Recording {
    * @param {number} y
    */
   bezierCurveTo(x1, y1, x2, y2, x, y) {
-    this.path.push(["C", ...this.point(x1, y1), ...this.point(x2, y2), ...this.point(x, y)]);
+    this.addSegment("C", [x1, y1], [x2, y2], [x, y]);
   }
 
   closePath() {
-    this.path.push(["Z"]);
+    this.addSegment("Z");
   }
 
   /**
@@ -149,26 +164,35 @@ export class Recording {
   }
 
   clip() {
-    this.commands.push({ kind: "clip", path: this.path });
+    const id = `clip${clipCount++}`;
+    this.lines.push(`<clipPath id="${id}"><path d="${this.path}"/></clipPath><g clip-path="url(#${id})">`);
     this.clips++;
-    this.shown = within(extentOf(this.path), this.shown);
+    this.shown = within(this.extent, this.shown);
   }
 
   fill() {
     const colour = parseColour(this.fillStyle);
-    if (!colour[3] || !this.path.length) return;
-    this.commands.push({ kind: "fill", path: this.path, colour });
-    if (!isGround(colour)) this.see(extentOf(this.path));
+    if (!colour[3] || !this.path) return;
+    this.lines.push(`<path${listed({ d: this.path, ...paint("fill", colour) })}/>`);
+    if (!isGround(colour)) this.see(this.extent);
   }
 
   stroke() {
     const colour = parseColour(this.strokeStyle);
-    if (!colour[3] || !this.path.length) return;
+    if (!colour[3] || !this.path) return;
     const scale = sizeOf(this.matrix);
-    const dash = this.dash.map((length) => length * scale);
     const width = this.lineWidth * scale;
-    this.commands.push({ kind: "stroke", path: this.path, colour, width, dash });
-    this.see(grown(extentOf(this.path), width / 2));
+    const attributes = {
+      d: this.path,
+      fill: "none",
+      ...paint("stroke", colour),
+      "stroke-width": tidy(width),
+      "stroke-dasharray": this.dash.length ? this.dash.map((length) => tidy(length * scale)).join(" ") : null,
+    };
+    this.lines.push(`<path${listed(attributes)}/>`);
+    const { left, top, right, bottom } = this.extent;
+    const half = width / 2;
+    this.see({ left: left - half, top: top - half, right: right + half, bottom: bottom + half });
   }
 
   /**
@@ -205,20 +229,26 @@ export class Recording {
     const plain = text.replace(/[\u2066-\u2069]/g, ""); // the isolates that a canvas needs
     const colour = parseColour(this.fillStyle);
     if (!plain || !colour[3]) return;
-    const font = fontFace(this.font);
-    const wide = width ?? this.measure(plain, this.font);
-    const align = /** @type {TextCommand["align"]} */ (this.textAlign);
+    const { size, ...face } = fontFace(this.font);
+    const wide = width ?? textWidth(plain, this.font);
+    const align = /** @type {"left" | "center" | "right"} */ (this.textAlign);
     const left = x - { left: 0, center: wide / 2, right: wide }[align];
-    const foot = y + font.size * DOWN[this.textBaseline];
-    const matrix = product(this.matrix, [1, 0, 0, 1, left, foot]);
-    this.commands.push({ kind: "text", text: plain, font, colour, matrix, width: wide, align });
-    const box = {
-      left,
-      right: left + wide,
-      top: foot - ASCENT * font.size,
-      bottom: foot + DESCENT * font.size,
+    const foot = y + size * DOWN[this.textBaseline];
+    const [a, b, c, d, e, f] = product(this.matrix, [1, 0, 0, 1, x, foot]);
+    const isUpright = a === 1 && b === 0 && c === 0 && d === 1;
+    const attributes = {
+      ...(isUpright
+        ? { x: tidy(e), y: tidy(f) }
+        : { transform: `matrix(${[a, b, c, d, e, f].map(tidy).join(" ")})` }),
+      ...paint("fill", colour),
+      "font-size": tidy(size),
+      ...face,
+      "text-anchor": { left: null, center: "middle", right: "end" }[align],
+      "unicode-bidi": "isolate",
+      "xml:space": "preserve",
     };
-    this.see(extentOf(this.corners(box)));
+    this.lines.push(`<text${listed(attributes)}>${escaped(plain)}</text>`);
+    this.seeBox({ left, right: left + wide, top: foot - ASCENT * size, bottom: foot + DESCENT * size });
   }
 
   /**
@@ -248,50 +278,64 @@ export class Recording {
    * @param {number} h
    */
   drawPixels(image, x, y, w, h) {
-    this.see(extentOf(this.corners({ left: x, top: y, right: x + w, bottom: y + h })));
-    const smooth = this.imageSmoothingEnabled;
+    this.seeBox({ left: x, top: y, right: x + w, bottom: y + h });
+    const isSmooth = this.imageSmoothingEnabled;
     const at = { x, y, across: w / image.width, down: h / image.height };
-    const cells = smooth ? null : cellPaths(image, at);
-    if (!cells) {
-      const matrix = product(this.matrix, [w, 0, 0, h, x, y]);
-      this.commands.push({ kind: "image", image, matrix, smooth });
-      return;
-    }
-    for (const { rectangles, colour } of cells) {
+    const cells = isSmooth ? null : cellPaths(image, at);
+    for (const { rectangles, colour } of cells ?? []) {
       this.beginPath();
       for (const [left, top, wide, high] of rectangles) this.rect(left, top, wide, high);
-      this.commands.push({ kind: "fill", path: this.path, colour });
+      this.lines.push(`<path${listed({ d: this.path, ...paint("fill", colour) })}/>`);
     }
+    if (cells) return;
+    const [a, b, c, d, e, f] = product(this.matrix, [w, 0, 0, h, x, y]);
+    const large = isSmooth ? image : enlarged(image, Math.hypot(a, b));
+    const { width, height } = large;
+    const turned = [a / width, b / width, c / height, d / height].map((value) =>
+      Number(value.toPrecision(6)),
+    );
+    const attributes = {
+      width,
+      height,
+      transform: `matrix(${turned.join(" ")} ${tidy(e)} ${tidy(f)})`,
+      href: encodeImage(large),
+      "image-rendering": isSmooth ? "auto" : "pixelated",
+    };
+    this.lines.push(`<image${listed(attributes)}/>`);
   }
 
   /**
-   * Draws all of another recording, moved.
-   * @param {Recording} other
+   * Draws all of another drawing, moved.
+   * @param {SvgDrawing} other
    * @param {number} dx
    * @param {number} dy
    */
-  place({ commands, bounds }, dx, dy) {
-    for (const command of commands) this.commands.push(moved(command, dx, dy));
+  place({ lines, bounds }, dx, dy) {
+    this.lines.push(`<g transform="translate(${tidy(dx)} ${tidy(dy)})">`, ...lines, "</g>");
     if (!bounds) return;
     const { left, top, right, bottom } = bounds;
     this.see({ left: left + dx, right: right + dx, top: top + dy, bottom: bottom + dy });
   }
 
   /**
-   * The picture of what was drawn, trimmed to what is seen, with a margin.
+   * The picture of what was drawn, on white, trimmed to what is seen, with a margin.
    * @param {string} title
    * @param {number} margin
    * @returns {Picture}
    */
   picture(title, margin) {
     const { left, top, right, bottom } = this.bounds ?? { left: 0, top: 0, right: 1, bottom: 1 };
-    const [dx, dy] = [margin - left, margin - top];
-    return {
-      title,
-      width: Math.ceil(right - left + 2 * margin),
-      height: Math.ceil(bottom - top + 2 * margin),
-      commands: this.commands.map((command) => moved(command, dx, dy)),
-    };
+    const [width, height] = [Math.ceil(right - left + 2 * margin), Math.ceil(bottom - top + 2 * margin)];
+    const viewBox = [left - margin, top - margin, width, height].map(tidy).join(" ");
+    const ground = { x: tidy(left - margin), y: tidy(top - margin), width, height, fill: "#fff" };
+    const svg = [
+      `<svg${listed({ xmlns: "http://www.w3.org/2000/svg", width, height, viewBox })}>`,
+      `<title>${escaped(title)}</title>`,
+      `<rect${listed(ground)}/>`,
+      ...this.lines,
+      "</svg>\n",
+    ].join("\n");
+    return { width, height, svg };
   }
 
   /**
@@ -306,36 +350,67 @@ export class Recording {
   }
 
   /**
+   * Counts a rectangle of the drawing as seen.
    * @param {Rectangle} box
-   * @returns {Segment[]}
    */
-  corners({ left, top, right, bottom }) {
-    const points = [
+  seeBox({ left, top, right, bottom }) {
+    const corners = [
       this.point(left, top),
       this.point(right, top),
       this.point(right, bottom),
       this.point(left, bottom),
     ];
-    return points.map((point) => /** @type {Segment} */ (["L", ...point]));
+    this.see(corners.reduce(around, NOWHERE));
   }
 
   /**
-   * Counts a part as seen, as far as it is not clipped.
+   * Counts a part of the picture as seen, as far as it is not clipped.
    * @param {Rectangle} part
    */
   see(part) {
     const { left, top, right, bottom } = within(part, this.shown);
     if (!(right > left) || !(bottom > top)) return;
-    const old = this.bounds;
-    this.bounds = old
-      ? {
-          left: Math.min(old.left, left),
-          top: Math.min(old.top, top),
-          right: Math.max(old.right, right),
-          bottom: Math.max(old.bottom, bottom),
-        }
-      : { left, top, right, bottom };
+    this.bounds = around(around(this.bounds ?? NOWHERE, [left, top]), [right, bottom]);
   }
+}
+
+/** @param {number} value */
+function tidy(value) {
+  return String(Math.round(value * 100) / 100);
+}
+
+/** @param {string | number} text */
+function escaped(text) {
+  return String(text)
+    .replace(CONTROL, "\ufffd")
+    .replace(ALONE, "\ufffd")
+    .replace(/[&<>"']/g, (mark) => `&#${mark.charCodeAt(0)};`);
+}
+
+/** @param {Record<string, string | number | null>} attributes those that are null are left out */
+function listed(attributes) {
+  return Object.entries(attributes)
+    .map(([name, value]) => (value === null ? "" : ` ${name}="${escaped(value)}"`))
+    .join("");
+}
+
+/**
+ * @param {"fill" | "stroke"} name
+ * @param {Colour} colour
+ */
+function paint(name, [red, green, blue, alpha]) {
+  const hex = [red, green, blue].map((byte) => Math.round(byte).toString(16).padStart(2, "0")).join("");
+  return { [name]: `#${hex}`, [`${name}-opacity`]: alpha < 1 ? tidy(alpha) : null };
+}
+
+/**
+ * An image as an address of data.
+ * @param {PixelImage} image
+ */
+function encodeImage({ width, height, data }) {
+  const canvas = element("canvas", { width, height });
+  contextOf(canvas).putImageData(new ImageData(new Uint8ClampedArray(data), width, height), 0, 0);
+  return canvas.toDataURL("image/png");
 }
 
 /**
@@ -372,31 +447,18 @@ function sizeOf([a, b, c, d]) {
 }
 
 /**
- * @param {Segment[]} path
- * @returns {Rectangle}
- */
-function extentOf(path) {
-  const [xs, ys] = [
-    [Infinity, -Infinity],
-    [Infinity, -Infinity],
-  ];
-  for (const [, ...places] of path) {
-    places.forEach((place, n) => {
-      const ends = n % 2 ? ys : xs;
-      ends[0] = Math.min(ends[0], place);
-      ends[1] = Math.max(ends[1], place);
-    });
-  }
-  return { left: xs[0], right: xs[1], top: ys[0], bottom: ys[1] };
-}
-
-/**
+ * The rectangle with a point in it.
  * @param {Rectangle} box
- * @param {number} by
+ * @param {Point} point
  * @returns {Rectangle}
  */
-function grown({ left, top, right, bottom }, by) {
-  return { left: left - by, top: top - by, right: right + by, bottom: bottom + by };
+function around({ left, top, right, bottom }, [x, y]) {
+  return {
+    left: Math.min(left, x),
+    top: Math.min(top, y),
+    right: Math.max(right, x),
+    bottom: Math.max(bottom, y),
+  };
 }
 
 /**
@@ -412,25 +474,4 @@ function within(a, b) {
     right: Math.min(a.right, b.right),
     bottom: Math.min(a.bottom, b.bottom),
   };
-}
-
-/**
- * A command, moved.
- * @template {DrawingCommand} C
- * @param {C} command
- * @param {number} dx
- * @param {number} dy
- * @returns {C}
- */
-function moved(command, dx, dy) {
-  if (command.kind === "end") return command;
-  if ("matrix" in command) {
-    const [a, b, c, d, e, f] = command.matrix;
-    return { ...command, matrix: [a, b, c, d, e + dx, f + dy] };
-  }
-  const path = command.path.map(([letter, ...places]) => [
-    letter,
-    ...places.map((place, n) => place + (n % 2 ? dy : dx)),
-  ]);
-  return { ...command, path: /** @type {Segment[]} */ (path) };
 }
