@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { captureTitle, textsName } from "../../src/regard/show/web/common/captures.js";
+import { captureTitle, textsName } from "../../src/regard/show/web/data/layers.js";
 import { differenceSource, isSameShape } from "../../src/regard/show/web/compare/difference.js";
 import { pairOf } from "../../src/regard/show/web/compare/pair.js";
 

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
-import { CONTROL_WORDS } from "../../src/regard/show/web/common/control_words.js";
-import { GLOSSARY } from "../../src/regard/show/web/common/glossary_words.js";
+import { CONTROL_WORDS } from "../../src/regard/show/web/parts/control_words.js";
+import { GLOSSARY } from "../../src/regard/show/web/parts/glossary_words.js";
 
 const WEB = new URL("../../src/regard/show/web/", import.meta.url);
 const DOCS = readFileSync(new URL("../../docs/glossary.md", import.meta.url), "utf8");

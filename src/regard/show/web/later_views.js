@@ -2,7 +2,7 @@
 // What is not seen first: the other views, and the Map's exports. A served page loads their code after that of the Map.
 
 import { cache } from "./cache/cache.js";
-import { addPart } from "./common/later_parts.js";
+import { addPart } from "./parts/later_parts.js";
 import { compare } from "./compare/compare.js";
 import { heads } from "./heads/heads.js";
 import { image } from "./image/image.js";

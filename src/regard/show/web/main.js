@@ -1,12 +1,12 @@
 // @ts-check
 // Starts the page: opens the source, makes the views when they are first wanted, and follows the state.
 
-import { element, reveal } from "./common/dom.js";
-import { openGlossary } from "./common/glossary.js";
-import { HeadRows } from "./common/head_rows.js";
-import { isPictureAlone } from "./common/patch_layout.js";
-import { ProgressPanel } from "./common/progress_panel.js";
-import { makeTheme } from "./common/theme.js";
+import { element, reveal } from "./parts/dom.js";
+import { openGlossary } from "./parts/glossary.js";
+import { HeadRows } from "./data/head_rows.js";
+import { isPictureAlone } from "./data/patch_layout.js";
+import { ProgressPanel } from "./parts/progress_panel.js";
+import { makeTheme } from "./parts/theme.js";
 import { ReadingBox } from "./reading/reading_box.js";
 import { makeTextChoice } from "./reading/text_choice.js";
 import { RunBanner } from "./runs/banner.js";

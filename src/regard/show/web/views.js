@@ -3,7 +3,7 @@
 // root and returns {show(state), hide()}; `needs` says of the meta whether the view has something to show.
 // The code of all but the first may come later: until then there is no `make`.
 
-import { isPictureAlone } from "./common/patch_layout.js";
+import { isPictureAlone } from "./data/patch_layout.js";
 import { map } from "./map/map.js";
 
 /** @param {Meta} meta */

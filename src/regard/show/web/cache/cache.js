@@ -2,8 +2,8 @@
 // What a KV cache saves, measured while the model generates with it and without; and what eviction loses.
 // It knows the lines that a generation sends (cli/model.py) and the tables of `eviction.py`.
 
-import { element } from "../common/dom.js";
-import { some } from "../common/format.js";
+import { element } from "../parts/dom.js";
+import { some } from "../data/format.js";
 import { exportMenu } from "../picture/menu.js";
 import { cacheExports } from "./exports.js";
 import { GenerationFigures } from "./figures.js";

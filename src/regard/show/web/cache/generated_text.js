@@ -1,7 +1,7 @@
 // @ts-check
 // Opens what was generated in Map and Text: the model reads the same tokens once more, all at once.
 
-import { element } from "../common/dom.js";
+import { element } from "../parts/dom.js";
 import { openText } from "../reading/text_choice.js";
 
 /** The buttons; they are hidden until there is something to open. */

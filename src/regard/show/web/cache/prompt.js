@@ -1,8 +1,8 @@
 // @ts-check
 // Text for a model to go on with, and tokens as they stand in what it writes.
 
-import { joinTokens } from "../common/split_characters.js";
-import { visible } from "../common/tokens.js";
+import { joinTokens } from "../data/split_characters.js";
+import { visible } from "../data/tokens.js";
 
 /**
  * The first sentence of a text, as a prompt.

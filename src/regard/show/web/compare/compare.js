@@ -2,11 +2,11 @@
 // The Compare view: two heads side by side, of one text, of two, or of two captures, and their difference. The maps
 // move together and share their colours. What is compared stands in the address (see `pair.js`).
 
-import { latest, rampBar } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { layerOf } from "../common/layers.js";
-import { PLAIN, spell } from "../common/quantity.js";
-import { short, tokenAt } from "../common/tokens.js";
+import { latest, rampBar } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
+import { layerOf } from "../data/layers.js";
+import { PLAIN, spell } from "../data/quantity.js";
+import { short, tokenAt } from "../data/tokens.js";
 import { isClipped } from "../map/legend.js";
 import { exportMenu } from "../picture/menu.js";
 import { differenceSource, isSameShape } from "./difference.js";

@@ -2,7 +2,7 @@
 // The heads that were taken from the gallery to be compared: a line with what they are, and the way to the Compare
 // view. They stand in the address (see `compare/pair.js`).
 
-import { element } from "../common/dom.js";
+import { element } from "../parts/dom.js";
 import { formatPair, isInPair, parsePair, toggleInPair } from "../compare/pair.js";
 
 /** Fills `root` when there is something to compare. */

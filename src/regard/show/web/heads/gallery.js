@@ -2,12 +2,12 @@
 // Every head as a card, with its picture and all its scores. A card is built when it comes near the window: a model
 // may have a thousand heads.
 
-import { empty } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { layerOf } from "../common/layers.js";
-import { settings } from "../common/settings.js";
-import { theme } from "../common/theme.js";
-import { paintThumb, thumbScale } from "../common/thumbs.js";
+import { empty } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { layerOf } from "../data/layers.js";
+import { settings } from "../data/settings.js";
+import { theme } from "../parts/theme.js";
+import { paintThumb, thumbScale } from "../parts/map_scale.js";
 import { headCard } from "./card.js";
 import { galleryTarget, headName } from "./order.js";
 import { endOf, namesOf } from "./scores.js";

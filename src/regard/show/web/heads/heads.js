@@ -2,13 +2,13 @@
 // The Heads view: one score of every head as a matrix, then every head as a card, to sort, to filter, and to hold two
 // against each other. The scores come layer by layer.
 
-import { empty, select } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { some } from "../common/format.js";
-import { LateProgress } from "../common/late_progress.js";
-import { LayerQueue } from "../common/layer_queue.js";
-import { absences, doubts, otherMixers } from "../common/layers.js";
-import { scoreTitle } from "../common/score_words.js";
+import { empty, select } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
+import { some } from "../data/format.js";
+import { LateProgress } from "../parts/progress_panel.js";
+import { LayerQueue } from "../data/layer_queue.js";
+import { absences, doubts, otherMixers } from "../data/layers.js";
+import { scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { Comparison } from "./compare.js";
 import { headsExports } from "./exports.js";
@@ -118,7 +118,7 @@ export class HeadsView {
 
   /**
    * Says how far it is, if that takes a while.
-   * @param {import("../common/layer_queue.js").QueueProgress} progress
+   * @param {import("../data/layer_queue.js").QueueProgress} progress
    */
   tell({ done, of, stopped }) {
     const { progress, queue } = this;

@@ -2,12 +2,12 @@
 // The picture that a vision model read, with its patches: point at a patch, CLS or a register to see what it attends
 // to, or what attends to it, as heat over the picture. It knows one row or one column of weights at a time.
 
-import { latest } from "../common/controls.js";
-import { ARROWS, element } from "../common/dom.js";
-import { percent } from "../common/format.js";
-import { layerOf } from "../common/layers.js";
-import { isTower, layoutOf, patchOf } from "../common/patch_layout.js";
-import { axisOf } from "../common/tokens.js";
+import { latest } from "../parts/controls.js";
+import { ARROWS, element } from "../parts/dom.js";
+import { percent } from "../data/format.js";
+import { layerOf } from "../data/layers.js";
+import { isTower, layoutOf, patchOf } from "../data/patch_layout.js";
+import { axisOf } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { strongest } from "../text/ranking.js";
 import { layersInScope, weightsInScope } from "../text/scope.js";

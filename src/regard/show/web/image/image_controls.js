@@ -1,9 +1,8 @@
 // @ts-check
 // The controls of the Image view.
 
-import { headPicker } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { fold } from "../common/fold.js";
+import { headPicker, fold } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
 import { layersInScope } from "../text/scope.js";
 
 /**

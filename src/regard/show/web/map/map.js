@@ -2,25 +2,23 @@
 // The Map view: every head as a small map, the chosen one large, down to a single weight.
 // It puts the parts together: thumbnails, canvas, controls, legend, notes, export.
 
-import { AttributionPanel } from "../common/attribution_panel.js";
-import { captureTitle } from "../common/captures.js";
-import { badge, choice, element } from "../common/dom.js";
-import { fold } from "../common/fold.js";
-import { withPart } from "../common/later_parts.js";
-import { layerOf } from "../common/layers.js";
-import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../common/quantity.js";
-import { quantityControls } from "../common/quantity_controls.js";
-import { labelAt, short, tokenAt } from "../common/tokens.js";
-import { inUnits, unitAt } from "../common/units.js";
+import { AttributionPanel } from "../parts/attribution_panel.js";
+import { captureTitle, layerOf } from "../data/layers.js";
+import { badge, choice, element } from "../parts/dom.js";
+import { fold } from "../parts/controls.js";
+import { withPart } from "../parts/later_parts.js";
+import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../data/quantity.js";
+import { quantityControls } from "../parts/quantity_controls.js";
+import { labelAt, short, tokenAt } from "../data/tokens.js";
+import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
 import { HeadCaption } from "./head_caption.js";
-import { hasHidden } from "./hidden_cells.js";
-import { isClipped, legend, noteOf } from "./legend.js";
+import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
-import { Thumbnails } from "./thumbnails.js";
+import { Thumbnails } from "./thumbnails/thumbnails.js";
 import { levelFor } from "./tiles.js";
 
 /**

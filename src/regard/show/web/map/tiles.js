@@ -2,10 +2,9 @@
 // Which tiles a picture needs, and what stands in for those that are not there yet.
 // A tile of level z is a square of cells of 2^z × 2^z tokens, as `source.js` gives it.
 
-import { LRU } from "../common/lru.js";
-import { PLAIN, quantityName } from "../common/quantity.js";
-import { settings } from "../common/settings.js";
-import { overviewLevel, topLevel } from "../common/tile.js";
+import { LRU } from "../data/lru.js";
+import { PLAIN, quantityName } from "../data/quantity.js";
+import { settings, overviewLevel, topLevel } from "../data/settings.js";
 
 const KEPT = 128; // tiles of one head
 

@@ -1,8 +1,7 @@
 // @ts-check
 // Elements as boxes: their grounds, borders and outlines, and those of what style sheets put before and after them.
 
-import { inkOn, rampPlace } from "../common/colours.js";
-import { traceHatch } from "../common/hatch.js";
+import { inkOn, rampPlace, traceHatch } from "../parts/colours.js";
 import { parseColour } from "./colour.js";
 import { lightColour } from "./paper.js";
 

@@ -1,8 +1,7 @@
 // @ts-check
 // A picture that stands on its own, for a file: a heading, what it is of, the picture, and what its colours mean.
 
-import { css } from "../common/colours.js";
-import { traceHatch } from "../common/hatch.js";
+import { css, traceHatch } from "../parts/colours.js";
 import { PAPER_SANS } from "./fonts.js";
 import { SvgDrawing } from "./svg_drawing.js";
 

@@ -1,7 +1,7 @@
 // @ts-check
 // A menu that saves what a view shows: the picture as SVG or PNG, printed to PDF, and its numbers.
 
-import { element } from "../common/dom.js";
+import { element } from "../parts/dom.js";
 import { printPicture, writePng } from "./output.js";
 
 /**

@@ -1,7 +1,7 @@
 // @ts-check
 // Pictures as what a reader keeps: pixels, and a sheet that the browser prints, to a PDF file or on paper.
 
-import { contextOf, element } from "../common/dom.js";
+import { contextOf, element } from "../parts/dom.js";
 
 const SHARP = 3; // pixels of a PNG for one of the page
 const MOST = 16000; // pixels to a side that browsers can draw on

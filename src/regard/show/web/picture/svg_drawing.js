@@ -1,7 +1,7 @@
 // @ts-check
 // A canvas that writes SVG, with real text: it understands as much of a canvas's language as our drawings speak.
 
-import { contextOf, element } from "../common/dom.js";
+import { contextOf, element } from "../parts/dom.js";
 import { parseColour } from "./colour.js";
 import { fontFace, textWidth } from "./fonts.js";
 import { cellPaths, enlarged, pixelsOf } from "./pixels.js";

@@ -2,8 +2,8 @@
 // “Read another text”, in the header of every view: hands the model a text, and removes texts from the page.
 // Where there is no model it is hidden.
 
-import { element } from "../common/dom.js";
-import { count, howFar } from "../common/format.js";
+import { element } from "../parts/dom.js";
+import { count, howFar } from "../data/format.js";
 import { TooLongError } from "../source/too_long.js";
 import { openText, textsChanged } from "./text_choice.js";
 

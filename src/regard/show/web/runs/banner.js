@@ -1,11 +1,11 @@
 // @ts-check
 // The banner above every view that says that a run is edited, what was cut and what changed, and undoes it.
 
-import { latest } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { number, percent } from "../common/format.js";
-import { short } from "../common/tokens.js";
-import { likelyTokens } from "./side_by_side.js";
+import { latest } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { number, percent } from "../data/format.js";
+import { short } from "../data/tokens.js";
+import { likelyTokens } from "../parts/prediction_list.js";
 
 /** The banner; it is hidden where there is nothing to say. */
 export class RunBanner {

@@ -2,12 +2,11 @@
 // The whole computation of one row, step by step, with its actual numbers: of the model, or of the small
 // example that the stages share. It knows what `row_steps.py` and `stage_example.py` give.
 
-import { empty, headPicker, latest, select, slider } from "../common/controls.js";
-import { badge, choice, element } from "../common/dom.js";
-import { fold } from "../common/fold.js";
-import { headSentence } from "../common/head_words.js";
-import { layerOf } from "../common/layers.js";
-import { short, tokenAt } from "../common/tokens.js";
+import { empty, headPicker, latest, select, slider, fold } from "../parts/controls.js";
+import { badge, choice, element } from "../parts/dom.js";
+import { headSentence } from "../parts/head_words.js";
+import { layerOf } from "../data/layers.js";
+import { short, tokenAt } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { edgeStrip } from "./edge_strip.js";
 import { stepsExports } from "./exports.js";

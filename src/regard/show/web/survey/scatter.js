@@ -2,8 +2,8 @@
 // Points over two axes, as SVG: they can be pointed at, walked with the arrow keys, and chosen. It knows points; it does
 // not know what they measure.
 
-import { ticks } from "../common/chart.js";
-import { element } from "../common/dom.js";
+import { ticks } from "../parts/chart.js";
+import { element } from "../parts/dom.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 22, right: 14, bottom: 38, left: 50 };

@@ -2,10 +2,10 @@
 // Every head over a whole corpus, as `regard survey` found it: a scatter of the heads over two scores, and what the
 // survey kept of the chosen one.
 
-import { select } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { count, score, some } from "../common/format.js";
-import { inListOrder, scoreAbout, scoreTitle } from "../common/score_words.js";
+import { select } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { count, score, some } from "../data/format.js";
+import { inListOrder, scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { surveyExports } from "./exports.js";
 import { HeadPanel } from "./head_panel.js";

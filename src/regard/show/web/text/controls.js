@@ -1,11 +1,10 @@
 // @ts-check
 // The choices above the text: whose weights, in which direction, on which scale.
 
-import { headPicker, select } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { fold } from "../common/fold.js";
-import { quantityControls } from "../common/quantity_controls.js";
-import { secondHeadOptions } from "./second_head.js";
+import { headPicker, select, fold } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
+import { quantityControls } from "../parts/quantity_controls.js";
+import { secondHeadOptions } from "./scope.js";
 
 /**
  * @param {App} app

@@ -1,7 +1,7 @@
 // @ts-check
 // Tokens as running text: how one is written, and which stands above or below another.
 
-import { visible } from "../common/tokens.js";
+import { visible } from "../data/tokens.js";
 
 /**
  * The token nearest to this one on the line above or below.

@@ -2,26 +2,24 @@
 // The tokens as running text: point at one to shade the tokens that it attends to, or that attend to it.
 // It knows one row or one column of weights at a time; the same colours as the map.
 
-import { ArcLayer } from "../common/arcs.js";
-import { AttributionPanel } from "../common/attribution_panel.js";
-import { latest } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { doubts, layerOf } from "../common/layers.js";
-import { layoutOf, NO_PATCHES } from "../common/patch_layout.js";
-import { isSigned, quantityOf } from "../common/quantity.js";
-import { theme } from "../common/theme.js";
-import { firstToken, inUnits, lastToken, unitAt } from "../common/units.js";
+import { ArcLayer } from "../parts/arcs.js";
+import { AttributionPanel } from "../parts/attribution_panel.js";
+import { latest } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { doubts, layerOf } from "../data/layers.js";
+import { layoutOf, NO_PATCHES } from "../data/patch_layout.js";
+import { isSigned, quantityOf } from "../data/quantity.js";
+import { theme } from "../parts/theme.js";
+import { firstToken, inUnits, lastToken, unitAt } from "../data/units.js";
 import { exportMenu } from "../picture/menu.js";
 import { makeTextControls } from "./controls.js";
-import { strongestEdges } from "./edges.js";
+import { strongestEdges, rankingLine, strongest } from "./ranking.js";
 import { textExports } from "./exports.js";
 import { beside } from "./layout.js";
 import { TextNotes } from "./notes.js";
 import { axisOffsets, indexOnAxis, writtenText } from "./offsets.js";
 import { TextPredictions } from "./predictions.js";
-import { rankingLine, strongest } from "./ranking.js";
-import { layersInScope, scopeName, sinkInScope, weightsInScope } from "./scope.js";
-import { secondHead } from "./second_head.js";
+import { layersInScope, scopeName, sinkInScope, weightsInScope, secondHead } from "./scope.js";
 import { shadingTop } from "./shading.js";
 import { TokenText } from "./token_text.js";
 

@@ -2,12 +2,12 @@
 // Heads over a training run: a slider goes from evaluation to evaluation, and every head's score with it.
 // It knows what `history.py` reads from a run's folder.
 
-import { chart } from "../common/chart.js";
-import { rampBar, select, slider } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { briefScore, count, score } from "../common/format.js";
-import { headTable } from "../common/head_table.js";
-import { scoreAbout, scoreTitle } from "../common/score_words.js";
+import { chart } from "../parts/chart.js";
+import { rampBar, select, slider } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
+import { briefScore, count, score } from "../data/format.js";
+import { headTable } from "../parts/head_table.js";
+import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { timeExports } from "./exports.js";
 import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNames } from "./curves.js";
