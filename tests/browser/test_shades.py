@@ -150,9 +150,7 @@ def test_thumbnails_of_a_difference_have_both_signs(page: Page, both: Callable[.
     a, b = captured(40), captured(40, seed=3)
     page.goto(both([a, b]) + "#layer=1&head=2&against=1")
     expect(page.locator(".map-foot")).to_contain_text("less that of")
-    page.wait_for_timeout(300)
-    found = page.evaluate(
-        """() => {
+    count = """() => {
           const canvas = document.querySelector(".thumb canvas");
           const { data } = canvas.getContext("2d").getImageData(0, 0, 64, 64);
           let [red, blue] = [0, 0];
@@ -162,9 +160,7 @@ def test_thumbnails_of_a_difference_have_both_signs(page: Page, both: Callable[.
           }
           return { red, blue };
         }"""
-    )
-    assert found["red"] > 50
-    assert found["blue"] > 50
+    eventually(page, lambda: page.evaluate(count), lambda found: min(found.values()) > 50)
 
 
 def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:

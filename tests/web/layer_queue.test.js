@@ -21,7 +21,7 @@ function held() {
       asked.push(layer);
       return new Promise((resolve) => answers.set(layer, resolve));
     },
-    (progress) => told.push(progress),
+    ({ done, layers, stopped }) => told.push({ done, of: layers.length, stopped }),
   );
   const answer = async (/** @type {string} */ layer) => {
     answers.get(layer)?.();

@@ -3,7 +3,7 @@
 
 import { known } from "../data/arrays.js";
 import { layerOf } from "../data/layers.js";
-import { isSameShape } from "./difference.js";
+import { isSameShape } from "../data/quantity.js";
 
 /** @param {HeadPlace} head */
 const written = ({ text, layer, head }) => `${text}/${layer}/${head}`;

@@ -1,5 +1,5 @@
 // @ts-check
-// Small helpers for lists.
+// Small helpers for lists and numbers.
 
 /**
  * The last entry of a list that is not empty.
@@ -19,4 +19,14 @@ export function last(list) {
  */
 export function known(value) {
   return value !== null && value !== undefined;
+}
+
+/**
+ * The number nearest to a value from `low` to `high`.
+ * @param {number} value
+ * @param {number} low
+ * @param {number} high
+ */
+export function clamp(value, low, high) {
+  return Math.min(high, Math.max(low, value));
 }

@@ -20,12 +20,10 @@ export function nearestLayer(all, left, chosen) {
   return best;
 }
 
-/** @typedef {{ done: number, of: number, stopped: boolean }} QueueProgress */
-
 export class LayerQueue {
   /**
    * @param {(layer: string) => Promise<void>} fetch
-   * @param {(progress: QueueProgress) => void} tell called at the start, after each layer, and when it is stopped or goes on
+   * @param {(queue: LayerQueue) => void} tell called at the start, after each layer, and when it is stopped or goes on
    */
   constructor(fetch, tell) {
     this.fetch = fetch;
@@ -49,7 +47,7 @@ export class LayerQueue {
   start(layers, chosen) {
     Object.assign(this, { layers, left: new Set(layers), chosen, done: 0, running: 0, stopped: false });
     this.round++;
-    this.tellAll();
+    this.tell(this);
     this.next();
   }
 
@@ -63,12 +61,12 @@ export class LayerQueue {
 
   stop() {
     this.stopped = true;
-    this.tellAll();
+    this.tell(this);
   }
 
   resume() {
     this.stopped = false;
-    this.tellAll();
+    this.tell(this);
     this.next();
   }
 
@@ -90,11 +88,7 @@ export class LayerQueue {
     if (round !== this.round) return;
     this.running--;
     this.done++;
-    this.tellAll();
+    this.tell(this);
     this.next();
-  }
-
-  tellAll() {
-    this.tell({ done: this.done, of: this.layers.length, stopped: this.stopped });
   }
 }

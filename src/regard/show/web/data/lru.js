@@ -1,5 +1,5 @@
 // @ts-check
-// A cache of bounded size that drops the entry which was used least recently.
+// What was made once is kept: all of it, or in a cache of bounded size that drops the entry which was used least recently.
 
 /**
  * @template V
@@ -32,4 +32,18 @@ export class LRU {
     const [oldest] = this.entries.keys();
     if (this.entries.size > this.size) this.entries.delete(oldest);
   }
+}
+
+/**
+ * What a cache has under a key; it is made, and kept there, if there is nothing yet.
+ * @template K, V
+ * @param {{ get(key: K): V | undefined, set(key: K, value: V): unknown }} cache
+ * @param {K} key
+ * @param {() => V} make
+ * @returns {V}
+ */
+export function once(cache, key, make) {
+  const made = cache.get(key) ?? make();
+  cache.set(key, made);
+  return made;
 }

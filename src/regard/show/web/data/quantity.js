@@ -92,10 +92,11 @@ function hasContributions(meta, state, n) {
 }
 
 /**
+ * Whether two layers have as many queries and keys, so that their maps can be subtracted.
  * @param {Layer} a
  * @param {Layer} b
  */
-function isSameShape(a, b) {
+export function isSameShape(a, b) {
   return a.rows === b.rows && a.cols === b.cols;
 }
 

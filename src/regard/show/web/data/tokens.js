@@ -33,6 +33,16 @@ export function visible(token) {
   return token === "" ? "∅" : token.replace(UNSEEN, nameOf);
 }
 
+/**
+ * The lines of a text with their spaces as they are, and all else that nobody sees made visible.
+ * @param {string} text
+ */
+export function visibleLines(text) {
+  /** @param {string} part */
+  const shown = (part) => part && visible(part);
+  return text.split("\n").map((line) => line.split(" ").map(shown).join(" "));
+}
+
 /** @param {string} mark a character, or pictures that are joined */
 function nameOf(mark) {
   const code = mark.codePointAt(0) ?? 0;
@@ -111,6 +121,14 @@ const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10ff
 const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*$/; // as `token_texts.py` has it
 
 /**
+ * Whether a token is written like <s> or [CLS], and is thus no piece of the text.
+ * @param {string} token
+ */
+export function isSpecial(token) {
+  return SPECIAL.test(token);
+}
+
+/**
  * The direction that tokens are read in: that of their first letter.
  * @param {string[]} tokens
  * @returns {"ltr" | "rtl"}
@@ -118,7 +136,7 @@ const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*$/; // as `token_texts.py` has
 export function directionOf(tokens) {
   const letter =
     tokens
-      .filter((token) => !SPECIAL.test(token))
+      .filter((token) => !isSpecial(token))
       .join("")
       .match(/\p{L}/u)?.[0] ?? "";
   return RIGHT_TO_LEFT.test(letter) ? "rtl" : "ltr";

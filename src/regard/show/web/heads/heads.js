@@ -17,16 +17,6 @@ import { ScoreMatrix } from "./matrix.js";
 import { filterHeads, labelOptions, sortHeads } from "./order.js";
 import { namesOf } from "./scores.js";
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function heads(root, app) {
-  const view = new HeadsView(root, app);
-  return { show: (state) => view.show(state), hide() {} };
-}
-
 export class HeadsView {
   /**
    * @param {HTMLElement} root
@@ -46,7 +36,7 @@ export class HeadsView {
     this.progress = new LateProgress("in-list");
     this.queue = new LayerQueue(
       (layer) => this.fetch(layer),
-      (progress) => this.tell(progress),
+      (queue) => this.progress.followQueue(queue, "Scoring the heads", "scores"),
     );
     this.controls = makeGalleryControls(app);
     this.warning = element("p", { class: "note heads-warning" });
@@ -76,6 +66,8 @@ export class HeadsView {
     if (this.text !== state.text || this.failed) this.open(state);
     else this.arrange();
   }
+
+  hide() {}
 
   get layers() {
     return this.app.meta.texts[this.text].layers;
@@ -114,20 +106,6 @@ export class HeadsView {
       if (text === this.text) this.failure.replaceChildren(empty(words));
     }
     if (text === this.text) this.planned ||= requestAnimationFrame(() => this.arrange());
-  }
-
-  /**
-   * Says how far it is, if that takes a while.
-   * @param {import("../data/layer_queue.js").QueueProgress} progress
-   */
-  tell({ done, of, stopped }) {
-    const { progress, queue } = this;
-    if (done === of) progress.hide();
-    else if (stopped)
-      progress.offer(`Stopped: the scores of ${of - done} of ${of} layers are missing.`, () =>
-        queue.resume(),
-      );
-    else progress.follow("Scoring the heads", { done, of, unit: "layers", cancel: () => queue.stop() });
   }
 
   /** Shows what has come: the matrix, and the cards that are asked for in the order that is asked for. */

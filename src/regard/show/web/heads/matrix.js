@@ -10,7 +10,7 @@ import { headTable } from "../parts/head_table.js";
 import { layerOf } from "../data/layers.js";
 import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { settings } from "../data/settings.js";
-import { paintThumb, thumbScale } from "../parts/map_scale.js";
+import { paintHead } from "../parts/map_scale.js";
 import { headName, highestRow, matrixScore } from "./order.js";
 import { namesOf } from "./scores.js";
 
@@ -135,11 +135,7 @@ class HeadPortrait {
     this.tags.replaceChildren(...labelTags(row));
     this.sentence.textContent = row.sentence ?? "";
     const layer = layerOf(this.app.meta, text, row.layer);
-    const { pictures } = await this.app.source.thumbs(text, row.layer);
-    if (name !== this.shown) return;
-    const size = settings.thumb ** 2;
-    const at = layer.heads.indexOf(row.head);
-    const bytes = pictures.subarray(at * size, (at + 1) * size);
-    paintThumb(this.canvas, bytes, thumbScale([bytes], layer));
+    const thumbs = await this.app.source.thumbs(text, row.layer);
+    if (name === this.shown) paintHead(this.canvas, thumbs, layer, row.head);
   }
 }

@@ -29,22 +29,12 @@ import { TokenChips } from "./token_chips.js";
 
 const SOON = 150; // milliseconds after which the pictures of the other heads follow
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function image(root, app) {
-  const view = new ImageView(app);
-  root.append(...view.parts());
-  const resized = new ResizeObserver(() => view.draw());
-  resized.observe(view.stage);
-  return { show: (state) => view.show(state), hide: () => view.hide() };
-}
-
 export class ImageView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     this.state = app.state;
     this.controls = makeImageControls(app, exportMenu(app, imageExports(app, this)));
@@ -71,21 +61,12 @@ export class ImageView {
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
     this.look = latest((fresh) => this.findWeights(fresh));
-    this.listen();
-  }
-
-  parts() {
     const parts = [this.chips.box, this.stage, this.controls.look, this.heads.box, this.about];
-    const main = element("div", { class: "image-scroll" }, ...parts);
-    return [
-      this.controls.bar,
-      element(
-        "div",
-        { class: "text-view" },
-        element("div", { class: "text-main" }, this.said, main),
-        this.notes.box,
-      ),
-    ];
+    const scroll = element("div", { class: "image-scroll" }, ...parts);
+    const main = element("div", { class: "text-main" }, this.said, scroll);
+    root.append(this.controls.bar, element("div", { class: "text-view" }, main, this.notes.box));
+    this.listen();
+    new ResizeObserver(() => this.draw()).observe(this.stage);
   }
 
   /** Whether a query is chosen and its keys are shown. */

@@ -2,6 +2,7 @@
 // Which part of a map is seen, a middle (in keys and queries) and a zoom (pixels a token), and where its cells lie on the
 // canvas. It knows geometry; it does not know what is drawn.
 
+import { clamp } from "../data/arrays.js";
 import { unitAt } from "../data/units.js";
 import { STRIP, STRIP_GAP } from "./heatmap.js";
 
@@ -160,19 +161,9 @@ export function cellAt(camera, { rows, cols }, [px, py], z) {
  * @param {MapShape} layer
  */
 export function cellBeside(chosen, [dx, dy], size, { left, top, right, bottom }, { rows, cols }) {
-  /**
-   * @param {number} first
-   * @param {number} last
-   */
-  const middle = (first, last) => Math.floor((first + last) / 2);
-  const col = chosen ? chosen.col + dx * size : middle(left, Math.min(cols, right));
-  const row = chosen ? chosen.row + dy * size : middle(top, Math.min(rows, bottom));
-  /**
-   * @param {number} value
-   * @param {number} all
-   */
-  const within = (value, all) => Math.min(all - 1, Math.max(0, value));
-  return { col: within(col, cols), row: within(row, rows) };
+  const col = chosen ? chosen.col + dx * size : Math.floor((left + Math.min(cols, right)) / 2);
+  const row = chosen ? chosen.row + dy * size : Math.floor((top + Math.min(rows, bottom)) / 2);
+  return { col: clamp(col, 0, cols - 1), row: clamp(row, 0, rows - 1) };
 }
 
 /**

@@ -1,6 +1,7 @@
 // @ts-check
 // What the Map view exports: the picture of this moment, and the numbers of its cells.
 
+import { clamp } from "../data/arrays.js";
 import { settings } from "../data/settings.js";
 import { exportMenu } from "../picture/menu.js";
 import { cellsCsv, cellsNpy, mapFigure } from "./figure.js";
@@ -30,11 +31,8 @@ export async function cellsIn(app, { camera, z, state, layer, look, quantity }, 
   const side = settings.tile;
   const size = 2 ** z;
   const { left, top, right, bottom } = camera.frame;
-  /**
-   * @param {number} value
-   * @param {number} all
-   */
-  const edge = (value, all) => Math.min(Math.ceil(all / size), Math.max(0, value));
+  /** @type {(value: number, all: number) => number} */
+  const edge = (value, all) => clamp(value, 0, Math.ceil(all / size));
   const [x0, x1] = [edge(Math.floor(left / size), layer.cols), edge(Math.ceil(right / size), layer.cols)];
   const [y0, y1] = [edge(Math.floor(top / size), layer.rows), edge(Math.ceil(bottom / size), layer.rows)];
   const cols = x1 - x0;

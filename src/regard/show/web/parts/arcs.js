@@ -2,7 +2,8 @@
 // Arcs from a token to those that it attends to, drawn over running text or a line of tokens. They are a picture of
 // numbers that stand elsewhere in words, so screen readers pass over them.
 
-const NAMESPACE = "http://www.w3.org/2000/svg";
+import { svgElement } from "./dom.js";
+
 const HIGHEST = 30; // pixels that an arc within a line rises at most
 
 /**
@@ -18,9 +19,7 @@ export class ArcLayer {
   /** @param {HTMLElement} box */
   constructor(box) {
     this.box = box;
-    this.svg = /** @type {SVGSVGElement} */ (document.createElementNS(NAMESPACE, "svg"));
-    this.svg.setAttribute("class", "arcs");
-    this.svg.setAttribute("aria-hidden", "true");
+    this.svg = svgElement("svg", { class: "arcs", "aria-hidden": "true" });
     /** @type {Arc[]} */
     this.arcs = [];
     box.append(this.svg);
@@ -44,8 +43,14 @@ export class ArcLayer {
       const width = 1 + 2.5 * strength;
       const opacity = 0.45 + 0.5 * strength;
       return [
-        shape("path", { class: `arc ${kind}`, d: path, transform: shift, "stroke-width": width, opacity }),
-        shape("circle", {
+        svgElement("path", {
+          class: `arc ${kind}`,
+          d: path,
+          transform: shift,
+          "stroke-width": width,
+          opacity,
+        }),
+        svgElement("circle", {
           class: `arc-end ${kind}`,
           cx: end[0],
           cy: end[1],
@@ -56,16 +61,6 @@ export class ArcLayer {
     });
     this.svg.replaceChildren(...shapes);
   }
-}
-
-/**
- * @param {string} name
- * @param {Record<string, string | number>} attributes
- */
-function shape(name, attributes) {
-  const made = document.createElementNS(NAMESPACE, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
-  return made;
 }
 
 /**

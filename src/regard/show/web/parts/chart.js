@@ -3,23 +3,10 @@
 
 import { known, last } from "../data/arrays.js";
 import { ChartPointer } from "./chart_pointer.js";
-import { element } from "./dom.js";
+import { element, svgElement } from "./dom.js";
 
-const SPACE = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 14, right: 92, bottom: 34, left: 46 };
 const NAME_HEIGHT = 14; // pixels from one name to the next
-
-/**
- * @param {string} name
- * @param {Record<string, string | number>} attributes
- * @param {string | null} [text]
- */
-function svg(name, attributes, text = null) {
-  const made = document.createElementNS(SPACE, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
-  if (text !== null) made.textContent = text;
-  return made;
-}
 
 /**
  * Round numbers from 0 or `low` to `high`, about `count` of them.
@@ -82,18 +69,20 @@ export function chartFrame({ series, x, y }, width, height) {
  * @param {ChartData} data
  */
 function axes({ width, height, margin, across, up }, { x, y }) {
-  const group = svg("g", { class: "chart-axes" });
+  const group = svgElement("g", { class: "chart-axes" });
   const [left, right, bottom] = [margin.left, width - margin.right, height - margin.bottom];
   for (const tick of ticks(y.low, y.high)) {
     group.append(
-      svg("line", { x1: left, x2: right, y1: up(tick), y2: up(tick) }),
-      svg("text", { x: left - 8, y: up(tick) + 4, "text-anchor": "end" }, y.say(tick)),
+      svgElement("line", { x1: left, x2: right, y1: up(tick), y2: up(tick) }),
+      svgElement("text", { x: left - 8, y: up(tick) + 4, "text-anchor": "end" }, y.say(tick)),
     );
   }
   for (const tick of ticks(x.low, x.high, Math.max(2, Math.floor((right - left) / 90))))
-    group.append(svg("text", { x: across(tick), y: bottom + 16, "text-anchor": "middle" }, x.say(tick)));
-  group.append(svg("text", { class: "chart-title", x: left, y: height - 5 }, x.title));
-  group.append(svg("text", { class: "chart-title", x: left, y: 9 }, y.title));
+    group.append(
+      svgElement("text", { x: across(tick), y: bottom + 16, "text-anchor": "middle" }, x.say(tick)),
+    );
+  group.append(svgElement("text", { class: "chart-title", x: left, y: height - 5 }, x.title));
+  group.append(svgElement("text", { class: "chart-title", x: left, y: 9 }, y.title));
   return group;
 }
 
@@ -104,7 +93,7 @@ function axes({ width, height, margin, across, up }, { x, y }) {
  */
 function markLine({ height, margin, across }, mark) {
   const [x1, y1, y2] = [across(mark), margin.top, height - margin.bottom];
-  return svg("line", { class: "chart-mark", x1, x2: x1, y1, y2 });
+  return svgElement("line", { class: "chart-mark", x1, x2: x1, y1, y2 });
 }
 
 /**
@@ -117,10 +106,10 @@ function markLine({ height, margin, across }, mark) {
 function curve({ across, up }, y, points, kind) {
   /** @param {[number, number]} point */
   const place = ([a, b]) => `${across(a).toFixed(1)} ${up(Math.min(y.high, Math.max(y.low, b))).toFixed(1)}`;
-  const parts = [svg("path", { class: `chart-line ${kind}`, d: `M${points.map(place).join("L")}` })];
+  const parts = [svgElement("path", { class: `chart-line ${kind}`, d: `M${points.map(place).join("L")}` })];
   if (points.length === 1) {
     const [[a, b]] = points;
-    parts.push(svg("circle", { class: `chart-dot ${kind}`, cx: across(a), cy: up(b), r: 2.5 }));
+    parts.push(svgElement("circle", { class: `chart-dot ${kind}`, cx: across(a), cy: up(b), r: 2.5 }));
   }
   return parts;
 }
@@ -151,7 +140,7 @@ function drawing(data, width, height) {
   const { series, y, mark, label, description } = data;
   const frame = chartFrame(data, width, height);
   const box = { width, height, viewBox: `0 0 ${width} ${height}` };
-  const picture = svg("svg", { ...box, role: "img", "aria-label": label });
+  const picture = svgElement("svg", { ...box, role: "img", "aria-label": label });
   if (description) picture.setAttribute("aria-description", description);
   picture.append(axes(frame, data));
   /** @type {ChartCurve[]} */
@@ -173,7 +162,7 @@ function drawing(data, width, height) {
     if (name) names.push({ name, kind, x: frame.across(endX) + 6, y: frame.up(Math.min(y.high, endY)) });
   }
   for (const one of spreadNames(names))
-    picture.append(svg("text", { class: `chart-name ${one.kind}`, x: one.x, y: one.y + 4 }, one.name));
+    picture.append(svgElement("text", { class: `chart-name ${one.kind}`, x: one.x, y: one.y + 4 }, one.name));
   return { picture, curves };
 }
 

@@ -16,6 +16,28 @@ export const CONTROL_WORDS = {
     "Outlines the cells that a head of this kind would attend to, told from the tokens alone, so that you can judge by eye " +
     "what the head does.",
 
+  scale: "How numbers become colours. Log shades also show small weights.",
+  top:
+    "This head: the colours suit the whole map, and stay as you zoom. View: they suit the part in view. 0 to 1: the " +
+    "same for every head.",
+  reduce:
+    "A cell of a long map stands for many weights. Mass is their sum over keys, averaged over queries; max is the greatest.",
+  sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
+  units:
+    "Words and sentences: the weights are summed over the tokens of a key and averaged over the tokens of a query.",
+  direction:
+    "Choose a query to shade the keys that it attends to, or a key to shade the queries that attend to it.",
+  scope: "The weights of one head, or their mean over the heads of the layer or of all layers.",
+  "text-sink":
+    "Left out leaves the key that receives the most attention unshaded, so that the others stand out.",
+
+  // Image
+  "image-direction":
+    "Choose a query to see the keys that it attends to, or a key to see the queries that attend to it.",
+  "image-sink":
+    "Patches that receive far more attention than others have a ring; left out, they have no colour, so that the others stand out.",
+  ground: "In grey, colours mean attention and nothing else.",
+
   // Heads
   Score: "A number from the map and the tokens that says how much a head behaves in one way.",
   "Sort by": "The order of the cards: as in the model, or by a score.",
@@ -50,3 +72,11 @@ export const CONTROL_WORDS = {
   // Cuts
   "cut-of": "Whether the edges are cut in this head alone or in all heads of the layer.",
 };
+
+/**
+ * What a choice does: in its view, or wherever there is one of this name.
+ * @param {string} name of its radio buttons, as in "text-scale"
+ */
+export function choiceWords(name) {
+  return CONTROL_WORDS[name] ?? CONTROL_WORDS[name.replace(/^\w+-/, "")];
+}

@@ -1,7 +1,7 @@
 // @ts-check
 // Small helpers to make elements. Text only ever goes in as text: nothing here reads HTML.
 
-import { CONTROL_WORDS } from "./control_words.js";
+import { choiceWords } from "./control_words.js";
 
 /**
  * How arrow keys move in a table: [rows, columns].
@@ -31,6 +31,31 @@ export function element(name, attributes = {}, ...children) {
 }
 
 /**
+ * A button that does something.
+ * @param {string} text
+ * @param {() => void} act
+ * @param {Attributes} [attributes]
+ */
+export function makeButton(text, act, attributes = {}) {
+  const made = element("button", { class: "button", type: "button", text, ...attributes });
+  made.addEventListener("click", act);
+  return made;
+}
+
+/**
+ * An element of an SVG drawing.
+ * @param {string} name
+ * @param {Record<string, string | number>} attributes
+ * @param {string} [text]
+ */
+export function svgElement(name, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
+  if (text) made.textContent = text;
+  return made;
+}
+
+/**
  * The label of a control, which opens the glossary at what the control does. Keys reach the glossary from the header.
  * @param {string} label
  * @param {string} [hint]
@@ -50,16 +75,15 @@ export function term(label, hint) {
 /**
  * A choice of one among a few, as radio buttons in a row: options are {value: label}.
  * Returns the fieldset with `.value` to set and `choose` called when the reader chooses; `offer(value, is)` hides an
- * option where it has no meaning.
+ * option where it has no meaning. What the options mean stands in `control_words.js` under the name.
  * @param {string} legend
  * @param {string} name
  * @param {Record<string, string>} options
  * @param {(value: string) => void} choose
- * @param {string} [hint] a tooltip that explains the options, by default that of `control_words.js`
  * @returns {Choice}
  */
-export function choice(legend, name, options, choose, hint) {
-  const words = hint ?? CONTROL_WORDS[name];
+export function choice(legend, name, options, choose) {
+  const words = choiceWords(name);
   const title = element("legend", {}, term(legend, words));
   const box = element("fieldset", { class: "choice", title: words }, title);
   const row = element("div", { class: "options" });

@@ -110,6 +110,20 @@ export function thumbScale(
 }
 
 /**
+ * Paints the picture of one head of a layer onto a canvas.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Thumbs} thumbs of the layer
+ * @param {Layer} layer
+ * @param {number} head
+ */
+export function paintHead(canvas, { pictures }, layer, head) {
+  const size = settings.thumb ** 2;
+  const at = layer.heads.indexOf(head);
+  const bytes = pictures.subarray(at * size, (at + 1) * size);
+  paintThumb(canvas, bytes, thumbScale([bytes], layer));
+}
+
+/**
  * Paints a picture onto a canvas of its size.
  * @param {HTMLCanvasElement} canvas
  * @param {Uint8Array} bytes

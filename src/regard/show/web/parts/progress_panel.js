@@ -103,6 +103,21 @@ export class LateProgress extends ProgressPanel {
       }, UNNOTICED);
   }
 
+  /**
+   * Follows a queue of layers, which can be stopped and go on.
+   * @param {import("../data/layer_queue.js").LayerQueue} queue
+   * @param {string} doing as "Scoring the heads"
+   * @param {string} things of the layers, as "scores"
+   */
+  followQueue(queue, doing, things) {
+    const { done, stopped } = queue;
+    const of = queue.layers.length;
+    const missing = `Stopped: the ${things} of ${of - done} of ${of} layers are missing.`;
+    if (done === of) this.hide();
+    else if (stopped) this.offer(missing, () => queue.resume());
+    else this.follow(doing, { done, of, unit: "layers", cancel: () => queue.stop() });
+  }
+
   hide() {
     super.hide();
     if (this.timer !== null) clearTimeout(this.timer);

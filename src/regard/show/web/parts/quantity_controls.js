@@ -16,10 +16,7 @@ const SHADES = {
   values: "value-weighted attention",
   logit: "contributions to a prediction",
 };
-const HINTS = {
-  units:
-    "Words and sentences: the weights are summed over the tokens of a key and averaged over the tokens of a query.",
-};
+const UNITS = { tokens: "tokens", words: "words", sentences: "sentences" };
 
 /**
  * `changed` is called when the name of the predicted token has come.
@@ -28,13 +25,7 @@ const HINTS = {
  * @param {() => void} changed
  */
 export function quantityControls(app, view, changed) {
-  const units = choice(
-    "By",
-    `${view}-units`,
-    { tokens: "tokens", words: "words", sentences: "sentences" },
-    (value) => app.set({ units: value, ...WHOLE }),
-    HINTS.units,
-  );
+  const units = choice("By", `${view}-units`, UNITS, (value) => app.set({ units: value, ...WHOLE }));
   const shade = select("Show", (value) => app.set({ shade: value }));
   const token = select("Next token", (value) => app.set({ token: Number(value) }));
   const against = select("Difference to", (value) => app.set({ against: Number(value) }));

@@ -2,7 +2,7 @@
 // The page's numbers from the file itself: q, k and lse of every layer lie in it, packed.
 // What has to be computed from them is asked of a worker; the rest is read here.
 
-import { LRU } from "../data/lru.js";
+import { LRU, once } from "../data/lru.js";
 import { PLAIN, quantityName } from "../data/quantity.js";
 import { unpackArrays, unpackJson } from "./arithmetic/packed.js";
 import { namedLayer, storedAttribution } from "./arithmetic/saved_weights.js";
@@ -46,18 +46,6 @@ export async function openSaved() {
   const surveys = new Map(); // one at most, by layer/head
   /** @type {Map<number, Promise<PredictionArrays>>} */
   const predictions = new Map(); // of a text
-  /**
-   * @template K, V
-   * @param {Map<K, V>} map
-   * @param {K} key
-   * @param {() => V} make
-   * @returns {V}
-   */
-  const once = (map, key, make) => {
-    const made = map.get(key) ?? make();
-    map.set(key, made);
-    return made;
-  };
   /** @param {string} name */
   const picturesOf = async (name) => (await unpackArrays(name, takeBlock(name), blocks[name])).pictures;
   /**

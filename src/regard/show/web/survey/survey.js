@@ -12,25 +12,17 @@ import { HeadPanel } from "./head_panel.js";
 import { axisEnd, chosenRow, chosenScores, pointsOf, rowName } from "./rows.js";
 import { Scatter } from "./scatter.js";
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function survey(root, app) {
-  const view = new SurveyView(app);
-  root.append(view.controls, element("div", { class: "scroll" }, view.column));
-  return { show: (state) => view.show(state), hide() {} };
-}
-
 export class SurveyView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.survey = /** @type {Survey} */ (app.meta.survey); // there is no such view without one
     this.across = select("Across", (surveyAcross) => app.set({ surveyAcross }));
     this.up = select("Up", (surveyUp) => app.set({ surveyUp }));
     const save = exportMenu(app, surveyExports(this));
-    this.controls = element("div", { class: "bar-of-choices" }, this.across, this.up, save);
+    const controls = element("div", { class: "bar-of-choices" }, this.across, this.up, save);
     this.lead = element("p", { class: "lead" });
     this.about = element("p", { class: "note" });
     this.pointed = element("p", { class: "note survey-pointed" });
@@ -52,6 +44,7 @@ export class SurveyView {
     );
     const grid = element("div", { class: "survey-grid" }, plot, this.panel.box);
     this.column = element("div", { class: "column survey-column" }, grid);
+    root.append(controls, element("div", { class: "scroll" }, this.column));
     this.names = chosenScores(this.survey, app.state);
     /** @type {ScatterPoint[]} */
     this.points = [];
@@ -103,6 +96,8 @@ export class SurveyView {
     });
     if (row) this.panel.show(row);
   }
+
+  hide() {}
 }
 
 /**

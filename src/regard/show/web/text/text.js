@@ -26,20 +26,12 @@ import { TokenText } from "./token_text.js";
 const RANKED = 12; // tokens in the list
 const RANKED_SECOND = 5; // and in that of a second head
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function text(root, app) {
-  const view = new TextView(app);
-  root.append(...view.parts());
-  return { show: (state) => view.show(state), hide: () => view.hide() };
-}
-
 export class TextView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     this.state = app.state;
     this.controls = makeTextControls(app, () => this.tell());
@@ -61,21 +53,11 @@ export class TextView {
     this.sheet = element("div", { class: "text-sheet" }, this.page.body);
     this.arcs = new ArcLayer(this.sheet);
     this.look = latest((fresh) => this.findWeights(fresh));
-    this.listen();
-  }
-
-  parts() {
+    this.controls.bar.append(exportMenu(app, textExports(app, this)));
     const scroll = element("div", { class: "text-scroll" }, this.sheet);
-    this.controls.bar.append(exportMenu(this.app, textExports(this.app, this)));
-    return [
-      this.controls.bar,
-      element(
-        "div",
-        { class: "text-view" },
-        element("div", { class: "text-main" }, this.said, scroll, this.predictions.box),
-        this.notes.box,
-      ),
-    ];
+    const main = element("div", { class: "text-main" }, this.said, scroll, this.predictions.box);
+    root.append(this.controls.bar, element("div", { class: "text-view" }, main, this.notes.box));
+    this.listen();
   }
 
   /** Whether the chosen token is a query; contributions are always to what follows one. */

@@ -1,6 +1,7 @@
 // @ts-check
 // The grid of thumbnails, without its elements: how large they are, what stands over them, how keys walk.
 
+import { clamp } from "../../data/arrays.js";
 import { absences, otherMixers } from "../../data/layers.js";
 
 /** @param {Pick<Layer, "heads">[]} layers */
@@ -85,22 +86,18 @@ export function captureSummary({ layers, missing, others }) {
  * @param {number} columns heads in one line
  */
 export function headBeside(layers, { layer, head }, [down, right], columns) {
-  /**
-   * @param {number} at
-   * @param {number} size
-   */
-  const within = (at, size) => Math.min(size - 1, Math.max(0, at));
   const y = layers.findIndex((one) => one.key === layer);
   const { heads } = layers[y];
   const at = heads.indexOf(head);
-  if (!down) return { layer, head: heads[within(at + right, heads.length)] };
+  if (!down) return { layer, head: heads[clamp(at + right, 0, heads.length - 1)] };
   const [line, column] = [Math.floor(at / columns) + down, at % columns];
   const lines = Math.ceil(heads.length / columns);
-  if (line >= 0 && line < lines) return { layer, head: heads[within(line * columns + column, heads.length)] };
+  if (line >= 0 && line < lines)
+    return { layer, head: heads[clamp(line * columns + column, 0, heads.length - 1)] };
   const to = layers[y + down];
   if (!to) return { layer, head };
   const first = down > 0 ? 0 : (Math.ceil(to.heads.length / columns) - 1) * columns;
-  return { layer: to.key, head: to.heads[within(first + column, to.heads.length)] };
+  return { layer: to.key, head: to.heads[clamp(first + column, 0, to.heads.length - 1)] };
 }
 
 /**

@@ -47,7 +47,7 @@ export class Thumbnails {
     this.progress = new LateProgress("in-list");
     this.queue = new LayerQueue(
       (layer) => this.fetch(this.text, this.against, layer),
-      (progress) => this.tell(progress),
+      (queue) => this.progress.followQueue(queue, "Drawing every head", "pictures"),
     );
   }
 
@@ -131,20 +131,6 @@ export class Thumbnails {
       this.layers.map(({ key }) => key),
       chosen,
     );
-  }
-
-  /**
-   * Says how far it is.
-   * @param {import("../../data/layer_queue.js").QueueProgress} progress
-   */
-  tell({ done, of, stopped }) {
-    const { progress, queue } = this;
-    if (done === of) progress.hide();
-    else if (stopped)
-      progress.offer(`Stopped: the pictures of ${of - done} of ${of} layers are missing.`, () =>
-        queue.resume(),
-      );
-    else progress.follow("Drawing every head", { done, of, unit: "layers", cancel: () => queue.stop() });
   }
 
   /** Thumbnails as large as lets a layer stand in one line, or in a few of the same length. */

@@ -1,6 +1,6 @@
 // @ts-check
 // Cuts text into characters, words and sentences, as `spans/segments.py` does. Texts are lists of code points here, so
-// that places count as they do in Python.
+// that places count as they do in Python. Intl.Segmenter cuts some of them elsewhere, so that words would differ.
 
 const SPACE = /^[\p{White_Space}\x1c-\x1f]$/u;
 const [ZERO_WIDTH_SPACE, ZERO_WIDTH_JOINER] = ["\u200b", "\u200d"];

@@ -1,18 +1,9 @@
 // @ts-check
 // The words and sentences of a text as spans of its tokens, as `spans/text_spans.py` cuts them.
 
+import { isSpecial } from "../../data/tokens.js";
 import { locate } from "../../data/split_characters.js";
 import { isSpace, sentences, words } from "./segments.js";
-
-const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*$/;
-
-/**
- * Whether a token is written like <s> or [CLS], and is thus no piece of the text.
- * @param {string} token
- */
-export function isSpecial(token) {
-  return SPECIAL.test(token);
-}
 
 /**
  * Where the words and the sentences of a list of tokens begin, and the number of tokens.

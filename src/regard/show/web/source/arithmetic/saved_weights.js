@@ -2,7 +2,7 @@
 // The arithmetic of a saved page: tiles, rows, columns and steps, from the packed blocks of its layers.
 // It knows neither the page nor on which thread it runs; `responder.js` brings it questions.
 
-import { LRU } from "../../data/lru.js";
+import { LRU, once } from "../../data/lru.js";
 import { inUnits } from "../../data/units.js";
 import { evictionOf, noEviction } from "./eviction.js";
 import { LinearHead } from "./linear_weights.js";
@@ -185,10 +185,7 @@ export class SavedWeights {
    * @param {number} number
    */
   head(text, layer, number) {
-    const key = [text, layer, number].join(" ");
-    const known = this.heads.get(key) ?? this.prepare(text, layer, number);
-    this.heads.set(key, known);
-    return known;
+    return once(this.heads, `${text} ${layer} ${number}`, () => this.prepare(text, layer, number));
   }
 
   /**
@@ -260,13 +257,8 @@ export class SavedWeights {
    * @param {string} name
    */
   block(name) {
-    const known = this.arrays.get(name) ?? this.unpack(name);
-    this.arrays.set(name, known);
-    return known;
-  }
-
-  /** @param {string} name */
-  async unpack(name) {
-    return unpackArrays(name, await this.blockText(name), this.blocks[name]);
+    return once(this.arrays, name, async () =>
+      unpackArrays(name, await this.blockText(name), this.blocks[name]),
+    );
   }
 }
