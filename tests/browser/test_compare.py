@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser.pdf_reading import written_text
 from tests.captures import captured
 
 NUMBERS = re.compile(r"^“·t(\d+)” → “·t(\d+)”: A ([\d.e−]+), B ([\d.e−]+), difference ([+−]?[\d.e−]+)$")
@@ -58,8 +57,8 @@ def test_two_captures_are_named_by_their_models_and_move_together(
     root = page.locator("#view-compare")
     root.get_by_text("Export", exact=True).click()
     with page.expect_download() as waiting:
-        root.get_by_role("menuitem", name="PDF").click()
-    text = written_text(waiting.value.path().read_bytes())
+        root.get_by_role("menuitem", name="SVG").click()
+    text = waiting.value.path().read_text("utf-8")
     assert "A: model-a: layer 1, head 2" in text
     assert "B: model-b: layer 1, head 2" in text
     page.locator("#text").select_option("1")

@@ -14,6 +14,7 @@ import regard
 from regard.heads import describe
 from regard.recorder import Capture, Layer
 from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import eventually
 from tests.captures import captured
 
 
@@ -49,11 +50,12 @@ def test_sorted_and_filtered(page: Page, serve: Callable[..., BackgroundServer])
     wanted = [
         f"Layer {row.layer}, head {row.head}" for row in describe(seen.maps, seen.ids).sorted("duplicate")
     ]
-    assert titles(page) == wanted
+    eventually(page, lambda: titles(page), lambda shown: shown == wanted)
     page.get_by_label("lowest first").check()
-    assert titles(page) == wanted[::-1]
+    eventually(page, lambda: titles(page), lambda shown: shown == wanted[::-1])
     page.locator("#view-heads").get_by_label("Layer", exact=True).select_option("1")
-    assert titles(page) == [title for title in wanted[::-1] if title.startswith("Layer 1")]
+    of_layer = [title for title in wanted[::-1] if title.startswith("Layer 1")]
+    eventually(page, lambda: titles(page), lambda shown: shown == of_layer)
     expect(page).to_have_url(re.compile("sort=duplicate.*layerFilter=1"))
 
 
@@ -73,9 +75,9 @@ def test_what_a_head_is_called_and_who_is_called_so(
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card").first.locator(".tag").first).to_have_text("previous token")
     page.get_by_label("Label", exact=True).select_option("previous_token")
-    assert titles(page) == ["Layer 0, head 0"]
+    expect(page.locator("#view-heads .card h3")).to_have_text(["Layer 0, head 0"])
     page.get_by_label("Label", exact=True).select_option("none")
-    assert titles(page) == ["Layer 0, head 1"]
+    expect(page.locator("#view-heads .card h3")).to_have_text(["Layer 0, head 1"])
     page.locator("#view-heads").get_by_label("pictures").check()
     expect(page.locator(".gallery.pictures-only")).to_be_visible()
 
@@ -134,7 +136,7 @@ def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[...
     best = table.best("sink", 1)[0]
     expect(title).to_contain_text(f"Layer {best.layer}, head {best.head} scores highest on sink")
     written = [round(100 * row.scores["sink"].value) for row in table]
-    assert [int(text) for text in cells.all_text_contents()] == written
+    expect(cells).to_have_text([str(number) for number in written])
     cells.nth(1).hover()
     expect(page.locator(".portrait h3")).to_have_text("Layer 0, head 1")
     page.locator('.score-table .heat-cell[tabindex="0"]').focus()  # layer 0, head 0
@@ -176,7 +178,7 @@ def test_what_a_kind_of_head_predicts_is_outlined(page: Page, opened: Callable[.
     assert number is not None
     assert float(number[1]) == pytest.approx(100 * row.scores["induction"].value, abs=0.5)
     expect(page.locator(".map-foot .key", has_text="expected")).to_be_visible()  # something is outlined
-    assert canvas.screenshot() != plain
+    eventually(page, canvas.screenshot, lambda shown: shown != plain)
     expect(page).to_have_url(re.compile("expected=induction"))
     page.get_by_label("Outline", exact=True).select_option("")
     expect(page.locator(".map-foot .key", has_text="expected")).to_be_hidden()

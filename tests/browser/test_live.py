@@ -13,6 +13,7 @@ import regard
 from regard.cli.model import Model
 from regard.gpt import GPT
 from regard.show.saved.bundle import write
+from tests.browser.eventually import link
 from tests.patience import HANGING
 
 TEXT = "The sea was calm, and the sea was deep. 海 The sea was"
@@ -54,7 +55,7 @@ def is_foreign(url: str) -> bool:
 
 def show(page: Page, state: str) -> None:
     """Go to a view of the text that was read in the page."""
-    page.goto(f"{page.url.partition('#')[0]}#text=1&{state}")
+    page.goto(f"{link(page).partition('#')[0]}#text=1&{state}")
 
 
 def read(page: Page, text: str) -> None:
@@ -101,7 +102,7 @@ def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT)
     done = "5 tokens generated, each with the cache and without it."
     expect(shared_page.get_by_text(done)).to_be_visible()
     expected = model.generate("The sea was", max_new_tokens=5).removeprefix("The sea was")
-    assert shared_page.locator(".written").inner_text().endswith(expected)
+    expect(shared_page.locator(".written")).to_have_text(re.compile(re.escape(expected) + "$"))
 
 
 def test_a_text_that_is_too_long_is_refused(shared_page: Page, model: GPT) -> None:

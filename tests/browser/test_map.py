@@ -16,6 +16,7 @@ import regard
 from regard.recorder import Capture, Evidence, Layer
 from regard.show.saved import pack as packing
 from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import eventually, settle, state
 from tests.captures import captured
 from tests.sampling import share
 
@@ -32,17 +33,6 @@ def weight(page: Page) -> float:
     """The number in the notes, once there is one."""
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
     return float(page.locator("#weight").get_attribute("data-weight") or "nan")
-
-
-def settle(page: Page) -> None:
-    """Until the address has followed what was done."""
-    # By the page's own clock, which waits for the page's own work however busy the machine is.
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 250)))")
-
-
-def state(page: Page) -> dict[str, str]:
-    settle(page)
-    return dict(part.split("=") for part in page.url.partition("#")[2].split("&") if part)
 
 
 def middle(page: Page) -> tuple[float, float]:
@@ -83,23 +73,26 @@ def test_zoom_to_a_cell_and_read_the_library_s_number(page: Page, seen: Capture,
     x, y = middle(page)
     page.mouse.move(x, y)
     page.mouse.dblclick(x, y)
-    row, col = int(state(page)["row"]), int(state(page)["col"])
+    # At this zoom numbers are written in the cells.
+    at = state(
+        page, lambda at: {"row", "col"} <= at.keys() and float(at["zoom"]) >= 28
+    )  # numbers in the cells
+    row, col = int(at["row"]), int(at["col"])
     page.mouse.move(5, 5)  # off the map: the kept cell is read
     true = float(seen[1, 2][0, row, col])
-    assert weight(page) == pytest.approx(true, rel=1e-3, abs=1e-9)
-    assert float(state(page)["zoom"]) >= 28  # numbers are written in the cells
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=1e-3, abs=1e-9))
     expect(page.locator(".facts").first).to_contain_text(f"{row} ·t{row % 13}")
     # The same cell under the pointer says the same.
     page.mouse.move(*cell_point(page, row, col))
     expect(page.locator("#weight")).to_have_text(re.compile(r"[\d.]+"))
-    assert weight(page) == pytest.approx(true, rel=1e-3, abs=1e-9)
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=1e-3, abs=1e-9))
 
 
 def cell_point(page: Page, row: int, col: int) -> tuple[float, float]:
     """Where a cell lies on the page, from what the address says of the camera."""
     box = page.locator(CANVAS).bounding_box()
     assert box is not None
-    at = state(page)
+    at = state(page, lambda at: {"zoom", "x", "y"} <= at.keys())
     zoom, x, y = (float(at[name]) for name in ("zoom", "x", "y"))
     left, top = 112, 96  # the gutters of a wide picture
     wide, high = box["width"] - left - 2, box["height"] - top - 2
@@ -124,7 +117,8 @@ def test_hover_reads_pooled_cells_of_the_whole_map(
     assert found is not None
     r0, r1, k0, k1 = map(int, found.groups())
     cell = seen[0, 1].to_dense()[0, r0 : r1 + 1, k0 : k1 + 1]
-    assert weight(page) == pytest.approx(float(cell.sum() / len(cell)), rel=1e-3)
+    mass = float(cell.sum() / len(cell))
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(mass, rel=1e-3))
 
 
 def test_what_the_mask_hides_says_so(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
@@ -148,7 +142,7 @@ def test_the_sink_stands_apart(page: Page, seen: Capture, address: str) -> None:
     assert float(note.get_attribute("data-share") or "nan") == pytest.approx(share, rel=1e-3)
     expect(note).to_contain_text(f"{100 * share:.1f}%")
     expect(page.locator(".bar")).not_to_have_attribute("aria-label", before or "")
-    assert state(page)["sink"] == "apart"
+    state(page, lambda at: at.get("sink") == "apart")
 
 
 def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
@@ -174,7 +168,7 @@ def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]
     expect(bar).to_have_attribute("aria-label", re.compile(r"to 1, log"))
     page.get_by_role("radio", name="max").check()
     expect(page.locator("#view-map")).to_contain_text("One cell of 2 × 2 tokens is the greatest weight.")
-    assert {"scale": "log", "colourTop": "one", "reduce": "max"}.items() <= state(page).items()
+    state(page, lambda at: {"scale": "log", "colourTop": "one", "reduce": "max"}.items() <= at.items())
 
 
 def test_by_keyboard_alone(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
@@ -186,16 +180,15 @@ def test_by_keyboard_alone(page: Page, seen: Capture, saved: Callable[..., str])
     page.locator(CANVAS).focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowLeft", "Enter", "+", "-", "ArrowRight"):
         page.keyboard.press(key)
-    at = state(page)
-    row, col = int(at["row"]), int(at["col"])
-    assert weight(page) == pytest.approx(float(seen[1, 1][0, row, col]), rel=1e-3, abs=1e-9)
-    x = float(at["x"])
+    at = state(page, lambda at: {"row", "col", "x"} <= at.keys())
+    true = float(seen[1, 1][0, int(at["row"]), int(at["col"])])
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=1e-3, abs=1e-9))
     page.keyboard.press("Shift+ArrowLeft")
-    assert float(state(page)["x"]) < x
+    state(page, lambda now: float(now["x"]) < float(at["x"]))
     page.keyboard.press("0")
-    assert "zoom" not in state(page)
+    state(page, lambda now: "zoom" not in now)
     page.keyboard.press("Escape")
-    assert "row" not in state(page)
+    state(page, lambda now: "row" not in now)
 
 
 def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
@@ -205,18 +198,17 @@ def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Callable[..., 
     for _ in range(6):  # the page gets a wheel of the mouse later than the call returns
         turn = {"clientX": x, "clientY": y, "deltaY": -240, "bubbles": True, "cancelable": True}
         page.locator(CANVAS).dispatch_event("wheel", turn)
-    near = state(page)
-    assert float(near["zoom"]) > 4
+    near = state(page, lambda at: float(at.get("zoom", 0)) > 4)
     page.mouse.down()
     page.mouse.move(x + 90, y + 60, steps=6)
     page.mouse.up()
-    moved = state(page)
-    assert float(moved["x"]) == pytest.approx(float(near["x"]) - 90 / float(near["zoom"]), abs=1.5)
+    left = float(near["x"]) - 90 / float(near["zoom"])
+    moved = state(page, lambda at: float(at["x"]) == pytest.approx(left, abs=1.5))
     assert "row" not in moved  # a drag keeps no cell
     page.get_by_label("Zoom out").click()
-    assert float(state(page)["zoom"]) < float(moved["zoom"])
+    state(page, lambda at: float(at["zoom"]) < float(moved["zoom"]))
     page.get_by_label("Show the whole map").click()
-    assert "zoom" not in state(page)
+    state(page, lambda at: "zoom" not in at)
 
 
 def test_sixteen_bits_are_read_as_they_were_written(
@@ -226,7 +218,8 @@ def test_sixteen_bits_are_read_as_they_were_written(
     page.goto(f"{saved(seen)}#layer=1&head=3&row=150&col=141&x=140&y=150&zoom=30")
     assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), rel=0.01)
     page.mouse.move(*cell_point(page, 150, 141))
-    assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), rel=0.01)
+    true = float(seen[1, 3][0, 150, 141])
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=0.01))
     expect(page.locator(".map-notes")).to_contain_text(re.compile(r"within 0\.\d+% of the library's"))
 
 
@@ -246,8 +239,7 @@ def test_two_fingers(page: Page, seen: Capture, saved: Callable[..., str]) -> No
         }""",
         [CANVAS, x, y],
     )
-    expect(page).to_have_url(re.compile("zoom="))
-    assert float(state(page)["zoom"]) > 3  # five times as near as the whole
+    state(page, lambda at: float(at.get("zoom", 0)) > 3)  # five times as near as the whole
 
 
 def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
@@ -258,7 +250,7 @@ def test_a_link_leads_back_to_the_same_picture(page: Page, seen: Capture, saved:
     page.reload()
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
     assert weight(page) == first == pytest.approx(float(seen[1, 3][0, 150, 140]), rel=1e-3)
-    assert state(page) == dict(part.split("=") for part in link.split("&"))
+    state(page, lambda at: at == dict(part.split("=") for part in link.split("&")))
     page.get_by_label("Layer 0, head 0").click()
     page.go_back()
     expect(page.locator("#map-title")).to_have_text("Layer 1, head 3")
@@ -285,8 +277,8 @@ def test_both_themes(page: Page, seen: Capture, saved: Callable[..., str], schem
     assert (strongest < paper) is (scheme == "light")
     page.get_by_label("Theme: system").click()
     page.get_by_label("Theme: light").click()
-    settle(page)
-    assert sum(pixels(page, box["x"] + 2, box["y"] + 2)) < 150  # dark, whatever the system says
+    corner = lambda: sum(pixels(page, box["x"] + 2, box["y"] + 2))  # noqa: E731
+    eventually(page, corner, lambda shade: shade < 150)  # dark, whatever the system says
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 

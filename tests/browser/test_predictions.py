@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import eventually
 from tests.captures import HOSTILE, captured, predicted
 from tests.sampling import share
 
@@ -31,8 +32,8 @@ def test_pointing_shows_what_the_model_expects_after_a_token(page: Page, opened:
     page.hover("#tok-7")
     expect(panel.locator("h3")).to_have_text("After “·t7” the model expects")
     expect(panel.locator(".likeliest li")).to_have_count(10)
-    found = listed(page)
-    assert [token for token, _ in found] == [f"·t{n}" for n in predictions.likeliest[0, 7].tolist()]
+    tokens = [f"·t{n}" for n in predictions.likeliest[0, 7].tolist()]
+    found = eventually(page, lambda: listed(page), lambda rows: [token for token, _ in rows] == tokens)
     shown = [float(percent.rstrip("%")) / 100 for _, percent in found]
     assert shown == pytest.approx(predictions.probabilities[0, 7].tolist(), rel=0.06)
     loss, rank = predictions.losses[0, 7].item(), predictions.ranks[0, 7].item()

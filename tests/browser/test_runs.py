@@ -15,6 +15,7 @@ from regard.recorder import Capture
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 from regard.show.server.background import BackgroundServer
 from regard.show.server.jobs import ReportProgress
+from tests.browser.eventually import link
 from tests.captures import captured, predicted
 from tests.sampling import share
 
@@ -151,7 +152,7 @@ def test_a_cut_edge_is_said_to_be_cut_and_a_hidden_one_is_not_offered(
         "In this edited run, this query cannot attend to this key."
     )
     expect(page.get_by_role("button", name="Allow attention from “·t7” to “·t3”")).to_be_visible()
-    page.goto(page.url.replace("row=20", "row=2"))
+    page.goto(link(page).replace("row=20", "row=2"))
     expect(page.locator("#weight")).to_have_text("hidden")
     expect(page.locator("#view-map .map-notes")).to_contain_text("hides this key from this query")
     expect(page.get_by_role("button", name="Stop attention from “·t2” to “·t3”")).to_have_count(0)
@@ -240,7 +241,7 @@ def test_a_run_can_be_cancelled_and_a_problem_is_said(
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(BANNER)).to_be_hidden()
     go.set()
-    page.goto(page.url.replace("head=1", "head=3"))
+    page.goto(link(page).replace("head=1", "head=3"))
     page.get_by_role("switch", name="Cut head 0.3").click()
     expect(page.locator(".run-said")).to_contain_text("expected an edit that acts, got one that never did")
     expect(page.locator("#text option")).to_have_count(1)
@@ -270,7 +271,7 @@ def test_a_saved_page_and_a_page_without_a_model_have_no_switches(
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("x")
     expect(page.locator(BANNER)).to_be_hidden()
-    assert "X cuts it" not in page.locator("#view-heads .note").last.inner_text()
+    expect(page.locator("#view-heads .note").last).not_to_contain_text("X cuts it")
 
 
 def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Callable[..., str]) -> None:

@@ -17,6 +17,7 @@ import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.units import text_units
+from tests.browser.eventually import eventually, link, state
 from tests.captures import captured
 from tests.sampling import combine, share
 
@@ -67,8 +68,9 @@ def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str
     expect(page.locator(".map-notes .facts").first).to_contain_text("lighthouse")
     row, col = (int(page.locator(".map-notes .facts dd").nth(n).inner_text().split()[0]) for n in (0, 1))
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"^0\.\d+"))
-    assert weight(page) == pytest.approx(float(words[row, col]), rel=0.01)
-    assert "units=words" in page.url
+    true = float(words[row, col])
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=0.01))
+    state(page, lambda at: at.get("units") == "words")
     # The pointer says both words and their share.
     box = page.locator(CANVAS).bounding_box()
     assert box is not None
@@ -87,8 +89,10 @@ def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -
     expect(page.locator(".text-notes h3").first).to_have_text(f"Word {unit}, pinned")
     words = pooled(seen[0, 1].to_dense()[0], edges)[unit]
     best = page.locator(".text-notes .ranked button").first
-    assert int(best.locator(".place").inner_text()) == int(words.argmax())
-    assert float(best.locator(".weight").inner_text()) == pytest.approx(float(words.max()), rel=0.01)
+    expect(best.locator(".place")).to_have_text(str(int(words.argmax())))
+    highest = float(words.max())
+    shown = best.locator(".weight").inner_text
+    eventually(page, shown, lambda text: float(text) == pytest.approx(highest, rel=0.01))
     expect(page.locator(".text-said")).to_have_text(re.compile(r"attends to “.*” \d[\d.]*%"))
     page.get_by_role("radio", name="sentences").check()
     expect(page.locator("#view-text .tok")).to_have_count(len(text_units(TOKENS)["sentences"]) - 1)
@@ -116,7 +120,8 @@ def test_a_difference_is_drawn_on_a_diverging_scale(page: Page, both: Callable[.
     )
     difference = (a[1, 2] - b[1, 2]).to_dense()[0]
     expect(page.locator("#weight")).to_have_text(re.compile(r"^[+−]"))
-    assert weight(page) == pytest.approx(float(difference[30, 15]), abs=1e-4)
+    true = float(difference[30, 15])
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, abs=1e-4))
     expect(page.get_by_role("radio", name="max")).to_be_hidden()
     expect(page.get_by_role("radio", name="separate")).to_be_hidden()
     page.get_by_role("radio", name="words").check()
@@ -125,12 +130,13 @@ def test_a_difference_is_drawn_on_a_diverging_scale(page: Page, both: Callable[.
     expected = float(pooled(difference, edges)[row, col])
     expect(page.locator(".map-foot")).to_contain_text("from word to word")
     expect(page.locator(".map-notes .facts").first).to_contain_text("lighthouse")
-    assert weight(page) == pytest.approx(expected, abs=1e-4)
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(expected, abs=1e-4))
     # The same in the text: both signs have colours.
-    page.goto(page.url.replace("units=words", "view=text"))
+    state(page, lambda at: at.get("units") == "words")
+    page.goto(link(page).replace("units=words", "view=text"))
     row_of = difference[30]
     best = page.locator(".text-notes .ranked button").first
-    assert int(best.locator(".place").inner_text()) == int(row_of.abs().argmax())
+    expect(best.locator(".place")).to_have_text(str(int(row_of.abs().argmax())))
     lowest = page.locator(f"#tok-{int(row_of.argmin())}").evaluate("e => getComputedStyle(e).backgroundColor")
     highest = page.locator(f"#tok-{int(row_of.argmax())}").evaluate(
         "e => getComputedStyle(e).backgroundColor"
@@ -144,9 +150,7 @@ def test_thumbnails_of_a_difference_have_both_signs(page: Page, both: Callable[.
     a, b = captured(40), captured(40, seed=3)
     page.goto(both([a, b]) + "#layer=1&head=2&against=1")
     expect(page.locator(".map-foot")).to_contain_text("less that of")
-    page.wait_for_timeout(300)
-    found = page.evaluate(
-        """() => {
+    count = """() => {
           const canvas = document.querySelector(".thumb canvas");
           const { data } = canvas.getContext("2d").getImageData(0, 0, 64, 64);
           let [red, blue] = [0, 0];
@@ -156,9 +160,7 @@ def test_thumbnails_of_a_difference_have_both_signs(page: Page, both: Callable[.
           }
           return { red, blue };
         }"""
-    )
-    assert found["red"] > 50
-    assert found["blue"] > 50
+    eventually(page, lambda: page.evaluate(count), lambda found: min(found.values()) > 50)
 
 
 def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:
@@ -247,7 +249,7 @@ def test_a_chosen_next_token_stays_in_another_run_and_goes_with_its_query(page: 
     page.goto(f"{serve([own, cut]).address}#view=text&shade=logit&row={position}&token={token}")
     choice = page.locator("#view-text").get_by_label("Next token", exact=True)
     expect(choice).to_have_value(str(token))
-    page.goto(page.url + "&text=1")
+    page.goto(link(page) + "&text=1")
     expect(page.locator("#view-text .attribution h3")).to_contain_text(f"({position})")
     expect(choice).to_have_value(str(token))
     page.click(f"#tok-{position + 1}")

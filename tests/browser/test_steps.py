@@ -15,6 +15,7 @@ from regard.recorder import Capture, Layer
 from regard.recorder.certificates.examination import examine
 from regard.show.server.background import BackgroundServer
 from regard.stages.example import X, multi_head, project
+from tests.browser.eventually import eventually
 from tests.captures import HOSTILE, captured
 
 
@@ -129,7 +130,7 @@ def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(
     few = shown.count()
     page.get_by_label("Strongest keys").focus()
     page.keyboard.press("End")
-    assert shown.count() > few
+    eventually(page, shown.count, lambda count: count > few)
 
 
 def test_the_small_example_is_that_of_the_stages(page: Page, opened: Callable[..., str]) -> None:
@@ -150,7 +151,8 @@ def test_the_small_example_is_that_of_the_stages(page: Page, opened: Callable[..
     for name, weights in stages.items():
         view.get_by_label("Stage").select_option(name)
         expect(view.locator(".lead")).to_contain_text(name.split(",")[0])
-        assert list(step(page, "Softmax").values()) == pytest.approx(weights[2].tolist(), abs=1e-6)
+        row = pytest.approx(weights[2].tolist(), abs=1e-6)
+        eventually(page, lambda: list(step(page, "Softmax").values()), lambda shown, row=row: shown == row)
         expect(view.locator(".checks .bad")).to_have_count(0)
 
 

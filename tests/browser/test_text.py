@@ -14,6 +14,7 @@ from regard.recorder import Capture, Layer
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents
 from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import eventually
 from tests.captures import HOSTILE, captured
 
 
@@ -36,8 +37,8 @@ def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Callable[..., 
     page.hover("#tok-41")
     expect(page.locator("#view-text .text-notes h3").first).to_have_text("Token 41")
     weights = seen[1, 2].to_dense()[0, 41]
-    found = ranked(page)
-    assert [key for key, _ in found] == weights.argsort(descending=True)[:12].tolist()
+    keys = weights.argsort(descending=True)[:12].tolist()
+    found = eventually(page, lambda: ranked(page), lambda rows: [key for key, _ in rows] == keys)
     assert [w for _, w in found] == pytest.approx(
         weights.sort(descending=True).values[:12].tolist(), rel=0.01
     )
@@ -52,7 +53,8 @@ def test_who_looks_at_it_and_the_mean_of_a_layer_and_of_all(page: Page, opened: 
     page.click("#tok-3")
     column = seen[0, 1].to_dense()[0, :, 3]
     expect(page.locator("#view-text .ranked button .place").first).to_have_text(str(int(column.argmax())))
-    assert ranked(page)[0][1] == pytest.approx(float(column.max()), rel=0.01)
+    highest = float(column.max())
+    eventually(page, lambda: ranked(page), lambda rows: rows[0][1] == pytest.approx(highest, rel=0.01))
     page.get_by_label("what it attends to").check()
     page.click("#tok-30")
     for option, mean in (
@@ -99,7 +101,7 @@ def test_the_sink_is_left_out_and_said(page: Page, serve: Callable[..., Backgrou
     row = seen[0, 0].to_dense()[0, 30]
     assert key == seen.heads()[0, 0].sink_key
     assert hidden == pytest.approx(float(row[key]), rel=0.05)
-    assert key not in [place for place, _ in ranked(page)]
+    eventually(page, lambda: [place for place, _ in ranked(page)], lambda places: key not in places)
     expect(page.locator(f"#tok-{key}")).to_have_class(re.compile("left-out"))
 
 

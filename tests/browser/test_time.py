@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import eventually
 from tests.captures import HOSTILE, captured
 
 
@@ -25,18 +26,21 @@ def test_the_slider_goes_through_the_run(
 ) -> None:
     page.goto(serve(captured(20), contents={"time": training_run}).address + "#view=time")
     expect(page.locator(".heat-cell")).to_have_count(6)
-    assert cells(page) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    eventually(page, lambda: cells(page), lambda shown: shown == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5]))
     expect(page.locator("#view-time .lead")).to_have_text(
         "At step 200, layer 1, head 2 scores highest on induction: 50%."
     )
     page.get_by_label("Step", exact=True).focus()
     page.keyboard.press("ArrowLeft")
-    assert cells(page) == pytest.approx([0, 0.05, 0.1, 0.15, 0.2, 0.25])
+    before = [0, 0.05, 0.1, 0.15, 0.2, 0.25]
+    eventually(page, lambda: cells(page), lambda shown: shown == pytest.approx(before))
     expect(page).to_have_url(re.compile("trainingStep=100"))
     page.get_by_label("repeated random tokens").check()
-    assert cells(page)[0] == pytest.approx(0.2)
+    eventually(page, lambda: cells(page)[0], lambda shown: shown == pytest.approx(0.2))
     page.get_by_label("Score", exact=True).select_option("distance")
-    assert cells(page)[0] == pytest.approx(0.02)  # two tokens, not a share
+    eventually(
+        page, lambda: cells(page)[0], lambda shown: shown == pytest.approx(0.02)
+    )  # two tokens, not a share
     expect(page.locator("#view-time .chart-line.own")).to_have_count(2)
     expect(page.locator("#view-time .chart-line.faint")).to_have_count(6)
     expect(page.locator(".sample")).to_have_text(f"{HOSTILE[0]} 100")

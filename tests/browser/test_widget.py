@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import FrameLocator, Page, expect
 
 from regard.show.widget import widget
+from tests.browser.eventually import eventually
 from tests.captures import HOSTILE, captured
 from tests.notebook_cell import Cell
-from tests.patience import HANGING
 
 NOTEBOOK = Path(__file__).with_name("notebook.html")
 REQUESTS = ("ask", "job", "page")
@@ -58,12 +56,7 @@ class Notebook:
         self.page.evaluate("(state) => notebook.change(state)", selection)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        limit = time.monotonic() + HANGING
-        while time.monotonic() < limit:
-            if condition():
-                return
-            self.page.wait_for_timeout(50)
-        pytest.fail(f"the selection is still {self.state}")
+        eventually(self.page, condition, bool)
 
 
 def test_a_widget_is_the_page_and_its_selection_is_in_step(page: Page) -> None:

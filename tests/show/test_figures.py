@@ -258,8 +258,8 @@ def test_colours_and_their_end_are_the_page_s(T: int) -> None:
     assert isinstance(values, torch.Tensor)
     visible = values[torch.ones(len(values), len(values)).tril() > 0]
     script = (
-        f'import {{ ramp }} from "{web.as_uri()}/common/colours.js";'
-        f'import {{ scaleEnd }} from "{web.as_uri()}/common/map_scale.js";'
+        f'import {{ ramp }} from "{web.as_uri()}/parts/colours.js";'
+        f'import {{ scaleEnd }} from "{web.as_uri()}/parts/map_scale.js";'
         f"const end = scaleEnd(Float32Array.from({visible.tolist()}), {{ most: 1 }});"
         'console.log(JSON.stringify([end, ramp("light").colours, ramp("light", true).colours]));'
     )

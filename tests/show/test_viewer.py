@@ -53,7 +53,7 @@ def test_in_a_notebook_show_is_the_page_and_a_large_one_says_what_to_do(
     seen = captured(8, model="<b>bold</b>")
     small = seen.show()._repr_mimebundle_()["text/html"]
     outside, _, frame = small.partition("<iframe")
-    assert 'sandbox="allow-scripts allow-downloads"' in frame
+    assert 'sandbox="allow-scripts allow-downloads allow-modals"' in frame
     assert "allow-same-origin" not in frame
     assert "<script" not in small  # all of it stands inside the attribute
     assert "attention" in outside  # for readers whose notebook leaves the frame out

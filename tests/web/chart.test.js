@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { chartFrame, spreadNames, ticks } from "../../src/regard/show/web/common/chart.js";
-import { nearestCurve } from "../../src/regard/show/web/common/chart_pointer.js";
+import { chartFrame, spreadNames, ticks } from "../../src/regard/show/web/parts/chart.js";
+import { nearestCurve } from "../../src/regard/show/web/parts/chart_pointer.js";
 import { near, numbers } from "./helpers.js";
 
 test("ticks are round and lie within", () => {

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { css, inkOn, makeScale, ramp } from "../../src/regard/show/web/common/colours.js";
+import { css, inkOn, makeScale, ramp } from "../../src/regard/show/web/parts/colours.js";
 import { near } from "./helpers.js";
 
 /** The lightness of an sRGB colour in OKLab, from its definition. */

@@ -2,8 +2,9 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { captureTitle, textsName } from "../../src/regard/show/web/common/captures.js";
-import { differenceSource, isSameShape } from "../../src/regard/show/web/compare/difference.js";
+import { captureTitle, textsName } from "../../src/regard/show/web/data/layers.js";
+import { differenceSource } from "../../src/regard/show/web/compare/difference.js";
+import { isSameShape } from "../../src/regard/show/web/data/quantity.js";
 import { pairOf } from "../../src/regard/show/web/compare/pair.js";
 
 const layer = (key, heads) => ({ key, heads });

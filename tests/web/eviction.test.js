@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { evictionOf } from "../../src/regard/show/web/source/eviction.js";
-import { Head } from "../../src/regard/show/web/source/weights.js";
+import { evictionOf } from "../../src/regard/show/web/source/arithmetic/eviction.js";
+import { Head } from "../../src/regard/show/web/source/arithmetic/weights.js";
 import { headArrays, near, weightsOf } from "./helpers.js";
 
 const OPTIONS = { queries: 256, sinks: [0, 1, 2, 4, 8, 16] };

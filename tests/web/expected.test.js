@@ -2,8 +2,12 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { expectedColumns, outlineNote } from "../../src/regard/show/web/map/expected.js";
-import { ExpectedOutline, outlineEdges } from "../../src/regard/show/web/map/outline.js";
+import {
+  expectedColumns,
+  outlineNote,
+  ExpectedOutline,
+  outlineEdges,
+} from "../../src/regard/show/web/map/expected.js";
 
 // a b c a b b
 const COPIES = [0, 1, 2, 0, 1, 1];

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
-import { CONTROL_WORDS } from "../../src/regard/show/web/common/control_words.js";
-import { GLOSSARY } from "../../src/regard/show/web/common/glossary_words.js";
+import { choiceWords, CONTROL_WORDS } from "../../src/regard/show/web/parts/control_words.js";
+import { GLOSSARY } from "../../src/regard/show/web/parts/glossary_words.js";
 
 const WEB = new URL("../../src/regard/show/web/", import.meta.url);
 const DOCS = readFileSync(new URL("../../docs/glossary.md", import.meta.url), "utf8");
@@ -21,7 +21,7 @@ test("every word begins as its entry in the documentation does", () => {
   for (const [word, text] of Object.entries(GLOSSARY)) assert.ok(docs.includes(`${word}. ${text}`), word);
 });
 
-test("every control has a hint: its own, or that of its name or label", () => {
+test("every control has a hint, by its name or its label", () => {
   const files = readdirSync(WEB, { recursive: true }).filter((name) => name.endsWith(".js"));
   const sources = files.map((name) => readFileSync(new URL(name, WEB), "utf8"));
   const labels = sources.flatMap((text) => [...text.matchAll(/\b(?:select|slider)\(\s*"([^"]+)"/g)]);
@@ -34,9 +34,8 @@ test("every control has a hint: its own, or that of its name or label", () => {
   ]);
   assert.ok(choices.length > 8);
   for (const made of choices.map((found) => found.slice(1).find(Boolean))) {
-    const name = made.match(/^\s*"[^"]+",\s*[`"]([^`"]+)[`"]/)?.[1] ?? "";
-    const hint = /HINTS\.|=> app\.set\([^)]*\),\s*"/.test(made);
-    assert.ok(hint || CONTROL_WORDS[name], made);
+    const name = made.match(/^\s*[^,]+,\s*[`"]([^`"]+)[`"]/)?.[1] ?? "";
+    assert.ok(choiceWords(name.replace("${view}", "view")), made);
   }
 });
 
@@ -46,5 +45,8 @@ test("no hint is for a control that is gone", () => {
     .filter((name) => !name.endsWith("control_words.js"))
     .map((name) => readFileSync(new URL(name, WEB), "utf8"))
     .join("");
-  for (const name of Object.keys(CONTROL_WORDS)) assert.ok(text.includes(`"${name}"`), name);
+  for (const name of Object.keys(CONTROL_WORDS)) {
+    const inAnyView = `-${name.replace(/^\w+-/, "")}`; // as in `${view}-scale`
+    assert.ok(text.includes(`"${name}"`) || text.includes(inAnyView), name);
+  }
 });

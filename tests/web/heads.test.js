@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { HeadRows } from "../../src/regard/show/web/common/head_rows.js";
-import { labelsOf, labelWords } from "../../src/regard/show/web/common/head_words.js";
+import { HeadRows } from "../../src/regard/show/web/data/head_rows.js";
+import { labelsOf, labelWords } from "../../src/regard/show/web/parts/head_words.js";
 import {
   filterHeads,
   galleryTarget,

@@ -1,7 +1,7 @@
 // What several tests use.
 
 import assert from "node:assert/strict";
-import { applySettings } from "../../src/regard/show/web/common/settings.js";
+import { applySettings } from "../../src/regard/show/web/data/settings.js";
 
 export const TILE = 256; // as Python has it
 applySettings({ tile: TILE, thumb: 64, scores: [] });

@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { isPictureAlone, patchLabel, patchOf } from "../../src/regard/show/web/common/patch_layout.js";
-import { labelAt } from "../../src/regard/show/web/common/tokens.js";
+import { isPictureAlone, patchLabel, patchOf } from "../../src/regard/show/web/data/patch_layout.js";
+import { labelAt } from "../../src/regard/show/web/data/tokens.js";
 import { heatColour } from "../../src/regard/show/web/image/heat.js";
 import {
   firstChoice,

@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { LayerQueue, nearestLayer } from "../../src/regard/show/web/common/layer_queue.js";
-import { timeLeft } from "../../src/regard/show/web/common/progress_panel.js";
+import { LayerQueue, nearestLayer } from "../../src/regard/show/web/data/layer_queue.js";
+import { timeLeft } from "../../src/regard/show/web/parts/progress_panel.js";
 
 const LAYERS = ["0", "1", "2", "3", "4", "5"];
 
@@ -21,7 +21,7 @@ function held() {
       asked.push(layer);
       return new Promise((resolve) => answers.set(layer, resolve));
     },
-    (progress) => told.push(progress),
+    ({ done, layers, stopped }) => told.push({ done, of: layers.length, stopped }),
   );
   const answer = async (/** @type {string} */ layer) => {
     answers.get(layer)?.();

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { LinearHead } from "../../src/regard/show/web/source/linear_weights.js";
+import { LinearHead } from "../../src/regard/show/web/source/arithmetic/linear_weights.js";
 import { near, numbers } from "./helpers.js";
 
 const random = numbers(5);

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { LRU } from "../../src/regard/show/web/common/lru.js";
+import { LRU } from "../../src/regard/show/web/data/lru.js";
 import { numbers } from "./helpers.js";
 
 test("what was used least recently goes first", () => {

@@ -2,18 +2,22 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Camera } from "../../src/regard/show/web/map/camera.js";
-import { mapScale } from "../../src/regard/show/web/common/map_scale.js";
-import { ColourFit } from "../../src/regard/show/web/map/colour_fit.js";
-import { cellFacts, layerFacts, precisionNote, strongestKeys } from "../../src/regard/show/web/map/facts.js";
-import { boundaryOf, cellAt, cellBeside, mapLayout } from "../../src/regard/show/web/map/place.js";
+import { Camera, boundaryOf, cellAt, cellBeside, mapLayout } from "../../src/regard/show/web/map/camera.js";
+import { mapScale } from "../../src/regard/show/web/parts/map_scale.js";
+import { ColourFit } from "../../src/regard/show/web/map/tile_image.js";
+import {
+  cellFacts,
+  layerFacts,
+  precisionNote,
+  strongestKeys,
+} from "../../src/regard/show/web/map/readout.js";
 import {
   captureSummary,
   columnNumbers,
   gridShare,
   gridSizes,
   headBeside,
-} from "../../src/regard/show/web/map/thumbnail_grid.js";
+} from "../../src/regard/show/web/map/thumbnails/thumbnail_grid.js";
 import { near, numbers } from "./helpers.js";
 
 const cover = (complete = true, tile = {}) => ({ drawn: [{ tile }], complete });

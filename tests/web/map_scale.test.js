@@ -2,10 +2,14 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { countedScaleEnd, mapScale, scaleEnd } from "../../src/regard/show/web/common/map_scale.js";
-import { PLAIN } from "../../src/regard/show/web/common/quantity.js";
-import { thumbScale } from "../../src/regard/show/web/common/thumbs.js";
-import { overviewLevel } from "../../src/regard/show/web/common/tile.js";
+import {
+  countedScaleEnd,
+  mapScale,
+  scaleEnd,
+  thumbScale,
+} from "../../src/regard/show/web/parts/map_scale.js";
+import { PLAIN } from "../../src/regard/show/web/data/quantity.js";
+import { overviewLevel } from "../../src/regard/show/web/data/settings.js";
 import { TilePyramid } from "../../src/regard/show/web/map/tiles.js";
 import { TILE, near } from "./helpers.js";
 

@@ -3,12 +3,11 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { writePieces } from "../../src/regard/show/web/model/character_pieces.js";
-import { Merges } from "../../src/regard/show/web/model/merges.js";
-import { changes, largest } from "../../src/regard/show/web/model/predictions.js";
+import { writePieces } from "../../src/regard/show/web/model/tokens/character_pieces.js";
+import { Merges } from "../../src/regard/show/web/model/tokens/merges.js";
+import { changes, largest, sampleToken } from "../../src/regard/show/web/model/predictions.js";
 import { multiply } from "../../src/regard/show/web/model/products.js";
-import { sampleToken } from "../../src/regard/show/web/model/sampling.js";
-import { maskArrays, visibleKeys } from "../../src/regard/show/web/model/visibility.js";
+import { maskArrays, visibleKeys } from "../../src/regard/show/web/model/attention.js";
 import { withModel } from "../../src/regard/show/web/source/live.js";
 import { near, numbers } from "./helpers.js";
 

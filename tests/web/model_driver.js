@@ -2,14 +2,14 @@
 // `tests/show/saved/test_model_block.py` compares the answers with the library's.
 
 import { readFileSync } from "node:fs";
-import { PLAIN } from "../../src/regard/show/web/common/quantity.js";
-import { applySettings } from "../../src/regard/show/web/common/settings.js";
+import { PLAIN } from "../../src/regard/show/web/data/quantity.js";
+import { applySettings } from "../../src/regard/show/web/data/settings.js";
 import { Cache, LanguageModel } from "../../src/regard/show/web/model/forward.js";
 import { LiveWeights } from "../../src/regard/show/web/model/live_weights.js";
-import { Tokenizer } from "../../src/regard/show/web/model/tokenizer.js";
-import { textUnits } from "../../src/regard/show/web/model/units.js";
+import { Tokenizer } from "../../src/regard/show/web/model/tokens/tokenizer.js";
+import { textUnits } from "../../src/regard/show/web/model/tokens/units.js";
 import { arrangeWeights } from "../../src/regard/show/web/model/weights.js";
-import { unpackArrays, unpackJson } from "../../src/regard/show/web/source/packed.js";
+import { unpackArrays, unpackJson } from "../../src/regard/show/web/source/arithmetic/packed.js";
 
 const pause = async () => {};
 

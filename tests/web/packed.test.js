@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { unpack } from "../../src/regard/show/web/source/packed.js";
+import { unpack } from "../../src/regard/show/web/source/arithmetic/packed.js";
 import { numbers, planes } from "./helpers.js";
 
 /** One array, there and back. */

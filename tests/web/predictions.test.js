@@ -2,9 +2,9 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { percent } from "../../src/regard/show/web/common/format.js";
-import { nextChange, nextSentence } from "../../src/regard/show/web/common/prediction_list.js";
-import { savedPrediction } from "../../src/regard/show/web/source/saved_prediction.js";
+import { percent } from "../../src/regard/show/web/data/format.js";
+import { nextChange, nextSentence } from "../../src/regard/show/web/parts/prediction_list.js";
+import { savedPrediction } from "../../src/regard/show/web/source/saved.js";
 
 const arrays = {
   ids: Uint32Array.of(4, 17, 99),

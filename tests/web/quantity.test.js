@@ -10,8 +10,8 @@ import {
   quantityOf,
   say,
   spell,
-} from "../../src/regard/show/web/common/quantity.js";
-import { tokenAt } from "../../src/regard/show/web/common/tokens.js";
+} from "../../src/regard/show/web/data/quantity.js";
+import { tokenAt } from "../../src/regard/show/web/data/tokens.js";
 import {
   edgesOn,
   firstToken,
@@ -19,16 +19,15 @@ import {
   lastToken,
   unitAt,
   unitNames,
-} from "../../src/regard/show/web/common/units.js";
+} from "../../src/regard/show/web/data/units.js";
 import { marksOf, noteOf } from "../../src/regard/show/web/map/legend.js";
-import { mapScale } from "../../src/regard/show/web/common/map_scale.js";
-import { pictureDifference } from "../../src/regard/show/web/map/thumbnail_grid.js";
+import { mapScale } from "../../src/regard/show/web/parts/map_scale.js";
+import { pictureDifference } from "../../src/regard/show/web/map/thumbnails/thumbnail_grid.js";
 import { writtenText } from "../../src/regard/show/web/text/offsets.js";
 import { rankingLine, rankingNotes, strongest } from "../../src/regard/show/web/text/ranking.js";
 import { levels, shadeOf, shadingTop } from "../../src/regard/show/web/text/shading.js";
 import { tileDifference, withDifferences } from "../../src/regard/show/web/source/differences.js";
-import { columnOf, rowOf } from "../../src/regard/show/web/source/unit_lines.js";
-import { Head } from "../../src/regard/show/web/source/weights.js";
+import { columnOf, rowOf, Head } from "../../src/regard/show/web/source/arithmetic/weights.js";
 import { headArrays, near, weightsOf } from "./helpers.js";
 
 const TOKENS = ["<s>", "The", " light", "house", " is", " lit", ".", " It", " is"];

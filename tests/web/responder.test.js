@@ -3,10 +3,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
-import { PLAIN } from "../../src/regard/show/web/common/quantity.js";
+import { PLAIN } from "../../src/regard/show/web/data/quantity.js";
 import { RemoteWeights } from "../../src/regard/show/web/source/remote_weights.js";
-import { Responder } from "../../src/regard/show/web/source/responder.js";
-import { SavedWeights } from "../../src/regard/show/web/source/saved_weights.js";
+import { Responder } from "../../src/regard/show/web/source/arithmetic/responder.js";
+import { SavedWeights } from "../../src/regard/show/web/source/arithmetic/saved_weights.js";
 import { headArrays, near, planes, weightsOf } from "./helpers.js";
 
 const TYPES = { Float32Array: ["f32", 4], Float64Array: ["f64", 8], Uint32Array: ["u32", 4] };

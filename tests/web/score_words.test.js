@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { inListOrder, scoreAbout, scoreTitle } from "../../src/regard/show/web/common/score_words.js";
-import { applySettings } from "../../src/regard/show/web/common/settings.js";
+import { inListOrder, scoreAbout, scoreTitle } from "../../src/regard/show/web/data/score_words.js";
+import { applySettings } from "../../src/regard/show/web/data/settings.js";
 import { namesOf, sentence } from "../../src/regard/show/web/heads/scores.js";
 
 const scores = [

@@ -7,7 +7,7 @@ import {
   locate,
   splitTokens,
   withToken,
-} from "../../src/regard/show/web/common/split_characters.js";
+} from "../../src/regard/show/web/data/split_characters.js";
 
 test("the pieces of a character stand with the one that begins it", () => {
   const tokens = ["a", " 世¹⁄₃", "世²⁄₃", "世³⁄₃", "b"];

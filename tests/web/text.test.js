@@ -2,19 +2,24 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { arcPath } from "../../src/regard/show/web/common/arcs.js";
-import { strongestEdges } from "../../src/regard/show/web/text/edges.js";
+import { arcPath } from "../../src/regard/show/web/parts/arcs.js";
+import {
+  strongestEdges,
+  rankingLine,
+  rankingNotes,
+  strongest,
+} from "../../src/regard/show/web/text/ranking.js";
 import { inRunningText } from "../../src/regard/show/web/text/layout.js";
 import { axisOffsets, indexOnAxis, writtenText } from "../../src/regard/show/web/text/offsets.js";
-import { rankingLine, rankingNotes, strongest } from "../../src/regard/show/web/text/ranking.js";
 import {
   layersInScope,
   meanOverHeads,
   scopeName,
   sinkInScope,
   weightsInScope,
+  secondHead,
+  secondHeadOptions,
 } from "../../src/regard/show/web/text/scope.js";
-import { secondHead, secondHeadOptions } from "../../src/regard/show/web/text/second_head.js";
 import { levels, shadeOf, shadingTop } from "../../src/regard/show/web/text/shading.js";
 import { near, numbers } from "./helpers.js";
 

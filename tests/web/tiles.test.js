@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { PLAIN } from "../../src/regard/show/web/common/quantity.js";
-import { cellsAlong, topLevel } from "../../src/regard/show/web/common/tile.js";
+import { PLAIN } from "../../src/regard/show/web/data/quantity.js";
+import { cellsAlong, topLevel } from "../../src/regard/show/web/data/settings.js";
 import { TilePyramid, levelFor } from "../../src/regard/show/web/map/tiles.js";
 import { TILE, numbers } from "./helpers.js";
 

@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bytes, exact, number, share, some, weight } from "../../src/regard/show/web/common/format.js";
-import { settings } from "../../src/regard/show/web/common/settings.js";
+import { bytes, exact, number, share, some, weight } from "../../src/regard/show/web/data/format.js";
+import { settings } from "../../src/regard/show/web/data/settings.js";
 import {
   axisOf,
   directionOf,
@@ -11,7 +11,7 @@ import {
   short,
   tokenAt,
   visible,
-} from "../../src/regard/show/web/common/tokens.js";
+} from "../../src/regard/show/web/data/tokens.js";
 import { numbers } from "./helpers.js";
 
 test("spaces and line ends get a sign, other invisible characters their name or number", () => {

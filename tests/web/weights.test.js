@@ -2,9 +2,9 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cellsAlong, topLevel } from "../../src/regard/show/web/common/tile.js";
-import { rowSteps } from "../../src/regard/show/web/source/row_steps.js";
-import { Head } from "../../src/regard/show/web/source/weights.js";
+import { cellsAlong, topLevel } from "../../src/regard/show/web/data/settings.js";
+import { rowSteps } from "../../src/regard/show/web/source/arithmetic/row_steps.js";
+import { Head } from "../../src/regard/show/web/source/arithmetic/weights.js";
 import { TILE, headArrays, near, numbers, weightsOf } from "./helpers.js";
 
 const random = numbers(8);

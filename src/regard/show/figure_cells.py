@@ -1,6 +1,6 @@
 """The cells of a figure: the weights of a map, pooled where it is long, and where their colours end.
 
-The end of the colours is the page's (`common/map_scale.js`): one definition for both, which a test compares.
+The end of the colours is the page's (`parts/map_scale.js`): one definition for both, which a test compares.
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ def frame_page(capture: Capture, **options: Any) -> str:
 
     with TemporaryDirectory() as folder:
         text = write(capture, Path(folder) / "page.html", **options).read_text("utf-8")
-    # In the sandbox the page can run its own script and save figures; it cannot reach the notebook.
+    # In the sandbox the page runs its own script, and saves and prints figures; it cannot reach the notebook.
     return (
-        f'<iframe title="Attention of every head" sandbox="allow-scripts allow-downloads" '
+        f'<iframe title="Attention of every head" sandbox="allow-scripts allow-downloads allow-modals" '
         f'style="width:100%;height:{HEIGHT}px;border:0" srcdoc="{html.escape(text)}"></iframe>'
     )
 

@@ -40,13 +40,13 @@ def bundled(entry: str, after: str | None = None) -> set[str]:
 SERVED = {
     "first_view.js",
     "later.js",
-    *(f"source/{name}.js" for name in ("early_meta", "http", "over_http", "token")),
+    *(f"source/{name}.js" for name in ("early_meta", "http", "over_http")),
 }
 
 
 def test_every_module_of_the_page_is_in_a_script() -> None:
     of_model = {name for name in MODULES if name.startswith("model/")}
-    alone = {"source/worker.js", "notebook/host.js"}  # scripts of their own
+    alone = {"source/arithmetic/worker.js", "notebook/host.js"}  # scripts of their own
     assert bundled("whole_page") == set(MODULES) - alone - of_model - SERVED
     assert of_model <= bundled("model/worker")
 
@@ -57,7 +57,10 @@ def test_a_served_page_has_the_code_of_its_first_view_first_and_nothing_twice() 
     assert first | later >= SERVED
     assert {"map/map.js", "main.js"} <= first
     assert {"text/text.js", "heads/heads.js", "time/time.js"} <= later
-    assert not {"source/saved.js", "source/worker.js"} & (first | later)  # it computes nothing itself
+    # It computes nothing itself.
+    assert not {"source/saved.js", "source/arithmetic/worker.js"} & (
+        first | later
+    )  # it computes nothing itself
 
 
 def test_comments_are_left_out_and_template_literals_are_not(modules: Callable[..., str]) -> None:
@@ -70,14 +73,15 @@ def test_every_style_sheet_of_the_page_is_linked_and_saved() -> None:
     sheets = sorted(path.relative_to(bundle.FOLDER).as_posix() for path in bundle.FOLDER.rglob("*.css"))
     links = re.findall(r'href="web/([^"]+)"', (bundle.FOLDER / "index.html").read_text("utf-8"))
     assert sorted(links) == sheets
-    saved, _, _ = bundle._shell("a model", "source/worker")
+    saved, _, _ = bundle._shell("a model", "source/arithmetic/worker")
     for name in sheets:
         assert (bundle.FOLDER / name).read_text("utf-8") in saved, name
 
 
 def test_the_worker_has_the_arithmetic_and_knows_no_page() -> None:
-    assert {"source/weights.js", "source/eviction.js", "source/row_steps.js"} <= bundled("source/worker")
-    for name in bundled("source/worker") | bundled("model/worker"):
+    worker = bundled("source/arithmetic/worker")
+    assert {f"source/arithmetic/{name}.js" for name in ("weights", "eviction", "row_steps")} <= worker
+    for name in worker | bundled("model/worker"):
         text = (bundle.FOLDER / name).read_text("utf-8")
         assert not re.search(r"\b(document|window|location|navigator)\.", text), name
 
@@ -89,10 +93,12 @@ def test_every_exported_name_exists_once() -> None:
 
 
 def test_what_views_share_knows_no_view() -> None:
+    """`data` imports nothing else, and `parts` only `data`."""
+    allowed = {"data": r"\./\w+", "parts": r"(\.|\.\./data)/\w+"}
     for path in MODULES:
-        if path.startswith("common/"):
+        if (folder := path.partition("/")[0]) in allowed:
             for _, other in bundle.IMPORT.findall((bundle.FOLDER / path).read_text("utf-8")):
-                assert re.fullmatch(r"\./\w+", other), f"{path} imports {other}"
+                assert re.fullmatch(allowed[folder], other), f"{path} imports {other}"
 
 
 def test_imports_follow_folders(modules: Callable[..., str]) -> None:

@@ -1,7 +1,7 @@
 """What the cells of a map stand for: weights or contributions, of tokens, words or sentences.
 
 This file knows names and their meaning; `contents` knows the captures that they are asked of, and the page's
-`common/quantity.js` says the same in its words.
+`data/quantity.js` says the same in its words.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def write(
     contents = captures if isinstance(captures, Contents) else Contents(captures, **options)
     packed = pack(contents, values=values, model=model)
     before, script, after = _shell(
-        contents.meta["model"], "source/worker" if model is None else "model/worker"
+        contents.meta["model"], "source/arithmetic/worker" if model is None else "model/worker"
     )
     if model is not None:
         _check_size([before, script, after, *packed.blocks.values(), *packed.later.values()])
@@ -156,8 +156,8 @@ def bundle_modules(entry: str, after: str | None = None) -> str:
 
     Modules that the script of the entry `after` has are left out: it runs before, in the same page.
 
-    A module is named by its path without `.js`, such as "common/dom". Only one form of import
-    (`import { a, b } from "../common/c.js";`) and of export (before a function, a class or a constant) is
+    A module is named by its path without `.js`, such as "parts/dom". Only one form of import
+    (`import { a, b } from "../parts/c.js";`) and of export (before a function, a class or a constant) is
     supported; RuntimeError names any other.
     """
     order: list[str] = []

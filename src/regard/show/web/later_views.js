@@ -1,20 +1,29 @@
 // @ts-check
 // What is not seen first: the other views, and the Map's exports. A served page loads their code after that of the Map.
 
-import { cache } from "./cache/cache.js";
-import { addPart } from "./common/later_parts.js";
-import { compare } from "./compare/compare.js";
-import { heads } from "./heads/heads.js";
-import { image } from "./image/image.js";
+import { CacheView } from "./cache/cache.js";
+import { addPart } from "./parts/later_parts.js";
+import { CompareView } from "./compare/compare.js";
+import { HeadsView } from "./heads/heads.js";
+import { ImageView } from "./image/image.js";
 import { mapExports } from "./map/exports.js";
-import { steps } from "./steps/steps.js";
-import { survey } from "./survey/survey.js";
-import { text } from "./text/text.js";
-import { time } from "./time/time.js";
+import { StepsView } from "./steps/steps.js";
+import { SurveyView } from "./survey/survey.js";
+import { TextView } from "./text/text.js";
+import { TimeView } from "./time/time.js";
 import { addViews } from "./views.js";
 
 /** Makes them known to the page. */
 export function addLaterViews() {
   addPart("map exports", mapExports);
-  addViews({ image, text, heads, compare, steps, cache, survey, time });
+  addViews({
+    image: ImageView,
+    text: TextView,
+    heads: HeadsView,
+    compare: CompareView,
+    steps: StepsView,
+    cache: CacheView,
+    survey: SurveyView,
+    time: TimeView,
+  });
 }

@@ -1,12 +1,12 @@
 // @ts-check
 // Starts the page: opens the source, makes the views when they are first wanted, and follows the state.
 
-import { element, reveal } from "./common/dom.js";
-import { openGlossary } from "./common/glossary.js";
-import { HeadRows } from "./common/head_rows.js";
-import { isPictureAlone } from "./common/patch_layout.js";
-import { ProgressPanel } from "./common/progress_panel.js";
-import { makeTheme } from "./common/theme.js";
+import { element, reveal } from "./parts/dom.js";
+import { openGlossary } from "./parts/glossary.js";
+import { HeadRows } from "./data/head_rows.js";
+import { isPictureAlone } from "./data/patch_layout.js";
+import { ProgressPanel } from "./parts/progress_panel.js";
+import { makeTheme } from "./parts/theme.js";
 import { ReadingBox } from "./reading/reading_box.js";
 import { makeTextChoice } from "./reading/text_choice.js";
 import { RunBanner } from "./runs/banner.js";
@@ -46,15 +46,18 @@ export async function start(open, loadRest = () => {}) {
   loadRest();
 }
 
-/** @typedef {View & { root: HTMLElement, isComing?: boolean }} MadeView */
+/** @typedef {{ root: HTMLElement, view: View }} MadeView */
 
-/**
- * Stands for a view whose code is still being loaded.
- * @param {HTMLElement} root
- */
-function coming(root) {
-  root.append(element("p", { class: "empty", text: "Loading this view…" }));
-  return { isComing: true, show() {}, hide() {} };
+/** Stands for a view whose code is still being loaded. */
+class ComingView {
+  /** @param {HTMLElement} root */
+  constructor(root) {
+    root.append(element("p", { class: "empty", text: "Loading this view…" }));
+  }
+
+  show() {}
+
+  hide() {}
 }
 
 /** @param {Source} source */
@@ -115,12 +118,12 @@ function run(source) {
       const root = element("section", { class: "view", id: `view-${view.name}`, role: "tabpanel" });
       root.setAttribute("aria-labelledby", `tab-${view.name}`);
       find("main").append(root);
-      made.set(view, { root, ...(view.make ?? coming)(root, app) });
+      made.set(view, { root, view: new (view.View ?? ComingView)(root, app) });
     }
     const now = /** @type {MadeView} */ (made.get(view));
     if (current !== now) {
       if (current) current.root.hidden = true;
-      current?.hide();
+      current?.view.hide();
       now.root.hidden = false;
       current = now;
     }
@@ -133,14 +136,14 @@ function run(source) {
     find("model").textContent = app.meta.texts[app.state.text].model;
     texts.show();
     banner.draw();
-    now.show(app.state);
+    now.view.show(app.state);
   };
   state.on(follow);
   source.attach?.(app);
   addEventListener("regard-theme", follow);
   addEventListener("regard-views", () => {
-    for (const [view, { root, isComing }] of made) {
-      if (!isComing || !view.make) continue;
+    for (const [view, { root, view: shown }] of made) {
+      if (!(shown instanceof ComingView && view.View)) continue;
       root.remove();
       made.delete(view);
     }

@@ -9,7 +9,7 @@ interface App {
   source: Source;
   runs: import("./runs/edited_runs.js").EditedRuns;
   /** Scores, labels and sentences of heads. */
-  headRows: import("./common/head_rows.js").HeadRows;
+  headRows: import("./data/head_rows.js").HeadRows;
   readonly meta: Meta;
   readonly state: State;
   set(changes: Partial<State>): void;
@@ -597,8 +597,8 @@ interface LinearArrays extends Pick<HeadArrays, "T" | "S" | "D" | "q" | "k" | "o
   deltaRule: boolean;
 }
 
-type HeadMap = import("./source/weights.js").HeadMap;
-type Head = import("./source/weights.js").Head;
+type HeadMap = import("./source/arithmetic/weights.js").HeadMap;
+type Head = import("./source/arithmetic/weights.js").Head;
 
 /** What a tile, a row or a column is made of beside the weights. */
 interface TileParts {
@@ -748,7 +748,7 @@ interface Look {
 }
 
 type Sink = import("./map/sinks.js").Sink;
-type Choice = import("./common/dom.js").Choice;
+type Choice = import("./parts/dom.js").Choice;
 
 /** All that a drawing of the large map needs. */
 interface Scene {
@@ -780,7 +780,7 @@ interface Scene {
   sink: Sink | null;
   boundary: { key: number; query: number } | null;
   /** The cells that are outlined; null for none. */
-  outlined: import("./map/outline.js").OutlinedCells | null;
+  outlined: import("./map/expected.js").OutlinedCells | null;
   hover: Cell | null;
   cursor: Cell | null;
   marked: { row: number; col: number };
@@ -802,7 +802,7 @@ interface DrawingColours {
 }
 
 /** A canvas's context, or what remembers drawings in the same language. */
-type Drawing = CanvasRenderingContext2D | Recording;
+type Drawing = CanvasRenderingContext2D | SvgDrawing;
 
 /** The numbers of the cells in a picture. */
 interface RegionCells {

@@ -1,15 +1,15 @@
 // @ts-check
-// The views that the page has, in the order of their tabs. A view is a function (root, app) that fills its
-// root and returns {show(state), hide()}; `needs` says of the meta whether the view has something to show.
-// The code of all but the first may come later: until then there is no `make`.
+// The views that the page has, in the order of their tabs. A view is a class that fills its root and has
+// show(state) and hide(); `needs` says of the meta whether the view has something to show.
+// The code of all but the first may come later: until then there is no `View`.
 
-import { isPictureAlone } from "./common/patch_layout.js";
-import { map } from "./map/map.js";
+import { isPictureAlone } from "./data/patch_layout.js";
+import { MapView } from "./map/map.js";
 
 /** @param {Meta} meta */
 const hasText = (meta) => meta.texts.some((text) => !text.removed && !isPictureAlone(text));
 
-/** @typedef {(root: HTMLElement, app: App) => View} MakeView */
+/** @typedef {new (root: HTMLElement, app: App) => View} ViewClass */
 
 /**
  * Whether there are two heads to compare.
@@ -19,9 +19,9 @@ function hasTwoHeads({ texts }) {
   return texts.length > 1 || texts[0].layers.reduce((sum, { heads }) => sum + heads.length, 0) > 1;
 }
 
-/** @type {{ name: string, title: string, make?: MakeView, needs?(meta: Meta): boolean }[]} */
+/** @type {{ name: string, title: string, View?: ViewClass, needs?(meta: Meta): boolean }[]} */
 export const VIEWS = [
-  { name: "map", title: "Map", make: map },
+  { name: "map", title: "Map", View: MapView },
   { name: "image", title: "Image", needs: (meta) => meta.texts.some((text) => text.pictures) },
   { name: "text", title: "Text", needs: hasText },
   { name: "heads", title: "Heads" },
@@ -34,9 +34,9 @@ export const VIEWS = [
 
 /**
  * Adds the code of views by their names; the page hears of it by "regard-views".
- * @param {Record<string, MakeView>} makers
+ * @param {Record<string, ViewClass>} classes
  */
-export function addViews(makers) {
-  for (const view of VIEWS) view.make ??= makers[view.name];
+export function addViews(classes) {
+  for (const view of VIEWS) view.View ??= classes[view.name];
   dispatchEvent(new Event("regard-views"));
 }

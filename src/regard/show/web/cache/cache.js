@@ -2,8 +2,8 @@
 // What a KV cache saves, measured while the model generates with it and without; and what eviction loses.
 // It knows the lines that a generation sends (cli/model.py) and the tables of `eviction.py`.
 
-import { element } from "../common/dom.js";
-import { some } from "../common/format.js";
+import { element } from "../parts/dom.js";
+import { some } from "../data/format.js";
 import { exportMenu } from "../picture/menu.js";
 import { cacheExports } from "./exports.js";
 import { GenerationFigures } from "./figures.js";
@@ -19,20 +19,12 @@ const RECORDED =
 /** @type {Record<string, string>} */
 const ENDS = { end: "The model ended the text.", context: "The model’s context is full.", tokens: "" };
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function cache(root, app) {
-  const view = new CacheView(app);
-  root.append(view.box);
-  return { show: (state) => view.show(state), hide: () => view.hide() };
-}
-
 export class CacheView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     /** @type {State | null} */
     this.state = null;
@@ -52,11 +44,8 @@ export class CacheView {
     const top = element("div", { class: "cache-top" }, this.lead, save);
     this.figures.written.after(this.opening.box);
     const parts = [top, this.form.box, this.said, this.figures.box, this.policy.box];
-    this.box = element(
-      "div",
-      { class: "scroll", tabindex: "-1" },
-      element("div", { class: "column" }, ...parts),
-    );
+    const column = element("div", { class: "column" }, ...parts);
+    root.append(element("div", { class: "scroll", tabindex: "-1" }, column));
   }
 
   /** @returns {Generated | null} */

@@ -1,8 +1,8 @@
 // @ts-check
 // Which tokens go through the model at each step, drawn: a row for each step, a column for each token.
 
-import { last } from "../common/arrays.js";
-import { contextOf } from "../common/dom.js";
+import { last } from "../data/arrays.js";
+import { contextOf } from "../parts/dom.js";
 import { setDrawing } from "../picture/canvas_drawings.js";
 
 const WAYS = /** @type {const} */ (["recomputed", "cached"]);

@@ -1,9 +1,9 @@
 // @ts-check
 // What a generation wrote and what was measured of it: the text, a table, a chart and a picture.
 
-import { chart } from "../common/chart.js";
-import { element } from "../common/dom.js";
-import { joinTokens, splitTokens, withToken } from "../common/split_characters.js";
+import { chart } from "../parts/chart.js";
+import { element } from "../parts/dom.js";
+import { joinTokens, splitTokens, withToken } from "../data/split_characters.js";
 import { drawComputed } from "./computed.js";
 import { agreement, bothTimes, measurements, timeChart } from "./measurements.js";
 import { plainToken } from "./prompt.js";

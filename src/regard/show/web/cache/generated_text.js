@@ -1,7 +1,7 @@
 // @ts-check
 // Opens what was generated in Map and Text: the model reads the same tokens once more, all at once.
 
-import { element } from "../common/dom.js";
+import { element, makeButton } from "../parts/dom.js";
 import { openText } from "../reading/text_choice.js";
 
 /** The buttons; they are hidden until there is something to open. */
@@ -18,20 +18,10 @@ export class GeneratedText {
     this.said = element("span", { class: "note", "aria-live": "polite" });
     this.box = element("div", { class: "fields generated-text", hidden: true });
     this.box.append(
-      this.button("Open in Map", () => this.open("map")),
-      this.button("Open in Text", () => this.open("text")),
+      makeButton("Open in Map", () => this.open("map")),
+      makeButton("Open in Text", () => this.open("text")),
       this.said,
     );
-  }
-
-  /**
-   * @param {string} text
-   * @param {() => void} act
-   */
-  button(text, act) {
-    const button = element("button", { class: "button", type: "button", text });
-    button.addEventListener("click", act);
-    return button;
   }
 
   /** @param {string} prompt of a generation that begins */

@@ -1,8 +1,8 @@
 // @ts-check
 // What was measured while a model wrote with the cache and without it. It knows numbers, not the page.
 
-import { last } from "../common/arrays.js";
-import { bytes, count, milliseconds } from "../common/format.js";
+import { last } from "../data/arrays.js";
+import { bytes, count, milliseconds } from "../data/format.js";
 
 /** @typedef {"computed" | "keys_read"} Measured */
 

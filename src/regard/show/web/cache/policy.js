@@ -1,13 +1,13 @@
 // @ts-check
 // What a cache would lose that keeps only the first keys and the latest: for every head and size of window.
 
-import { last } from "../common/arrays.js";
-import { chart } from "../common/chart.js";
-import { latest, rampBar, slider } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { bytes, percent, some } from "../common/format.js";
-import { headTable } from "../common/head_table.js";
-import { doubts } from "../common/layers.js";
+import { last } from "../data/arrays.js";
+import { chart } from "../parts/chart.js";
+import { latest, rampBar, slider } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
+import { bytes, percent, some } from "../data/format.js";
+import { headTable } from "../parts/head_table.js";
+import { doubts } from "../data/layers.js";
 import { cacheSize, generationLoss, lossCurve, lossOf, meanOf } from "./losses.js";
 
 const LIGHT = 0.05; // a loss below this hardly counts

@@ -1,8 +1,8 @@
 // @ts-check
 // Text for a model to go on with, and tokens as they stand in what it writes.
 
-import { joinTokens } from "../common/split_characters.js";
-import { visible } from "../common/tokens.js";
+import { joinTokens } from "../data/split_characters.js";
+import { visibleLines } from "../data/tokens.js";
 
 /**
  * The first sentence of a text, as a prompt.
@@ -19,10 +19,5 @@ export function openingSentence({ tokens }) {
  * @param {string} token
  */
 export function plainToken(token) {
-  /** @param {string} part */
-  const shown = (part) => part && visible(part);
-  return token
-    .split("\n")
-    .map((line) => line.split(" ").map(shown).join(" "))
-    .join("\n");
+  return visibleLines(token).join("\n");
 }

@@ -2,14 +2,14 @@
 // The Compare view: two heads side by side, of one text, of two, or of two captures, and their difference. The maps
 // move together and share their colours. What is compared stands in the address (see `pair.js`).
 
-import { latest, rampBar } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { layerOf } from "../common/layers.js";
-import { PLAIN, spell } from "../common/quantity.js";
-import { short, tokenAt } from "../common/tokens.js";
+import { latest, rampBar } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
+import { layerOf } from "../data/layers.js";
+import { isSameShape, PLAIN, spell } from "../data/quantity.js";
+import { short, tokenAt } from "../data/tokens.js";
 import { isClipped } from "../map/legend.js";
 import { exportMenu } from "../picture/menu.js";
-import { differenceSource, isSameShape } from "./difference.js";
+import { differenceSource } from "./difference.js";
 import { compareExports } from "./exports.js";
 import { LinkedMap } from "./pane.js";
 import { formatPair, pairOf } from "./pair.js";
@@ -17,17 +17,6 @@ import { scoreTable } from "./score_table.js";
 import { ComparedSide } from "./side.js";
 
 const HELP = "Point at a cell, drag to move, scroll to zoom: all maps follow.";
-
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function compare(root, app) {
-  const view = new CompareView(app);
-  root.append(view.bar, view.box);
-  return { show: (state) => view.show(state), hide: () => view.hide() };
-}
 
 /** A map with its frame: where it is drawn, and the bar of its colours. */
 class Pane {
@@ -86,8 +75,11 @@ class Pane {
 }
 
 export class CompareView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     this.state = app.state;
     this.sides = ["a", "b"].map(
@@ -106,19 +98,11 @@ export class CompareView {
     );
     this.swap = element("button", { class: "button", type: "button", text: "Swap A and B" });
     this.swap.addEventListener("click", () => app.set({ pair: formatPair(this.pair.toReversed()) }));
-    this.bar = element(
-      "div",
-      { class: "bar-of-choices" },
-      this.scale,
-      this.swap,
-      exportMenu(app, compareExports(app, this)),
-    );
-    this.row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
-    this.box = element(
-      "div",
-      { class: "scroll" },
-      element("div", { class: "column wide" }, this.said, this.row, this.scores),
-    );
+    const save = exportMenu(app, compareExports(app, this));
+    const bar = element("div", { class: "bar-of-choices" }, this.scale, this.swap, save);
+    const row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
+    const column = element("div", { class: "column wide" }, this.said, row, this.scores);
+    root.append(bar, element("div", { class: "scroll" }, column));
     this.findScores = latest((fresh) => this.score(fresh));
     this.scored = "";
   }

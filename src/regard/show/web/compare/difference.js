@@ -22,12 +22,3 @@ export function differenceSource(source, a, b) {
     },
   });
 }
-
-/**
- * Whether two layers have as many queries and keys, so that their maps can be subtracted.
- * @param {Layer} a
- * @param {Layer} b
- */
-export function isSameShape(a, b) {
-  return a.rows === b.rows && a.cols === b.cols;
-}

@@ -6,8 +6,7 @@ import { onPaper } from "../picture/paper.js";
 import { headWords } from "../picture/words.js";
 import { draw } from "../map/heatmap.js";
 import { complete, paperScene } from "../map/figure.js";
-import { hasHidden } from "../map/hidden_cells.js";
-import { isClipped, marksOf } from "../map/legend.js";
+import { hasHidden, isClipped, marksOf } from "../map/legend.js";
 
 const GAP = 28; // pixels between maps
 const NAMES = ["A", "B", "A − B"];
@@ -63,7 +62,7 @@ async function compareFigure(app, { shown, pair }) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {Scene[]} scenes
  */
 function drawBeside(context, scenes) {

@@ -1,9 +1,9 @@
 // @ts-check
 // The heads that are compared, as they stand in the address: pair=text/layer/head,text/layer/head.
 
-import { known } from "../common/arrays.js";
-import { layerOf } from "../common/layers.js";
-import { isSameShape } from "./difference.js";
+import { known } from "../data/arrays.js";
+import { layerOf } from "../data/layers.js";
+import { isSameShape } from "../data/quantity.js";
 
 /** @param {HeadPlace} head */
 const written = ({ text, layer, head }) => `${text}/${layer}/${head}`;

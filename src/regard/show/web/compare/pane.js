@@ -1,10 +1,10 @@
 // @ts-check
 // One of several maps that move together: what is done to one, zooming, moving, pointing, is done to all.
 
-import { ramp } from "../common/colours.js";
-import { mapScale } from "../common/map_scale.js";
-import { isSigned } from "../common/quantity.js";
-import { theme } from "../common/theme.js";
+import { ramp } from "../parts/colours.js";
+import { mapScale } from "../parts/map_scale.js";
+import { isSigned } from "../data/quantity.js";
+import { theme } from "../parts/theme.js";
 import { MapCanvas } from "../map/canvas.js";
 
 /** A map whose view is that of its peers. */

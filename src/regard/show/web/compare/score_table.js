@@ -1,10 +1,10 @@
 // @ts-check
 // The scores of two heads, bar against bar.
 
-import { known } from "../common/arrays.js";
-import { element } from "../common/dom.js";
-import { score } from "../common/format.js";
-import { scoreAbout, scoreTitle } from "../common/score_words.js";
+import { known } from "../data/arrays.js";
+import { element } from "../parts/dom.js";
+import { score } from "../data/format.js";
+import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { endOf, namesOf, scoreBar, sentence } from "../heads/scores.js";
 
 /**

@@ -1,11 +1,10 @@
 // @ts-check
 // One of the two heads that are compared: which one it is, to be chosen, and what it does.
 
-import { select } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { layerName, layerOf } from "../common/layers.js";
-import { scoreTitle } from "../common/score_words.js";
-import { textsName } from "../common/captures.js";
+import { select } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { layerName, layerOf, textsName } from "../data/layers.js";
+import { scoreTitle } from "../data/score_words.js";
 
 /** The words and choices over a map. */
 export class ComparedSide {

@@ -1,9 +1,9 @@
 // @ts-check
 // One head in the gallery: its picture, its labels and its scores, with buttons to open and to compare it.
 
-import { element } from "../common/dom.js";
-import { labelTags, labelWords } from "../common/head_words.js";
-import { settings } from "../common/settings.js";
+import { element } from "../parts/dom.js";
+import { labelTags, labelWords } from "../parts/head_words.js";
+import { settings } from "../data/settings.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { scoreLine } from "./scores.js";
 

@@ -2,7 +2,7 @@
 // The heads that were taken from the gallery to be compared: a line with what they are, and the way to the Compare
 // view. They stand in the address (see `compare/pair.js`).
 
-import { element } from "../common/dom.js";
+import { element, makeButton } from "../parts/dom.js";
 import { formatPair, isInPair, parsePair, toggleInPair } from "../compare/pair.js";
 
 /** Fills `root` when there is something to compare. */
@@ -17,12 +17,12 @@ export class Comparison {
     this.state = app.state;
     root.toggleAttribute("data-off-paper", true);
     this.words = element("p");
-    this.open = button("Open side by side", () => app.set({ view: "compare", x: -1, y: -1, zoom: 0 }));
+    this.open = makeButton("Open side by side", () => app.set({ view: "compare", x: -1, y: -1, zoom: 0 }));
     this.open.classList.add("strong");
     root.append(
       this.words,
       this.open,
-      button("Clear", () => this.set([])),
+      makeButton("Clear", () => this.set([])),
     );
   }
 
@@ -54,14 +54,4 @@ export class Comparison {
     const more = pair.length < 2 ? ". Choose a second head, or open it beside another text." : "";
     this.words.textContent = `To compare: ${names.join(" and ")}${more}`;
   }
-}
-
-/**
- * @param {string} text
- * @param {() => void} press
- */
-function button(text, press) {
-  const made = element("button", { class: "button", type: "button", text });
-  made.addEventListener("click", press);
-  return made;
 }

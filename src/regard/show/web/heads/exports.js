@@ -1,7 +1,7 @@
 // @ts-check
 // What the Heads view can save: its pictures and bars as a figure, and the scores of every head.
 
-import { labelsOf } from "../common/head_words.js";
+import { labelsOf } from "../parts/head_words.js";
 import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/view.js";
 import { textWords } from "../picture/words.js";

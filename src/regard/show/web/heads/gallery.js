@@ -2,12 +2,10 @@
 // Every head as a card, with its picture and all its scores. A card is built when it comes near the window: a model
 // may have a thousand heads.
 
-import { empty } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { layerOf } from "../common/layers.js";
-import { settings } from "../common/settings.js";
-import { theme } from "../common/theme.js";
-import { paintThumb, thumbScale } from "../common/thumbs.js";
+import { empty } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { layerOf } from "../data/layers.js";
+import { paintHead } from "../parts/map_scale.js";
 import { headCard } from "./card.js";
 import { galleryTarget, headName } from "./order.js";
 import { endOf, namesOf } from "./scores.js";
@@ -131,11 +129,7 @@ export class Gallery {
   async paint({ canvas, head }) {
     const { app, text } = this;
     const layer = layerOf(app.meta, text, head.layer);
-    const { pictures } = await app.source.thumbs(text, head.layer);
-    const size = settings.thumb ** 2;
-    const at = layer.heads.indexOf(head.head);
-    const bytes = pictures.subarray(at * size, (at + 1) * size);
-    paintThumb(canvas, bytes, thumbScale([bytes], layer), theme());
+    paintHead(canvas, await app.source.thumbs(text, head.layer), layer, head.head);
   }
 
   /** The control of the current card that has the focus, if one has. */

@@ -2,13 +2,13 @@
 // The Heads view: one score of every head as a matrix, then every head as a card, to sort, to filter, and to hold two
 // against each other. The scores come layer by layer.
 
-import { empty, select } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { some } from "../common/format.js";
-import { LateProgress } from "../common/late_progress.js";
-import { LayerQueue } from "../common/layer_queue.js";
-import { absences, doubts, otherMixers } from "../common/layers.js";
-import { scoreTitle } from "../common/score_words.js";
+import { empty, select } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
+import { some } from "../data/format.js";
+import { LateProgress } from "../parts/progress_panel.js";
+import { LayerQueue } from "../data/layer_queue.js";
+import { absences, doubts, otherMixers } from "../data/layers.js";
+import { scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { Comparison } from "./compare.js";
 import { headsExports } from "./exports.js";
@@ -16,16 +16,6 @@ import { Gallery } from "./gallery.js";
 import { ScoreMatrix } from "./matrix.js";
 import { filterHeads, labelOptions, sortHeads } from "./order.js";
 import { namesOf } from "./scores.js";
-
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function heads(root, app) {
-  const view = new HeadsView(root, app);
-  return { show: (state) => view.show(state), hide() {} };
-}
 
 export class HeadsView {
   /**
@@ -46,7 +36,7 @@ export class HeadsView {
     this.progress = new LateProgress("in-list");
     this.queue = new LayerQueue(
       (layer) => this.fetch(layer),
-      (progress) => this.tell(progress),
+      (queue) => this.progress.followQueue(queue, "Scoring the heads", "scores"),
     );
     this.controls = makeGalleryControls(app);
     this.warning = element("p", { class: "note heads-warning" });
@@ -76,6 +66,8 @@ export class HeadsView {
     if (this.text !== state.text || this.failed) this.open(state);
     else this.arrange();
   }
+
+  hide() {}
 
   get layers() {
     return this.app.meta.texts[this.text].layers;
@@ -114,20 +106,6 @@ export class HeadsView {
       if (text === this.text) this.failure.replaceChildren(empty(words));
     }
     if (text === this.text) this.planned ||= requestAnimationFrame(() => this.arrange());
-  }
-
-  /**
-   * Says how far it is, if that takes a while.
-   * @param {import("../common/layer_queue.js").QueueProgress} progress
-   */
-  tell({ done, of, stopped }) {
-    const { progress, queue } = this;
-    if (done === of) progress.hide();
-    else if (stopped)
-      progress.offer(`Stopped: the scores of ${of - done} of ${of} layers are missing.`, () =>
-        queue.resume(),
-      );
-    else progress.follow("Scoring the heads", { done, of, unit: "layers", cancel: () => queue.stop() });
   }
 
   /** Shows what has come: the matrix, and the cards that are asked for in the order that is asked for. */

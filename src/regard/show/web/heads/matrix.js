@@ -2,15 +2,15 @@
 // The whole model at a glance: one score of every head, layer by layer, before any card. It fills in as the layers
 // come; the head that is pointed at is described beside it.
 
-import { rampBar, select } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { briefScore, isShare, score } from "../common/format.js";
-import { labelTags, labelWords } from "../common/head_words.js";
-import { headTable } from "../common/head_table.js";
-import { layerOf } from "../common/layers.js";
-import { scoreAbout, scoreTitle } from "../common/score_words.js";
-import { settings } from "../common/settings.js";
-import { paintThumb, thumbScale } from "../common/thumbs.js";
+import { rampBar, select } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { briefScore, isShare, score } from "../data/format.js";
+import { labelTags, labelWords } from "../parts/head_words.js";
+import { headTable } from "../parts/head_table.js";
+import { layerOf } from "../data/layers.js";
+import { scoreAbout, scoreTitle } from "../data/score_words.js";
+import { settings } from "../data/settings.js";
+import { paintHead } from "../parts/map_scale.js";
 import { headName, highestRow, matrixScore } from "./order.js";
 import { namesOf } from "./scores.js";
 
@@ -135,11 +135,7 @@ class HeadPortrait {
     this.tags.replaceChildren(...labelTags(row));
     this.sentence.textContent = row.sentence ?? "";
     const layer = layerOf(this.app.meta, text, row.layer);
-    const { pictures } = await this.app.source.thumbs(text, row.layer);
-    if (name !== this.shown) return;
-    const size = settings.thumb ** 2;
-    const at = layer.heads.indexOf(row.head);
-    const bytes = pictures.subarray(at * size, (at + 1) * size);
-    paintThumb(this.canvas, bytes, thumbScale([bytes], layer));
+    const thumbs = await this.app.source.thumbs(text, row.layer);
+    if (name === this.shown) paintHead(this.canvas, thumbs, layer, row.head);
   }
 }

@@ -1,9 +1,9 @@
 // @ts-check
 // Which heads the gallery shows, and in which order. It knows scores and labels, not cards.
 
-import { known } from "../common/arrays.js";
-import { labelsOf } from "../common/head_words.js";
-import { scoreTitle } from "../common/score_words.js";
+import { known } from "../data/arrays.js";
+import { labelsOf } from "../parts/head_words.js";
+import { scoreTitle } from "../data/score_words.js";
 
 /** @typedef {Pick<State, "sort" | "order" | "label" | "layerFilter">} GalleryChoice */
 

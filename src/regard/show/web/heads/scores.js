@@ -2,10 +2,10 @@
 // Scores of a head as lines to read: its value as a bar, the baselines as ticks, the interval as a whisker.
 // It knows numbers, `score_words.js` knows names; which heads are shown is the gallery's business.
 
-import { known } from "../common/arrays.js";
-import { element } from "../common/dom.js";
-import { isShare, score } from "../common/format.js";
-import { inListOrder, scoreAbout, scoreTitle } from "../common/score_words.js";
+import { known } from "../data/arrays.js";
+import { element } from "../parts/dom.js";
+import { isShare, score } from "../data/format.js";
+import { inListOrder, scoreAbout, scoreTitle } from "../data/score_words.js";
 
 /**
  * The names of the scores that some head has, in the order of the list.

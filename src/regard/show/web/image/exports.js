@@ -1,7 +1,7 @@
 // @ts-check
 // What the Image view can save: the picture with its heat as a figure, and the weights of the chosen token.
 
-import { percent } from "../common/format.js";
+import { percent } from "../data/format.js";
 import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/view.js";
 import { headWords, textWords } from "../picture/words.js";

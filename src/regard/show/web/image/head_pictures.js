@@ -1,11 +1,11 @@
 // @ts-check
 // What every head of a layer does with the chosen token: a small picture for each, which chooses the head.
 
-import { latest } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { percent } from "../common/format.js";
-import { layoutOf, patchOf } from "../common/patch_layout.js";
-import { axisOf } from "../common/tokens.js";
+import { latest } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { percent } from "../data/format.js";
+import { layoutOf, patchOf } from "../data/patch_layout.js";
+import { axisOf } from "../data/tokens.js";
 import { heatTop } from "./patches.js";
 import { NO_MARKS, PictureCanvas } from "./picture_canvas.js";
 

@@ -2,7 +2,7 @@
 // The colours of attention over a picture: from clear over amber to red, the same in both themes, since the picture
 // under them is grey in both.
 
-import { contextOf, element } from "../common/dom.js";
+import { contextOf, element } from "../parts/dom.js";
 
 const STOPS = [
   [250, 204, 77, 0],

@@ -2,12 +2,12 @@
 // The picture that a vision model read, with its patches: point at a patch, CLS or a register to see what it attends
 // to, or what attends to it, as heat over the picture. It knows one row or one column of weights at a time.
 
-import { latest } from "../common/controls.js";
-import { ARROWS, element } from "../common/dom.js";
-import { percent } from "../common/format.js";
-import { layerOf } from "../common/layers.js";
-import { isTower, layoutOf, patchOf } from "../common/patch_layout.js";
-import { axisOf } from "../common/tokens.js";
+import { latest } from "../parts/controls.js";
+import { ARROWS, element } from "../parts/dom.js";
+import { percent } from "../data/format.js";
+import { layerOf } from "../data/layers.js";
+import { isTower, layoutOf, patchOf } from "../data/patch_layout.js";
+import { axisOf } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { strongest } from "../text/ranking.js";
 import { layersInScope, weightsInScope } from "../text/scope.js";
@@ -29,22 +29,12 @@ import { TokenChips } from "./token_chips.js";
 
 const SOON = 150; // milliseconds after which the pictures of the other heads follow
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function image(root, app) {
-  const view = new ImageView(app);
-  root.append(...view.parts());
-  const resized = new ResizeObserver(() => view.draw());
-  resized.observe(view.stage);
-  return { show: (state) => view.show(state), hide: () => view.hide() };
-}
-
 export class ImageView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     this.state = app.state;
     this.controls = makeImageControls(app, exportMenu(app, imageExports(app, this)));
@@ -71,21 +61,12 @@ export class ImageView {
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
     this.look = latest((fresh) => this.findWeights(fresh));
-    this.listen();
-  }
-
-  parts() {
     const parts = [this.chips.box, this.stage, this.controls.look, this.heads.box, this.about];
-    const main = element("div", { class: "image-scroll" }, ...parts);
-    return [
-      this.controls.bar,
-      element(
-        "div",
-        { class: "text-view" },
-        element("div", { class: "text-main" }, this.said, main),
-        this.notes.box,
-      ),
-    ];
+    const scroll = element("div", { class: "image-scroll" }, ...parts);
+    const main = element("div", { class: "text-main" }, this.said, scroll);
+    root.append(this.controls.bar, element("div", { class: "text-view" }, main, this.notes.box));
+    this.listen();
+    new ResizeObserver(() => this.draw()).observe(this.stage);
   }
 
   /** Whether a query is chosen and its keys are shown. */

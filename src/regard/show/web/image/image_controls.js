@@ -1,9 +1,8 @@
 // @ts-check
 // The controls of the Image view.
 
-import { headPicker } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { fold } from "../common/fold.js";
+import { fold, headPicker, weightChoices } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
 import { layersInScope } from "../text/scope.js";
 
 /**
@@ -12,41 +11,12 @@ import { layersInScope } from "../text/scope.js";
  */
 export function makeImageControls(app, exports) {
   const picker = headPicker(app);
-  const direction = choice(
-    "Show",
-    "image-way",
-    { at: "what it attends to", by: "what attends to it" },
-    (value) => app.set({ direction: value, row: -1, col: -1 }),
-    "Choose a query to see the keys that it attends to, or a key to see the queries that attend to it.",
-  );
-  const scope = choice(
-    "Of",
-    "image-of",
-    { head: "one head", layer: "the layer", all: "all layers" },
-    (value) => app.set({ scope: value }),
-    "The weights of one head, or their mean over the heads of the layer or of all layers.",
-  );
-  const sink = choice(
-    "Outliers",
-    "image-sink",
-    { in: "shown", apart: "left out" },
-    (value) => app.set({ sink: value }),
-    "Patches that receive far more attention than others have a ring; left out, they have no colour, so that the others stand out.",
-  );
-  const scale = choice(
-    "Shades",
-    "image-scale",
-    { linear: "linear", log: "log" },
-    (value) => app.set({ scale: value }),
-    "How numbers become colours. Log shades also show small weights.",
-  );
-  const ground = choice(
-    "Picture",
-    "image-ground",
-    { grey: "grey", colour: "in colour" },
-    (value) => app.set({ ground: value }),
-    "In grey, colours mean attention and nothing else.",
-  );
+  const { direction, scope, sink, scale } = weightChoices(app, "image", {
+    direction: "Show",
+    sink: "Outliers",
+  });
+  const grounds = { grey: "grey", colour: "in colour" };
+  const ground = choice("Picture", "image-ground", grounds, (value) => app.set({ ground: value }));
   const settings = fold("Settings", direction, scope);
   return {
     bar: element("div", { class: "bar-of-choices" }, picker, ...settings, exports),

@@ -1,9 +1,9 @@
 // @ts-check
 // The notes beside the picture: the chosen token, how its attention divides, the strongest tokens, the outliers.
 
-import { element } from "../common/dom.js";
-import { percent, some } from "../common/format.js";
-import { doubts } from "../common/layers.js";
+import { element } from "../parts/dom.js";
+import { percent, some } from "../data/format.js";
+import { doubts } from "../data/layers.js";
 import { strongest } from "../text/ranking.js";
 import { scopeName } from "../text/scope.js";
 import { heatBar } from "./heat.js";

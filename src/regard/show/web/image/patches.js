@@ -1,8 +1,8 @@
 // @ts-check
 // Which token is which patch of a picture. It knows numbers and names; it does not draw.
 
-import { layoutOf, patchLabel } from "../common/patch_layout.js";
-import { axisOf, short } from "../common/tokens.js";
+import { layoutOf, patchLabel } from "../data/patch_layout.js";
+import { axisOf, short } from "../data/tokens.js";
 
 /**
  * The token of the patch at a place of a picture, or -1 if there is none.

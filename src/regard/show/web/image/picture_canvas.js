@@ -2,8 +2,8 @@
 // One picture with its patches on a canvas: grey or in its colours, the heat of each patch over it, the grid, and
 // marks. It knows places of patches; which tokens they are is the view's business.
 
-import { makeScale } from "../common/colours.js";
-import { contextOf, element } from "../common/dom.js";
+import { makeScale } from "../parts/colours.js";
+import { contextOf, element } from "../parts/dom.js";
 import { setDrawing } from "../picture/canvas_drawings.js";
 import { heatColour } from "./heat.js";
 

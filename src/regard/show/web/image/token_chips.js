@@ -2,10 +2,10 @@
 // The tokens beside the patches, as buttons above the picture: CLS and registers, or the words of a text. They stand
 // apart from the picture, so that what they receive does not hide what patches receive.
 
-import { makeScale } from "../common/colours.js";
-import { element } from "../common/dom.js";
-import { percent } from "../common/format.js";
-import { short, visible } from "../common/tokens.js";
+import { makeScale } from "../parts/colours.js";
+import { element } from "../parts/dom.js";
+import { percent } from "../data/format.js";
+import { short, visible } from "../data/tokens.js";
 import { heatColour } from "./heat.js";
 
 const MOST = 600; // tokens of a text that are written

@@ -2,7 +2,7 @@
 // The two axes of a map: keys along the top, queries down the left, as tokens where there is room for them
 // and as numbers where there is not. It draws on whatever has a canvas's methods.
 
-import { axisOf, labelAt } from "../common/tokens.js";
+import { axisOf, labelAt } from "../data/tokens.js";
 
 const ROOM = 13; // pixels that a label needs
 export const BESIDE = 26; // pixels of a gutter that are not for labels

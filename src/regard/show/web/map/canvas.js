@@ -2,19 +2,17 @@
 // The large map: a canvas that is moved, zoomed and pointed at. It joins camera, gestures, pyramid, picture.
 // What it shows it says to those who listen; words and controls around it are the business of `map.js`.
 
-import { ramp } from "../common/colours.js";
-import { contextOf, element } from "../common/dom.js";
-import { mapScale } from "../common/map_scale.js";
-import { areWeights, isSigned, PLAIN } from "../common/quantity.js";
-import { theme } from "../common/theme.js";
-import { firstToken, unitAt } from "../common/units.js";
-import { Camera } from "./camera.js";
-import { ColourFit } from "./colour_fit.js";
+import { ramp } from "../parts/colours.js";
+import { contextOf, element } from "../parts/dom.js";
+import { mapScale } from "../parts/map_scale.js";
+import { areWeights, isSigned, PLAIN } from "../data/quantity.js";
+import { theme } from "../parts/theme.js";
+import { firstToken, unitAt } from "../data/units.js";
+import { Camera, boundaryOf, cellAt, cellBeside, mapLayout } from "./camera.js";
+import { ColourFit, fitTop } from "./tile_image.js";
 import { listen } from "./gestures.js";
-import { fitTop } from "./tile_image.js";
 import { draw, drawingColours } from "./heatmap.js";
 import { MapProgress } from "./map_progress.js";
-import { boundaryOf, cellAt, cellBeside, mapLayout } from "./place.js";
 import { findSink } from "./sinks.js";
 import { levelFor, TilePyramid } from "./tiles.js";
 
@@ -28,7 +26,7 @@ const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowD
 /**
  * @typedef {object} MapHooks
  * @property {() => HTMLCanvasElement | null} thumb
- * @property {() => import("./outline.js").ExpectedOutline | null} outline what is outlined, if something is
+ * @property {() => import("./expected.js").ExpectedOutline | null} outline what is outlined, if something is
  * @property {(scene: Scene) => void} drawn
  */
 

@@ -1,17 +1,16 @@
 // @ts-check
 // The map as a figure: what is shown of it, in light colours on white, with its words, its colour bar and its keys.
 
-import { tokenAt, visible } from "../common/tokens.js";
+import { tokenAt, visible } from "../data/tokens.js";
 import { composeFigure } from "../picture/figure.js";
 import { PAPER_SANS } from "../picture/fonts.js";
 import { writeCsv, writeNpy } from "../picture/numbers.js";
 import { onPaper } from "../picture/paper.js";
-import { Recording } from "../picture/recording.js";
+import { SvgDrawing } from "../picture/svg_drawing.js";
 import { headWords } from "../picture/words.js";
 import { BESIDE, drawLabels } from "./axes.js";
 import { draw } from "./heatmap.js";
-import { isClipped, marksOf } from "./legend.js";
-import { hasHidden } from "./hidden_cells.js";
+import { isClipped, marksOf, hasHidden } from "./legend.js";
 
 const PATIENCE = 20000; // milliseconds that a figure waits for what is not there yet
 const PAUSE = 50;
@@ -86,7 +85,7 @@ export function paperScene(scene) {
  */
 function fittedGutter(scene) {
   const { gutter } = scene;
-  const [queries, keys] = [new Recording(), new Recording()];
+  const [queries, keys] = [new SvgDrawing(), new SvgDrawing()];
   drawLabels(queries, scene, "queries");
   drawLabels(keys, scene, "keys");
   const labels = gutter.labels - (queries.bounds?.left ?? gutter.labels) + TITLE;

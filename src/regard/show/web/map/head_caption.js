@@ -1,13 +1,12 @@
 // @ts-check
 // What stands over the large map: what the head does, and what its kind predicts, to be outlined on the map.
 
-import { latest, select } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { percent } from "../common/format.js";
-import { headSentence } from "../common/head_words.js";
-import { scoreTitle } from "../common/score_words.js";
-import { expectedColumns, KINDS, outlineNote } from "./expected.js";
-import { ExpectedOutline } from "./outline.js";
+import { latest, select } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { percent } from "../data/format.js";
+import { headSentence } from "../parts/head_words.js";
+import { scoreTitle } from "../data/score_words.js";
+import { expectedColumns, KINDS, outlineNote, ExpectedOutline } from "./expected.js";
 
 /** @typedef {typeof KINDS[number]} ExpectedKind */
 

@@ -2,13 +2,12 @@
 // Draws the heatmap of one head: tiles, sink, boundary, numbers, cursor, axes. It draws on whatever has a
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
-import { css, inkOn } from "../common/colours.js";
-import { brief } from "../common/format.js";
-import { traceHatch } from "../common/hatch.js";
-import { settings } from "../common/settings.js";
-import { theme } from "../common/theme.js";
+import { css, inkOn, traceHatch } from "../parts/colours.js";
+import { brief } from "../data/format.js";
+import { settings } from "../data/settings.js";
+import { theme } from "../parts/theme.js";
 import { drawAxes } from "./axes.js";
-import { drawOutline } from "./outline.js";
+import { drawOutline } from "./expected.js";
 import { painted } from "./tile_image.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it

@@ -1,12 +1,13 @@
 // @ts-check
 // The colour bar with its numbers, and what is to be known about what is not in the picture.
 
-import { last } from "../common/arrays.js";
-import { css } from "../common/colours.js";
-import { contextOf, element } from "../common/dom.js";
-import { exact } from "../common/format.js";
-import { theme } from "../common/theme.js";
-import { UNIT } from "../common/units.js";
+import { last } from "../data/arrays.js";
+import { exact } from "../data/format.js";
+import { settings } from "../data/settings.js";
+import { UNIT } from "../data/units.js";
+import { css } from "../parts/colours.js";
+import { contextOf, element } from "../parts/dom.js";
+import { theme } from "../parts/theme.js";
 
 /**
  * @typedef {object} LegendOptions
@@ -190,4 +191,24 @@ function decades(scale) {
 function power(value) {
   const exponent = Math.round(Math.log10(value));
   return exponent >= -3 ? String(Number(value.toPrecision(1))) : `1e−${-exponent}`;
+}
+
+/**
+ * Whether a cell in the picture is hidden by the mask.
+ * @param {Pick<Scene, "drawn" | "camera">} scene
+ */
+export function hasHidden({ drawn, camera }) {
+  const { left, top, right, bottom } = camera.frame;
+  return drawn.some(({ tile, z, i, j }) => {
+    if (!tile || !hidesCells(tile)) return false;
+    const size = 2 ** z;
+    const first = { row: i * settings.tile, col: j * settings.tile };
+    for (let n = 0; n < tile.max.length; n++) {
+      if (tile.max[n] >= 0) continue;
+      const row = (first.row + Math.floor(n / tile.cols)) * size;
+      const col = (first.col + (n % tile.cols)) * size;
+      if (row + size > top && row < bottom && col + size > left && col < right) return true;
+    }
+    return false;
+  });
 }

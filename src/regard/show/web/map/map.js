@@ -2,52 +2,46 @@
 // The Map view: every head as a small map, the chosen one large, down to a single weight.
 // It puts the parts together: thumbnails, canvas, controls, legend, notes, export.
 
-import { AttributionPanel } from "../common/attribution_panel.js";
-import { captureTitle } from "../common/captures.js";
-import { badge, choice, element } from "../common/dom.js";
-import { fold } from "../common/fold.js";
-import { withPart } from "../common/later_parts.js";
-import { layerOf } from "../common/layers.js";
-import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../common/quantity.js";
-import { quantityControls } from "../common/quantity_controls.js";
-import { labelAt, short, tokenAt } from "../common/tokens.js";
-import { inUnits, unitAt } from "../common/units.js";
+import { AttributionPanel } from "../parts/attribution_panel.js";
+import { captureTitle, layerOf } from "../data/layers.js";
+import { badge, choice, element, makeButton } from "../parts/dom.js";
+import { fold } from "../parts/controls.js";
+import { withPart } from "../parts/later_parts.js";
+import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../data/quantity.js";
+import { quantityControls } from "../parts/quantity_controls.js";
+import { labelAt, short, tokenAt } from "../data/tokens.js";
+import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
 import { HeadCaption } from "./head_caption.js";
-import { hasHidden } from "./hidden_cells.js";
-import { isClipped, legend, noteOf } from "./legend.js";
+import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
-import { Thumbnails } from "./thumbnails.js";
+import { Thumbnails } from "./thumbnails/thumbnails.js";
 import { levelFor } from "./tiles.js";
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function map(root, app) {
-  root.classList.add("map");
-  const view = new MapView(app);
-  root.append(view.side, view.main, view.notes);
-  return { show: (state) => view.show(state), hide: () => view.large.hide() };
-}
-
 export class MapView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     this.layer = layerOf(app.meta, app.state.text, app.state.layer);
     this.quantity = PLAIN;
     this.named = ""; // the layer and head that the words are about
-    this.side = element("aside", { class: "map-side", "aria-label": "Every head" });
-    this.notes = element("aside", { class: "map-notes", "aria-label": "Details" });
+    root.classList.add("map");
+    const side = element("aside", { class: "map-side", "aria-label": "Every head" });
+    const notes = element("aside", { class: "map-notes", "aria-label": "Details" });
     this.title = element("h2", { id: "map-title" });
     this.proof = element("span");
     this.tip = element("p", { class: "tip", "aria-hidden": "true", hidden: true });
-    this.controls = makeControls(app, () => this.large.plan());
+    this.controls = makeControls(app, {
+      redraw: () => this.large.plan(),
+      zoomBy: (factor) => this.large.zoomBy(factor),
+      showWhole: () => this.large.showWhole(),
+    });
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
     this.cut = headSwitch(app, "Cut this head");
@@ -57,27 +51,24 @@ export class MapView {
     this.controls.bar.append(this.caption.kinds);
     const [unfold, settings] = fold("Settings", this.controls.bar);
     heading.append(unfold);
-    this.main = element("div", { class: "map-main" }, heading, this.caption.box, settings, space, foot);
+    const main = element("div", { class: "map-main" }, heading, this.caption.box, settings, space, foot);
+    root.append(side, main, notes);
     this.large = new MapCanvas(space, app, this.layer, {
       thumb: () => this.small.chosen(app.state),
       outline: () => this.caption.outline,
       drawn: (scene) => this.tell(scene),
     });
     this.attribution = new AttributionPanel(app);
-    this.small = new Thumbnails(this.side, app, () => this.large.plan(), this.attribution.box);
+    this.small = new Thumbnails(side, app, () => this.large.plan(), this.attribution.box);
     this.legend = legend(foot);
-    this.readout = new Readout(this.notes, app);
+    this.readout = new Readout(notes, app);
     this.edges = new EdgeCuts(app, () => tokensIn(this.large.camera.frame, this.layer));
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
-    this.notes.append(help());
+    notes.append(help());
     /** @param {(view: MapView) => HTMLElement} make */
     const addExports = (make) => this.controls.zooming.append(make(this));
     withPart("map exports", addExports);
-    this.controls.zoom(
-      (factor) => this.large.zoomBy(factor),
-      () => this.large.showWhole(),
-    );
   }
 
   /** @param {State} state */
@@ -107,6 +98,10 @@ export class MapView {
     this.readout.showRow(inMap, layer, quantity);
     this.large.show(inMap, layer, quantity);
     this.edges.draw();
+  }
+
+  hide() {
+    this.large.hide();
   }
 
   /**
@@ -264,67 +259,32 @@ function help() {
 }
 
 const NAMES = /** @type {const} */ (["scale", "colourTop", "reduce", "sink"]);
-/** @type {Record<typeof NAMES[number], string>} */
-const HINTS = {
-  scale: "How numbers become colours. Log shades also show small weights.",
-  colourTop:
-    "This head: the colours suit the whole map, and stay as you zoom. View: they suit the part in view. 0 to 1: the " +
-    "same for every head.",
-  reduce:
-    "A cell of a long map stands for many weights. Mass is their sum over keys, averaged over queries; max is the greatest.",
-  sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
-};
 
 /**
  * @param {App} app
- * @param {() => void} changed when there is more to say
+ * @param {{ redraw: () => void, zoomBy: (factor: number) => void, showWhole: () => void }} wishes what they ask of the map
  */
-function makeControls(app, changed) {
+function makeControls(app, wishes) {
   const bar = element("div", { class: "map-bar", role: "toolbar", "aria-label": "Map settings" });
+  const ends = { head: "this head", view: "the view", one: "0 to 1" };
   /** @type {Record<typeof NAMES[number], Choice>} */
   const choices = {
-    scale: choice(
-      "Shades",
-      "scale",
-      { linear: "linear", log: "log" },
-      (scale) => app.set({ scale }),
-      HINTS.scale,
-    ),
-    colourTop: choice(
-      "Colours fit",
-      "top",
-      { head: "this head", view: "the view", one: "0 to 1" },
-      (colourTop) => app.set({ colourTop }),
-      HINTS.colourTop,
-    ),
-    reduce: choice(
-      "Cells",
-      "reduce",
-      { mass: "mass", max: "max" },
-      (reduce) => app.set({ reduce }),
-      HINTS.reduce,
-    ),
-    sink: choice(
-      "Sink",
-      "sink",
-      { in: "in place", apart: "separate" },
-      (sink) => app.set({ sink }),
-      HINTS.sink,
-    ),
+    scale: choice("Shades", "scale", { linear: "linear", log: "log" }, (scale) => app.set({ scale })),
+    colourTop: choice("Colours fit", "top", ends, (colourTop) => app.set({ colourTop })),
+    reduce: choice("Cells", "reduce", { mass: "mass", max: "max" }, (reduce) => app.set({ reduce })),
+    sink: choice("Sink", "sink", { in: "in place", apart: "separate" }, (sink) => app.set({ sink })),
   };
-  /**
-   * @param {string} text
-   * @param {string} label
-   */
-  const button = (text, label) =>
-    element("button", { class: "button", type: "button", text, "aria-label": label, title: label });
-  const [out, into] = [button("−", "Zoom out"), button("+", "Zoom in")];
-  const all = button("All", "Show the whole map");
-  const quantities = quantityControls(app, "map", changed);
+  /** @type {(text: string, label: string, act: () => void) => HTMLButtonElement} */
+  const button = (text, label, act) => makeButton(text, act, { "aria-label": label, title: label });
+  const quantities = quantityControls(app, "map", wishes.redraw);
   let pools = true; // whether cells are sums of weights
   bar.append(...quantities.parts, ...Object.values(choices));
   const zooming = element("div", { class: "push", role: "group", "aria-label": "Zoom and export" });
-  zooming.append(out, into, all);
+  zooming.append(
+    button("−", "Zoom out", () => wishes.zoomBy(1 / 1.6)),
+    button("+", "Zoom in", () => wishes.zoomBy(1.6)),
+    button("All", "Show the whole map", wishes.showWhole),
+  );
   return {
     bar,
     zooming,
@@ -354,15 +314,6 @@ function makeControls(app, changed) {
       const pooled =
         quantity.units !== "tokens" || levelFor(camera.whole / pixel, layer.rows, layer.cols) > 0;
       choices.reduce.hidden = !pools || !pooled;
-    },
-    /**
-     * @param {(factor: number) => void} by
-     * @param {() => void} whole
-     */
-    zoom(by, whole) {
-      out.addEventListener("click", () => by(1 / 1.6));
-      into.addEventListener("click", () => by(1.6));
-      all.addEventListener("click", whole);
     },
   };
 }

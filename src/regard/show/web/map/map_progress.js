@@ -1,7 +1,7 @@
 // @ts-check
 // How much of the large map is there, over it while its tiles are being computed, with a button to cancel that.
 
-import { LateProgress } from "../common/late_progress.js";
+import { LateProgress } from "../parts/progress_panel.js";
 
 export class MapProgress {
   /**

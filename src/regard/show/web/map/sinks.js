@@ -1,8 +1,7 @@
 // @ts-check
 // The key that takes the most of a head's attention, when it is to stand apart from the rest of the map.
 
-import { settings } from "../common/settings.js";
-import { cellsAlong } from "../common/tile.js";
+import { settings, cellsAlong } from "../data/settings.js";
 
 const LEAST_REST = 0.01; // of a query's attention: what it leaves beside its sink is not blown up further
 

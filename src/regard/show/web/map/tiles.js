@@ -2,10 +2,10 @@
 // Which tiles a picture needs, and what stands in for those that are not there yet.
 // A tile of level z is a square of cells of 2^z × 2^z tokens, as `source.js` gives it.
 
-import { LRU } from "../common/lru.js";
-import { PLAIN, quantityName } from "../common/quantity.js";
-import { settings } from "../common/settings.js";
-import { overviewLevel, topLevel } from "../common/tile.js";
+import { clamp } from "../data/arrays.js";
+import { LRU } from "../data/lru.js";
+import { PLAIN, quantityName } from "../data/quantity.js";
+import { settings, overviewLevel, topLevel } from "../data/settings.js";
 
 const KEPT = 128; // tiles of one head
 
@@ -101,13 +101,8 @@ export class TilePyramid {
    */
   find(frame, z) {
     const span = settings.tile * 2 ** z;
-    /** @param {number} size */
-    const last = (size) => Math.ceil(size / span) - 1;
-    /**
-     * @param {number} value
-     * @param {number} size
-     */
-    const within = (value, size) => Math.min(last(size), Math.max(0, Math.floor(value / span)));
+    /** @type {(value: number, size: number) => number} */
+    const within = (value, size) => clamp(Math.floor(value / span), 0, Math.ceil(size / span) - 1);
     const [top, bottom] = [within(frame.top, this.T), within(frame.bottom, this.T)];
     const [left, right] = [within(frame.left, this.S), within(frame.right, this.S)];
     /** @type {DrawnTile[]} */

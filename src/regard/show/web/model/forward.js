@@ -3,9 +3,8 @@
 // It computes what `regard.gpt.GPT` does, and reads every size and choice from the same config.
 
 import { LayerAttention } from "./attention.js";
-import { activate, layerNorm, rmsNorm } from "./functions.js";
+import { activate, layerNorm, rmsNorm, rotaryTable, rotate } from "./functions.js";
 import { multiply } from "./products.js";
-import { rotaryTable, rotate } from "./rotary.js";
 
 const CHUNK = 32; // tokens that go through a layer at a time
 

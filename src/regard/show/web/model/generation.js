@@ -3,7 +3,7 @@
 // The lines that it tells are those of `cli/model.py`, which the Cache view draws.
 
 import { Cache } from "./forward.js";
-import { sampleToken } from "./sampling.js";
+import { sampleToken } from "./predictions.js";
 
 const MOST_PIECES = 4; // tokens that may share a character
 

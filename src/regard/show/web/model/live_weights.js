@@ -2,21 +2,20 @@
 // The computing side of a page that holds a model: what `SavedWeights` answers, also of texts that the model reads
 // here, and what only a model can do. It runs in a worker; `source/live.js` is the page's side.
 
-import { LRU } from "../common/lru.js";
-import { unpackArrays, unpackJson } from "../source/packed.js";
-import { namedLayer, SavedWeights } from "../source/saved_weights.js";
+import { LRU, once } from "../data/lru.js";
+import { unpackArrays, unpackJson } from "../source/arithmetic/packed.js";
+import { namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
 import { attribute, logitFactors, valueNorms } from "./contributions.js";
 import { compareOutputs } from "./evidence.js";
 import { LanguageModel } from "./forward.js";
 import { generate } from "./generation.js";
-import { headScores } from "./head_scores.js";
-import { describeScores } from "./head_sentence.js";
+import { headScores, describeScores } from "./head_scores.js";
 import { changes } from "./predictions.js";
 import { Reading } from "./reading.js";
 import { firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
 import { thumbnails } from "./thumbnail.js";
-import { Tokenizer } from "./tokenizer.js";
-import { textUnits } from "./units.js";
+import { Tokenizer } from "./tokens/tokenizer.js";
+import { textUnits } from "./tokens/units.js";
 import { arrangeWeights } from "./weights.js";
 
 const MOST_CHANGED = 10; // tokens that are listed
@@ -223,11 +222,7 @@ export class LiveWeights extends SavedWeights {
       return logitFactors(reading.model.config, values, directions[number]);
     };
     const blocks = /** @type {Map<string, Promise<any>>} */ (this.arrays);
-    if (!blocks.has(name))
-      blocks.set(
-        name,
-        compute().then((factors) => ({ factors })),
-      );
+    once(blocks, name, async () => ({ factors: await compute() }));
     return name;
   }
 
@@ -241,9 +236,7 @@ export class LiveWeights extends SavedWeights {
     const key = `${text} ${position} ${token}`;
     const reading = this.readings.get(text);
     if (!reading) throw new Error(`Text ${text} was not read in this page.`);
-    const known = this.attributed.get(key) ?? attribute(reading, position, token);
-    this.attributed.set(key, known);
-    return known;
+    return once(this.attributed, key, () => attribute(reading, position, token));
   }
 
   /**

@@ -1,5 +1,6 @@
 // @ts-check
-// What the model expects after each token of a text: the likeliest tokens, and what it gave the one that follows.
+// What the model expects after each token of a text: the likeliest tokens, what it gave the one that follows, and a token
+// to go on with.
 
 /** Next-token predictions at T positions, filled in from logits. */
 export class Predictions {
@@ -122,4 +123,25 @@ export function largest(x, count) {
     if (best.length > count) best.pop();
   }
   return best;
+}
+
+/**
+ * The likeliest token at temperature 0; otherwise a random draw from softmax(logits / temperature).
+ * @param {Float64Array} logits
+ * @param {number} temperature
+ * @param {() => number} random from 0 to below 1
+ */
+export function sampleToken(logits, temperature, random = Math.random) {
+  if (temperature === 0) return largest(logits, 1)[0];
+  const scaled = logits.map((x) => x / temperature);
+  const lse = logSumExp(scaled);
+  let left = random();
+  let last = 0; // the last token with a probability, for rounding
+  for (let id = 0; id < scaled.length; id++) {
+    const probability = Math.exp(scaled[id] - lse);
+    if (probability > 0) last = id;
+    left -= probability;
+    if (left < 0) return id;
+  }
+  return last;
 }

@@ -3,7 +3,7 @@
 
 import { Cache } from "./forward.js";
 import { Predictions } from "./predictions.js";
-import { maskArrays } from "./visibility.js";
+import { maskArrays } from "./attention.js";
 
 const LOGITS = 32; // positions whose logits are computed at a time
 const COMPARED = 16; // rows of a layer whose output is compared with what its map gives

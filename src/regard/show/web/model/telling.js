@@ -1,7 +1,7 @@
 // @ts-check
 // What a reader of a new text sees first: its title, and a query of a word that attends strongly to another word.
 
-import { isSpecial } from "./units.js";
+import { isSpecial } from "../data/tokens.js";
 
 const CANDIDATES = 128; // queries that are compared, spread over the text
 const SINK_SHARE = 0.25; // of the attention of the candidates, above which a key counts as a sink

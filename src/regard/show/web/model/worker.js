@@ -1,7 +1,7 @@
 // @ts-check
 // Where the worker of a page that holds a model begins.
 
-import { Responder } from "../source/responder.js";
+import { Responder } from "../source/arithmetic/responder.js";
 import { LiveWeights } from "./live_weights.js";
 
 new Responder(/** @type {Port} */ (/** @type {unknown} */ (self)), LiveWeights);

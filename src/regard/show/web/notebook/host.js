@@ -198,8 +198,8 @@ async function render({ model, el }) {
   channel.onPatience((isWaiting) => (note.textContent = isWaiting ? BUSY : "Opening…"));
   const frame = document.createElement("iframe");
   frame.title = "Attention of every head";
-  // In the sandbox the page can run its own script and save figures; it cannot reach the notebook.
-  frame.setAttribute("sandbox", "allow-scripts allow-downloads");
+  // In the sandbox the page runs its own script, and saves and prints figures; it cannot reach the notebook.
+  frame.setAttribute("sandbox", "allow-scripts allow-downloads allow-modals");
   frame.style.cssText = `width:100%;height:${Number(model.get("height"))}px;border:0;display:block`;
   el.append(note);
   const { port1, port2 } = new MessageChannel();

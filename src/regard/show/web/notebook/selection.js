@@ -1,8 +1,8 @@
 // @ts-check
 // The selection of a page in a notebook, in step with the widget's in Python, and what the page says of the kernel.
 
-import { element } from "../common/dom.js";
-import { setSurroundings } from "../common/theme.js";
+import { element } from "../parts/dom.js";
+import { setSurroundings } from "../parts/theme.js";
 
 /**
  * What the widget knows of the state.

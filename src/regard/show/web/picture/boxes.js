@@ -1,8 +1,7 @@
 // @ts-check
 // Elements as boxes: their grounds, borders and outlines, and those of what style sheets put before and after them.
 
-import { inkOn, rampPlace } from "../common/colours.js";
-import { traceHatch } from "../common/hatch.js";
+import { inkOn, rampPlace, traceHatch } from "../parts/colours.js";
 import { parseColour } from "./colour.js";
 import { lightColour } from "./paper.js";
 
@@ -23,7 +22,7 @@ export function written([red, green, blue, alpha], opacity) {
 
 /**
  * Draws the grounds and borders of an element, in each of its boxes: those that wrap over lines have several.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {Element} element
  * @param {CSSStyleDeclaration} style
  * @param {number} opacity
@@ -63,7 +62,7 @@ function borderOf(style, side) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {DOMRect} box
  * @param {CSSStyleDeclaration} style
  * @param {number} radius
@@ -102,7 +101,7 @@ function drawBorders(context, box, style, radius, opacity) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {DOMRect} box
  * @param {CSSStyleDeclaration} style
  * @param {number} opacity
@@ -118,7 +117,7 @@ function drawOutline(context, box, style, opacity) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {DOMRect} box
  * @param {Colour} colour
  * @param {number} width
@@ -134,7 +133,7 @@ function drawRing(context, box, colour, width, opacity) {
 
 /**
  * Thin slanted lines.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {DOMRect} box
  * @param {string} colour
  */
@@ -147,7 +146,7 @@ function drawHatched(context, box, colour) {
 
 /**
  * A rectangle with round corners.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {Pick<DOMRect, "x" | "y" | "width" | "height">} box
  * @param {number} radius
  */
@@ -172,7 +171,7 @@ function traceRounded(context, { x, y, width, height }, radius) {
 
 /**
  * Draws what a style sheet puts before or after the contents of an element, if it is a box at a fixed place.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {Element} element
  * @param {"::before" | "::after"} which
  * @param {number} opacity

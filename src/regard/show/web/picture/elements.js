@@ -14,7 +14,7 @@ const LEFT_OUT =
 
 /**
  * Draws an element and all in it that lies in `part` of the window, if one is given.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {Element} element
  * @param {Rectangle | null} [part]
  * @param {number} [opacity]
@@ -62,7 +62,7 @@ function isOutside(box, part) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {SVGElement} element
  * @param {CSSStyleDeclaration} style
  * @param {Rectangle | null} part
@@ -75,7 +75,7 @@ function drawSvg(context, element, style, part, opacity) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {HTMLCanvasElement} canvas
  * @param {DOMRect} box
  * @param {CSSStyleDeclaration} style

@@ -1,10 +1,9 @@
 // @ts-check
 // A picture that stands on its own, for a file: a heading, what it is of, the picture, and what its colours mean.
 
-import { css } from "../common/colours.js";
-import { traceHatch } from "../common/hatch.js";
+import { css, traceHatch } from "../parts/colours.js";
 import { PAPER_SANS } from "./fonts.js";
-import { Recording } from "./recording.js";
+import { SvgDrawing } from "./svg_drawing.js";
 
 const MARGIN = 12;
 const GAP = 14; // between the parts of a figure
@@ -30,14 +29,14 @@ export const INK = {
  * Composes the figure; `draw` draws what it is about, wherever it likes.
  * @param {FigureWords} words
  * @param {FigureKeys} keys
- * @param {(context: Recording) => void} draw
+ * @param {(context: SvgDrawing) => void} draw
  * @returns {Picture}
  */
 export function composeFigure(words, keys, draw) {
-  const inner = new Recording();
+  const inner = new SvgDrawing();
   draw(inner);
   const box = inner.bounds ?? { left: 0, top: 0, right: 0, bottom: 0 };
-  const figure = new Recording();
+  const figure = new SvgDrawing();
   const width = Math.max(NARROWEST, box.right - box.left);
   let y = writeLines(figure, words.heading, { font: FONTS.heading, ink: INK.strong, width, y: 0, line: 20 });
   for (const line of words.lines)
@@ -60,7 +59,7 @@ export function composeFigure(words, keys, draw) {
 
 /**
  * Writes a sentence in lines that fit; returns where the next begins.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {string} text
  * @param {{ font: string, ink: string, width: number, y: number, line: number }} how
  */
@@ -96,7 +95,7 @@ export function wrapLines(text, measure, width) {
 
 /**
  * The colour bar, and swatches of what else is in the picture; returns where the next part begins.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {FigureKeys} keys
  * @param {number} width
  * @param {number} y
@@ -125,7 +124,7 @@ function drawKeys(context, { bar, hatch, dashed }, width, y) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {NonNullable<FigureKeys["bar"]>} bar
  * @param {number} y
  */
@@ -146,7 +145,7 @@ function drawBar(context, { scale, marks }, y) {
 
 /**
  * Thin slanted lines, as cells have them that the mask hides.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {number} x
  * @param {number} y
  */
@@ -162,7 +161,7 @@ function drawHatch(context, x, y) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {number} x
  * @param {number} y
  */

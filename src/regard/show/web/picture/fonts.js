@@ -1,58 +1,50 @@
 // @ts-check
 // Fonts as a canvas names them, and how wide a text is in one.
 
-import { coreFont, coreLetter } from "./core_fonts.js";
-
 const FONT = /^(italic )?(\d+ |bold )?(\d+(?:\.\d+)?)px (.*)$/;
-const OTHER = 600; // thousandths of a letter, of one that no usual font has
-/** The fonts of a figure: those of every PDF reader, and what has the same widths elsewhere. */
+/** The fonts of a figure: what most systems have, in faces of the same widths. */
 export const PAPER_SANS = 'Helvetica, Arial, "Liberation Sans", sans-serif';
+const PAPER_SERIF = 'Times, "Times New Roman", "Liberation Serif", serif';
+const PAPER_MONO = '"Courier New", "Liberation Mono", Courier, monospace';
 /** @type {OffscreenCanvasRenderingContext2D | null} */
 let ruler = null;
 
 /**
- * What a canvas's font is.
+ * A canvas's font as attributes of SVG, with its size in pixels.
  * @param {string} font as in "italic 600 12px Arial, sans-serif"
- * @returns {PrintFont}
  */
 export function fontFace(font) {
   const [, italic, weight, size, family] = FONT.exec(font) ?? [null, "", "", "10", "sans-serif"];
   return {
     size: Number(size),
-    family: familyOf(family),
-    bold: weight === "bold " || Number(weight ?? 0) >= 600,
-    italic: Boolean(italic),
+    "font-family": paperFamily(family),
+    "font-weight": weight === "bold " || Number(weight ?? 0) >= 600 ? "bold" : null,
+    "font-style": italic ? "italic" : null,
   };
 }
 
-/**
- * @param {string} names
- * @returns {PrintFont["family"]}
- */
-function familyOf(names) {
-  if (/mono|courier|consolas|menlo/i.test(names)) return "mono";
-  return /(?<!sans-)serif|times|georgia/i.test(names) ? "serif" : "sans";
+/** @param {string} names */
+function paperFamily(names) {
+  if (/mono|courier|consolas|menlo/i.test(names)) return PAPER_MONO;
+  return /(?<!sans-)serif|times|georgia/i.test(names) ? PAPER_SERIF : PAPER_SANS;
 }
 
 /**
- * Pixels that a text takes: as a canvas measures it, or where there is none by the widths of usual fonts.
- * @type {MeasureText}
+ * Pixels that a text takes.
+ * @param {string} text
+ * @param {string} font
  */
 export function textWidth(text, font) {
-  if (typeof OffscreenCanvas === "undefined") return usualWidth(text, font);
-  ruler ??= new OffscreenCanvas(1, 1).getContext("2d");
-  if (!ruler) return usualWidth(text, font);
-  ruler.font = font;
-  return ruler.measureText(text).width;
+  return measure(text, font).width;
 }
 
 /**
  * @param {string} text
  * @param {string} font
  */
-function usualWidth(text, font) {
-  const face = fontFace(font);
-  const name = coreFont(face);
-  const widths = [...text].map((letter) => coreLetter(letter, name)?.width ?? OTHER);
-  return (widths.reduce((sum, width) => sum + width, 0) * face.size) / 1000;
+export function measure(text, font) {
+  ruler ??= new OffscreenCanvas(1, 1).getContext("2d");
+  if (!ruler) throw new Error("This browser cannot draw on a canvas.");
+  ruler.font = font;
+  return ruler.measureText(text);
 }

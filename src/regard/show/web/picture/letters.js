@@ -3,14 +3,13 @@
 
 import { parseColour } from "./colour.js";
 import { inkOf, written } from "./boxes.js";
+import { measure } from "./fonts.js";
 
 const WORD = /\S+/g;
-/** @type {Map<string, { ascent: number, descent: number }>} */
-const metrics = new Map();
 
 /**
  * Draws the words of a text node.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {Text} node
  * @param {Element} parent
  * @param {CSSStyleDeclaration} style
@@ -23,7 +22,7 @@ export function drawLetters(context, node, parent, style, opacity) {
   context.font = `${italic}${style.fontWeight} ${size}px ${style.fontFamily}`;
   Object.assign(context, { textAlign: "left", textBaseline: "alphabetic" });
   context.fillStyle = written(inkOf(parent, style), opacity);
-  const { ascent, descent } = fontMetrics(context.font);
+  const { fontBoundingBoxAscent: ascent, fontBoundingBoxDescent: descent } = measure("x", context.font);
   const range = document.createRange();
   for (const { index, 0: word } of node.data.matchAll(WORD)) {
     for (const { text, box } of linesOf(range, node, index, word)) {
@@ -73,7 +72,7 @@ function linesOf(range, node, index, word) {
 
 /**
  * Lines under and through words.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {CSSStyleDeclaration} style
  * @param {DOMRect} box
  * @param {number} foot
@@ -88,19 +87,4 @@ function decorate(context, style, box, foot, size, opacity) {
   context.fillStyle = written(parseColour(style.textDecorationColor), opacity);
   context.fillRect(box.left, foot - up, box.width, 1);
   context.restore();
-}
-
-/**
- * How far a font reaches above and below its baseline, in pixels.
- * @param {string} font
- */
-function fontMetrics(font) {
-  const known = metrics.get(font);
-  if (known) return known;
-  const ruler = new OffscreenCanvas(1, 1).getContext("2d");
-  if (!ruler) throw new Error("This browser cannot draw on a canvas.");
-  ruler.font = font;
-  const { fontBoundingBoxAscent: ascent, fontBoundingBoxDescent: descent } = ruler.measureText("x");
-  metrics.set(font, { ascent, descent });
-  return { ascent, descent };
 }

@@ -1,23 +1,8 @@
 // @ts-check
-// A menu that saves what a view shows: the picture as PDF, SVG or PNG, and its numbers.
+// A menu that saves what a view shows: the picture as SVG or PNG, printed to PDF, and its numbers.
 
-import { element } from "../common/dom.js";
-import { drawGlyph, encodeImage, writePng } from "./bitmap.js";
-import { writePdf } from "./pdf.js";
-import { writeSvg } from "./svg.js";
-
-/** @type {Record<string, [string, (picture: Picture) => Promise<Blob>]>} */
-const PICTURES = {
-  PDF: [
-    "vectors and text",
-    async (picture) => new Blob([await writePdf(picture, drawGlyph)], { type: "application/pdf" }),
-  ],
-  SVG: [
-    "vectors and text",
-    async (picture) => new Blob([writeSvg(picture, encodeImage)], { type: "image/svg+xml" }),
-  ],
-  PNG: ["pixels", writePng],
-};
+import { element } from "../parts/dom.js";
+import { printPicture, writePng } from "./output.js";
 
 /**
  * A button with a menu.
@@ -35,24 +20,34 @@ export function exportMenu(app, exported) {
   /**
    * @param {string} kind
    * @param {string} about
-   * @param {() => Promise<Blob>} make
+   * @param {() => Promise<void>} act
    */
-  const offer = (kind, about, make) => {
+  const offer = (kind, about, act) => {
     const button = element("button", { type: "button", role: "menuitem", class: "plain" }, kind, " ");
     button.append(element("span", { class: "quiet", text: about }));
     button.addEventListener("click", async () => {
       menu.open = false;
       try {
-        download(await make(), `${exported.name()}.${kind.toLowerCase()}`);
+        await act();
       } catch (error) {
-        app.status(`The ${kind} could not be exported: ${error.message}`);
+        app.status(`${kind}: the export failed, ${error.message}`);
       }
     });
     list.append(button);
   };
-  for (const [kind, [about, write]] of Object.entries(PICTURES))
-    offer(kind, about, async () => write(await exported.picture()));
-  for (const [kind, make] of Object.entries(exported.numbers ?? {})) offer(kind, "numbers in view", make);
+  /**
+   * @param {string} kind
+   * @param {string} about
+   * @param {() => Promise<Blob>} make
+   */
+  const offerFile = (kind, about, make) =>
+    offer(kind, about, async () => download(await make(), `${exported.name()}.${kind.toLowerCase()}`));
+  const print = async () => printPicture(await exported.picture(), exported.name());
+  const svg = async () => new Blob([(await exported.picture()).svg], { type: "image/svg+xml" });
+  offer("Print to PDF", "vectors and text", print);
+  offerFile("SVG", "vectors and text", svg);
+  offerFile("PNG", "pixels", async () => writePng(await exported.picture()));
+  for (const [kind, make] of Object.entries(exported.numbers ?? {})) offerFile(kind, "numbers in view", make);
   menu.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     menu.open = false;

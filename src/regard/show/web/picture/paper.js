@@ -2,7 +2,7 @@
 // The page as it looks on paper: in light colours on white, in the fonts that figures have. For as long as something
 // is drawn; no reader sees it.
 
-import { ramp } from "../common/colours.js";
+import { ramp } from "../parts/colours.js";
 
 /**
  * Runs `work`, which may not wait for anything, with the page in the look of paper. The event "regard-paper" on the

@@ -10,7 +10,7 @@ const SEGMENT = /([ML])\s*([-\d.e+]+)[\s,]+([-\d.e+]+)|Z/g;
 
 /**
  * Draws a shape with its style.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {SVGGeometryElement} shape
  * @param {CSSStyleDeclaration} style
  * @param {number} opacity
@@ -38,7 +38,7 @@ export function drawShape(context, shape, style, opacity) {
 }
 
 /**
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {SVGGeometryElement} shape
  */
 function trace(context, shape) {
@@ -64,7 +64,7 @@ function trace(context, shape) {
 
 /**
  * Draws a line of text of an SVG drawing.
- * @param {Recording} context
+ * @param {SvgDrawing} context
  * @param {SVGTextElement} element
  * @param {CSSStyleDeclaration} style
  * @param {number} opacity

@@ -1,9 +1,8 @@
 // @ts-check
 // The words of a figure: the model, the text, the layer and head, and what that head does.
 
-import { textsName } from "../common/captures.js";
-import { layerOf } from "../common/layers.js";
-import { scoreTitle } from "../common/score_words.js";
+import { textsName, layerOf } from "../data/layers.js";
+import { scoreTitle } from "../data/score_words.js";
 
 const PATIENCE = 3000; // milliseconds that a figure waits for a head's scores: those of a long text take minutes
 

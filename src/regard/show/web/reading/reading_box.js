@@ -2,8 +2,8 @@
 // “Read another text”, in the header of every view: hands the model a text, and removes texts from the page.
 // Where there is no model it is hidden.
 
-import { element } from "../common/dom.js";
-import { count, howFar } from "../common/format.js";
+import { element, makeButton } from "../parts/dom.js";
+import { count, howFar } from "../data/format.js";
 import { TooLongError } from "../source/too_long.js";
 import { openText, textsChanged } from "./text_choice.js";
 
@@ -22,9 +22,9 @@ export class ReadingBox {
       spellcheck: "false",
       dir: "auto",
     });
-    this.go = this.button("Read it", () => this.read());
+    this.go = makeButton("Read it", () => this.read());
     this.go.classList.add("strong");
-    this.shorten = this.button("", () => this.read(this.most));
+    this.shorten = makeButton("", () => this.read(this.most));
     this.shorten.hidden = true;
     this.most = 0; // tokens that the model can read
     this.said = element("p", { class: "note", role: "status" });
@@ -48,16 +48,6 @@ export class ReadingBox {
     );
     this.listen();
     this.fill();
-  }
-
-  /**
-   * @param {string} text
-   * @param {() => void} act
-   */
-  button(text, act) {
-    const button = element("button", { class: "button", type: "button", text });
-    button.addEventListener("click", act);
-    return button;
   }
 
   listen() {
@@ -136,7 +126,7 @@ export class ReadingBox {
     this.list.hidden = held.length < 2;
     this.list.replaceChildren(
       ...held.map(({ number, title }) => {
-        const remove = this.button("Remove", () => this.remove(number));
+        const remove = makeButton("Remove", () => this.remove(number));
         remove.classList.replace("button", "plain");
         remove.setAttribute("aria-label", `Remove “${title}”`);
         return element("li", {}, element("bdi", { class: "held-title", text: title, title }), remove);

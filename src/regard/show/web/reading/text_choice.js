@@ -1,8 +1,8 @@
 // @ts-check
 // Which text is shown: the choice in the header, and how another one is opened.
 
-import { textsName } from "../common/captures.js";
-import { element } from "../common/dom.js";
+import { textsName } from "../data/layers.js";
+import { element } from "../parts/dom.js";
 
 /** What no longer means anything on another text. */
 const ANEW = { row: -1, col: -1, token: -1, x: -1, y: -1, zoom: 0, against: -1 };

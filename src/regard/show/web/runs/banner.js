@@ -1,11 +1,11 @@
 // @ts-check
 // The banner above every view that says that a run is edited, what was cut and what changed, and undoes it.
 
-import { latest } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { number, percent } from "../common/format.js";
-import { short } from "../common/tokens.js";
-import { likelyTokens } from "./side_by_side.js";
+import { latest } from "../parts/controls.js";
+import { element, makeButton } from "../parts/dom.js";
+import { number, percent } from "../data/format.js";
+import { short } from "../data/tokens.js";
+import { likelyTokens } from "../parts/prediction_list.js";
 
 /** The banner; it is hidden where there is nothing to say. */
 export class RunBanner {
@@ -16,10 +16,10 @@ export class RunBanner {
     this.chips = element("ul", { class: "cut-list", "aria-label": "What is cut" });
     this.loss = element("span", { class: "run-loss" });
     this.said = element("span", { class: "run-said", role: "status" });
-    this.other = this.button("", () => app.set({ text: this.otherText }));
-    this.undo = this.button("Undo", () => this.undoAll());
-    this.cancel = this.button("Cancel", () => app.runs.cancel());
-    this.unfold = this.button("What changed", () => this.toggle());
+    this.other = makeButton("", () => app.set({ text: this.otherText }));
+    this.undo = makeButton("Undo", () => this.undoAll());
+    this.cancel = makeButton("Cancel", () => app.runs.cancel());
+    this.unfold = makeButton("What changed", () => this.toggle());
     this.unfold.classList.add("run-unfold");
     this.unfold.setAttribute("aria-expanded", "false");
     this.unfold.setAttribute("aria-controls", "run-changes");
@@ -33,16 +33,6 @@ export class RunBanner {
       this.fillLikely(fresh, text, position),
     );
     app.runs.on(() => this.draw());
-  }
-
-  /**
-   * @param {string} text
-   * @param {() => void} act
-   */
-  button(text, act) {
-    const button = element("button", { class: "button", type: "button", text });
-    button.addEventListener("click", act);
-    return button;
   }
 
   /** Goes back to the model's own run. The banner goes with its button, so the view takes the focus. */

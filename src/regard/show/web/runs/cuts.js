@@ -1,7 +1,7 @@
 // @ts-check
 // Cuts as data and in words: heads and edges that an edited run leaves out. It knows neither models nor elements.
 
-import { short } from "../common/tokens.js";
+import { short } from "../data/tokens.js";
 
 /** @typedef {(axis: Axis, index: number) => string} TokenName the token at a place of a layer's axis */
 

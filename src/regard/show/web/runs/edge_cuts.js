@@ -1,10 +1,10 @@
 // @ts-check
 // Buttons beside the map that cut edges: the chosen one, all to the chosen key, or all in view.
 
-import { choice, element } from "../common/dom.js";
-import { mapQuantity } from "../common/quantity.js";
-import { short, tokenAt } from "../common/tokens.js";
-import { firstToken, inUnits, lastToken, unitAt } from "../common/units.js";
+import { choice, element } from "../parts/dom.js";
+import { mapQuantity } from "../data/quantity.js";
+import { short, tokenAt } from "../data/tokens.js";
+import { firstToken, inUnits, lastToken, unitAt } from "../data/units.js";
 
 /** Buttons of the Map's notes; hidden where there is no model. */
 export class EdgeCuts {

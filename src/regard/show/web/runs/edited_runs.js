@@ -2,11 +2,10 @@
 // Runs the model again with heads or edges cut, where there is a model; what comes of it opens as an edited run
 // beside the text. Each text has at most one, and another takes its place.
 
-import { captureTitle } from "../common/captures.js";
-import { howFar } from "../common/format.js";
-import { layerOf } from "../common/layers.js";
-import { tokenAt } from "../common/tokens.js";
-import { firstToken } from "../common/units.js";
+import { captureTitle, layerOf } from "../data/layers.js";
+import { howFar } from "../data/format.js";
+import { tokenAt } from "../data/tokens.js";
+import { firstToken } from "../data/units.js";
 import { cutsCell, cutWords, runName, sameCut, toggled } from "./cuts.js";
 
 /** Which cuts the shown run has, and the functions that change them. */

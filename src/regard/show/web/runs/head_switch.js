@@ -1,7 +1,7 @@
 // @ts-check
 // The switch that cuts a head. Where there is no model it is hidden.
 
-import { element } from "../common/dom.js";
+import { element } from "../parts/dom.js";
 
 /** @typedef {HTMLButtonElement & { show(layer: string, head: number): void }} HeadSwitch */
 

@@ -2,7 +2,7 @@
 // Differences of two texts' maps. What is added up over a cell is linear, so that the difference of two tiles, rows or
 // columns is that of the maps, exactly.
 
-import { PLAIN } from "../common/quantity.js";
+import { PLAIN } from "../data/quantity.js";
 
 /**
  * A source that also answers questions about differences.

@@ -1,8 +1,6 @@
 // @ts-check
 // The transport of a served page: HTTP requests to the server that it came from, with the server's token.
 
-import { takeToken } from "./token.js";
-
 let token = "";
 
 /**
@@ -93,4 +91,21 @@ async function follow(path, body, onLine, signal) {
 export function openHttp() {
   token = takeToken();
   return { ask, follow };
+}
+
+const NAME = "regard-token";
+
+/**
+ * The token, or "" if there is none.
+ * @returns {string}
+ */
+export function takeToken() {
+  const token = new URLSearchParams(location.search).get("token");
+  if (token !== null) history.replaceState(null, "", location.pathname + location.hash);
+  try {
+    if (token !== null) localStorage.setItem(NAME, token);
+    return token ?? localStorage.getItem(NAME) ?? "";
+  } catch {
+    return token ?? ""; // the browser keeps nothing: reloading needs the printed address
+  }
 }

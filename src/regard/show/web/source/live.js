@@ -2,6 +2,7 @@
 // A saved page that holds a model: the model reads texts, runs again with something cut, and generates, in the
 // worker. `model/live_weights.js` is the other side. Texts of the file are answered as on any saved page.
 
+import { once } from "../data/lru.js";
 import { TooLongError } from "./too_long.js";
 
 /**
@@ -51,9 +52,7 @@ export function withModel(source, ask, lossesOf) {
     /** @type {Source["thumbs"]} */
     thumbs(text, layer) {
       if (text < stored) return file.thumbs(text, layer);
-      const known = thumbs.get(`${text} ${layer}`) ?? ask("thumbs", { text, layer });
-      thumbs.set(`${text} ${layer}`, known);
-      return known;
+      return once(thumbs, `${text} ${layer}`, () => ask("thumbs", { text, layer }));
     },
     /** @type {Source["prediction"]} */
     prediction: (text, position) =>
@@ -70,9 +69,7 @@ export function withModel(source, ask, lossesOf) {
     /** @type {Source["layerHeads"]} */
     layerHeads(text, layer) {
       if (text < stored) return file.layerHeads(text, layer);
-      const known = scores.get(`${text} ${layer}`) ?? ask("layerHeads", { text, layer });
-      scores.set(`${text} ${layer}`, known);
-      return known;
+      return once(scores, `${text} ${layer}`, () => ask("layerHeads", { text, layer }));
     },
     /** @type {Source["capture"]} */
     async capture(text, onLine, signal, { first = null, continuation = [] } = {}) {

@@ -2,7 +2,7 @@
 // The source of a served page. The server is there before the model has read anything: until then it tells how far
 // it is, and the page's first question waits.
 
-import { applySettings } from "../common/settings.js";
+import { applySettings } from "../data/settings.js";
 import { withDifferences } from "./differences.js";
 import { early } from "./early_meta.js";
 import { openServed } from "./served.js";

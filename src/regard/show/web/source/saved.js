@@ -2,14 +2,13 @@
 // The page's numbers from the file itself: q, k and lse of every layer lie in it, packed.
 // What has to be computed from them is asked of a worker; the rest is read here.
 
-import { LRU } from "../common/lru.js";
-import { PLAIN, quantityName } from "../common/quantity.js";
-import { openWorkerPort } from "./worker_port.js";
-import { unpackArrays, unpackJson } from "./packed.js";
-import { savedPrediction } from "./saved_prediction.js";
+import { LRU, once } from "../data/lru.js";
+import { PLAIN, quantityName } from "../data/quantity.js";
+import { unpackArrays, unpackJson } from "./arithmetic/packed.js";
+import { namedLayer, storedAttribution } from "./arithmetic/saved_weights.js";
 import { withModel } from "./live.js";
 import { RemoteWeights } from "./remote_weights.js";
-import { namedLayer, storedAttribution } from "./saved_weights.js";
+import { openWorkerPort } from "./worker_port.js";
 
 const KEPT = 96; // tiles
 
@@ -47,18 +46,6 @@ export async function openSaved() {
   const surveys = new Map(); // one at most, by layer/head
   /** @type {Map<number, Promise<PredictionArrays>>} */
   const predictions = new Map(); // of a text
-  /**
-   * @template K, V
-   * @param {Map<K, V>} map
-   * @param {K} key
-   * @param {() => V} make
-   * @returns {V}
-   */
-  const once = (map, key, make) => {
-    const made = map.get(key) ?? make();
-    map.set(key, made);
-    return made;
-  };
   /** @param {string} name */
   const picturesOf = async (name) => (await unpackArrays(name, takeBlock(name), blocks[name])).pictures;
   /**
@@ -121,4 +108,25 @@ export async function openSaved() {
   const lossesOf = async (/** @type {number} */ text) =>
     (await once(predictions, text, () => predictionsOf(text))).losses;
   return withModel(source, ask, lossesOf);
+}
+
+/**
+ * What the model expects after a position.
+ * @param {PredictionArrays} arrays
+ * @param {string[]} words the texts of the likely tokens
+ * @param {string[] | null} tokens of the text
+ * @param {number} position
+ * @returns {Prediction}
+ */
+export function savedPrediction({ ids, places, probabilities, losses, ranks }, words, tokens, position) {
+  const count = places.length / (losses.length + 1); // for each position
+  const likeliest = Array.from({ length: count }, (_, n) => {
+    const at = position * count + n;
+    return { id: ids[places[at]], token: words[places[at]], probability: probabilities[at] };
+  });
+  const loss = losses[position];
+  const known = position < losses.length && Number.isFinite(loss);
+  const token = tokens?.[position + 1] ?? null;
+  const next = known ? { token, probability: Math.exp(-loss), rank: ranks[position], loss } : null;
+  return { position, likeliest, next };
 }

@@ -2,11 +2,11 @@
 // The page's numbers from where they are computed on demand, through a transport: the server that the page came
 // from (`http.js`) or a notebook's kernel (`notebook/kernel.js`). The latest answers are kept.
 
-import { layerOf } from "../common/layers.js";
-import { LRU } from "../common/lru.js";
-import { PLAIN, quantityName } from "../common/quantity.js";
-import { cellsAlong } from "../common/tile.js";
-import { inUnits } from "../common/units.js";
+import { layerOf } from "../data/layers.js";
+import { LRU } from "../data/lru.js";
+import { PLAIN, quantityName } from "../data/quantity.js";
+import { cellsAlong } from "../data/settings.js";
+import { inUnits } from "../data/units.js";
 import { TooLongError } from "./too_long.js";
 
 const KEPT = 96; // answers

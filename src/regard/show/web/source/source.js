@@ -3,7 +3,7 @@
 // `Source` in `types.d.ts` lists them. Layers are named by their key, heads by their number in the model, and all
 // answers but `meta` are promises.
 
-import { applySettings } from "../common/settings.js";
+import { applySettings } from "../data/settings.js";
 import { openKernel } from "../notebook/kernel.js";
 import { followNotebook } from "../notebook/selection.js";
 import { withDifferences } from "./differences.js";

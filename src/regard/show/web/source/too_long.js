@@ -1,7 +1,7 @@
 // @ts-check
 // The answer to a text of more tokens than the model can read: how many it has, and how many could be read.
 
-import { count } from "../common/format.js";
+import { count } from "../data/format.js";
 
 export class TooLongError extends Error {
   /** @param {{ tokens: number, most: number }} sizes */

@@ -2,8 +2,8 @@
 // Where a saved page computes: in a worker, so that the page itself never stutters. Where there can be no worker,
 // as in viewers that forbid them, the same code answers through a channel within the page.
 
-import { Responder } from "./responder.js";
-import { SavedWeights } from "./saved_weights.js";
+import { Responder } from "./arithmetic/responder.js";
+import { SavedWeights } from "./arithmetic/saved_weights.js";
 
 /**
  * A port whose other end answers questions.

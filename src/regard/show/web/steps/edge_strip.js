@@ -1,10 +1,10 @@
 // @ts-check
 // The shown keys of a row in the order of the text, with the query and an arc to each key that it attends to.
 
-import { ArcLayer } from "../common/arcs.js";
-import { element } from "../common/dom.js";
-import { percent } from "../common/format.js";
-import { short } from "../common/tokens.js";
+import { ArcLayer } from "../parts/arcs.js";
+import { element } from "../parts/dom.js";
+import { percent } from "../data/format.js";
+import { short } from "../data/tokens.js";
 
 const LEAST = 0.1; // of the strongest weight, below which a key has no arc
 

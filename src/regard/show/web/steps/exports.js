@@ -1,7 +1,7 @@
 // @ts-check
 // What the Steps view can save: the computation of a row as a figure, and its numbers.
 
-import { visible } from "../common/tokens.js";
+import { visible } from "../data/tokens.js";
 import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/view.js";
 import { headWords } from "../picture/words.js";

@@ -1,9 +1,9 @@
 // @ts-check
 // The lines of a step: whose number it is, the number as a bar or a strip of colours, and its figure.
 
-import { element } from "../common/dom.js";
-import { number } from "../common/format.js";
-import { visible } from "../common/tokens.js";
+import { element } from "../parts/dom.js";
+import { number } from "../data/format.js";
+import { visible } from "../data/tokens.js";
 import { allNumbers, reach, vector } from "./vectors.js";
 
 /**

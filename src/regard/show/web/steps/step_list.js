@@ -2,8 +2,8 @@
 // Every step of a row of attention, in order: what it is called, one sentence, its shape, its numbers.
 // It knows the computation; choosing a token and drawing a line are the business of others.
 
-import { element } from "../common/dom.js";
-import { number, some, weight } from "../common/format.js";
+import { element } from "../parts/dom.js";
+import { number, some, weight } from "../data/format.js";
 import { bar, bars, checks, entry, remainder, total, vectors } from "./lines.js";
 import { allNumbers, reach, vector } from "./vectors.js";
 

@@ -2,12 +2,11 @@
 // The whole computation of one row, step by step, with its actual numbers: of the model, or of the small
 // example that the stages share. It knows what `row_steps.py` and `stage_example.py` give.
 
-import { empty, headPicker, latest, select, slider } from "../common/controls.js";
-import { badge, choice, element } from "../common/dom.js";
-import { fold } from "../common/fold.js";
-import { headSentence } from "../common/head_words.js";
-import { layerOf } from "../common/layers.js";
-import { short, tokenAt } from "../common/tokens.js";
+import { empty, headPicker, latest, select, slider, fold } from "../parts/controls.js";
+import { badge, choice, element, makeButton } from "../parts/dom.js";
+import { headSentence } from "../parts/head_words.js";
+import { layerOf } from "../data/layers.js";
+import { short, tokenAt } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { edgeStrip } from "./edge_strip.js";
 import { stepsExports } from "./exports.js";
@@ -16,22 +15,12 @@ import { stepList } from "./step_list.js";
 
 const SHOWN = [1, 2, 3, 4, 6, 8, 12]; // strongest keys, besides the first and the query's own
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function steps(root, app) {
-  const view = new StepsView(app);
-  const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Steps" };
-  view.controls.bar.append(exportMenu(app, stepsExports(app, view)));
-  root.append(view.controls.bar, element("div", scroll, view.page));
-  return { show: (state) => view.show(state), hide() {} };
-}
-
 export class StepsView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     this.state = app.state;
     this.strongest = 4; // keys that are shown
@@ -50,6 +39,9 @@ export class StepsView {
     this.look = latest((fresh) => this.find(fresh));
     this.page.addEventListener("pointerover", (event) => this.light(event));
     this.page.addEventListener("pointerleave", (event) => this.light(event));
+    this.controls.bar.append(exportMenu(app, stepsExports(app, this)));
+    const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Steps" };
+    root.append(this.controls.bar, element("div", scroll, this.page));
   }
 
   /** How many rows there are. */
@@ -68,6 +60,8 @@ export class StepsView {
     this.controls.fill(state, this.row, this.count, this.strongest);
     this.look();
   }
+
+  hide() {}
 
   /** @param {() => boolean} fresh */
   async find(fresh) {
@@ -188,8 +182,8 @@ function makeStepsControls(app, wishes) {
   const stage = select("Stage", (value) => app.set({ example: value }));
   const token = select("Token", (value) => app.set({ row: Number(value) }));
   const place = placeField((row) => wishes.go(row));
-  const before = button("←", "Previous token", () => wishes.go(wishes.row() - 1));
-  const after = button("→", "Next token", () => wishes.go(wishes.row() + 1));
+  const before = makeButton("←", () => wishes.go(wishes.row() - 1), { "aria-label": "Previous token" });
+  const after = makeButton("→", () => wishes.go(wishes.row() + 1), { "aria-label": "Next token" });
   const shown = slider("Strongest keys", wishes.show);
   const arrows = element("div", { class: "fields" }, before, after);
   const parts = [which, picker, stage, token, place.field, arrows, ...fold("Settings", shown)];
@@ -221,17 +215,6 @@ function makeStepsControls(app, wishes) {
       );
     },
   };
-}
-
-/**
- * @param {string} text
- * @param {string} label
- * @param {() => void} press
- */
-function button(text, label, press) {
-  const made = element("button", { class: "button", type: "button", text, "aria-label": label });
-  made.addEventListener("click", press);
-  return made;
 }
 
 /**

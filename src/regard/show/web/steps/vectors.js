@@ -2,9 +2,9 @@
 // A list of numbers as something to see: numbers where they are few, a strip of colours where they are many.
 // Colours go from one hue through the paper to another, and mean the same in every strip of a step.
 
-import { contextOf, element } from "../common/dom.js";
-import { number } from "../common/format.js";
-import { theme } from "../common/theme.js";
+import { contextOf, element } from "../parts/dom.js";
+import { number } from "../data/format.js";
+import { theme } from "../parts/theme.js";
 import { setDrawing } from "../picture/canvas_drawings.js";
 
 const FEW = 4; // numbers that are written out

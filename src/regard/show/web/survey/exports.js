@@ -1,7 +1,7 @@
 // @ts-check
 // What the Survey view can save: the scatter with the chosen head as a figure, and all scores of every head.
 
-import { scoreTitle } from "../common/score_words.js";
+import { scoreTitle } from "../data/score_words.js";
 import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/view.js";
 

@@ -1,11 +1,11 @@
 // @ts-check
 // One head of a survey: its sentence, its strongest examples, its top tokens, and the distances that it bridges.
 
-import { latest } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { count, percent } from "../common/format.js";
-import { labelTags } from "../common/head_words.js";
-import { directionOf, short } from "../common/tokens.js";
+import { latest } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { count, percent } from "../data/format.js";
+import { labelTags } from "../parts/head_words.js";
+import { directionOf, short } from "../data/tokens.js";
 import { inRunningText } from "../text/layout.js";
 import { excerptOf, rangeName, rowName } from "./rows.js";
 

@@ -1,8 +1,8 @@
 // @ts-check
 // What the Survey view shows of which head: the two scores, the points, the chosen head. It knows numbers and names.
 
-import { isShare, score } from "../common/format.js";
-import { inListOrder, scoreTitle } from "../common/score_words.js";
+import { isShare, score } from "../data/format.js";
+import { inListOrder, scoreTitle } from "../data/score_words.js";
 
 /** Scores that tell most heads apart, first those to begin with: from left to right, and from bottom to top. */
 const FIRST = ["previous_token", "induction"];

@@ -2,24 +2,11 @@
 // Points over two axes, as SVG: they can be pointed at, walked with the arrow keys, and chosen. It knows points; it does
 // not know what they measure.
 
-import { ticks } from "../common/chart.js";
-import { element } from "../common/dom.js";
+import { ticks } from "../parts/chart.js";
+import { element, svgElement } from "../parts/dom.js";
 
-const SPACE = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 22, right: 14, bottom: 38, left: 50 };
 const RADIUS = 5;
-
-/**
- * @param {string} name
- * @param {Record<string, string | number>} attributes
- * @param {string} [text]
- */
-function svg(name, attributes, text) {
-  const made = document.createElementNS(SPACE, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
 
 /** @typedef {{ points: ScatterPoint[], x: ChartAxis, y: ChartAxis, chosen: string, label: string }} ScatterData */
 
@@ -34,24 +21,28 @@ function drawAxes({ x, y }, width, height) {
   const across = (value) => MARGIN.left + ((value - x.low) / (x.high - x.low || 1)) * (right - MARGIN.left);
   /** @param {number} value */
   const up = (value) => bottom - ((value - y.low) / (y.high - y.low || 1)) * (bottom - MARGIN.top);
-  const group = svg("g", { class: "chart-axes" });
+  const group = svgElement("g", { class: "chart-axes" });
   for (const tick of ticks(y.low, y.high)) {
     const place = up(tick);
     group.append(
-      svg("line", { x1: MARGIN.left, x2: right, y1: place, y2: place }),
-      svg("text", { x: MARGIN.left - 8, y: place + 4, "text-anchor": "end" }, y.say(tick)),
+      svgElement("line", { x1: MARGIN.left, x2: right, y1: place, y2: place }),
+      svgElement("text", { x: MARGIN.left - 8, y: place + 4, "text-anchor": "end" }, y.say(tick)),
     );
   }
   for (const tick of ticks(x.low, x.high, Math.max(2, Math.floor((right - MARGIN.left) / 90)))) {
     const place = across(tick);
     group.append(
-      svg("line", { x1: place, x2: place, y1: MARGIN.top, y2: bottom }),
-      svg("text", { x: place, y: bottom + 16, "text-anchor": "middle" }, x.say(tick)),
+      svgElement("line", { x1: place, x2: place, y1: MARGIN.top, y2: bottom }),
+      svgElement("text", { x: place, y: bottom + 16, "text-anchor": "middle" }, x.say(tick)),
     );
   }
   group.append(
-    svg("text", { class: "chart-title", x: right, y: height - 5, "text-anchor": "end" }, `${x.title} →`),
-    svg("text", { class: "chart-title", x: 2, y: 11 }, `↑ ${y.title}`),
+    svgElement(
+      "text",
+      { class: "chart-title", x: right, y: height - 5, "text-anchor": "end" },
+      `${x.title} →`,
+    ),
+    svgElement("text", { class: "chart-title", x: 2, y: 11 }, `↑ ${y.title}`),
   );
   return { group, across, up };
 }
@@ -90,7 +81,7 @@ export class Scatter {
     if (!this.data || width < 60) return;
     const { points, chosen, label } = this.data;
     const focused = this.box.contains(document.activeElement);
-    const picture = svg("svg", {
+    const picture = svgElement("svg", {
       width,
       height: this.height,
       viewBox: `0 0 ${width} ${this.height}`,
@@ -105,8 +96,8 @@ export class Scatter {
       const at = { cx: across(x).toFixed(1), cy: up(y).toFixed(1), r: id === chosen ? RADIUS + 2 : RADIUS };
       const role = { role: "button", "aria-label": name, "aria-pressed": String(id === chosen) };
       const tabindex = id === chosen ? 0 : -1;
-      const dot = svg("circle", { class: kind, ...at, "data-head": id, tabindex, ...role });
-      dot.append(svg("title", {}, name));
+      const dot = svgElement("circle", { class: kind, ...at, "data-head": id, tabindex, ...role });
+      dot.append(svgElement("title", {}, name));
       picture.append(dot);
     }
     this.box.replaceChildren(picture);

@@ -2,35 +2,27 @@
 // Every head over a whole corpus, as `regard survey` found it: a scatter of the heads over two scores, and what the
 // survey kept of the chosen one.
 
-import { select } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { count, score, some } from "../common/format.js";
-import { inListOrder, scoreAbout, scoreTitle } from "../common/score_words.js";
+import { select } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { count, score, some } from "../data/format.js";
+import { inListOrder, scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { surveyExports } from "./exports.js";
 import { HeadPanel } from "./head_panel.js";
 import { axisEnd, chosenRow, chosenScores, pointsOf, rowName } from "./rows.js";
 import { Scatter } from "./scatter.js";
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function survey(root, app) {
-  const view = new SurveyView(app);
-  root.append(view.controls, element("div", { class: "scroll" }, view.column));
-  return { show: (state) => view.show(state), hide() {} };
-}
-
 export class SurveyView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.survey = /** @type {Survey} */ (app.meta.survey); // there is no such view without one
     this.across = select("Across", (surveyAcross) => app.set({ surveyAcross }));
     this.up = select("Up", (surveyUp) => app.set({ surveyUp }));
     const save = exportMenu(app, surveyExports(this));
-    this.controls = element("div", { class: "bar-of-choices" }, this.across, this.up, save);
+    const controls = element("div", { class: "bar-of-choices" }, this.across, this.up, save);
     this.lead = element("p", { class: "lead" });
     this.about = element("p", { class: "note" });
     this.pointed = element("p", { class: "note survey-pointed" });
@@ -52,6 +44,7 @@ export class SurveyView {
     );
     const grid = element("div", { class: "survey-grid" }, plot, this.panel.box);
     this.column = element("div", { class: "column survey-column" }, grid);
+    root.append(controls, element("div", { class: "scroll" }, this.column));
     this.names = chosenScores(this.survey, app.state);
     /** @type {ScatterPoint[]} */
     this.points = [];
@@ -103,6 +96,8 @@ export class SurveyView {
     });
     if (row) this.panel.show(row);
   }
+
+  hide() {}
 }
 
 /**

@@ -1,11 +1,10 @@
 // @ts-check
 // The choices above the text: whose weights, in which direction, on which scale.
 
-import { headPicker, select } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { fold } from "../common/fold.js";
-import { quantityControls } from "../common/quantity_controls.js";
-import { secondHeadOptions } from "./second_head.js";
+import { fold, headPicker, select, weightChoices } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { quantityControls } from "../parts/quantity_controls.js";
+import { secondHeadOptions } from "./scope.js";
 
 /**
  * @param {App} app
@@ -16,34 +15,7 @@ export function makeTextControls(app, changed) {
   const second = select("Second head", (value) => app.set({ secondHead: value }));
   second.title = "A second head over the same text, in another colour.";
   const quantities = quantityControls(app, "text", changed);
-  const direction = choice(
-    "Shade",
-    "text-way",
-    { at: "what it attends to", by: "what attends to it" },
-    (value) => app.set({ direction: value, row: -1, col: -1 }),
-    "Choose a query to shade the keys that it attends to, or a key to shade the queries that attend to it.",
-  );
-  const scope = choice(
-    "Of",
-    "text-of",
-    { head: "one head", layer: "the layer", all: "all layers" },
-    (value) => app.set({ scope: value }),
-    "The weights of one head, or their mean over the heads of the layer or of all layers.",
-  );
-  const sink = choice(
-    "Sink",
-    "text-sink",
-    { in: "shown", apart: "left out" },
-    (value) => app.set({ sink: value }),
-    "Left out leaves the key that receives the most attention unshaded, so that the others stand out.",
-  );
-  const scale = choice(
-    "Shades",
-    "text-scale",
-    { linear: "linear", log: "log" },
-    (value) => app.set({ scale: value }),
-    "How numbers become colours. Log shades also show small weights.",
-  );
+  const { direction, scope, sink, scale } = weightChoices(app, "text", { direction: "Shade", sink: "Sink" });
   const settings = fold("Settings", second, ...quantities.parts, direction, scope, sink, scale);
   return {
     bar: element("div", { class: "bar-of-choices" }, picker, ...settings),

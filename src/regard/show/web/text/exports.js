@@ -1,9 +1,9 @@
 // @ts-check
 // What the Text view can save: the shaded text as a figure, and the weights of the chosen token.
 
-import { makeScale } from "../common/colours.js";
-import { quantityTitle, spell } from "../common/quantity.js";
-import { visible } from "../common/tokens.js";
+import { makeScale } from "../parts/colours.js";
+import { quantityTitle, spell } from "../data/quantity.js";
+import { visible } from "../data/tokens.js";
 import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/view.js";
 import { headWords, textWords } from "../picture/words.js";

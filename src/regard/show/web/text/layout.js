@@ -1,7 +1,7 @@
 // @ts-check
 // Tokens as running text: how one is written, and which stands above or below another.
 
-import { visible } from "../common/tokens.js";
+import { visible, visibleLines } from "../data/tokens.js";
 
 /**
  * The token nearest to this one on the line above or below.
@@ -48,11 +48,5 @@ function ends(token) {
  */
 export function inRunningText(token) {
   if (token === "") return visible(token);
-  /** @param {string} part */
-  const shown = (part) => part && visible(part);
-  return ends(token)
-    .split("\n")
-    .map((line) => line.split(" ").map(shown).join(" "))
-    .join("↵\n")
-    .replace(/\n$/, "");
+  return visibleLines(ends(token)).join("↵\n").replace(/\n$/, "");
 }

@@ -1,11 +1,11 @@
 // @ts-check
 // The notes beside the text: the chosen token, the list of the strongest, and what the list leaves out.
 
-import { rampBar } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { rankingTitle, spell } from "../common/quantity.js";
-import { short, visible } from "../common/tokens.js";
-import { UNIT } from "../common/units.js";
+import { rampBar } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { rankingTitle, spell } from "../data/quantity.js";
+import { short, visible } from "../data/tokens.js";
+import { UNIT } from "../data/units.js";
 import { heatBar } from "../image/heat.js";
 import { rankingNotes } from "./ranking.js";
 

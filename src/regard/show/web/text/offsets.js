@@ -1,7 +1,7 @@
 // @ts-check
 // Where a layer's queries and keys stand in the text that is written out.
 
-import { axisOf } from "../common/tokens.js";
+import { axisOf } from "../data/tokens.js";
 
 const AXES = /** @type {const} */ (["queries", "keys"]);
 

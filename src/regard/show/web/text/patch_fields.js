@@ -1,8 +1,8 @@
 // @ts-check
 // Tokens of a text that stand for patches of a picture, as fields of that picture in their place in the text.
 
-import { element } from "../common/dom.js";
-import { patchOf } from "../common/patch_layout.js";
+import { element } from "../parts/dom.js";
+import { patchOf } from "../data/patch_layout.js";
 
 /**
  * Moves the spans of patches into their pictures; gives the numbers of these tokens.

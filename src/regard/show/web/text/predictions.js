@@ -1,10 +1,10 @@
 // @ts-check
 // Under the text: what the model expects after the chosen token, and what follows there.
 
-import { latest } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { count, number } from "../common/format.js";
-import { likelyTokens } from "../runs/side_by_side.js";
+import { latest } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { count, number } from "../data/format.js";
+import { likelyTokens } from "../parts/prediction_list.js";
 import { quotedToken } from "./ranking.js";
 
 /** The panel; it is hidden where the model makes no predictions. */

@@ -1,11 +1,11 @@
 // @ts-check
-// The strongest weights of a row or a column, and what is to be said of the others.
+// The strongest weights of a row or a column, which of them are drawn as arcs, and what is to be said of the others.
 
-import { last } from "../common/arrays.js";
-import { percent, some } from "../common/format.js";
-import { areWeights, PLAIN, say, spell } from "../common/quantity.js";
-import { isolated, short } from "../common/tokens.js";
-import { UNIT } from "../common/units.js";
+import { last } from "../data/arrays.js";
+import { percent, some } from "../data/format.js";
+import { areWeights, PLAIN, say, spell } from "../data/quantity.js";
+import { isolated, short } from "../data/tokens.js";
+import { UNIT } from "../data/units.js";
 
 /**
  * The tokens with the largest numbers, whatever their signs, largest first; the sum of all, and how many there are.
@@ -103,4 +103,21 @@ export function rankingNotes(tokens, { weights, from, without }, ranking, lookin
     notes.push(`The shaded ${quantity.units} receive ${percent(Math.min(1, total))} of its attention.`);
   else notes.push(`Sum of the weights over all queries: ${total.toFixed(2)}.`);
   return notes;
+}
+
+const MOST = 5; // arcs of a head
+const LEAST = 0.1; // of the strongest, below which an edge is not drawn
+
+/**
+ * The strongest edges of a ranking, each with its strength from 0 to 1; a token's edge to itself is no arc.
+ * @param {Ranking} ranking
+ * @param {Pick<Shaded, "token" | "top">} shaded
+ * @returns {{ token: number, strength: number }[]}
+ */
+export function strongestEdges({ best }, { token, top }) {
+  const least = LEAST * Math.abs(best[0]?.w ?? 0);
+  return best
+    .filter((one) => one.token !== token && Math.abs(one.w) >= least)
+    .slice(0, MOST)
+    .map((one) => ({ token: one.token, strength: Math.min(1, Math.abs(one.w) / top) }));
 }

@@ -1,7 +1,7 @@
 // @ts-check
 // From weights to the shades of tokens. It knows numbers; the tokens themselves are painted elsewhere.
 
-import { makeScale } from "../common/colours.js";
+import { makeScale } from "../parts/colours.js";
 
 const LEVELS = 64; // shades: a token whose shade stays the same is left alone
 const PLAIN = 0; // the level of a token without a shade

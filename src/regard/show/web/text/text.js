@@ -2,46 +2,36 @@
 // The tokens as running text: point at one to shade the tokens that it attends to, or that attend to it.
 // It knows one row or one column of weights at a time; the same colours as the map.
 
-import { ArcLayer } from "../common/arcs.js";
-import { AttributionPanel } from "../common/attribution_panel.js";
-import { latest } from "../common/controls.js";
-import { element } from "../common/dom.js";
-import { doubts, layerOf } from "../common/layers.js";
-import { layoutOf, NO_PATCHES } from "../common/patch_layout.js";
-import { isSigned, quantityOf } from "../common/quantity.js";
-import { theme } from "../common/theme.js";
-import { firstToken, inUnits, lastToken, unitAt } from "../common/units.js";
+import { ArcLayer } from "../parts/arcs.js";
+import { AttributionPanel } from "../parts/attribution_panel.js";
+import { latest } from "../parts/controls.js";
+import { element } from "../parts/dom.js";
+import { doubts, layerOf } from "../data/layers.js";
+import { layoutOf, NO_PATCHES } from "../data/patch_layout.js";
+import { isSigned, quantityOf } from "../data/quantity.js";
+import { theme } from "../parts/theme.js";
+import { firstToken, inUnits, lastToken, unitAt } from "../data/units.js";
 import { exportMenu } from "../picture/menu.js";
 import { makeTextControls } from "./controls.js";
-import { strongestEdges } from "./edges.js";
+import { strongestEdges, rankingLine, strongest } from "./ranking.js";
 import { textExports } from "./exports.js";
 import { beside } from "./layout.js";
 import { TextNotes } from "./notes.js";
 import { axisOffsets, indexOnAxis, writtenText } from "./offsets.js";
 import { TextPredictions } from "./predictions.js";
-import { rankingLine, strongest } from "./ranking.js";
-import { layersInScope, scopeName, sinkInScope, weightsInScope } from "./scope.js";
-import { secondHead } from "./second_head.js";
+import { layersInScope, scopeName, sinkInScope, weightsInScope, secondHead } from "./scope.js";
 import { shadingTop } from "./shading.js";
 import { TokenText } from "./token_text.js";
 
 const RANKED = 12; // tokens in the list
 const RANKED_SECOND = 5; // and in that of a second head
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function text(root, app) {
-  const view = new TextView(app);
-  root.append(...view.parts());
-  return { show: (state) => view.show(state), hide: () => view.hide() };
-}
-
 export class TextView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     this.state = app.state;
     this.controls = makeTextControls(app, () => this.tell());
@@ -63,21 +53,11 @@ export class TextView {
     this.sheet = element("div", { class: "text-sheet" }, this.page.body);
     this.arcs = new ArcLayer(this.sheet);
     this.look = latest((fresh) => this.findWeights(fresh));
-    this.listen();
-  }
-
-  parts() {
+    this.controls.bar.append(exportMenu(app, textExports(app, this)));
     const scroll = element("div", { class: "text-scroll" }, this.sheet);
-    this.controls.bar.append(exportMenu(this.app, textExports(this.app, this)));
-    return [
-      this.controls.bar,
-      element(
-        "div",
-        { class: "text-view" },
-        element("div", { class: "text-main" }, this.said, scroll, this.predictions.box),
-        this.notes.box,
-      ),
-    ];
+    const main = element("div", { class: "text-main" }, this.said, scroll, this.predictions.box);
+    root.append(this.controls.bar, element("div", { class: "text-view" }, main, this.notes.box));
+    this.listen();
   }
 
   /** Whether the chosen token is a query; contributions are always to what follows one. */

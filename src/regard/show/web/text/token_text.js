@@ -1,12 +1,12 @@
 // @ts-check
 // The tokens as spans of running text, shaded by level. It knows spans; what is chosen is the view's business.
 
-import { css, inkOn } from "../common/colours.js";
-import { element, reveal } from "../common/dom.js";
-import { count } from "../common/format.js";
-import { splitTokens } from "../common/split_characters.js";
-import { theme } from "../common/theme.js";
-import { directionOf, visible } from "../common/tokens.js";
+import { css, inkOn } from "../parts/colours.js";
+import { element, reveal } from "../parts/dom.js";
+import { count } from "../data/format.js";
+import { splitTokens } from "../data/split_characters.js";
+import { theme } from "../parts/theme.js";
+import { directionOf, visible } from "../data/tokens.js";
 import { heatColour } from "../image/heat.js";
 import { inRunningText, LONGEST } from "./layout.js";
 import { arrangePatches } from "./patch_fields.js";

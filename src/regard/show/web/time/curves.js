@@ -1,8 +1,8 @@
 // @ts-check
 // What the numbers of a training run look like: which scores there are, their scale, and their curves.
 
-import { known, last } from "../common/arrays.js";
-import { isShare, percent, share } from "../common/format.js";
+import { known, last } from "../data/arrays.js";
+import { isShare, percent, share } from "../data/format.js";
 
 /** @typedef {{ layer: number, head: number }} RunHead */
 /** @typedef {(x: number | null) => string} SayScore */

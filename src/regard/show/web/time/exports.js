@@ -1,7 +1,7 @@
 // @ts-check
 // What the Time view can save: its charts as a figure, and the score of every head at every step.
 
-import { scoreTitle } from "../common/score_words.js";
+import { scoreTitle } from "../data/score_words.js";
 import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/view.js";
 

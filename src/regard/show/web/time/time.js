@@ -2,12 +2,12 @@
 // Heads over a training run: a slider goes from evaluation to evaluation, and every head's score with it.
 // It knows what `history.py` reads from a run's folder.
 
-import { chart } from "../common/chart.js";
-import { rampBar, select, slider } from "../common/controls.js";
-import { choice, element } from "../common/dom.js";
-import { briefScore, count, score } from "../common/format.js";
-import { headTable } from "../common/head_table.js";
-import { scoreAbout, scoreTitle } from "../common/score_words.js";
+import { chart } from "../parts/chart.js";
+import { rampBar, select, slider } from "../parts/controls.js";
+import { choice, element } from "../parts/dom.js";
+import { briefScore, count, score } from "../data/format.js";
+import { headTable } from "../parts/head_table.js";
+import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { timeExports } from "./exports.js";
 import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNames } from "./curves.js";
@@ -16,20 +16,12 @@ import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNam
 const ON = { text: "validation text", repeats: "repeated random tokens" };
 const TEMPO = 700; // milliseconds at each step while it plays
 
-/**
- * @param {HTMLElement} root
- * @param {App} app
- * @returns {View}
- */
-export function time(root, app) {
-  const view = new TimeView(app);
-  root.append(view.controls, view.layout());
-  return { show: (state) => view.show(state), hide: () => view.stop() };
-}
-
 export class TimeView {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   */
+  constructor(root, app) {
     this.app = app;
     this.state = app.state;
     this.run = /** @type {TrainingRun} */ (app.meta.time); // there is no such view without one
@@ -44,7 +36,7 @@ export class TimeView {
     this.play = element("button", { class: "button", type: "button", text: "Play" });
     const save = exportMenu(app, timeExports(app, this));
     const parts = [this.slider, this.play, this.on, this.which, save];
-    this.controls = element("div", { class: "bar-of-choices" }, ...parts);
+    const controls = element("div", { class: "bar-of-choices" }, ...parts);
     this.column = element("div", { class: "column" });
     this.title = element("p", { class: "lead", "aria-live": "polite" });
     this.about = element("p", { class: "note" });
@@ -62,6 +54,7 @@ export class TimeView {
     this.sampled = element("section", {}, element("h2", { text: "What the model writes" }), this.sample);
     this.play.addEventListener("click", () => this.togglePlay());
     this.slider.input.addEventListener("pointerdown", () => this.stop());
+    root.append(controls, this.layout());
   }
 
   /**
@@ -105,6 +98,10 @@ export class TimeView {
     const { steps } = this.run;
     const at = steps.indexOf(this.state.trainingStep);
     return at < 0 ? steps.length - 1 : at;
+  }
+
+  hide() {
+    this.stop();
   }
 
   stop() {

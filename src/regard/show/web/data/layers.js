@@ -1,0 +1,113 @@
+// @ts-check
+// What the meta says of layers and texts, in words: names, doubts, absences.
+
+/**
+ * What the meta says of a layer as it ran on a text.
+ * @param {Meta} meta
+ * @param {number} text
+ * @param {string} key
+ * @returns {Layer}
+ */
+export function layerOf(meta, text, key) {
+  const layers = meta.texts[text].layers;
+  return layers.find((layer) => layer.key === key) ?? layers[0];
+}
+
+/**
+ * A layer's mask in a word or two: its window, or the first of its rules.
+ * @param {Pick<Layer, "mask" | "window">} layer
+ */
+export function maskName({ mask, window }) {
+  if (mask === "full") return "no mask";
+  return window ? `window ${window}` : (mask.match(/^\w+/)?.[0] ?? mask);
+}
+
+/**
+ * A layer's mask as it is read beside others of its facts.
+ * @param {Pick<Layer, "mask">} layer
+ */
+export function maskWords({ mask }) {
+  return mask === "full" ? "none: every query sees every key" : mask;
+}
+
+/**
+ * What a layer is called in a list: its key, with what sets it apart.
+ * @param {Layer} layer
+ */
+export function layerName(layer) {
+  const marks = [];
+  if (layer.window) marks.push(`window ${layer.window}`);
+  if (!layer.evidence.certified) marks.push("not certified");
+  else if (layer.evidence.unplaced) marks.push("no tokens");
+  return marks.length ? `${layer.key} (${marks.join(", ")})` : layer.key;
+}
+
+/**
+ * What is to be known of those among some layers that are not certified; "" if all are.
+ * @param {Layer[]} layers
+ */
+export function doubts(layers) {
+  const doubtful = layers.filter((one) => !one.evidence.certified);
+  if (!doubtful.length) return "";
+  const named = doubtful.map((one) => one.key).join(", ");
+  const why = doubtful[0].evidence.text.replace(/^not certified: (.)/, (_, first) => first.toUpperCase());
+  return (
+    `Layer${doubtful.length > 1 ? "s" : ""} ${named}: not certified, so these may not be the weights that ` +
+    `the model used. ${why.replace(/[^.]$/, "$&.")}`
+  );
+}
+
+/**
+ * The attention that a capture does not show, by the classes of its modules; "" if there is none.
+ * @param {TextMeta["missing"] | undefined} missing
+ */
+export function absences(missing) {
+  if (!missing?.length) return "";
+  const [modules, are] = missing.length > 1 ? ["modules that mix", "are"] : ["module that mixes", "is"];
+  return `${missing.length} ${modules} tokens could not be captured and ${are} not shown: ${byKind(missing)}.`;
+}
+
+/**
+ * What mixes tokens without being attention, by the classes of its modules; "" if there is nothing.
+ * @param {TextMeta["others"] | undefined} others
+ */
+export function otherMixers(others) {
+  if (!others?.length) return "";
+  const [modules, have] = others.length > 1 ? ["modules mix", "have"] : ["module mixes", "has"];
+  return `${others.length} ${modules} tokens in another way than by attention and ${have} no map: ${byKind(others)}.`;
+}
+
+/** @param {{ kind: string }[]} modules */
+function byKind(modules) {
+  /** @type {Map<string, number>} */
+  const kinds = new Map();
+  for (const { kind } of modules) kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+  return [...kinds].map(([kind, count]) => (count > 1 ? `${count} × ${kind}` : kind)).join(", ");
+}
+
+/**
+ * Whether the page shows captures of more than one model.
+ * @param {Pick<Meta, "texts">} meta
+ */
+export function haveSeveralModels({ texts }) {
+  const models = texts.filter(({ removed }) => !removed).map(({ model }) => model);
+  return new Set(models).size > 1;
+}
+
+/**
+ * What a choice among them is called.
+ * @param {Pick<Meta, "texts">} meta
+ */
+export function textsName(meta) {
+  return haveSeveralModels(meta) ? "Capture" : "Text";
+}
+
+/**
+ * A text's title; of several models also which one read it.
+ * @param {Pick<Meta, "texts">} meta
+ * @param {number} text
+ */
+export function captureTitle(meta, text) {
+  const { title, model } = meta.texts[text];
+  return haveSeveralModels(meta) && model !== title ? `${title}, ${model}` : title;
+}

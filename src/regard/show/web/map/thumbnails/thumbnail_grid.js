@@ -1,0 +1,127 @@
+// @ts-check
+// The grid of thumbnails, without its elements: how large they are, what stands over them, how keys walk.
+
+import { clamp } from "../../data/arrays.js";
+import { absences, otherMixers } from "../../data/layers.js";
+
+/** @param {Pick<Layer, "heads">[]} layers */
+const mostHeads = (layers) => Math.max(...layers.map((layer) => layer.heads.length));
+
+/**
+ * The grid's share of the page.
+ * @param {Pick<Layer, "heads">[]} layers
+ */
+export function gridShare(layers) {
+  return mostHeads(layers) > 9 ? "31%" : "25%";
+}
+
+const SMALLEST = 16; // pixels of a thumbnail
+const LARGEST = 56;
+const GAP = 4; // between two
+const NUMBERS = 24; // pixels of the numbers before the lines of a layer that has several
+
+/**
+ * The pixels of a layer's label and of a thumbnail, and the heads in one line. A layer that does not fit in one line has
+ * several of the same length, so that a column stands for the same heads in every layer.
+ * @param {Pick<Layer, "key" | "heads" | "group">[]} layers
+ * @param {number} width pixels that there are
+ * @param {number} marks letters of the longest mark below a layer's key
+ */
+export function gridSizes(layers, width, marks) {
+  const name = Math.max(...layers.map((layer) => layer.key.length));
+  const label = Math.max(36, 6.2 * marks, 7.4 * name);
+  const most = mostHeads(layers);
+  /** @param {number} columns */
+  const side = (columns) => Math.floor((width - 50 - label - (columns < most ? NUMBERS : 0)) / columns) - GAP;
+  const fits = Array.from({ length: most }, (_, n) => most - n).filter((length) => side(length) >= SMALLEST);
+  const columns = lineLength(fits, most, Math.max(...layers.map((layer) => layer.group)));
+  return { label, columns, thumb: Math.max(SMALLEST, Math.min(LARGEST, side(columns))) };
+}
+
+/**
+ * How many heads a line has: all of them, or an even part that does not break up the heads that share a key/value head;
+ * as many as fit, if such lines would be much shorter.
+ * @param {number[]} fits lengths that fit, the longest first
+ * @param {number} heads
+ * @param {number} group
+ */
+function lineLength(fits, heads, group) {
+  const longest = fits[0] ?? 1;
+  const even = fits.find((n) => heads % n === 0 && (n % group === 0 || group % n === 0)) ?? 1;
+  return 2 * even >= longest ? even : longest;
+}
+
+/**
+ * Whether all attention is captured and certified: a badge's word, its sentence, and a note on what has no map.
+ * @param {Pick<TextMeta, "layers" | "missing"> & Partial<Pick<TextMeta, "others">>} text
+ */
+export function captureSummary({ layers, missing, others }) {
+  const uncertified = layers.filter((layer) => !layer.evidence.certified).length;
+  const absent = [absences(missing), otherMixers(others)].filter(Boolean).join(" ");
+  if (uncertified) {
+    const words = `${uncertified} of ${layers.length} not certified`;
+    return {
+      certified: false,
+      words,
+      text: `${uncertified} of ${layers.length} layers are not certified.`,
+      absent,
+    };
+  }
+  if (missing.length)
+    return {
+      certified: false,
+      words: "Incomplete",
+      text: `Every layer shown is certified. ${absent}`,
+      absent,
+    };
+  return { certified: true, words: "", text: "Every layer is certified.", absent };
+}
+
+/**
+ * The head that an arrow key goes to: the one beside, or the one in the same column of the line above or below, which
+ * may be another layer's.
+ * @param {Pick<Layer, "key" | "heads">[]} layers
+ * @param {Pick<State, "layer" | "head">} from
+ * @param {[number, number]} move lines and heads
+ * @param {number} columns heads in one line
+ */
+export function headBeside(layers, { layer, head }, [down, right], columns) {
+  const y = layers.findIndex((one) => one.key === layer);
+  const { heads } = layers[y];
+  const at = heads.indexOf(head);
+  if (!down) return { layer, head: heads[clamp(at + right, 0, heads.length - 1)] };
+  const [line, column] = [Math.floor(at / columns) + down, at % columns];
+  const lines = Math.ceil(heads.length / columns);
+  if (line >= 0 && line < lines)
+    return { layer, head: heads[clamp(line * columns + column, 0, heads.length - 1)] };
+  const to = layers[y + down];
+  if (!to) return { layer, head };
+  const first = down > 0 ? 0 : (Math.ceil(to.heads.length / columns) - 1) * columns;
+  return { layer: to.key, head: to.heads[clamp(first + column, 0, to.heads.length - 1)] };
+}
+
+/**
+ * The numbers of the columns, if every layer has the same heads and they stand in one line; else none.
+ * @param {Pick<Layer, "heads">[]} layers
+ * @param {number} columns
+ */
+export function columnNumbers(layers, columns) {
+  const [{ heads }] = layers;
+  const same = layers.every((layer) => String(layer.heads) === String(heads));
+  return same && heads.length === columns ? heads : [];
+}
+
+/**
+ * Thumbnails less others, byte by byte: 0 where both are hidden, else 128 ± 127·√|difference of the masses|.
+ * @param {Uint8Array} a
+ * @param {Uint8Array} b
+ */
+export function pictureDifference(a, b) {
+  /** @param {number} byte */
+  const mass = (byte) => (Math.max(0, byte - 1) / 254) ** 2;
+  return a.map((byte, n) => {
+    if (byte === 0 && b[n] === 0) return 0;
+    const difference = mass(byte) - mass(b[n]);
+    return 128 + Math.round(127 * Math.sign(difference) * Math.sqrt(Math.abs(difference)));
+  });
+}

@@ -1,0 +1,306 @@
+// @ts-check
+// All layers × heads as small maps: choose one. Heads that share a key/value head stand together.
+
+import { ARROWS, badge, element, reveal } from "../../parts/dom.js";
+import { labelWords } from "../../parts/head_words.js";
+import { LateProgress } from "../../parts/progress_panel.js";
+import { LayerQueue } from "../../data/layer_queue.js";
+import { maskName } from "../../data/layers.js";
+import { settings } from "../../data/settings.js";
+import { paintThumb, thumbScale } from "../../parts/map_scale.js";
+import {
+  captureSummary,
+  columnNumbers,
+  gridShare,
+  gridSizes,
+  headBeside,
+  pictureDifference,
+} from "./thumbnail_grid.js";
+
+/** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement, layer: Layer, head: number }} Thumbnail */
+
+/** The grid; it fills `root` and calls `came` when thumbnails have come. */
+export class Thumbnails {
+  /**
+   * @param {HTMLElement} root
+   * @param {App} app
+   * @param {() => void} came
+   * @param {HTMLElement} above stands over the grid
+   */
+  constructor(root, app, came, above) {
+    this.root = root;
+    this.above = above;
+    this.app = app;
+    this.came = came;
+    /** @type {Map<string, Map<number, Thumbnail>>} */
+    this.rows = new Map(); // a layer's key → its buttons by head
+    /** @type {Map<Thumbnail, Uint8Array>} */
+    this.pictures = new Map(); // a button → its bytes
+    this.text = -1;
+    this.against = -1; // a text whose pictures are subtracted
+    this.kind = "linear"; // of the colour scale, or "log"
+    this.whole = false; // whether the colours end at 1
+    this.columns = 0; // heads in one line
+    this.numbers = element("div", { class: "grid-row grid-numbers", "aria-hidden": "true" });
+    new ResizeObserver(() => this.text >= 0 && this.resize()).observe(root);
+    addEventListener("regard-theme", () => this.repaint());
+    this.progress = new LateProgress("in-list");
+    this.queue = new LayerQueue(
+      (layer) => this.fetch(this.text, this.against, layer),
+      (queue) => this.progress.followQueue(queue, "Drawing every head", "pictures"),
+    );
+  }
+
+  repaint() {
+    for (const [button, bytes] of this.pictures) this.paint(button, bytes);
+  }
+
+  /**
+   * Gives the thumbnails the colour scale of the large map.
+   * @param {Pick<State, "scale" | "colourTop">} state
+   */
+  recolour({ scale, colourTop }) {
+    const whole = colourTop === "one";
+    if (scale === this.kind && whole === this.whole) return;
+    Object.assign(this, { kind: scale, whole });
+    this.repaint();
+  }
+
+  get layers() {
+    return this.app.meta.texts[this.text].layers;
+  }
+
+  /**
+   * @param {State} state
+   * @param {Quantity} quantity
+   */
+  show(state, { against }) {
+    if (state.text !== this.text || this.rows.size !== this.layers.length) {
+      [this.text, this.against] = [state.text, against];
+      this.build();
+    } else if (against !== this.against) {
+      this.against = against;
+      this.startFetching(state.layer);
+    }
+    this.queue.turnTo(state.layer);
+    for (const [key, buttons] of this.rows) {
+      for (const [number, button] of buttons) {
+        const chosen = key === state.layer && number === state.head;
+        button.setAttribute("aria-selected", String(chosen));
+        button.tabIndex = chosen ? 0 : -1;
+        if (chosen) reveal(button, this.root);
+        markCut(button, this.app.runs.has({ kind: "head", layer: key, head: number }));
+      }
+    }
+  }
+
+  /**
+   * The thumbnail of the chosen head, as a canvas, if it has come.
+   * @param {State} state
+   */
+  chosen(state) {
+    const button = this.rows.get(state.layer)?.get(state.head);
+    return button && this.pictures.has(button) ? button.picture : null;
+  }
+
+  build() {
+    this.rows.clear();
+    this.pictures.clear();
+    const table = element("div", { class: "grid", role: "grid", "aria-label": "Layers and heads" });
+    for (const layer of this.layers) table.append(this.line(layer));
+    this.columns = 0;
+    table.addEventListener("keydown", (event) => this.walk(event));
+    for (const kind of ["pointerover", "focusin"])
+      table.addEventListener(kind, (event) => this.describe(event.target));
+    const { certified, words, text, absent } = captureSummary(this.app.meta.texts[this.text]);
+    const title = element("h2", { text: "Every head" });
+    const head = element("div", { class: "grid-head" }, title);
+    if (!certified) head.append(badge({ certified, text }, words)); // the notes say what is certified
+    const note = element("p", { class: "note heads-warning", text: absent, hidden: !absent });
+    this.root.replaceChildren(this.above, head, this.progress.box, note, this.numbers, table);
+    this.resize();
+    this.startFetching(this.app.state.layer);
+  }
+
+  /**
+   * Fetches the thumbnails of every layer, the chosen one first.
+   * @param {string} chosen
+   */
+  startFetching(chosen) {
+    this.queue.start(
+      this.layers.map(({ key }) => key),
+      chosen,
+    );
+  }
+
+  /** Thumbnails as large as lets a layer stand in one line, or in a few of the same length. */
+  resize() {
+    const { root, layers } = this;
+    const marks = [...root.querySelectorAll(".grid-label small")].map((one) => one.textContent.length);
+    root.parentElement?.style.setProperty("--side", gridShare(layers)); // which changes the width
+    const { label, thumb, columns } = gridSizes(layers, root.clientWidth, Math.max(...marks));
+    root.style.setProperty("--label", `${label}px`);
+    root.style.setProperty("--thumb", `${thumb}px`);
+    root.style.setProperty("--columns", String(columns));
+    if (columns === this.columns) return;
+    this.columns = columns;
+    const numbers = columnNumbers(layers, columns).map((number) => element("span", { text: number }));
+    this.numbers.hidden = numbers.length === 0;
+    this.numbers.replaceChildren(element("span"), element("div", { class: "grid-heads" }, ...numbers));
+    for (const layer of layers) this.numberLines(layer);
+  }
+
+  /**
+   * Writes the number of the first head before each line of a layer, if it has several.
+   * @param {Layer} layer
+   */
+  numberLines({ key, heads, group }) {
+    const { columns } = this;
+    const line = this.rows.get(key)?.get(heads[0])?.closest(".grid-heads");
+    if (!(line instanceof HTMLElement)) return;
+    line.querySelectorAll(".grid-start").forEach((start) => start.remove());
+    const wrapped = heads.length > columns;
+    line.classList.toggle("wrapped", wrapped);
+    line.style.setProperty("--together", String(Math.min(group, columns)));
+    for (let at = 0; wrapped && at < heads.length; at += columns) {
+      const start = element("span", { class: "grid-start", text: heads[at], "aria-hidden": "true" });
+      start.style.gridRow = String(1 + at / columns);
+      line.append(start);
+    }
+  }
+
+  /**
+   * The heads of a layer.
+   * @param {Layer} layer
+   */
+  line(layer) {
+    const heads = element("div", { class: "grid-heads", role: "presentation" });
+    /** @type {Map<number, Thumbnail>} */
+    const buttons = new Map();
+    let group = element("div");
+    layer.heads.forEach((head, at) => {
+      if (at % layer.group === 0) {
+        group = element("div", { class: layer.group > 1 ? "group several" : "group", role: "presentation" });
+        if (layer.group > 1) group.title = `Key/value head ${at / layer.group}`;
+        heads.append(group);
+      }
+      const button = thumbnail(layer, head);
+      button.addEventListener("click", () => this.app.set({ layer: layer.key, head }));
+      buttons.set(head, button);
+      group.append(button);
+    });
+    this.rows.set(layer.key, buttons);
+    const row = { class: "grid-row", role: "row", "aria-label": `Layer ${layer.key}` };
+    return element("div", row, rowHeader(layer, this.layers), heads);
+  }
+
+  /**
+   * Fetches the thumbnails of a layer; less those of another text, if there is one.
+   * @param {number} text
+   * @param {number} against
+   * @param {string} key
+   */
+  async fetch(text, against, key) {
+    const { app } = this;
+    let pictures;
+    try {
+      ({ pictures } = await app.source.thumbs(text, key));
+      if (against >= 0)
+        pictures = pictureDifference(pictures, (await app.source.thumbs(against, key)).pictures);
+    } catch (error) {
+      if (error.name !== "AbortError")
+        app.status(`The thumbnails of layer ${key} could not be loaded: ${error.message}`);
+      return;
+    }
+    if (text !== this.text || against !== this.against) return;
+    [...(this.rows.get(key)?.values() ?? [])].forEach((button, at) => {
+      const bytes = pictures.subarray(at * settings.thumb ** 2, (at + 1) * settings.thumb ** 2);
+      this.pictures.set(button, bytes);
+      this.paint(button, bytes);
+      button.classList.remove("waiting");
+    });
+    this.came();
+  }
+
+  /**
+   * @param {Thumbnail} button
+   * @param {Uint8Array} bytes
+   */
+  paint({ picture, layer }, bytes) {
+    const { kind, whole } = this;
+    paintThumb(picture, bytes, thumbScale([bytes], layer, { signed: this.against >= 0, kind, whole }));
+  }
+
+  /**
+   * Says in the tooltip of a thumbnail what its head does.
+   * @param {EventTarget | null} target
+   */
+  async describe(target) {
+    const { app, text } = this;
+    const found = target instanceof Element ? target.closest(".thumb") : null;
+    if (!found) return;
+    const button = /** @type {Thumbnail} */ (found);
+    const rows = await app.headRows.layer(text, button.layer.key).catch(() => []); // the caption says what failed
+    const row = rows.find(({ head }) => head === button.head);
+    if (!row || text !== this.text) return;
+    button.title = `Layer ${row.layer}, head ${row.head}: ${labelWords(row)}. ${row.sentence ?? ""}`;
+  }
+
+  /**
+   * Arrow keys go from head to head and from line to line.
+   * @param {KeyboardEvent} event
+   */
+  walk(event) {
+    const move = ARROWS[event.key];
+    if (!move) return;
+    event.preventDefault();
+    const { layer, head } = headBeside(this.layers, this.app.state, move, this.columns);
+    this.app.set({ layer, head });
+    this.rows.get(layer)?.get(head)?.focus();
+  }
+}
+
+/**
+ * @param {Layer} layer
+ * @param {number} head
+ * @returns {Thumbnail}
+ */
+function thumbnail(layer, head) {
+  const picture = element("canvas", { width: settings.thumb, height: settings.thumb });
+  const name = `Layer ${layer.key}, head ${head}`;
+  const attributes = {
+    class: "thumb waiting",
+    type: "button",
+    role: "gridcell",
+    tabindex: "-1",
+    title: name,
+  };
+  const button = element("button", { ...attributes, "aria-label": name }, picture);
+  return Object.assign(button, { picture, layer, head });
+}
+
+/**
+ * Marks the thumbnail of a head that is cut in the run that is shown.
+ * @param {Thumbnail} button
+ * @param {boolean} isCut
+ */
+function markCut(button, isCut) {
+  if (button.classList.contains("cut") === isCut) return;
+  const { layer, head } = button;
+  const name = `Layer ${layer.key}, head ${head}${isCut ? ", cut in this run" : ""}`;
+  button.classList.toggle("cut", isCut);
+  button.setAttribute("aria-label", name);
+}
+
+/**
+ * @param {Layer} layer
+ * @param {Layer[]} layers of the text: a mask that all of them have stands in the notes alone
+ */
+function rowHeader(layer, layers) {
+  const label = element("div", { class: "grid-label", role: "rowheader", text: layer.key });
+  const mask = maskName(layer);
+  if (layers.some((one) => maskName(one) !== mask)) label.append(element("small", { text: mask }));
+  label.title = `Layer ${layer.key} (${layer.name}): ${mask}. ${layer.evidence.text}`;
+  if (!layer.evidence.certified) label.append(element("small", { class: "bad", text: "uncertified" }));
+  return label;
+}

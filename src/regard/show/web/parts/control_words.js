@@ -1,0 +1,82 @@
+// @ts-check
+// What each control of the page does, in a sentence or two: by the name of its radio buttons, or by its label.
+
+/** @type {Record<string, string>} */
+export const CONTROL_WORDS = {
+  // The map and the text
+  Layer: "One block of the model. Layers run one after another; each has heads of its own.",
+  Head: "One attention of a layer, with weights of its own.",
+  "Next token": "The token whose logit is explained: what each key adds to it, if it came after the query.",
+  "Second head": "Draws another head over the first, in a second colour.",
+  Show:
+    "Attention weights; value-weighted: each weight times the norm of what the key’s value adds to the residual stream; or " +
+    "contributions: what each key adds to the logit of the token that may follow, through this head.",
+  "Difference to": "Subtracts the numbers of another text or run of the same length.",
+  Outline:
+    "Outlines the cells that a head of this kind would attend to, told from the tokens alone, so that you can judge by eye " +
+    "what the head does.",
+
+  scale: "How numbers become colours. Log shades also show small weights.",
+  top:
+    "This head: the colours suit the whole map, and stay as you zoom. View: they suit the part in view. 0 to 1: the " +
+    "same for every head.",
+  reduce:
+    "A cell of a long map stands for many weights. Mass is their sum over keys, averaged over queries; max is the greatest.",
+  sink: "Separate draws the key that receives the most attention beside the map. The colours then show the rest.",
+  units:
+    "Words and sentences: the weights are summed over the tokens of a key and averaged over the tokens of a query.",
+  direction:
+    "Choose a query to shade the keys that it attends to, or a key to shade the queries that attend to it.",
+  scope: "The weights of one head, or their mean over the heads of the layer or of all layers.",
+  "text-sink":
+    "Left out leaves the key that receives the most attention unshaded, so that the others stand out.",
+
+  // Image
+  "image-direction":
+    "Choose a query to see the keys that it attends to, or a key to see the queries that attend to it.",
+  "image-sink":
+    "Patches that receive far more attention than others have a ring; left out, they have no colour, so that the others stand out.",
+  ground: "In grey, colours mean attention and nothing else.",
+
+  // Heads
+  Score: "A number from the map and the tokens that says how much a head behaves in one way.",
+  "Sort by": "The order of the cards: as in the model, or by a score.",
+  "heads-order": "Which end of the sorted heads comes first.",
+  Label:
+    "Shows only heads with this label. A head has one only if its score is clearly above those of uniform attention and " +
+    "of shuffled tokens.",
+  "heads-detail": "Cards with every score, or pictures alone.",
+  "compare-scale": "How numbers become colours, in both maps. Log shades also show small weights.",
+
+  // Steps
+  "steps-which":
+    "A row of the model’s own computation, or of an example that is small enough to compute by hand.",
+  Stage: "One step of building attention, as in the course: from plain averages to several masked heads.",
+  Token: "The token whose row is computed: the query.",
+  "Strongest keys": "How many of the keys with the largest weights are listed. The others are added up.",
+
+  // Cache
+  "Latest keys kept": "How many of the latest keys a small cache would keep.",
+  "First keys kept": "How many of the first keys it would keep beside them. They often are sinks.",
+  "policy-on": "What is evicted: keys of the text, or of what the model just wrote.",
+
+  // Survey
+  Across: "The score by which heads are placed from left to right.",
+  Up: "The score by which heads are placed from bottom to top.",
+
+  // Time
+  "time-on":
+    "The text that the heads were scored on during training: validation text, or random tokens, repeated.",
+  Step: "The optimizer step of the training run.",
+
+  // Cuts
+  "cut-of": "Whether the edges are cut in this head alone or in all heads of the layer.",
+};
+
+/**
+ * What a choice does: in its view, or wherever there is one of this name.
+ * @param {string} name of its radio buttons, as in "text-scale"
+ */
+export function choiceWords(name) {
+  return CONTROL_WORDS[name] ?? CONTROL_WORDS[name.replace(/^\w+-/, "")];
+}

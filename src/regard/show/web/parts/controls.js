@@ -1,0 +1,197 @@
+// @ts-check
+// Parts that several views share: choosing a layer and a head, a ramp with its ends, a slider with its value, controls
+// that fold away where there is little room.
+
+import { layerName, layerOf } from "../data/layers.js";
+import { ramp } from "./colours.js";
+import { CONTROL_WORDS } from "./control_words.js";
+import { choice, contextOf, element, term } from "./dom.js";
+import { theme } from "./theme.js";
+
+/**
+ * A labelled select; `fill(options, value)` with options as [value, label] pairs.
+ * @param {string} label
+ * @param {(value: string) => void} choose
+ */
+export function select(label, choose) {
+  const box = element("select", { "aria-label": label });
+  const whole = element(
+    "label",
+    { class: "field", title: CONTROL_WORDS[label] },
+    element("span", { class: "quiet small" }, term(label, CONTROL_WORDS[label])),
+    box,
+  );
+  let shown = "";
+  /**
+   * @param {string[][]} options
+   * @param {string | number} value
+   */
+  const fill = (options, value) => {
+    const now = JSON.stringify(options);
+    if (now !== shown)
+      box.replaceChildren(...options.map(([v, text]) => element("option", { value: v, text })));
+    shown = now;
+    box.value = String(value);
+  };
+  box.addEventListener("change", () => choose(box.value));
+  return Object.assign(whole, { fill });
+}
+
+/**
+ * Two selects, for a layer and a head; `show(state)` keeps them up to date.
+ * @param {App} app
+ */
+export function headPicker(app) {
+  const layer = select("Layer", (key) => app.set({ layer: key }));
+  const head = select("Head", (value) => app.set({ head: Number(value) }));
+  const box = element("div", { class: "fields" }, layer, head);
+  /**
+   * @param {State} state
+   * @param {{ heads?: boolean, layers?: boolean }} [options]
+   */
+  const show = (state, { heads = true, layers = true } = {}) => {
+    const about = layerOf(app.meta, state.text, state.layer);
+    layer.fill(
+      app.meta.texts[state.text].layers.map((one) => [one.key, layerName(one)]),
+      about.key,
+    );
+    head.fill(
+      about.heads.map((number) => [String(number), String(number)]),
+      state.head,
+    );
+    layer.hidden = !layers;
+    head.hidden = !heads;
+    box.hidden = !heads && !layers;
+  };
+  return Object.assign(box, { show });
+}
+
+/**
+ * What the Text and the Image view show of a token: keys or queries, of which heads, without a sink or with it, on which
+ * scale.
+ * @param {App} app
+ * @param {string} view a name for the radio buttons
+ * @param {{ direction: string, sink: string }} titles
+ */
+export function weightChoices(app, view, titles) {
+  const ways = { at: "what it attends to", by: "what attends to it" };
+  const scopes = { head: "one head", layer: "the layer", all: "all layers" };
+  return {
+    direction: choice(titles.direction, `${view}-direction`, ways, (value) =>
+      app.set({ direction: value, row: -1, col: -1 }),
+    ),
+    scope: choice("Of", `${view}-scope`, scopes, (value) => app.set({ scope: value })),
+    sink: choice(titles.sink, `${view}-sink`, { in: "shown", apart: "left out" }, (value) =>
+      app.set({ sink: value }),
+    ),
+    scale: choice("Shades", `${view}-scale`, { linear: "linear", log: "log" }, (value) =>
+      app.set({ scale: value }),
+    ),
+  };
+}
+
+/** The ramp as a strip, with what stands at its two ends. */
+export function rampBar() {
+  const canvas = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+  const [low, high] = [element("span"), element("span")];
+  const box = element("span", { class: "ramp small quiet" }, low, canvas, high);
+  /**
+   * @param {string} least
+   * @param {string} most
+   * @param {boolean} [signed]
+   */
+  const show = (least, most, signed = false) => {
+    const context = contextOf(canvas);
+    const image = context.createImageData(256, 1);
+    new Uint32Array(image.data.buffer).set(ramp(theme(), signed).pixels);
+    context.putImageData(image, 0, 0);
+    low.textContent = least;
+    high.textContent = most;
+  };
+  return Object.assign(box, { show });
+}
+
+/**
+ * A slider over a list of values, with the chosen one beside it.
+ * @param {string} label
+ * @param {(value: number) => void} choose
+ * @param {(value: number) => string} [say]
+ */
+export function slider(label, choose, say = String) {
+  const input = element("input", { type: "range", min: 0, step: 1, "aria-label": label });
+  const value = element("output", { class: "mono" });
+  const box = element(
+    "label",
+    { class: "slider", title: CONTROL_WORDS[label] },
+    element("span", { class: "quiet small" }, term(label, CONTROL_WORDS[label])),
+    input,
+    value,
+  );
+  /** @type {number[]} */
+  let values = [];
+  const spell = () => {
+    value.textContent = values.length ? say(values[Number(input.value)]) : "–";
+    input.setAttribute("aria-valuetext", value.textContent);
+  };
+  const fill = (/** @type {number[]} */ all, /** @type {number} */ chosen) => {
+    values = all;
+    input.max = String(Math.max(0, all.length - 1));
+    input.value = String(Math.max(0, all.indexOf(chosen)));
+    input.disabled = all.length < 2;
+    spell();
+  };
+  input.addEventListener("input", () => {
+    spell();
+    choose(values[Number(input.value)]);
+  });
+  return Object.assign(box, { fill, input });
+}
+
+/**
+ * A sentence where there is nothing to show.
+ * @param {string} text
+ */
+export function empty(text) {
+  return element("p", { class: "empty", text });
+}
+
+/**
+ * Runs `work(fresh)` so that only the latest call counts: `fresh()` is false once another has begun.
+ * @template {unknown[]} A
+ * @template R
+ * @param {(fresh: () => boolean, ...given: A) => R} work
+ */
+export function latest(work) {
+  let turn = 0;
+  /** @param {A} given */
+  return (...given) => {
+    const mine = ++turn;
+    return work(() => mine === turn, ...given);
+  };
+}
+
+const SMALL = "(max-width: 720px), (max-height: 760px)"; // as in controls.css
+let made = 0;
+
+/**
+ * The button that opens controls, which only a small window shows, and the controls.
+ * @param {string} title of the button
+ * @param {HTMLElement[]} parts
+ */
+export function fold(title, ...parts) {
+  const id = `fold-${++made}`;
+  const box = element("div", { class: "fold", id }, ...parts);
+  const button = element("button", { class: "button fold-button", type: "button", text: title });
+  button.setAttribute("aria-controls", id);
+  /** @param {boolean} open */
+  const unfold = (open) => {
+    box.hidden = !open;
+    button.setAttribute("aria-expanded", String(open));
+  };
+  const small = matchMedia(SMALL);
+  const follow = () => unfold(!small.matches);
+  button.addEventListener("click", () => unfold(box.hidden === true));
+  small.addEventListener("change", follow);
+  follow();
+  return [button, box];
+}

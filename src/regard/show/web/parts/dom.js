@@ -1,0 +1,153 @@
+// @ts-check
+// Small helpers to make elements. Text only ever goes in as text: nothing here reads HTML.
+
+import { choiceWords } from "./control_words.js";
+
+/**
+ * How arrow keys move in a table: [rows, columns].
+ * @type {Record<string, [number, number]>}
+ */
+export const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+/** @typedef {Record<string, string | number | boolean | null | undefined>} Attributes */
+
+/**
+ * An element with attributes, `text`, and children.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} name
+ * @param {Attributes} [attributes]
+ * @param {(Node | string)[]} children
+ * @returns {HTMLElementTagNameMap[K]}
+ */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "text") made.textContent = String(value ?? "");
+    else if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, String(value));
+  }
+  made.append(...children);
+  return made;
+}
+
+/**
+ * A button that does something.
+ * @param {string} text
+ * @param {() => void} act
+ * @param {Attributes} [attributes]
+ */
+export function makeButton(text, act, attributes = {}) {
+  const made = element("button", { class: "button", type: "button", text, ...attributes });
+  made.addEventListener("click", act);
+  return made;
+}
+
+/**
+ * An element of an SVG drawing.
+ * @param {string} name
+ * @param {Record<string, string | number>} attributes
+ * @param {string} [text]
+ */
+export function svgElement(name, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
+  if (text) made.textContent = text;
+  return made;
+}
+
+/**
+ * The label of a control, which opens the glossary at what the control does. Keys reach the glossary from the header.
+ * @param {string} label
+ * @param {string} [hint]
+ */
+export function term(label, hint) {
+  if (!hint) return element("span", { text: label });
+  const made = element("span", { class: "term", text: label, title: hint }); // a <label> would label a button
+  made.addEventListener("click", (event) => {
+    event.preventDefault();
+    dispatchEvent(new CustomEvent("regard-term", { detail: { label, hint } }));
+  });
+  return made;
+}
+
+/** @typedef {HTMLFieldSetElement & { value: string, offer(value: string, is: boolean): void }} Choice */
+
+/**
+ * A choice of one among a few, as radio buttons in a row: options are {value: label}.
+ * Returns the fieldset with `.value` to set and `choose` called when the reader chooses; `offer(value, is)` hides an
+ * option where it has no meaning. What the options mean stands in `control_words.js` under the name.
+ * @param {string} legend
+ * @param {string} name
+ * @param {Record<string, string>} options
+ * @param {(value: string) => void} choose
+ * @returns {Choice}
+ */
+export function choice(legend, name, options, choose) {
+  const words = choiceWords(name);
+  const title = element("legend", {}, term(legend, words));
+  const box = element("fieldset", { class: "choice", title: words }, title);
+  const row = element("div", { class: "options" });
+  const inputs = Object.entries(options).map(([value, label]) => {
+    const input = element("input", { type: "radio", name, value });
+    input.addEventListener("change", () => choose(value));
+    row.append(element("label", {}, input, element("span", { class: "option", text: label })));
+    return input;
+  });
+  box.append(row);
+  Object.defineProperty(box, "value", {
+    set: (value) => inputs.forEach((input) => (input.checked = input.value === value)),
+    get: () => inputs.find((input) => input.checked)?.value,
+  });
+  /** @type {Choice["offer"]} */
+  const offer = (value, is) => {
+    const label = inputs.find((input) => input.value === value)?.parentElement;
+    if (label) label.hidden = !is;
+  };
+  return /** @type {Choice} */ (Object.assign(box, { offer }));
+}
+
+/**
+ * What draws on a canvas.
+ * @param {HTMLCanvasElement} canvas
+ */
+export function contextOf(canvas) {
+  const context = canvas.getContext("2d");
+  if (!context) throw new Error("This browser cannot draw on a canvas.");
+  return context;
+}
+
+/** @param {{ certified: boolean, unplaced?: string | null }} evidence */
+function badgeWords({ certified, unplaced }) {
+  if (!certified) return "Not certified";
+  return unplaced ? "No tokens" : "Certified";
+}
+
+/**
+ * A certificate's badge: what was found of a layer, in a word, with the whole sentence as its title.
+ * @param {{ certified: boolean, text: string, unplaced?: string | null }} evidence
+ * @param {string} [words]
+ */
+export function badge(evidence, words = badgeWords(evidence)) {
+  const good = evidence.certified && !evidence.unplaced;
+  return element("span", {
+    class: `badge ${good ? "good" : "bad"}`,
+    text: words,
+    title: evidence.text,
+  });
+}
+
+/**
+ * Scrolls `box` until `part` is visible. scrollIntoView would also change where Tab goes on from.
+ * @param {HTMLElement} part
+ * @param {HTMLElement} box
+ */
+export function reveal(part, box) {
+  const [inner, outer] = [part.getBoundingClientRect(), box.getBoundingClientRect()];
+  /**
+   * @param {"left" | "top"} first
+   * @param {"right" | "bottom"} last
+   */
+  const by = (first, last) =>
+    Math.min(0, inner[first] - outer[first]) || Math.max(0, inner[last] - outer[last]);
+  box.scrollBy({ left: by("left", "right"), top: by("top", "bottom"), behavior: "instant" });
+}

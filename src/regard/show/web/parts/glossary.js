@@ -1,0 +1,59 @@
+// @ts-check
+// The glossary: what a control does, and the words of the field. It is part of the page, so that it opens offline.
+
+import { element } from "./dom.js";
+import { GLOSSARY } from "./glossary_words.js";
+import { settings } from "../data/settings.js";
+
+/** @type {HTMLDialogElement | null} */
+let dialog = null;
+
+/**
+ * Opens the glossary; above the words, what one control does.
+ * @param {string} [label] of the control
+ * @param {string} [hint]
+ */
+export function openGlossary(label = "", hint = "") {
+  dialog ??= makeDialog();
+  const own = label
+    ? [
+        element(
+          "section",
+          { class: "glossary-own" },
+          element("h3", { text: label }),
+          element("p", { text: hint }),
+        ),
+      ]
+    : [];
+  dialog.querySelector(".glossary-body")?.replaceChildren(
+    ...own,
+    ...wordList("Words", Object.entries(GLOSSARY)),
+    ...wordList(
+      "Scores of heads",
+      settings.scores.map(({ title, about }) => [title, about]),
+    ),
+  );
+  dialog.showModal();
+  dialog.scrollTop = 0;
+}
+
+function makeDialog() {
+  const close = element("button", { class: "button", type: "button", text: "Close" });
+  const head = element("div", { class: "glossary-head" }, element("h2", { text: "Glossary" }), close);
+  const body = element("div", { class: "glossary-body" });
+  const made = element("dialog", { class: "glossary", "aria-label": "Glossary" }, head, body);
+  close.addEventListener("click", () => made.close());
+  made.addEventListener("click", (event) => event.target === made && made.close()); // beside it
+  document.body.append(made);
+  return made;
+}
+
+/**
+ * @param {string} title
+ * @param {string[][]} words
+ */
+function wordList(title, words) {
+  const list = element("dl", { class: "glossary-words" });
+  for (const [word, text] of words) list.append(element("dt", { text: word }), element("dd", { text }));
+  return [element("h3", { text: title }), list];
+}

@@ -1,0 +1,126 @@
+// @ts-check
+// What is being done and how far it is, with a button to cancel: it looks the same wherever the reader has to wait.
+
+import { element } from "./dom.js";
+
+const LEAST_DONE = 0.05; // the share from which the rest can be estimated
+const LEAST_LEFT = 3; // seconds worth mentioning
+
+/**
+ * How much longer something takes, in words; "" where nothing can be said.
+ * @param {number} seconds since it began
+ * @param {number} share that is done
+ */
+export function timeLeft(seconds, share) {
+  if (share < LEAST_DONE || share >= 1) return "";
+  const left = (seconds / share) * (1 - share);
+  if (left < LEAST_LEFT) return "";
+  return left < 90 ? `about ${Math.ceil(left / 5) * 5} s left` : `about ${Math.round(left / 60)} min left`;
+}
+
+/** A line of words, a bar and a button. */
+export class ProgressPanel {
+  /** @param {string} [kind] a class for how it is placed */
+  constructor(kind = "") {
+    this.words = element("p", { class: "progress-words" });
+    this.bar = element("progress", { max: "1" });
+    this.button = element("button", { class: "button", type: "button", text: "Cancel", hidden: true });
+    this.box = element("div", { class: `progress-panel ${kind}`.trim() }, this.words, this.bar, this.button);
+    this.box.setAttribute("role", "status");
+    this.what = ""; // that is being done
+    this.began = 0;
+    /** @type {() => void} */
+    this.cancel = () => {};
+    this.button.addEventListener("click", () => this.cancel());
+  }
+
+  /**
+   * Shows what is done. Without a total the bar only says that something is.
+   * @param {string} what as "Reading the text"
+   * @param {{ done?: number, of?: number, unit?: string, cancel?: () => void }} [progress] `unit` as "layers"
+   */
+  show(what, { done = 0, of = 0, unit = "", cancel } = {}) {
+    const now = performance.now() / 1000;
+    if (what !== this.what || !done) this.began = now;
+    this.what = what;
+    const count = of ? `${done} of ${of} ${unit}`.trim() : "";
+    const left = of ? timeLeft(now - this.began, done / of) : "";
+    this.words.textContent = count ? [`${what}: ${count}`, left].filter(Boolean).join(", ") : `${what}…`;
+    if (of) this.bar.value = done / of;
+    else this.bar.removeAttribute("value");
+    this.bar.setAttribute("aria-label", what);
+    this.bar.hidden = false;
+    this.button.hidden = !cancel;
+    this.button.textContent = "Cancel";
+    this.cancel = cancel ?? this.cancel;
+    this.box.hidden = false;
+  }
+
+  /**
+   * Says that it was cancelled, and offers to go on.
+   * @param {string} words
+   * @param {() => void} again
+   */
+  offer(words, again) {
+    this.words.textContent = words;
+    this.what = "";
+    this.bar.hidden = true;
+    this.button.hidden = false;
+    this.button.textContent = "Go on";
+    this.cancel = again;
+    this.box.hidden = false;
+  }
+
+  hide() {
+    this.box.hidden = true;
+    this.what = "";
+  }
+}
+
+export const UNNOTICED = 400; // milliseconds that pass before a reader wants to know
+
+export class LateProgress extends ProgressPanel {
+  /** @param {string} kind */
+  constructor(kind) {
+    super(kind);
+    /** @type {ReturnType<typeof setTimeout> | null} */
+    this.timer = null;
+    this.latest = () => {};
+    this.hide();
+  }
+
+  /**
+   * Shows progress as `show` does, once it has lasted a moment.
+   * @param {Parameters<ProgressPanel["show"]>} progress
+   */
+  follow(...progress) {
+    this.latest = () => this.show(...progress);
+    if (!this.box.hidden) this.latest();
+    else
+      this.timer ??= setTimeout(() => {
+        this.timer = null;
+        this.latest();
+      }, UNNOTICED);
+  }
+
+  /**
+   * Follows a queue of layers, which can be stopped and go on.
+   * @param {import("../data/layer_queue.js").LayerQueue} queue
+   * @param {string} doing as "Scoring the heads"
+   * @param {string} things of the layers, as "scores"
+   */
+  followQueue(queue, doing, things) {
+    const { done, stopped } = queue;
+    const of = queue.layers.length;
+    const missing = `Stopped: the ${things} of ${of - done} of ${of} layers are missing.`;
+    if (done === of) this.hide();
+    else if (stopped) this.offer(missing, () => queue.resume());
+    else this.follow(doing, { done, of, unit: "layers", cancel: () => queue.stop() });
+  }
+
+  hide() {
+    super.hide();
+    if (this.timer !== null) clearTimeout(this.timer);
+    this.timer = null;
+  }
+}

@@ -1,0 +1,78 @@
+// @ts-check
+// The controls that say what cells and shades stand for. A control is there only where there is something to choose.
+
+import { captureTitle } from "../data/layers.js";
+import { latest, select } from "./controls.js";
+import { choice } from "./dom.js";
+import { percent } from "../data/format.js";
+import { comparable } from "../data/quantity.js";
+import { short } from "../data/tokens.js";
+import { unitNames } from "../data/units.js";
+
+const WHOLE = { x: -1, y: -1, zoom: 0 }; // another map, of other units, is seen as a whole
+/** @type {Record<ShadeName, string>} */
+const SHADES = {
+  weights: "attention weights",
+  values: "value-weighted attention",
+  logit: "contributions to a prediction",
+};
+const UNITS = { tokens: "tokens", words: "words", sentences: "sentences" };
+
+/**
+ * `changed` is called when the name of the predicted token has come.
+ * @param {App} app
+ * @param {string} view a name for the radio buttons
+ * @param {() => void} changed
+ */
+export function quantityControls(app, view, changed) {
+  const units = choice("By", `${view}-units`, UNITS, (value) => app.set({ units: value, ...WHOLE }));
+  const shade = select("Show", (value) => app.set({ shade: value }));
+  const token = select("Next token", (value) => app.set({ token: Number(value) }));
+  const against = select("Difference to", (value) => app.set({ against: Number(value) }));
+  let predicted = "the predicted token";
+  const fillTokens = latest(async (fresh, /** @type {State} */ state, /** @type {Quantity} */ quantity) => {
+    if (quantity.shade !== "logit") return;
+    const found = await app.source.attribution(state.text, quantity.position, quantity.token);
+    if (!fresh()) return;
+    const name = `“${short(found.token.token, 24)}”`;
+    if (name !== predicted) setTimeout(changed);
+    predicted = name;
+    token.fill(
+      found.candidates.map(({ id, token: name, probability }) => [
+        String(id),
+        `${short(name, 18)}${probability === null ? "" : ` ${percent(probability)}`}`,
+      ]),
+      found.token.id,
+    );
+  });
+  return {
+    parts: [units, shade, token, against],
+    /** The token that contributions are of, in quotes. */
+    get predicted() {
+      return predicted;
+    },
+    /**
+     * @param {State} state
+     * @param {Quantity} quantity
+     */
+    show(state, quantity) {
+      const { meta } = app;
+      const text = meta.texts[state.text];
+      units.value = quantity.units;
+      units.hidden = unitNames(text).length < 2 || (view === "map" && quantity.shade === "logit");
+      shade.fill(
+        text.shades.map((name) => [name, SHADES[name]]),
+        quantity.shade,
+      );
+      shade.hidden = text.shades.length < 2;
+      token.hidden = quantity.shade !== "logit";
+      const others = comparable(meta, state);
+      against.fill(
+        [["-1", "nothing"], ...others.map((n) => [String(n), captureTitle(meta, n)])],
+        quantity.against,
+      );
+      against.hidden = others.length === 0;
+      fillTokens(state, quantity);
+    },
+  };
+}

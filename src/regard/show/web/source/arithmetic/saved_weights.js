@@ -1,0 +1,264 @@
+// @ts-check
+// The arithmetic of a saved page: tiles, rows, columns and steps, from the packed blocks of its layers.
+// It knows neither the page nor on which thread it runs; `responder.js` brings it questions.
+
+import { LRU, once } from "../../data/lru.js";
+import { inUnits } from "../../data/units.js";
+import { evictionOf, noEviction } from "./eviction.js";
+import { LinearHead } from "./linear_weights.js";
+import { unpackArrays } from "./packed.js";
+import { rowSteps } from "./row_steps.js";
+import { columnOf, rowOf, Head } from "./weights.js";
+
+const HEADS = 8; // whose arrays are ready
+
+/**
+ * Numbers times the step of their channel, or as they are where there are no steps.
+ * @param {Float32Array} numbers
+ * @param {Float32Array} [steps]
+ */
+function scaled(numbers, steps) {
+  return steps ? numbers.map((number, i) => number * steps[i % steps.length]) : numbers;
+}
+
+/**
+ * The array that stands at `index` in a list of arrays of `size` numbers.
+ * @param {Float32Array} array
+ * @param {number} index
+ * @param {number} size
+ */
+function part(array, index, size) {
+  return array.subarray(index * size, (index + 1) * size);
+}
+
+/**
+ * What the meta says of a layer, which must exist.
+ * @param {Meta} meta
+ * @param {number} text
+ * @param {string} key
+ */
+export function namedLayer(meta, text, key) {
+  const layer = meta.texts[text].layers.find((one) => one.key === key);
+  if (!layer) throw new Error(`There is no layer ${key}.`);
+  return layer;
+}
+
+/**
+ * What a file holds of where the logit of a token after a position comes from; token -1 is the likeliest.
+ * @param {Attribution[]} stored of a text, the likeliest token first
+ * @param {number} position
+ * @param {number} token
+ */
+export function storedAttribution(stored, position, token) {
+  const found = stored.find((one) => one.position === position && (token < 0 || one.token.id === token));
+  if (!found)
+    throw new Error(`This file holds no contributions to token ${token} after position ${position}.`);
+  return found;
+}
+
+export class SavedWeights {
+  /**
+   * @param {OpenedData} data
+   * @param {(name: string) => Promise<string>} blockText the text of a block, asked for once
+   */
+  constructor({ meta, blocks, attributions }, blockText) {
+    this.meta = meta;
+    this.blocks = blocks;
+    this.attributions = attributions;
+    this.blockText = blockText;
+    /** @type {Map<string, Promise<Arrays>>} */
+    this.arrays = new Map(); // by the block's name
+    /** @type {LRU<Promise<Head | LinearHead>>} */
+    this.heads = new LRU(HEADS);
+  }
+
+  /**
+   * @param {TileQuestion} question
+   * @param {Pause} pause
+   */
+  async tile({ text, layer, head, z, i, j, without, quantity }, pause) {
+    const [one, parts] = await Promise.all([
+      this.head(text, layer, head),
+      this.parts(text, layer, head, quantity),
+    ]);
+    return one.tile(z, i, j, { without, ...parts }, pause);
+  }
+
+  /**
+   * @param {LineQuestion} question
+   * @param {Pause} pause
+   */
+  row({ text, layer, head, index, quantity }, pause) {
+    const single = quantity.shade === "logit" ? { queries: null } : {}; // contributions are of one query
+    const look = (/** @type {HeadMap} */ one, /** @type {TileParts} */ parts) =>
+      rowOf(one, index, { ...parts, ...single });
+    return this.mean({ text, layer, head, quantity }, look, pause);
+  }
+
+  /**
+   * @param {LineQuestion} question
+   * @param {Pause} pause
+   */
+  column({ text, layer, head, index, quantity }, pause) {
+    return this.mean({ text, layer, head, quantity }, (one, parts) => columnOf(one, index, parts), pause);
+  }
+
+  /** @param {StepsQuestion} question */
+  async steps({ text, layer, head, row }) {
+    const [one, v] = await Promise.all([this.head(text, layer, head), this.values(text, layer, head)]);
+    if (!(one instanceof Head)) throw new Error(`Layer ${layer} has no softmax, and no steps of one.`);
+    return rowSteps(one, v, namedLayer(this.meta, text, layer), row, this.meta.strongest);
+  }
+
+  /**
+   * @param {LayerQuestion} question
+   * @param {Pause} pause
+   */
+  async eviction({ text, layer }, pause) {
+    const { heads, recurrence, cols } = namedLayer(this.meta, text, layer);
+    const { eviction_queries: queries, eviction_sinks: sinks } = this.meta;
+    if (recurrence) return noEviction(heads.length, cols, sinks);
+    const all = await Promise.all(heads.map((number) => this.head(text, layer, number)));
+    return evictionOf(all, { queries, sinks }, pause);
+  }
+
+  /**
+   * The mean over the heads asked for, of what `look` finds in each; contributions to a logit are added up.
+   * @param {Omit<LineQuestion, "index">} question
+   * @param {(head: HeadMap, parts: TileParts) => Float32Array} look
+   * @param {Pause} pause
+   */
+  async mean({ text, layer, head: number, quantity }, look, pause) {
+    const some = layer === "mean" ? this.meta.texts[text].layers : [namedLayer(this.meta, text, layer)];
+    const places = some.flatMap((about) =>
+      (number === "mean" ? about.heads : [number]).map((head) => ({ layer: about.key, head })),
+    );
+    /** @type {Float32Array | null} */
+    let total = null;
+    for (const { layer, head } of places) {
+      const found = look(await this.head(text, layer, head), await this.parts(text, layer, head, quantity));
+      await pause();
+      total ??= new Float32Array(found.length);
+      if (found.length !== total.length)
+        throw new Error("The layers see different texts, so that they have no mean.");
+      for (let i = 0; i < found.length; i++) total[i] += found[i];
+    }
+    total ??= new Float32Array(0);
+    const count = quantity.shade === "logit" ? 1 : places.length;
+    if (count > 1) for (let i = 0; i < total.length; i++) total[i] /= count;
+    return total;
+  }
+
+  /**
+   * What a quantity takes of a head beside its weights: the factors of its keys, and its units.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} head
+   * @param {Quantity} quantity
+   * @returns {Promise<TileParts>}
+   */
+  async parts(text, layer, head, quantity) {
+    const about = namedLayer(this.meta, text, layer);
+    const { units } = inUnits(this.meta, about, quantity);
+    const axes = { queries: units?.queries.edges ?? null, keys: units?.keys.edges ?? null };
+    if (quantity.shade === "weights") return axes;
+    const { factors } = await this.block(this.factorsBlock(text, layer, quantity));
+    return { ...axes, factors: part(factors, about.heads.indexOf(head), about.cols) };
+  }
+
+  /**
+   * The name of the block with the factors of a layer's keys.
+   * @param {number} text
+   * @param {string} layer
+   * @param {Quantity} quantity
+   */
+  factorsBlock(text, layer, { shade, position, token }) {
+    if (shade === "values") return `norms-${text}-${layer}`;
+    const { id } = storedAttribution(this.attributions[text], position, token).token;
+    return `logit-${text}-${layer}-${position}-${id}`;
+  }
+
+  /**
+   * One head's arrays, ready to compute with.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
+  head(text, layer, number) {
+    return once(this.heads, `${text} ${layer} ${number}`, () => this.prepare(text, layer, number));
+  }
+
+  /**
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
+  async prepare(text, layer, number) {
+    const about = namedLayer(this.meta, text, layer);
+    const h = about.heads.indexOf(number);
+    if (h < 0) throw new Error(`Layer ${layer} has no head ${number}.`);
+    const names = [about.block ?? "", about.mask_block ?? ""];
+    const [whole, masks] = await Promise.all(names.map((name) => this.block(name)));
+    const { rows: T, cols: S, width: D } = about;
+    const own = (/** @type {Float32Array} */ array, /** @type {number} */ size) =>
+      part(array, array.length === size ? 0 : h, size);
+    const alike = masks.offsets.length === T + 1; // all heads see the same
+    const offsets = alike ? masks.offsets : masks.offsets.subarray(h * T, (h + 1) * T + 1);
+    const g = Math.floor(h / about.group);
+    if (about.recurrence) {
+      return new LinearHead({
+        T,
+        S,
+        D,
+        q: part(whole.q, g, S * D),
+        k: part(whole.k, g, S * D),
+        decay: part(whole.decay, h, whole.decay.length / about.heads.length),
+        beta: part(whole.beta, h, S),
+        skip: whole.skip[h],
+        deltaRule: about.delta_rule ?? false,
+        offsets,
+        ranges: masks.ranges,
+      });
+    }
+    return new Head({
+      T,
+      S,
+      D,
+      q: scaled(part(whole.q, h, T * D), whole.q_step && part(whole.q_step, h, D)),
+      k: scaled(part(whole.k, g, S * D), whole.k_step && part(whole.k_step, g, D)),
+      mean: part(whole.mean, g, D),
+      lse: whole.lse.subarray(h * T, (h + 1) * T),
+      scale: about.scale,
+      softcap: about.softcap,
+      offsets,
+      ranges: masks.ranges,
+      relative: masks.relative ? own(masks.relative, T + S - 1) : null,
+      dense: masks.dense ? own(masks.dense, T * S) : null,
+    });
+  }
+
+  /**
+   * One head's values, or null if the file does not hold them.
+   * @param {number} text
+   * @param {string} layer
+   * @param {number} number
+   */
+  async values(text, layer, number) {
+    const about = namedLayer(this.meta, text, layer);
+    if (!about.values_block) return null;
+    const { v } = await this.block(about.values_block);
+    const size = about.cols * (about.value_width ?? 0);
+    const g = Math.floor(about.heads.indexOf(number) / (about.heads.length / (v.length / size)));
+    return v.subarray(g * size, (g + 1) * size);
+  }
+
+  /**
+   * The arrays of a block.
+   * @param {string} name
+   */
+  block(name) {
+    return once(this.arrays, name, async () =>
+      unpackArrays(name, await this.blockText(name), this.blocks[name]),
+    );
+  }
+}
