@@ -116,7 +116,7 @@ reference: $(READY)
 sessions: $(READY)
 	$(BIN)/python -m scripts.sessions
 
-# The pages of docs/pitfalls come from the catalogue of mistakes.
+# The index of docs/pitfalls comes from the catalogue of mistakes; `make docs` makes the page of each.
 pitfalls: $(READY)
 	$(BIN)/python -m scripts.pitfalls
 

@@ -4,10 +4,11 @@
     python -m scripts.docs --out FOLDER
 
 First everything that the site shows is gathered in one folder, `FOLDER-source`: the documents, a page for
-each lesson with its notebook, a page for each file of the repository that a document links to, and saved
-pages of the included model, one with the model in it. In the gathered copies the links lead to these pages;
-in the repository they lead to the files themselves, so that both GitHub and the site can follow them. Then
-Sphinx builds that folder. Any warning of Sphinx is an error.
+each lesson with its notebook, a page for each mistake of the catalogue (`scripts.pitfalls`) and for each file
+of the repository that a document links to, and saved pages of the included model, one with the model in it.
+In the gathered copies the links lead to these pages; in the repository they lead to the files themselves, so
+that both GitHub and the site can follow them. Then Sphinx builds that folder. Any warning of Sphinx is an
+error.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from typer.testing import CliRunner
 from regard.cli import app
 from regard.learn import LESSONS, Lesson, make_notebook
 from regard.show.data.stage_example import build_example
-from scripts import digits_vit
+from scripts import digits_vit, pitfalls
 
 ROOT = Path(__file__).parent.parent
-PITFALLS = ROOT / "docs" / "pitfalls"  # a hundred pages, which their index lists and the sidebar does not
+PITFALLS = ROOT / "docs" / "pitfalls"  # an index of a hundred pages, which the sidebar does not list
 LESSON_FILES = LESSONS[0].folder.parent
 EMBEDDED_PAGE = "_static/pages/model.html"
 PAGE_WITH_MODEL = "_static/pages/live.html"  # larger: it is shown once
@@ -60,6 +61,7 @@ def gather(source: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
     waiting = [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file() and _is_shown(path)]
     waiting += [lesson.folder / "lesson.md" for lesson in LESSONS]
+    waiting += sorted(pitfalls.MISTAKES.glob("*.toml"))
     gathered = set()
     while waiting:
         path = waiting.pop()
@@ -69,7 +71,7 @@ def gather(source: Path) -> None:
         target = source / place(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if text := page(path):
-            rewritten, linked = relink(text, path)
+            rewritten, linked = relink(text, PITFALLS / target.name if _is_generated(path) else path)
             target.write_text(rewritten, encoding="utf-8")
             waiting += linked
         else:
@@ -84,9 +86,16 @@ def _is_shown(path: Path) -> bool:
     return "__pycache__" not in path.parts
 
 
+def _is_generated(path: Path) -> bool:
+    """Whether the page of a file of the repository is written by `scripts.pitfalls`."""
+    return path.parent == pitfalls.MISTAKES or path == pitfalls.PROPERTIES
+
+
 def place(path: Path) -> PurePosixPath:
     """Return where a file of the repository is in the gathered folder."""
     name = PurePosixPath(path.relative_to(ROOT).as_posix())
+    if _is_generated(path):
+        return PurePosixPath("pitfalls", "tests.md" if path.is_dir() else f"{path.stem}.md")
     if name.is_relative_to("docs"):
         return name.relative_to("docs")
     if path.is_relative_to(LESSON_FILES) and path.name == "lesson.md":
@@ -105,6 +114,8 @@ def place(path: Path) -> PurePosixPath:
 def page(path: Path) -> str | None:
     """Return the Markdown of a file's page, or None for a file that is copied as it is."""
     name = path.relative_to(ROOT).as_posix()
+    if _is_generated(path):
+        return ORPHAN + pitfalls.generated_page(path)
     if path.is_dir():
         files = [file.name for file in sorted(path.iterdir()) if file.suffix == ".py"]
         return f"{ORPHAN}# {name}/\n\n" + "".join(f"- [{file}]({file})\n" for file in files)
@@ -118,8 +129,7 @@ def page(path: Path) -> str | None:
         return text + lesson_end(path.parent)
     if path.name == "index.md" and "{toctree}" not in text and path.parent != PITFALLS:
         return text + FOLDER_TOCTREE
-    in_toctree = name.startswith("docs/") and (path.parent != PITFALLS or path.name == "index.md")
-    return text if in_toctree else ORPHAN + text
+    return text if name.startswith("docs/") else ORPHAN + text
 
 
 def lesson_table() -> str:

@@ -1,11 +1,12 @@
-"""Write docs/pitfalls: a page for each mistake of the catalogue, an index, and the tests that find them.
+"""The pages of the mistakes: an index, a page for each one of the catalogue, and the tests that find them.
 
-    python -m scripts.pitfalls            rewrite the pages
-    python -m scripts.pitfalls --check    exit with 1 if they are out of date
+    python -m scripts.pitfalls            rewrite the index, docs/pitfalls/index.md
+    python -m scripts.pitfalls --check    exit with 1 if it is out of date
 
 Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the `programs` and
-`properties` beside it, and from the trainings of `scripts.tiny_training`.
-`tests/test_pitfalls.py` fails if a page is out of date.
+`properties` beside it, and from the trainings of `scripts.tiny_training`. The repository holds the index,
+which links to the files of the catalogue; the site (`scripts.docs`) makes a page of each of them.
+`tests/test_pitfalls.py` fails if the index is out of date.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from regard.checker.snippet import clearest_kind, make_snippet
 from scripts.tiny_training import RESULTS, SEEDS, STEPS, WIDE_HEAD, WIDE_STEPS
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "docs" / "pitfalls"
+INDEX = ROOT / "docs" / "pitfalls" / "index.md"
+MISTAKES = ROOT / "src" / "regard" / "checker" / "mistakes"
+PROPERTIES = ROOT / "src" / "regard" / "checker" / "properties"
+TESTS = "../../src/regard/checker/properties"  # as a file in docs/pitfalls links to it
 WIDTH = 120
 NOTE = "<!-- generated from the catalogue by scripts/pitfalls.py -->\n"
 LEARNERS = (  # what people write in their first attention, in the order of the lessons
@@ -145,10 +149,12 @@ _CODE = re.compile(
 )
 
 
-def pages() -> dict[str, str]:
-    """Return every page by its file name."""
-    made = {f"{name}.md": page(mistake) for name, mistake in CATALOGUE.items()}
-    return made | {"index.md": index(), "tests.md": tests_page()}
+def generated_page(path: Path) -> str:
+    """Return the page that the site makes of a file of the catalogue, or of the folder of the properties.
+
+    Its links are those of a file in docs/pitfalls.
+    """
+    return tests_page() if path == PROPERTIES else page(CATALOGUE[path.stem])
 
 
 def page(mistake: Mistake) -> str:
@@ -268,7 +274,7 @@ def also_found(mistake: Mistake, test: PropertyTest) -> str:
     if not others:
         return prose(start)
     listed = ", ".join(map(link, others[:6]))
-    more = f" and [{len(others) - 6} more](tests.md#{anchor(test.name)})" if len(others) > 6 else ""
+    more = f" and [{len(others) - 6} more]({TESTS}#{anchor(test.name)})" if len(others) > 6 else ""
     return prose(f"{start} The same test finds {listed}{more}.")
 
 
@@ -290,7 +296,7 @@ def index() -> str:
         prose(
             f"The {len(CATALOGUE)} mistakes that [`regard check`](../check.md) knows by name, each on a page "
             "of its own: what you see, the wrong line and the right one, why, and a test of a few lines that "
-            "finds it. [The tests](tests.md) are on one page, too. To try yourself: `regard learn hunt` "
+            f"finds it. [The tests]({TESTS}) are on one page, too. To try yourself: `regard learn hunt` "
             "shows you a program, and you name its mistake."
         ),
         "## The usual ones",
@@ -375,8 +381,8 @@ def mistakes_of(test: PropertyTest) -> list[Mistake]:
 
 
 def link(name: str) -> str:
-    """Return a link to the page of a mistake."""
-    return f"[{name}]({name}.md)"
+    """Return a link to the file of a mistake, which the site has a page for."""
+    return f"[{name}](../../src/regard/checker/mistakes/{name}.toml)"
 
 
 def anchor(heading: str) -> str:
@@ -405,21 +411,13 @@ def fenced(language: str, code: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the pages, or check them."""
+    """Rewrite the index, or check it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a page is out of date")
-    check = parser.parse_args().check
-    made = pages()
-    present = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
-    if check:
-        sys.exit(int(made != present))
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in present.keys() - made.keys():
-        (FOLDER / name).unlink()
-    for name, text in made.items():
-        if present.get(name) != text:
-            with atomic_write(FOLDER / name) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the index is out of date")
+    if parser.parse_args().check:
+        sys.exit(int(index() != INDEX.read_text(encoding="utf-8")))
+    with atomic_write(INDEX) as temporary:
+        temporary.write_text(index(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,54 +1,52 @@
-"""The pages of the mistakes: up to date with the catalogue, complete, and true about the loss."""
+"""The pages of the mistakes: the index is up to date, all are complete, and true about the loss."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from regard.checker.catalogue import CATALOGUE, THEMES
 from scripts import pitfalls, tiny_training
 
-NAMES = [f"{name}.md" for name in CATALOGUE] + ["index.md", "tests.md"]
+MISTAKES = [pitfalls.MISTAKES / f"{name}.toml" for name in CATALOGUE]
 
 
 @pytest.fixture(scope="module")
-def pages() -> dict[str, str]:
-    """Every page by its file name, as the catalogue gives it."""
-    return pitfalls.pages()
+def pages() -> dict[Path, str]:
+    """Every page, by the file or folder of the repository that links lead to."""
+    made = {path: pitfalls.generated_page(path) for path in (*MISTAKES, pitfalls.PROPERTIES)}
+    return made | {pitfalls.INDEX: pitfalls.index()}
 
 
-def test_the_pages_are_up_to_date(pages: dict[str, str]) -> None:
-    """`make pitfalls` writes them."""
-    present = {path.name: path.read_text(encoding="utf-8") for path in pitfalls.FOLDER.glob("*.md")}
-    assert present == pages
+def test_the_index_is_up_to_date(pages: dict[Path, str]) -> None:
+    """`make pitfalls` writes it."""
+    assert pitfalls.INDEX.read_text(encoding="utf-8") == pages[pitfalls.INDEX]
 
 
-def test_there_is_a_page_for_every_mistake_an_index_and_the_tests(pages: dict[str, str]) -> None:
-    assert list(pages) == NAMES
+def test_a_page_says_everything(pages: dict[Path, str]) -> None:
+    for path in MISTAKES:
+        headings = re.findall(r"^## (.*)$", pages[path], flags=re.MULTILINE)
+        assert headings == ["Symptom", "The line", "Why", "The mend", "How to test for it"], path
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_a_page_says_everything(pages: dict[str, str], name: str) -> None:
-    headings = re.findall(r"^## (.*)$", pages[f"{name}.md"], flags=re.MULTILINE)
-    assert headings == ["Symptom", "The line", "Why", "The mend", "How to test for it"]
+def test_lines_of_prose_are_short_and_links_lead_somewhere(pages: dict[Path, str]) -> None:
+    """Links to the page of a mistake lead to its file; `test_site` follows them on the site."""
+    for text in pages.values():
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        long = [line for line in prose.splitlines() if len(line) > pitfalls.WIDTH]
+        assert all(line.startswith("|") or "](" in line for line in long), long
+        for target, heading in re.findall(r"\]\(([^)#\s]+)(?:#([\w-]+))?\)", prose):
+            path = (pitfalls.INDEX.parent / target).resolve()
+            assert path.exists(), target
+            headings = re.findall(r"^#+ (.*)$", pages.get(path, ""), flags=re.MULTILINE)
+            assert not heading or heading in {pitfalls.anchor(found) for found in headings}, heading
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_lines_of_prose_are_short_and_links_lead_somewhere(pages: dict[str, str], name: str) -> None:
-    text = pages[name]
-    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    lines = [line for line in prose.splitlines() if not line.startswith("|")]
-    assert max(map(len, lines)) <= pitfalls.WIDTH
-    for file, heading in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", text):
-        assert file in pages
-        headings = re.findall(r"^#+ (.*)$", pages[file], flags=re.MULTILINE)
-        assert not heading or heading in {pitfalls.anchor(found) for found in headings}, heading
-
-
-def test_the_index_has_every_mistake_under_its_theme(pages: dict[str, str]) -> None:
+def test_the_index_has_every_mistake_under_its_theme(pages: dict[Path, str]) -> None:
     for theme, mistakes in THEMES.items():
-        section = pages["index.md"].split(f"\n## {theme.capitalize()}\n")[1].split("\n## ")[0]
+        section = pages[pitfalls.INDEX].split(f"\n## {theme.capitalize()}\n")[1].split("\n## ")[0]
         assert re.findall(r"^\| \[([\w-]+)\]", section, flags=re.MULTILINE) == [m.name for m in mistakes]
 
 
@@ -58,11 +56,9 @@ def test_every_mistake_that_may_show_in_a_loss_was_trained() -> None:
     assert trained == {name: kind for name, kind in expected.items() if kind}
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", pitfalls.trainings()["mistakes"])
 def test_what_the_loss_shows_agrees_with_what_the_page_lists(name: str) -> None:
     """A mistake that is listed under a symptom of the loss has it in the trainings, and the reverse."""
-    if name not in pitfalls.trainings()["mistakes"]:
-        return
     verdict = pitfalls.verdict(name)
     sights = [sight for sight, names in pitfalls.SIGHTS.items() if name in names]
     assert (verdict == "NaN at the first step") == ("The loss is NaN at the first step" in sights)

@@ -12,13 +12,11 @@ from regard.learn.lesson import Outcome
 from tests.learn.in_process import judged
 
 SUPER = ("        super().__init__()\n", "")
-BUFFER = """self.register_buffer(
-            "causal_mask", visible, persistent=False
-        )"""
+BUFFER = 'self.register_buffer("causal_mask", visible, persistent=False)'
 HEAD = {
     "no super": (SUPER, "super().__init__()"),
-    "one tensor": (("return out, weights", "return out"), "return two tensors"),
-    "weights first": (("return out, weights", "return weights, out"), "return out, weights"),
+    "one tensor": (("return weights @ v, weights", "return weights @ v"), "return two tensors"),
+    "weights first": (("return weights @ v, weights", "return weights, weights @ v"), "return out, weights"),
     "k.T": (("k.mT", "k.T"), "dot-t-on-a-batch"),
     "no slice": (("self.causal_mask[:T, :T]", "self.causal_mask"), "causal_mask[:T, :T]"),
     "other names": (("W_q", "query"), "expected `self.W_q`"),
@@ -50,14 +48,14 @@ CHECKS = {
 }
 HEADS = {
     "no super": (SUPER, "super().__init__()"),
-    "view": (("tokens.reshape(", "tokens.view("), "write .reshape"),
-    "no transpose": (("return t.transpose(1, 2)", "return t"), "`split` gives (2, 6, 4, 5)"),
-    "other axes": (("heads.transpose(1, 2)", "heads.transpose(2, 3)"), "`merge` has the right shape"),
+    "view": (("tokens.flatten(-2)", "tokens.view(*x.shape[:-3], -1, 20)"), "write .reshape"),
+    "no transpose": (("return x.transpose(-3, -2)", "return x"), "`split` gives (2, 6, 4, 5)"),
+    "other axes": (("tokens = x.transpose(-3, -2)", "tokens = x.transpose(-2, -1)"), "`merge` gives"),
     "width of the model": (("d_out // num_heads", "d_model // num_heads"), "head_dim is d_out // num_heads"),
     "a fraction": (("d_out // num_heads", "d_out / num_heads"), "// divides whole numbers"),
     "not merged": (("self.merge(weights @ v)", "weights @ v"), "expected the output (2, 6, 20)"),
     "no self": (("= self.merge(", "= merge("), "self.merge("),
-    "interleaved": (("= heads.transpose(1, 2)", "= heads.permute(0, 2, 3, 1)"), "heads-interleaved"),
+    "interleaved": (("tokens = x.transpose(-3, -2)", "tokens = x.permute(0, 2, 3, 1)"), "heads-interleaved"),
 }
 OUTPUT = {
     "residual": (("out = self.W_o(heads)", "out = x + self.W_o(heads)"), "differs from W_o(heads)"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from regard import stages
 from regard.learn.course import LESSONS
 from regard.learn.exercise import find_blanks, make_exercise, plain_solution
 from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
@@ -73,6 +74,21 @@ def test_the_usual_mistakes_in_the_text_are_those_that_are_planted(lesson: Lesso
     assert named == [mistake.name for mistake in usual_mistakes_of(lesson)]
     assert len(named) >= 3
     assert all(find_mistake(name) for name in named)
+
+
+@pytest.mark.parametrize("lesson", LESSONS[1:10], ids=name_of)
+def test_what_a_lesson_builds_is_a_stage_without_its_checks_and_types(lesson: Lesson) -> None:
+    program = (lesson.folder / "solution.py").read_text(encoding="utf-8")
+    imported = re.findall(r"^from regard\.stages\.\w+ import (.*)$", program, flags=re.MULTILINE)
+    names = {name for line in imported for name in line.split(", ")}
+    assert names
+    assert names <= {*stages.__all__}
+    tree = ast.parse(lesson.solution)
+    assert names <= {getattr(node, "name", None) for node in tree.body}
+    for node in ast.walk(tree):
+        assert not getattr(node, "annotation", None)
+        assert not getattr(node, "returns", None)
+        assert getattr(node, "id", "") not in ("check_sequence", "check_settings", "check_tokens")
 
 
 @pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)

@@ -161,7 +161,7 @@ def test_a_stage_fits_on_a_page_and_says_every_shape(name: str) -> None:
     assert len(body) <= 20
     for line in body:
         if re.search(r"(scores|weights|heads) = .*(@|softmax)", line):
-            assert re.search(r"# \(B, (H, )?T, \w+\)", line), line
+            assert re.search(r"#.*\(B, (H, )?T, \w+\)", line), line
 
 
 def test_signatures_begin_with_the_width_of_the_model() -> None:

@@ -1,16 +1,22 @@
 """Exercises: a solution with the learner's lines left out, and what of it is still to be written.
 
-A statement of a solution whose line ends in `#: what it is, (shape)` is for the learner to write. In the
-exercise it is `name = ...  # what it is, (shape)`.
+A solution imports what is a stage; `with_stages` puts the code of the stage there. A statement whose line
+ends in `#: what it is, (shape)` is for the learner to write. In the exercise it is
+`name = ...  # what it is, (shape)`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 from typing import NamedTuple
 
+STAGES = Path(__file__).parent.parent / "stages"
 MARK = re.compile(r"\s*#: (.*)$")
+NOT_IN_THE_LESSON = "# not in the lesson"
+# An argument for such lines alone. The checker would expect a lesson's class that takes a mask to apply it.
+MASK_ARGUMENT = ", mask: Mask | Tensor | None = None"
 
 
 class Blank(NamedTuple):
@@ -18,6 +24,62 @@ class Blank(NamedTuple):
 
     line: int
     text: str
+
+
+def with_stages(solution: str) -> str:
+    """Return a solution with the code of stages in place of the lines that import them.
+
+    The code is that of the stage without its types, its checks of arguments, and the statements whose line
+    says that they are not in the lesson.
+    """
+    lines = solution.splitlines()
+    for node in reversed(ast.parse(solution).body):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("regard.stages."):
+            stage = (STAGES / f"{str(node.module).split('.')[-1]}.py").read_text(encoding="utf-8")
+            code = "\n\n\n".join(_definition(stage, alias.name) for alias in node.names)
+            lines[node.lineno - 1 : node.end_lineno] = ["", *code.splitlines(), ""]
+    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines) + "\n")
+
+
+def _definition(stage: str, name: str) -> str:
+    """The class or function of this name in a stage, as a lesson has it."""
+    stage = stage.replace(MASK_ARGUMENT, "")
+    lines = stage.splitlines()
+    (definition,) = (node for node in ast.parse(stage).body if name in _names(node))
+    left_out: set[int] = set()
+    for node in ast.walk(definition):
+        if isinstance(node, ast.stmt) and _is_left_out(node, lines):
+            left_out.update(_line_numbers(node))
+        if isinstance(node, ast.FunctionDef):
+            _drop_types(node, lines)
+    code = "\n".join(lines[n - 1] for n in _line_numbers(definition) if n not in left_out)
+    return code.replace("\n\n\n", "\n\n")
+
+
+def _line_numbers(node: ast.stmt) -> range:
+    assert node.end_lineno is not None
+    return range(node.lineno, node.end_lineno + 1)
+
+
+def _is_left_out(node: ast.stmt, lines: list[str]) -> bool:
+    """Whether a lesson has no such line: a check, the type of an attribute, or what its comment says."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return ast.unparse(node.value.func).startswith("check_")
+    if isinstance(node, ast.AnnAssign):
+        return node.value is None
+    return NOT_IN_THE_LESSON in lines[node.lineno - 1]
+
+
+def _drop_types(function: ast.FunctionDef, lines: list[str]) -> None:
+    """Take the types out of the lines that hold the signature of a function."""
+    if function.returns is not None:
+        at = function.returns.lineno - 1
+        lines[at] = re.sub(r" -> .*:$", ":", lines[at])
+    for argument in reversed(function.args.args):
+        if argument.annotation is not None:
+            line = lines[argument.lineno - 1]
+            default = re.sub(r"^ = ", "=", line[argument.end_col_offset :])
+            lines[argument.lineno - 1] = line[: argument.col_offset + len(argument.arg)] + default
 
 
 def make_exercise(solution: str) -> str:

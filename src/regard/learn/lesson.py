@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.learn.exercise import with_stages
+
 FOLDER = Path(__file__).parent / "lessons"
 
 
@@ -37,7 +39,7 @@ class Lesson:
     @property
     def solution(self) -> str:
         """The program that solves it, with the learner's lines marked (see `exercise`)."""
-        return (self.folder / "solution.py").read_text(encoding="utf-8")
+        return with_stages((self.folder / "solution.py").read_text(encoding="utf-8"))
 
     @property
     def has_code(self) -> bool:

@@ -47,15 +47,18 @@ class CachedMultiHeadAttention(nn.Module):
         check_cache(x, cache, self.W_q, self.num_heads)
         q, k, v = self.split(self.W_q(x)), self.split(self.W_k(x)), self.split(self.W_v(x))
         if cache is not None:
-            k, v = torch.cat([cache[0], k], dim=-2), torch.cat([cache[1], v], dim=-2)  # (B, H, S, head_dim)
+            k = torch.cat([cache[0], k], dim=-2)  #: the keys so far, then the new ones, (B, H, S, head_dim)
+            v = torch.cat([cache[1], v], dim=-2)  #: the values so far, then the new ones, (B, H, S, head_dim)
+        cache = (k, v)  #: what the next call needs
         T, S = q.shape[-2], k.shape[-2]
         # The first new token sees all S − T tokens of the cache and itself, the last one sees all S.
-        visible = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)  # (T, S)
+        visible = torch.ones(T, S, dtype=torch.bool, device=x.device)  # (T, S)
+        visible = visible.tril(S - T)  #: True where a key may be seen, (T, S)
         scores = q @ k.mT / math.sqrt(self.head_dim)  # (B, H, T, S)
         scores = scores.masked_fill(~visible, -torch.inf)
         weights = self.dropout(torch.softmax(scores, dim=-1))  # (B, H, T, S)
         heads = (weights @ v).transpose(-3, -2).flatten(-2)  # (B, T, d_model) side by side
-        return self.W_o(heads), (k, v)  # (B, T, d_model)
+        return self.W_o(heads), cache  # (B, T, d_model)
 
     def split(self, x: Tensor) -> Tensor:
         """Projected tokens x (B, T, d_model) as heads (B, H, T, head_dim)."""

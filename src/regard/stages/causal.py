@@ -33,7 +33,8 @@ class CausalSelfAttention(nn.Module):
         self.W_v = nn.Linear(d_model, width, bias=False)
         self.W_o = nn.Linear(d_model, d_model, bias=False) if head_dim is None else nn.Identity()
         # A buffer moves with the module. It is not saved, so that the weights load at any max_seq_len.
-        visible = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool).tril()
+        size = (max_seq_len, max_seq_len)
+        visible = torch.ones(size, dtype=torch.bool).tril()  #: True where a query (row) may see a key
         self.register_buffer("causal_mask", visible, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,10 +43,13 @@ class CausalSelfAttention(nn.Module):
 
     def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output (B, T, d_model) of x (B, T, d_model), and the weights (B, T, T)."""
-        check_sequence("x", x, self.W_q, longest=len(self.causal_mask))
-        T = x.shape[-2]
+        check_sequence("x", x, self.W_q)
+        T, longest = x.shape[-2], len(self.causal_mask)
+        if longest < T:
+            raise ValueError(f"x: expected a length of at most {longest}, its maximum, got {T}")
         q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
         scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
-        scores = scores.masked_fill(~self.causal_mask[:T, :T], -torch.inf)
+        visible = self.causal_mask[:T, :T]  # (T, T)
+        scores = scores.masked_fill(~visible, -torch.inf)  #: −inf in these scores where a key is hidden
         weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
         return self.W_o(weights @ v), weights  # (B, T, d_model)

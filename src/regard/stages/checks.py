@@ -116,9 +116,7 @@ def check_ids(ids: Tensor, embedding: nn.Embedding, longest: int) -> None:
 
 def _check_length(name: str, length: int, longest: int | None) -> None:
     if longest is not None and length > longest:
-        raise ValueError(
-            f"{name}: expected a length of at most {longest}, the maximum it was built for, got {length}"
-        )
+        raise ValueError(f"{name}: expected a length of at most {longest}, its maximum, got {length}")
 
 
 def visible_keys(mask: Mask | Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ class Head(nn.Module):
         self.W_q = nn.Linear(d_model, head_dim, bias=False)
         self.W_k = nn.Linear(d_model, head_dim, bias=False)
         self.W_v = nn.Linear(d_model, head_dim, bias=False)
-        visible = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool).tril()
-        self.register_buffer("causal_mask", visible, persistent=False)
         self.dropout = nn.Dropout(dropout)
+        visible = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool).tril()  # True = visible
+        self.register_buffer("causal_mask", visible, persistent=False)  #: a buffer causal_mask, not saved
 
     def forward(self, x: Tensor) -> Tensor:
         """The output (B, T, head_dim) of tokens x (B, T, d_model)."""
@@ -39,10 +39,14 @@ class Head(nn.Module):
 
     def attention(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output (B, T, head_dim) of x and its weights (B, T, T), after dropout in training."""
-        check_sequence("x", x, self.W_q, longest=len(self.causal_mask))
-        T = x.shape[-2]
+        check_sequence("x", x, self.W_q)
+        T, longest = x.shape[-2], len(self.causal_mask)
+        if longest < T:
+            raise ValueError(f"x: expected a length of at most {longest}, its maximum, got {T}")
         q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
-        scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
-        scores = scores.masked_fill(~self.causal_mask[:T, :T], -torch.inf)
-        weights = self.dropout(torch.softmax(scores, dim=-1))  # (B, T, T)
+        scores = q @ k.mT / math.sqrt(k.shape[-1])  #: dot products over √head_dim, read from k, (B, T, T)
+        visible = self.causal_mask[:T, :T]  #: the corner of the mask for T tokens, (T, T)
+        scores = scores.masked_fill(~visible, -torch.inf)
+        weights = torch.softmax(scores, dim=-1)  # (B, T, T)
+        weights = self.dropout(weights)  #: the weights with dropout, (B, T, T)
         return weights @ v, weights  # (B, T, head_dim)

@@ -30,7 +30,8 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model: int, d_out: int, num_heads: int, dropout: float = 0.1) -> None:
         super().__init__()
         check_settings(d_model=d_model, d_out=d_out, num_heads=num_heads, dropout=dropout)
-        self.num_heads, self.head_dim = num_heads, d_out // num_heads
+        self.num_heads = num_heads
+        self.head_dim = d_out // num_heads  #: the width of one head
         self.W_q = nn.Linear(d_model, d_out, bias=False)
         self.W_k = nn.Linear(d_model, d_out, bias=False)
         self.W_v = nn.Linear(d_model, d_out, bias=False)
@@ -46,18 +47,21 @@ class MultiHeadAttention(nn.Module):
         T = x.shape[-2]
         visible = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()  # (T, T)
         q, k, v = self.split(self.W_q(x)), self.split(self.W_k(x)), self.split(self.W_v(x))
-        scores = q @ k.mT / math.sqrt(self.head_dim)  # (B, H, T, T)
+        scores = q @ k.mT / math.sqrt(self.head_dim)  #: scaled dot products of every head, (B, H, T, T)
         scores = scores.masked_fill(~visible, -torch.inf)
         weights = self.dropout(torch.softmax(scores, dim=-1))  # (B, H, T, T)
-        return self.merge(weights @ v), weights  # (B, T, d_out)
+        out = self.merge(weights @ v)  #: the outputs of the heads, merged, (B, T, d_out)
+        return out, weights
 
     def split(self, x: Tensor) -> Tensor:
         """Projected tokens x (B, T, d_out) as heads (B, H, T, head_dim)."""
-        return x.reshape(*x.shape[:-1], self.num_heads, self.head_dim).transpose(-3, -2)
+        x = x.view(*x.shape[:-1], self.num_heads, self.head_dim)  #: the heads apart, (B, T, H, head_dim)
+        return x.transpose(-3, -2)  #: the heads in front of the tokens, (B, H, T, head_dim)
 
     def merge(self, x: Tensor) -> Tensor:
         """The outputs x (B, H, T, head_dim) of the heads, concatenated (B, T, d_out)."""
-        return x.transpose(-3, -2).flatten(-2)
+        tokens = x.transpose(-3, -2)  #: the tokens in front of the heads again, (B, T, H, head_dim)
+        return tokens.flatten(-2)  #: the heads side by side, (B, T, d_out)
 
 
 def join_heads(separate: SeparateHeads) -> MultiHeadAttention:

@@ -47,10 +47,13 @@ def rotate(x: Tensor, start: int = 0) -> Tensor:
     T, half = x.shape[-2], x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)
     turns = 10000.0 ** (-torch.arange(half, dtype=dtype, device=x.device) / half)  # (head_dim / 2,)
-    angles = torch.arange(start, start + T, device=x.device)[:, None] * turns  # (T, head_dim / 2)
-    a, b = x[..., :half], x[..., half:]  # (…, T, head_dim / 2) each
+    places = torch.arange(start, start + T, device=x.device)  # (T,)
+    angles = places[:, None] * turns  #: one angle for each place and each pair, (T, head_dim / 2)
     cos, sin = angles.cos(), angles.sin()
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)  # (…, T, head_dim)
+    a, b = x[..., :half], x[..., half:]  # (…, T, head_dim / 2) each: the first and second of every pair
+    turned_a = a * cos - b * sin  #: the first channels of the turned pairs, (…, T, head_dim / 2)
+    turned_b = b * cos + a * sin  #: the second channels of the turned pairs, (…, T, head_dim / 2)
+    return torch.cat([turned_a, turned_b], dim=-1).to(x.dtype)  # (…, T, head_dim)
 
 
 def alibi_bias(num_heads: int, T: int) -> Tensor:
@@ -64,10 +67,11 @@ def alibi_bias(num_heads: int, T: int) -> Tensor:
             [-1.0000, -0.5000, -0.0000]])
     """
     check_settings(num_heads=num_heads)
-    slopes = 2.0 ** (-8.0 * torch.arange(1, num_heads + 1) / num_heads)  # (H,)
+    heads = torch.arange(1, num_heads + 1)  # (H,)
+    slopes = 2.0 ** (-8.0 * heads / num_heads)  #: the slope of each head, (H,)
     places = torch.arange(T)
-    distance = (places[:, None] - places).abs()  # (T, T)
-    return -slopes[:, None, None] * distance  # (H, T, T)
+    distance = (places[:, None] - places).abs()  #: of query i (row) and key j (column), (T, T)
+    return -slopes[:, None, None] * distance  #: the bias, (H, T, T)
 
 
 class PositionalAttention(nn.Module):
@@ -105,7 +109,7 @@ class PositionalAttention(nn.Module):
         visible = torch.ones(T, T, dtype=torch.bool, device=x.device).tril()  # (T, T)
         q, k, v = self.split(self.W_q(x)), self.split(self.W_k(x)), self.split(self.W_v(x))
         if self.positions == "rotary":
-            q, k = rotate(q), rotate(k)  # (B, H, T, head_dim) each
+            q, k = rotate(q), rotate(k)  #: turn what has to know its place, (B, H, T, head_dim) each
         scores = q @ k.mT / math.sqrt(self.head_dim)  # (B, H, T, T)
         if self.positions == "alibi":
             scores = scores + alibi_bias(self.num_heads, T).to(scores)

@@ -28,7 +28,7 @@ class ProjectedMultiHeadAttention(nn.Module):
         self.W_q = nn.Linear(d_model, d_model, bias=False)
         self.W_k = nn.Linear(d_model, d_model, bias=False)
         self.W_v = nn.Linear(d_model, d_model, bias=False)
-        self.W_o = nn.Linear(d_model, d_model, bias=False)
+        self.W_o = nn.Linear(d_model, d_model, bias=False)  #: the output projection, to d_model, no bias
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,8 +44,9 @@ class ProjectedMultiHeadAttention(nn.Module):
         scores = q @ k.mT / math.sqrt(self.head_dim)  # (B, H, T, T)
         scores = scores.masked_fill(~visible, -torch.inf)
         weights = self.dropout(torch.softmax(scores, dim=-1))  # (B, H, T, T)
-        heads = (weights @ v).transpose(-3, -2).flatten(-2)  # (B, T, d_model) side by side
-        return self.W_o(heads), weights  # (B, T, d_model)
+        heads = (weights @ v).transpose(-3, -2).flatten(-2)  #: weights @ v, merged, (B, T, d_model)
+        out = self.W_o(heads)  #: the heads mixed by the output projection, (B, T, d_model)
+        return out, weights
 
     def split(self, x: Tensor) -> Tensor:
         """Projected tokens x (B, T, d_model) as heads (B, H, T, head_dim)."""

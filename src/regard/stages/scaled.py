@@ -20,7 +20,7 @@ class SelfAttention(nn.Module):
     """Self-attention as published: `forward(x, mask=None) -> (out, weights)`.
 
     `x` is (B, T, d_model). Queries, keys and values have the width `head_dim` (`d_model` if None). `mask`,
-    which stage 4 introduces, is a mask such as `regard.causal`, or a boolean tensor (T, T) or (B, T, T),
+    which the lesson leaves to stage 4, is one of Regard's masks, or a boolean tensor (T, T) or (B, T, T),
     True = visible. Returns the output (B, T, head_dim) and the attention weights (B, T, T).
     """
 
@@ -36,10 +36,11 @@ class SelfAttention(nn.Module):
         """The output and the weights of x under `mask`; the shapes are those of the class."""
         check_sequence("x", x, self.W_q)
         q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
-        scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
-        weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
-        if mask is not None:  # as in stage 4
+        scores = q @ k.mT / math.sqrt(k.shape[-1])  #: of every query and key, over √head_dim, (B, T, T)
+        weights = torch.softmax(scores, dim=-1)  #: each row sums to 1, (B, T, T)
+        if mask is not None:  # not in the lesson: keys are hidden as in stage 4
             visible = visible_keys(mask, q, k)  # (T, T) or (B, T, T)
             weights = efficient_masking(scores, visible)  # (B, T, T) 0 where a key is hidden
             v = v.masked_fill(~visible.any(-2).unsqueeze(-1), 0.0)  # padding may hold NaN, and 0 · NaN is NaN
-        return weights @ v, weights  # (B, T, head_dim)
+        out = weights @ v  #: a mean of values for each token, (B, T, head_dim)
+        return out, weights

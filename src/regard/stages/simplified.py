@@ -15,6 +15,8 @@ from regard.stages.checks import check_tokens
 def simplified_self_attention(x: Tensor) -> tuple[Tensor, Tensor]:
     """softmax(x xᵀ) x for tokens x (B, T, d_model): the output (B, T, d_model) and the weights (B, T, T).
 
+    x may also be one text (T, d_model). `.mT` swaps the last two axes, and leaves a batch as it is.
+
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> out, weights = simplified_self_attention(x)
     >>> weights
@@ -22,6 +24,7 @@ def simplified_self_attention(x: Tensor) -> tuple[Tensor, Tensor]:
             [0.2689, 0.7311]])
     """
     check_tokens(x)
-    scores = x @ x.mT  # (B, T, T) row: who asks, column: who is read
-    weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
-    return weights @ x, weights  # (B, T, d_model)
+    scores = x @ x.mT  #: the dot product of every token with every token, (B, T, T)
+    weights = torch.softmax(scores, dim=-1)  #: softmax of each row, so that it sums to 1, (B, T, T)
+    out = weights @ x  #: the mean of the tokens with these weights, (B, T, d_model)
+    return out, weights

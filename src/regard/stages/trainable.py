@@ -24,13 +24,16 @@ class UnscaledSelfAttention(nn.Module):
         check_settings(d_model=d_model, head_dim=head_dim)
         head_dim = head_dim or d_model
         self.W_q = nn.Linear(d_model, head_dim, bias=False)
-        self.W_k = nn.Linear(d_model, head_dim, bias=False)
-        self.W_v = nn.Linear(d_model, head_dim, bias=False)
+        self.W_k = nn.Linear(d_model, head_dim, bias=False)  #: makes the keys, like W_q
+        self.W_v = nn.Linear(d_model, head_dim, bias=False)  #: makes the values, like W_q
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output (B, T, head_dim) and the weights (B, T, T) of tokens x (B, T, d_model)."""
         check_sequence("x", x, self.W_q)
-        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
-        scores = q @ k.mT  # (B, T, T)
-        weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
-        return weights @ v, weights  # (B, T, head_dim)
+        q = self.W_q(x)  #: what each token looks for, (B, T, head_dim)
+        k = self.W_k(x)  #: what each token offers to be found by, (B, T, head_dim)
+        v = self.W_v(x)  #: what each token hands over, (B, T, head_dim)
+        scores = q @ k.mT  #: row: the query, column: the key, (B, T, T)
+        weights = torch.softmax(scores, dim=-1)  #: each row sums to 1, (B, T, T)
+        out = weights @ v  #: a mean of values for each token, (B, T, head_dim)
+        return out, weights

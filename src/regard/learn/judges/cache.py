@@ -12,17 +12,17 @@ from regard.learn.judges.verdicts import check_attention, example_picture, judge
 from regard.learn.lesson import Outcome, Task, UsualMistake
 from regard.stages.example import WK, WQ, X
 
-NAME = "CachedAttention"
+NAME = "CachedMultiHeadAttention"
 D_MODEL, HEADS, LENGTH = 16, 2, 7
 TOLERANCE = 1e-5
 MEGABYTES = 2 * 32 * 8 * 128 * 2 * 1000 / 1e6  # keys and values · layers · heads · width · bytes · tokens
-KEYS, VALUES = "torch.cat([cache[0], k], dim=2)", "torch.cat([cache[1], v], dim=2)"
+KEYS, VALUES = "torch.cat([cache[0], k], dim=-2)", "torch.cat([cache[1], v], dim=-2)"
 
 
 def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
     """Compare pieces with the whole, then let the checker say which mistake it is, if any."""
     torch.manual_seed(0)
-    layer = layer_class(D_MODEL, HEADS)
+    layer = layer_class(D_MODEL, HEADS).eval()
     x = torch.randn(3, LENGTH, D_MODEL)
     with torch.no_grad():
         if wrong := _check_interface(layer, x):
@@ -32,7 +32,7 @@ def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
         except Exception as error:
             error.add_note(
                 "A whole sequence runs; the second call, which gets a cache, fails. Keys and values of the "
-                "cache and of the new tokens are joined along dim=2, the tokens, and both go into the cache."
+                "cache and of the new tokens are joined along dim=-2, the tokens, and both go into the cache."
             )
             raise
     done = (
@@ -59,7 +59,7 @@ def _check_interface(layer: nn.Module, x: Tensor) -> Outcome | None:
             NAME,
             "wrong",
             "expected two results, the output and the cache",
-            hint="return self.W_o(out), cache",
+            hint="return self.W_o(heads), cache",
         )
     out, cache = answer
     if out.shape != x.shape:
@@ -103,14 +103,14 @@ def _describe_contents(layer: nn.Module, x: Tensor) -> Outcome | None:
                 "wrong",
                 f"after 4 tokens and {LENGTH - 4} more, the {what} in the cache are {tuple(kept.shape)}; "
                 f"expected {tuple(expected.shape)}, one for each token",
-                hint="torch.cat([cache[0], k], dim=2) for the keys, and the same with v for the values",
+                hint="torch.cat([cache[0], k], dim=-2) for the keys, and the same with v for the values",
             )
         if largest_difference(kept, expected) > TOLERANCE:
             return Outcome(
                 NAME,
                 "wrong",
                 f"the {what} in the cache are not those of the tokens in their order, oldest first",
-                hint="torch.cat([cache[0], k], dim=2) for the keys, and the same with v for the values",
+                hint="torch.cat([cache[0], k], dim=-2) for the keys, and the same with v for the values",
             )
     return None
 
@@ -140,7 +140,7 @@ def _picture(layer_class: Any) -> Any:
     Token t enters as the t-th unit vector, whose query and key are set to those of the example; the values
     are the unit vectors themselves, so that an output is the row of weights.
     """
-    layer, tokens = layer_class(len(X), 1), torch.eye(len(X))
+    layer, tokens = layer_class(len(X), 1).eval(), torch.eye(len(X))
     width = len(X) - WQ.shape[1]  # zeros that make queries and keys as wide as the unit vectors
     scale = (len(X) / WQ.shape[1]) ** 0.5  # so that the scores are divided by √2, as in the example
     with torch.no_grad():
@@ -165,12 +165,14 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
 
 TASKS = (Task(NAME, judge_class), Task("megabytes_of_a_cache", judge_prediction))
 USUAL_MISTAKES = (
-    UsualMistake("top-left-causal", "tril(S - T)", "tril()"),
+    UsualMistake("top-left-causal", "visible.tril(S - T)", "visible.tril()"),
     UsualMistake(
         "cache-in-wrong-order",
         f"{KEYS}  #: the keys so far, then the new ones, (B, H, S, head_dim)\n            v = {VALUES}",
-        "torch.cat([k, cache[0]], dim=2)\n            v = torch.cat([v, cache[1]], dim=2)",
+        "torch.cat([k, cache[0]], dim=-2)\n            v = torch.cat([v, cache[1]], dim=-2)",
     ),
-    UsualMistake("cache-overwritten", "cache = (k, v)", "cache = (k[:, :, -T:], v[:, :, -T:])"),
+    UsualMistake(
+        "cache-overwritten", "cache = (k, v)", "cache = (k[:, :, -x.shape[1] :], v[:, :, -x.shape[1] :])"
+    ),
     UsualMistake("cache-ignored", "if cache is not None", "if False"),
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.learn.error_hints import find_hint
 from regard.learn.judgement import describe_error
-from regard.learn.judges.verdicts import named_mistake
+from regard.learn.judges.verdicts import attend, named_mistake
 from regard.learn.lesson import Outcome
 
 DOT_T = re.compile(r"^line \d+, .*\w\.T\b")  # .T in the line that raised the error
@@ -56,7 +56,7 @@ def first_run(
         made = thing(**init).eval()
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of .T on a batch, which is answered below
-            answer = made(*inputs)
+            answer = attend(made, *inputs)
     except NotImplementedError:
         raise
     except Exception as error:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
-from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess
+from regard.learn.judges.verdicts import attend, check_attention, example_picture, judge_guess
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
@@ -70,7 +70,8 @@ class TrialHead(nn.Module):
         self.W_v = nn.Linear(d_model, head_dim, bias=False)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Tensor:
+        """The output (B, T, head_dim) of tokens x (B, T, d_model)."""
         q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)
         if self.mistake == "key-value-swapped":
             k, v = v, k
@@ -83,8 +84,9 @@ class TrialHead(nn.Module):
             weights = weights * visible
         dropped = F.dropout(weights, 0.5) if self.mistake == "dropout-in-eval" else self.dropout(weights)
         if self.mistake == "fused" and not self.training:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True), dropped
-        return dropped @ v, dropped
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = dropped @ v
+        return out
 
     def _divisor(self) -> float:
         root = math.sqrt(self.W_q.out_features)
@@ -129,7 +131,7 @@ def _picture(thing: Any) -> WeightPicture:
         torch.manual_seed(3)
         head = thing(3, 2, len(X), 0.3)
         with_weights(head, W_q=seeking_queries(), W_k=seeking_keys(0, 1), W_v=WV)
-        weights = [head.train(mode)(X[None])[1][0] for mode in (False, True)]
+        weights = [attend(head.train(mode), X[None])[1][0] for mode in (False, True)]
     return example_picture(["your weights", "in training, dropout 0.3"], weights)
 
 
@@ -144,9 +146,7 @@ def judge_check(function: Any, module: ModuleType) -> Outcome:
         except NotImplementedError:
             raise
         except AttributeError as error:
-            hint = (
-                "every head has W_q, W_k and W_v, and head(x) gives out and weights: use no other names of it"
-            )
+            hint = "every head has W_q, W_k and W_v, and head(x) gives out: use no other names of it"
             return replace(error_outcome(CHECK, error, module), hint=hint)
         except Exception as error:
             return error_outcome(CHECK, error, module)
@@ -172,7 +172,7 @@ def _try_check(function: Any) -> Outcome:
         said = (
             "It rejects a right head that is in training mode: there, dropout changes its output at random."
         )
-        return Outcome(CHECK, "wrong", said, hint="head.eval() before out, _ = head(x)")
+        return Outcome(CHECK, "wrong", said, hint="head.eval() before out = head(x)")
     if narrow is False:
         said = (
             "It accepts a right head of width 16 and rejects one of width 8: something is fixed to one width."
@@ -250,7 +250,7 @@ TASKS = (
 USUAL_MISTAKES = (
     UsualMistake(
         "plain-attribute",
-        'self.register_buffer(\n            "causal_mask", visible, persistent=False\n        )',
+        BUFFER,
         "self.causal_mask = visible",
     ),
     UsualMistake("scale-from-model-width", "math.sqrt(k.shape[-1])", "math.sqrt(x.shape[-1])"),

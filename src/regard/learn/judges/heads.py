@@ -12,15 +12,15 @@ from torch import Tensor
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.first_run import OutputShape, first_run
 from regard.learn.judges.own_projections import find_wrong_output
-from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess
+from regard.learn.judges.verdicts import attend, check_attention, example_picture, judge_guess
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
 NAME = "MultiHeadAttention"
 INIT: dict[str, Any] = {"d_model": 24, "d_out": 20, "num_heads": 4, "dropout": 0.1}
 HINTS = {
-    "heads-split-by-view": "t.view(B, T, self.num_heads, self.head_dim).transpose(1, 2)",
-    "heads-merged-by-view": "heads.transpose(1, 2).reshape(B, T, H * head_dim)",
+    "heads-split-by-view": "x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(-3, -2)",
+    "heads-merged-by-view": "x.transpose(-3, -2).flatten(-2)",
     "scale-from-model-width": "math.sqrt(self.head_dim): a dot product of one head has head_dim terms",
 }
 PART_HINTS = {"split": HINTS["heads-split-by-view"], "merge": HINTS["heads-merged-by-view"]}
@@ -78,7 +78,7 @@ def _picture(thing: Any) -> WeightPicture:
     keys = torch.cat([seeking_keys(0, 1), seeking_keys(1, 0)], dim=1)  # (3, 4): two heads side by side
     with_weights(layer, W_q=seeking_queries().repeat(1, 2), W_k=keys, W_v=WV.repeat(1, 2))
     with torch.no_grad():
-        weights = layer(X[None])[1][0]  # (H, T, T)
+        weights = attend(layer, X[None])[1][0]  # (H, T, T)
     return example_picture(["your head 1", "your head 2"], list(weights))
 
 
@@ -92,10 +92,10 @@ TASKS = (Task(NAME, judge_module), Task("parameters_of_eight_heads", judge_predi
 USUAL_MISTAKES = (
     UsualMistake(
         "heads-split-by-view",
-        "t = t.view(B, T, self.num_heads, self.head_dim)",
-        "return t.view(B, self.num_heads, T, self.head_dim)",
+        "x = x.view(*x.shape[:-1], self.num_heads, self.head_dim)",
+        "return x.view(x.shape[0], self.num_heads, x.shape[1], self.head_dim)",
     ),
-    UsualMistake("heads-merged-by-view", "tokens = heads.transpose(1, 2)", "tokens = heads"),
+    UsualMistake("heads-merged-by-view", "tokens.flatten(-2)", "x.reshape(tokens.flatten(-2).shape)"),
     UsualMistake(
         "scale-from-model-width", "math.sqrt(self.head_dim)", "math.sqrt(self.num_heads * self.head_dim)"
     ),

@@ -145,7 +145,7 @@ def _attention(weigh: Weigh, projections: list[Tensor]) -> Callable[[Tensor], tu
     return attention
 
 
-VISIBLE, FILLED = "torch.ones(T, T, dtype=torch.bool).tril()", "scores.masked_fill(~visible, -torch.inf)"
+VISIBLE, FILLED = "torch.ones(size, dtype=torch.bool).tril()", "scores.masked_fill(~visible, -torch.inf)"
 WEIGHTS = "weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1"
 TASKS = (Task(NAME, judge_class), Task("finds_leak", judge_test))
 USUAL_MISTAKES = (
@@ -155,8 +155,8 @@ USUAL_MISTAKES = (
         "weights = torch.softmax(q @ k.mT / math.sqrt(k.shape[-1]), dim=-1) * visible",
     ),
     UsualMistake("inverted-mask", FILLED, "scores.masked_fill(visible, -torch.inf)"),
-    UsualMistake("missing-diagonal", VISIBLE, "torch.ones(T, T, dtype=torch.bool).tril(diagonal=-1)"),
-    UsualMistake("one-token-ahead", VISIBLE, "torch.ones(T, T, dtype=torch.bool).tril(diagonal=1)"),
+    UsualMistake("missing-diagonal", VISIBLE, "torch.ones(size, dtype=torch.bool).tril(diagonal=-1)"),
+    UsualMistake("one-token-ahead", VISIBLE, "torch.ones(size, dtype=torch.bool).tril(diagonal=1)"),
     UsualMistake("masked-with-zero", FILLED, "scores * visible"),
     UsualMistake("softmax-over-queries", WEIGHTS, WEIGHTS.replace("-1", "-2")),
 )

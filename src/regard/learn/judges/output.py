@@ -23,7 +23,7 @@ from regard.learn.judges.verdicts import (
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import TOKENS, X, with_weights
 
-HEADS, CROSS = "MultiHeadAttention", "CrossAttention"
+HEADS, CROSS = "ProjectedMultiHeadAttention", "CrossAttention"
 HEADS_INIT: dict[str, Any] = {"d_model": 24, "num_heads": 4}
 CROSS_INIT: dict[str, Any] = {"d_model": 24, "d_context": 20}
 
@@ -112,7 +112,7 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
 
 MISTAKE_HINTS = {
     "output-projection-skipped": "out = self.W_o(heads)",
-    "heads-merged-by-view": "(weights @ v).transpose(1, 2).reshape(B, T, d_model)",
+    "heads-merged-by-view": "(weights @ v).transpose(-3, -2).flatten(-2)",
     "key-value-swapped": "k, v = self.W_k(context), self.W_v(context), in this order",
 }
 CROSS_HINTS = (
@@ -128,7 +128,7 @@ CROSS_HINTS = (
 TASKS = (Task(HEADS, judge_heads), Task(CROSS, judge_cross), Task("weights_in_the_map", judge_prediction))
 USUAL_MISTAKES = (
     UsualMistake("output-projection-skipped", "out = self.W_o(heads)", "out = heads"),
-    UsualMistake("heads-merged-by-view", "(weights @ v).transpose(1, 2).reshape", "(weights @ v).reshape"),
+    UsualMistake("heads-merged-by-view", ".transpose(-3, -2).flatten(-2)  #:", ".reshape(x.shape)  #:"),
     UsualMistake("context-ignored", "self.W_k(context), self.W_v(context)", "self.W_k(x), self.W_v(x)"),
     UsualMistake(
         "key-value-swapped",

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.learn.judges.verdicts import largest_difference
+from regard.learn.judges.verdicts import attend, largest_difference
 from regard.learn.lesson import Outcome
 
 TOLERANCE = 1e-5
@@ -43,7 +43,7 @@ def find_wrong_output(
         heads = F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True)
         expected = heads.transpose(1, 2).reshape(B, T, -1)
         expected = layer.W_o(expected) if hasattr(layer, "W_o") else expected
-        difference = largest_difference(layer(x)[0], expected)
+        difference = largest_difference(attend(layer, x)[0], expected)
     if difference < TOLERANCE:
         return None
     said = f"the weights are right; the output differs from {formula} by up to {difference:.2g}"

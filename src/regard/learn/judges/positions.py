@@ -16,6 +16,7 @@ from regard.layers.rotary import Rotary
 from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
 from regard.learn.judges.verdicts import (
+    attend,
     check_attention,
     example_picture,
     judge_guess,
@@ -24,7 +25,7 @@ from regard.learn.judges.verdicts import (
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import X, with_weights
 
-ROTATE, LAYER, ALIBI = "rotate", "RotaryAttention", "alibi_bias"
+ROTATE, LAYER, ALIBI = "rotate", "PositionalAttention", "alibi_bias"
 INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}
 
 
@@ -44,7 +45,7 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
         return _wrong_rotation(x, turned)
     if largest_difference(later, Rotary(8)(x, 5)) > TOLERANCE:
         said = "right from position 0 on; with start=5 the first token has to be at position 5"
-        return Outcome(ROTATE, "wrong", said, hint="positions = torch.arange(start, start + T)")
+        return Outcome(ROTATE, "wrong", said, hint="places = torch.arange(start, start + T)")
     return Outcome(ROTATE, "done", "a turn by the position: lengths stay, and products know the distance.")
 
 
@@ -79,7 +80,7 @@ def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
         f"it differs from the right rotation by up to {largest_difference(turned, Rotary(D)(x)):.2g}; {keeps}"
     )
     return Outcome(
-        ROTATE, "wrong", said, hint="angles = positions[:, None] * frequencies; a cos − b sin, b cos + a sin"
+        ROTATE, "wrong", said, hint="angles = places[:, None] * turns; a cos − b sin, b cos + a sin"
     )
 
 
@@ -118,7 +119,8 @@ def _is_blind(thing: Any) -> bool:
     layer = thing(**INIT).eval()
     x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return largest_difference(layer(x)[0][:, -1], layer(x[:, [4, 3, 2, 1, 0, 5]])[0][:, -1]) < TOLERANCE
+        forward, reversed_ = (attend(layer, tokens)[0] for tokens in (x, x[:, [4, 3, 2, 1, 0, 5]]))
+        return largest_difference(forward[:, -1], reversed_[:, -1]) < TOLERANCE
 
 
 def _picture(thing: Any) -> WeightPicture:
@@ -134,7 +136,7 @@ def _picture(thing: Any) -> WeightPicture:
     W_k[3] = torch.tensor([1.5, 0.0, 1.5, 0.0])
     with_weights(layer, W_q=W_q, W_k=W_k)
     with torch.no_grad():
-        weights = layer(x[None])[1][0]  # (H, T, T)
+        weights = attend(layer, x[None])[1][0]  # (H, T, T)
     return example_picture(["your head 1 (here)", "your head 2 (one back)"], list(weights))
 
 
@@ -178,7 +180,7 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
             "alibi-slopes", f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …"
         )
     said = f"it differs from −slope · (i − j) by up to {largest_difference(seen, expected[:, past]):.2g}"
-    return Outcome(ALIBI, "wrong", said, hint="distance = positions[:, None] - positions, which is i − j")
+    return Outcome(ALIBI, "wrong", said, hint="distance = places[:, None] - places, which is i − j")
 
 
 def _named_bias(mistake: str, evidence: str = "") -> Outcome:

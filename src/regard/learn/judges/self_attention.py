@@ -15,19 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.learn.judges.verdicts import check_attention, example_picture, largest_difference, named_mistake
+from regard.learn.judges.verdicts import (
+    attend,
+    check_attention,
+    example_picture,
+    largest_difference,
+    named_mistake,
+)
 from regard.learn.lesson import Outcome
 from regard.stages.example import WK, WQ, WV, X
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # the weights (…, T, T) of queries and keys (…, T, D)
 
 B, T, D_MODEL, HEAD_DIM = 2, 5, 8, 6  # no two alike, so that no axis can be mistaken for another
+MAX_SEQ_LEN = 16
 PROJECTIONS = {"W_q": WQ, "W_k": WK, "W_v": WV}
 TOLERANCE = 1e-5
 
 
+def build(cls: Any, d_model: int, head_dim: int) -> Any:
+    """Return a module of the learner's class in evaluation mode; that of lesson 4 has a longest length."""
+    bounded = "max_seq_len" in inspect.signature(cls).parameters
+    return cls(d_model, MAX_SEQ_LEN, head_dim).eval() if bounded else cls(d_model, head_dim).eval()
+
+
 def judge_self_attention(name: str, cls: Any, weigh: Weigh, done: str, **options: Any) -> Outcome:
-    """Judge a class of modules `cls(d_model, head_dim)` with `forward(x) -> (out, weights)`.
+    """Judge a class of modules that `build` can build, with `(out, weights)` from its attention.
 
     Arguments:
         name: of the task.
@@ -39,7 +52,9 @@ def judge_self_attention(name: str, cls: Any, weigh: Weigh, done: str, **options
     wrong = find_wrong_form(name, cls) or find_wrong_values(name, cls, weigh)
     if wrong is not None:
         return wrong
-    outcome = check_attention(name, cls, done, init={"d_model": D_MODEL, "head_dim": HEAD_DIM}, **options)
+    sizes = {"d_model": D_MODEL, "head_dim": HEAD_DIM, "max_seq_len": MAX_SEQ_LEN}
+    init = {size: sizes[size] for size in inspect.signature(cls).parameters if size in sizes}
+    outcome = check_attention(name, cls, done, init=init, **options)
     if outcome.status != "done":
         return outcome
     weights = example_weights(cls)
@@ -62,7 +77,7 @@ def find_wrong_form(name: str, cls: Any) -> Outcome | None:
     if not inspect.isclass(cls) or not issubclass(cls, nn.Module):
         return wrong(f"`{name}` is no class of modules", f"class {name}(nn.Module): …")
     try:
-        module = cls(D_MODEL, HEAD_DIM)
+        module = build(cls, D_MODEL, HEAD_DIM)
     except AttributeError as error:
         if "__init__() call" not in str(error):
             raise
@@ -81,7 +96,7 @@ def find_wrong_answer(name: str, module: nn.Module) -> Outcome | None:
     """Return what is wrong with the form of what `forward` returns; None if nothing is."""
     x = _tokens()
     try:
-        answer = module(x)
+        answer = attend(module, x)
     except TypeError as error:
         if "operator.invert" in str(error):  # ~ of floats
             error.add_note("masks are boolean: torch.ones(T, T, dtype=torch.bool)")
@@ -117,8 +132,8 @@ def find_wrong_answer(name: str, module: nn.Module) -> Outcome | None:
 def find_wrong_values(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
     """Return what is wrong if the weights are right and the output is not their mean of values, else None."""
     x = _tokens()
-    module = cls(D_MODEL, HEAD_DIM).eval()
-    out, weights = module(x)
+    module = build(cls, D_MODEL, HEAD_DIM)
+    out, weights = attend(module, x)
     q, k, v = (getattr(module, each)(x) for each in PROJECTIONS)
     if _differ(weights, weigh(q, k)) or not _differ(out, weights @ v):
         return None
@@ -136,14 +151,14 @@ def find_wrong_values(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
 
 def example_weights(cls: Any) -> Tensor:
     """Return the weights (T, T) that the learner's class gives the running example."""
-    module = cls(*WQ.shape).eval()
+    module = build(cls, *WQ.shape)
     with torch.no_grad():
         for name, weight in PROJECTIONS.items():
             projection = getattr(module, name)
             projection.weight.copy_(weight.T)
             if projection.bias is not None:
                 projection.bias.zero_()
-        weights: Tensor = module(X[None])[1][0]
+        weights: Tensor = attend(module, X[None])[1][0]
     return weights
 
 

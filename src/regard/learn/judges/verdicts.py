@@ -111,6 +111,11 @@ def example_picture(titles: list[str], weights: list[Tensor], rows: list[str] | 
     return WeightPicture(titles, rows or tokens, tokens, [matrix.detach().tolist() for matrix in weights])
 
 
+def attend(module: Any, *inputs: Tensor) -> Any:
+    """Return the output and the weights: of the method `attention`, or of a forward pass without one."""
+    return module.attention(*inputs) if hasattr(module, "attention") else module(*inputs)
+
+
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference of two tensors; infinite where one is not finite."""
     difference = (a.detach().double() - b.detach().double()).abs().max().item()

@@ -15,25 +15,7 @@ Replace every `...` below, then run:
 import torch
 from torch import nn
 
-
-class UnscaledSelfAttention(nn.Module):
-    """Self-attention of tokens x (B, T, d_model): the output (B, T, head_dim) and the weights (B, T, T)."""
-
-    def __init__(self, d_model, head_dim):
-        super().__init__()
-        self.W_q = nn.Linear(d_model, head_dim, bias=False)
-        self.W_k = nn.Linear(d_model, head_dim, bias=False)  #: makes the keys, like W_q
-        self.W_v = nn.Linear(d_model, head_dim, bias=False)  #: makes the values, like W_q
-
-    def forward(self, x):
-        q = self.W_q(x)  #: what each token looks for, (B, T, head_dim)
-        k = self.W_k(x)  #: what each token offers to be found by, (B, T, head_dim)
-        v = self.W_v(x)  #: what each token hands over, (B, T, head_dim)
-        scores = q @ k.mT  #: row: the query, column: the key, (B, T, T)
-        weights = torch.softmax(scores, dim=-1)  #: each row sums to 1, (B, T, T)
-        out = weights @ v  #: a mean of values for each token, (B, T, head_dim)
-        return out, weights
-
+from regard.stages.trainable import UnscaledSelfAttention
 
 # Predict, then look: with the projections of the lesson, "many" scores "Each" with 0.8187. How does "Each"
 # score "many"? In lesson 1 both directions had one score.

@@ -21,22 +21,7 @@ from torch import nn
 # Their dot product is a sum of 64 products. What is its standard deviation? Within 10 % will do.
 std_of_scores = math.sqrt(64)  #: your prediction
 
-
-class SelfAttention(nn.Module):
-    """Self-attention of tokens x (B, T, d_model): the output (B, T, head_dim) and the weights (B, T, T)."""
-
-    def __init__(self, d_model, head_dim):
-        super().__init__()
-        self.W_q = nn.Linear(d_model, head_dim, bias=False)
-        self.W_k = nn.Linear(d_model, head_dim, bias=False)
-        self.W_v = nn.Linear(d_model, head_dim, bias=False)
-
-    def forward(self, x):
-        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
-        scores = q @ k.mT / math.sqrt(k.shape[-1])  #: of every query and key, over √head_dim, (B, T, T)
-        weights = torch.softmax(scores, dim=-1)  #: each row sums to 1, (B, T, T)
-        out = weights @ v  #: a mean of values for each token, (B, T, head_dim)
-        return out, weights
+from regard.stages.scaled import SelfAttention
 
 
 if __name__ == "__main__":

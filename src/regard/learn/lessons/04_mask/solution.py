@@ -16,25 +16,7 @@ import math
 import torch
 from torch import nn
 
-
-class CausalSelfAttention(nn.Module):
-    """Attention of tokens x (B, T, d_model) to themselves and earlier ones: the output and the weights."""
-
-    def __init__(self, d_model, head_dim):
-        super().__init__()
-        self.W_q = nn.Linear(d_model, head_dim, bias=False)
-        self.W_k = nn.Linear(d_model, head_dim, bias=False)
-        self.W_v = nn.Linear(d_model, head_dim, bias=False)
-
-    def forward(self, x):
-        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)  # (B, T, head_dim) each
-        scores = q @ k.mT / math.sqrt(k.shape[-1])  # (B, T, T)
-        T = x.shape[-2]
-        visible = torch.ones(T, T, dtype=torch.bool).tril()  #: True where a query may see a key, (T, T)
-        scores = scores.masked_fill(~visible, -torch.inf)  #: −inf in these scores where a key is hidden
-        weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1
-        out = weights @ v  # (B, T, head_dim)
-        return out, weights
+from regard.stages.causal import CausalSelfAttention
 
 
 def finds_leak(attention, x):
@@ -64,7 +46,7 @@ def suspect(x):
 if __name__ == "__main__":
     torch.manual_seed(0)
     x = torch.randn(1, 6, 8)
-    attention = CausalSelfAttention(d_model=8, head_dim=4)
-    print(attention(x)[1][0])
-    print("your attention leaks:", finds_leak(attention, x))
+    layer = CausalSelfAttention(d_model=8, max_seq_len=6, head_dim=4)
+    print(layer.attention(x)[1][0])
+    print("your attention leaks:", finds_leak(layer.attention, x))
     print("the suspect leaks:   ", finds_leak(suspect, x))
