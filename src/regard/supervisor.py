@@ -42,9 +42,9 @@ def main() -> None:
         except OSError as error:
             write(report, f"could not be started: {error}")
         while not ends and os.getppid() == int(parent):
-            for number, status in reap():
-                if number in started:
-                    started.remove(number)
+            for child, status in reap():
+                if child in started:
+                    started.remove(child)
                     write(report, str(os.waitstatus_to_exitcode(status)))
             time.sleep(INTERVAL)
     finally:

@@ -129,10 +129,10 @@ def survey(
                 typer.echo(f"{folder}: shard {shard}, {chunks} chunks; when all are there: --join", err=True)
                 return
             with _bar(corpus.stat().st_size, windows, ranks.is_main) as tell:
-                if join:
-                    table = join_survey(reader, plan, out)
-                else:
+                if not join:
                     table = run(reader, plan, out, ranks=ranks, fresh=fresh, report=tell)
+                else:
+                    table = join_survey(reader, plan, out)
         except KeyboardInterrupt:
             if ranks.is_main:
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
