@@ -24,6 +24,7 @@ FLOORS = {
     "cell_output": 0,
     "escapes": 0,
     "checkpoint_files": 0,
+    "png": 0,
     "extras": 0,
     "file_lock": 0,
     "files": 0,

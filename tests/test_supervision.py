@@ -25,12 +25,20 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code]
 
 
-def wait_for(processes: Supervision, count: int) -> None:
-    """Wait until so many processes have ended."""
+def ends(processes: Supervision, count: int) -> list[str]:
+    """Wait until the first so many processes have ended, and return how."""
     limit = time.monotonic() + HANGING
-    while len(processes.statuses) < count and not processes.ended:
+    while not all(said := [processes.describe_end(index) for index in range(count)]):
         assert time.monotonic() < limit
-        processes.wait(0.05)
+        time.sleep(0.01)
+    return said
+
+
+def wait_for_folder(processes: Supervision) -> None:
+    limit = time.monotonic() + HANGING
+    while not (processes.folder / "tmp").is_dir():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -52,35 +60,27 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_how_a_process_ended_is_said(code: str, says: str, temporary: Path) -> None:
     with Supervision("test") as processes:
-        processes.start([python(f"import os, signal; {code}")], [{}])
-        wait_for(processes, 1)
+        processes.start(python(f"import os, signal; {code}"))
+        assert ends(processes, 1)[0].startswith(says)
         assert processes.folder.is_dir()
-    assert processes.describe_end(0).startswith(says)
     assert list(temporary.iterdir()) == []
-
-
-def test_processes_that_end_at_once_are_all_reported(temporary: Path) -> None:
-    with Supervision("test") as processes:
-        processes.start([["true"]] * 40, [{}] * 40)
-        wait_for(processes, 40)
-    assert processes.statuses == dict.fromkeys(range(40), 0)
 
 
 def test_each_process_has_its_environment_and_one_folder_for_temporary_files(temporary: Path) -> None:
     code = "import os, tempfile; open(f'{tempfile.gettempdir()}/../{os.environ[\"NAME\"]}', 'w')"
     with Supervision("test") as processes:
-        processes.start([python(code)] * 2, [{"NAME": "first"}, {"NAME": "second"}])
-        wait_for(processes, 2)
-        assert sorted(path.name for path in processes.folder.iterdir()) == ["first", "second", "tmp"]
+        for name in ("first", "second"):
+            processes.start(python(code), {"NAME": name})
+        assert ends(processes, 2) == ["exited with code 0"] * 2
+        assert {path.name for path in processes.folder.iterdir()} >= {"first", "second", "tmp"}
         assert processes.folder.stat().st_mode & 0o777 == 0o700
     assert list(temporary.iterdir()) == []
 
 
 def test_what_cannot_be_started_is_said(temporary: Path) -> None:
     with Supervision("test") as processes:
-        processes.start([SLEEPS, ["/no/such/program"]], [{}, {}])
-        with pytest.raises(ChildProcessError, match="No such file"):
-            wait_for(processes, 1)
+        processes.start(["/no/such/program"])
+        assert "could not be started: [Errno 2] No such file" in ends(processes, 1)[0]
     assert list(temporary.iterdir()) == []
 
 
@@ -89,16 +89,13 @@ def test_a_supervisor_that_is_ended_takes_all_with_it(number: signal.Signals, te
     mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
     left = f"import subprocess; subprocess.Popen(['sleep', '{mark}'], start_new_session=True).wait()"
     with Supervision("test") as processes:
-        processes.start([python(left), ["sleep", mark]], [{}, {}])
+        processes.start(python(left))
         limit = time.monotonic() + HANGING
-        while len(marked(mark)) < 3:
+        while len(marked(mark)) < 3:  # the supervisor, which has the command as arguments, among them
             assert time.monotonic() < limit
-            processes.wait(0.01)
-        assert processes._supervisor is not None
-        processes._supervisor.send_signal(number)
-        wait_for(processes, 1)
-        assert processes.ended
-    assert processes.describe_end(0) == "was ended from outside, with the process that supervises it"
+            time.sleep(0.01)
+        processes._supervisors[0].send_signal(number)
+        assert ends(processes, 1) == ["was ended from outside, with the process that supervises it"]
     while marked(mark):
         assert time.monotonic() < limit
     assert list(temporary.iterdir()) == []
@@ -109,24 +106,22 @@ def test_a_supervisor_that_was_stopped_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(supervision, "STUCK", 0.1)
     with Supervision("test") as processes:
-        processes.start([SLEEPS], [{}])
-        processes.wait(HANGING)
-        assert processes._supervisor is not None
-        processes._supervisor.send_signal(signal.SIGSTOP)
-    assert processes._supervisor.returncode == -signal.SIGKILL
+        processes.start(SLEEPS)
+        wait_for_folder(processes)
+        processes._supervisors[0].send_signal(signal.SIGSTOP)
+    assert processes._supervisors[0].returncode == -signal.SIGKILL
     assert list(temporary.iterdir()) == []
 
 
 def test_a_fork_of_the_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
-    """The fork holds the other end of the supervisor's input open, and yet the parent is gone."""
     mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
     code = f"""
 import os, time
-from regard import supervision
 from regard.supervision import Supervision
 with Supervision("test") as processes:
-    processes.start([["sleep", "{mark}"]], [{{}}])
-    processes.wait(60)
+    processes.start(["sleep", "{mark}"])
+    while not (processes.folder / "tmp").is_dir():
+        time.sleep(0.01)
     if os.fork() == 0:
         time.sleep(60)
         os._exit(0)
@@ -157,8 +152,8 @@ def test_it_works_in_a_thread_and_leaves_no_handler_and_no_thread(temporary: Pat
 
     def run() -> None:
         with Supervision("test") as processes:
-            processes.start([SLEEPS], [{}])
-            processes.wait(1)
+            processes.start(SLEEPS)
+            wait_for_folder(processes)
 
     thread = threading.Thread(target=run)
     thread.start()

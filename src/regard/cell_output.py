@@ -1,16 +1,14 @@
 """What a notebook's cell shows of an object: a picture as PNG, a table as HTML, and plain text beside them.
 
 Everything is drawn here, without a library and without scripts or frames, so that it is also visible in a
-notebook that is not trusted or that a code host renders. Text is escaped. This file knows PNG and HTML; it
-does not know what is shown.
+notebook that is not trusted or that a code host renders. Text is escaped. This file knows HTML; it does
+not know what is shown.
 """
 
 from __future__ import annotations
 
 import base64
 import html
-import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,24 +16,6 @@ import numpy as np
 
 MOST_ROWS = 64  # of a table in a cell
 SIDE = 320  # pixels to which small pictures are enlarged
-
-
-def encode_png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Return a picture of bytes (height, width, 3), red, green and blue, as a PNG file.
-
-    >>> encode_png(np.zeros((2, 3, 3), np.uint8))[:8]
-    b'\\x89PNG\\r\\n\\x1a\\n'
-    """
-    height, width, _ = pixels.shape
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    # A row begins with the number of its filter: none.
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], 1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, colour
-    data = zlib.compress(rows.tobytes(), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
 def enlarge(

@@ -1,17 +1,14 @@
 """Processes that end with this one, and a folder that goes with them.
 
-`supervisor` is a process of its own, which starts them, ends them and removes the folder: when it is told to,
-and also when this process is killed. This file starts that process and talks to it. It does not know what the
-processes do.
+Each of them is run by a `supervisor`, a process of its own, which kills it and removes the folder: when it is
+told to, and also when this process is killed. This file does not know what the processes do.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -35,7 +32,7 @@ SENT = {
 
 
 class Supervision:
-    """Processes under a supervisor: `with Supervision("check") as processes: processes.start(…)`.
+    """Processes under supervisors: `with Supervision("check") as processes: processes.start(command)`.
 
     At the end of the block they are killed, with all that they have started, and `folder` is removed.
 
@@ -45,65 +42,46 @@ class Supervision:
 
     def __init__(self, name: str) -> None:
         self.folder = Path(tempfile.gettempdir()).absolute() / f"regard-{name}-{secrets.token_hex(8)}"
-        self.statuses: dict[int, int] = {}  # by index, of those that have ended: exit code, or minus signal
-        self.ended = False  # whether the supervisor has ended
-        self._numbers: list[int] = []
-        self._text = b""
-        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._supervisors: list[subprocess.Popen[bytes]] = []
 
-    def start(self, commands: list[list[str]], environments: list[dict[str, str]]) -> None:
-        """Start the commands, each with additions to the environment; temporary files go into `folder`."""
-        processes = [
-            {"command": command, "environment": environment}
-            for command, environment in zip(commands, environments, strict=True)
-        ]
-        request = {"folder": str(self.folder), "parent": os.getpid(), "processes": processes}
-        self._supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(SUPERVISOR)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process alone
+    def start(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        """Start a command with additions to the environment; its temporary files go into `folder`."""
+        name = f"status-{len(self._supervisors)}"
+        supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(self.folder), name]
+        self._supervisors.append(
+            subprocess.Popen(
+                supervisor + command,
+                env=os.environ | (environment or {}) | {"TMPDIR": str(self.folder / "tmp")},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process alone
+            )
         )
-        assert self._supervisor.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was killed: `wait` sees that
-            self._supervisor.stdin.write(json.dumps(request).encode() + b"\n")
-            self._supervisor.stdin.flush()
 
-    def wait(self, seconds: float) -> None:
-        """Wait until there is news of the processes, at most so long."""
-        assert self._supervisor is not None
-        assert self._supervisor.stdout is not None
-        if self.ended or not select.select([self._supervisor.stdout], [], [], seconds)[0]:
-            return
-        text = os.read(self._supervisor.stdout.fileno(), 1 << 16)
-        self.ended = not text
-        *lines, self._text = (self._text + text).split(b"\n")
-        for line in map(json.loads, lines):
-            if "error" in line:
-                raise ChildProcessError(f"a process could not be started: {line['error']}")
-            if "status" in line:
-                self.statuses[line["index"]] = line["status"]
-            else:
-                self._numbers.append(line["number"])
+    def describe_end(self, index: int) -> str:
+        """Return how a process ended, as the rest of a sentence: "crashed with SIGSEGV"; "" while it runs."""
+        has_supervisor = self._supervisors[index].poll() is None  # asked before its file is read
+        with contextlib.suppress(OSError):
+            if (text := (self.folder / f"status-{index}").read_text("utf-8")).endswith("\n"):
+                return _describe_status(text.strip())
+        return "" if has_supervisor else "was ended from outside, with the process that supervises it"
 
     def close(self) -> None:
         """End all processes and remove the folder."""
-        if self._supervisor is None:
-            return
-        try:
-            self._supervisor.communicate(timeout=STUCK)  # closes its standard input and waits for it
-        except subprocess.TimeoutExpired:
-            self._supervisor.kill()
-            self._supervisor.communicate()
-        if self._supervisor.returncode:
+        for supervisor in self._supervisors:
+            supervisor.terminate()
+        for supervisor in self._supervisors:
+            try:
+                supervisor.wait(STUCK)
+            except subprocess.TimeoutExpired:
+                supervisor.kill()
+                supervisor.wait()
+        if any(supervisor.returncode for supervisor in self._supervisors):
             self._clear()
 
     def _clear(self) -> None:
         """Clear up after a supervisor that was killed: what it started is known by its temporary folder."""
-        for number in self._numbers:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(number, signal.SIGKILL)
         limit = time.monotonic() + PATIENCE
         while self._kill_marked() and time.monotonic() < limit:
             time.sleep(0.01)
@@ -119,21 +97,21 @@ class Supervision:
                     count += 1
         return count
 
-    def describe_end(self, index: int) -> str:
-        """Return how a process ended, as the rest of a sentence: "crashed with SIGSEGV"."""
-        if index not in self.statuses:
-            return "was ended from outside, with the process that supervises it"
-        status = self.statuses[index]
-        if status >= 0:
-            return f"exited with code {status}"
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:  # a real-time signal
-            name = f"signal {-status}"
-        return SENT.get(name, "crashed with {name}").format(name=name)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _describe_status(text: str) -> str:
+    """Return what a supervisor's report says: an exit code, minus a signal, or why nothing was started."""
+    if not text.lstrip("-").isdigit():
+        return text
+    if (status := int(text)) >= 0:
+        return f"exited with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-status}"
+    return SENT.get(name, "crashed with {name}").format(name=name)

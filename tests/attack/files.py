@@ -597,60 +597,46 @@ def read_capture(path: Path) -> None:
             data.map.entropy()
 
 
-class _LoadedError(Exception):
-    """What was to be read has been read: no more is done."""
-
-
 def write_survey(folder: Path) -> Path:
-    import torch
+    from regard.heads.survey import Shard, survey_shard
+    from regard.heads.survey_chunks import chunk_file
 
     folder.mkdir(exist_ok=True)
     (folder / "corpus.txt").write_text("abc cab gag fed\n" * 40)
-    calls = []
-
-    def interrupted(ids: torch.Tensor) -> Any:
-        if calls:
-            raise KeyboardInterrupt
-        calls.append(ids)
-        return _survey_model().maps(ids)
-
-    with contextlib.suppress(KeyboardInterrupt):
-        _survey(folder, interrupted)
-    (folder / "heads.csv.partial.previous").unlink(missing_ok=True)
-    return folder / "heads.csv.partial"
+    survey_shard(*_survey(folder), folder / "heads.csv", Shard(0, 1))
+    return chunk_file(folder / "heads.csv", 0)
 
 
-def _survey_model() -> Any:
+def _survey(folder: Path) -> tuple[Any, Any]:
+    """A model and the plan of a survey."""
     import torch
 
     from regard.gpt import GPT, Config
+    from regard.heads.survey import SurveyModel, SurveyPlan
 
     torch.manual_seed(0)
-    return GPT(Config(vocab_size=10, context_length=32, num_layers=2, num_heads=2, d_model=8)).eval()
-
-
-def _survey(folder: Path, run: Callable[[Any], Any]) -> None:
-    from regard.heads.survey import SurveyModel, survey
-    from regard.processes import process_group
-
+    gpt = GPT(Config(vocab_size=10, context_length=32, num_layers=2, num_heads=2, d_model=8)).eval()
     tokenizer = _tokenizer()
-    model = SurveyModel("m", run, lambda text: tokenizer.encode(text.replace("\n", " ")).ids, None, "digest")
-    with process_group("cpu") as ranks:
-        survey(model, folder / "corpus.txt", folder / "heads.csv", ranks=ranks, length=32)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text.replace("\n", " ")).ids
+        return ids
+
+    return SurveyModel("m", gpt.maps, encode, None, "digest"), SurveyPlan(folder / "corpus.txt", length=32)
 
 
 def read_survey(path: Path) -> None:
-    def stop(ids: Any) -> Any:
-        raise _LoadedError
+    from regard.heads.survey import Shard, survey_shard
 
-    with contextlib.suppress(_LoadedError):
-        _survey(path.parent, stop)
+    folder = path.parent.parent
+    survey_shard(*_survey(folder), folder / "heads.csv", Shard(0, 1))  # reads the chunks that are there
 
 
 def write_examples(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "corpus.txt").write_text("abc cab gag fed\n" * 40)
-    _survey(folder, lambda ids: _survey_model().maps(ids))
+    from regard.heads.survey import join_survey
+
+    write_survey(folder)
+    join_survey(*_survey(folder), folder / "heads.csv")
     return folder / "heads.csv.examples"
 
 

@@ -31,7 +31,7 @@ from safetensors import safe_open
 
 from regard.gpt import GPT, Config
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE
-from regard.heads.survey import SurveyModel, survey
+from regard.heads.survey import SurveyModel, SurveyPlan, survey
 from regard.processes import Processes
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, losses
@@ -89,7 +89,7 @@ def describe_heads(folder: Path, resume: bool) -> bool:
     corpus = folder.parent / CORPUS
     ranks = Processes(0, 1, torch.device("cpu"))
     try:
-        survey(reader, corpus, folder / "out.csv", ranks=ranks, length=16, save_every=0, fresh=not resume)
+        survey(reader, SurveyPlan(corpus, length=16), folder / "out.csv", ranks=ranks, fresh=not resume)
     except KeyboardInterrupt:
         return False
     return True
@@ -107,7 +107,7 @@ def survey_is_ending(folder: Path) -> bool:
 
 SUBJECTS = (
     Subject("training", train, train_result, "checkpoint.safetensors", train_is_ending, MODEL_FILES),
-    Subject("survey", describe_heads, survey_result, "out.csv.partial", survey_is_ending),
+    Subject("survey", describe_heads, survey_result, "out.csv.shards", survey_is_ending),
 )
 
 
@@ -182,8 +182,8 @@ class Attack:
 
     def contents(self) -> dict[str, bytes]:
         """The files of the folder, but for the lock that a killed process may leave."""
-        files = (path for path in self.folder.iterdir() if not path.name.endswith("lock"))
-        return {path.name: path.read_bytes() for path in files}
+        files = (path for path in self.folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
 
     @contextmanager
     def moment(self, process: BaseProcess) -> Iterator[bool]:
@@ -247,7 +247,10 @@ class Attack:
         """A flipped byte in the newest checkpoint, in the previous one, in both, or in the history."""
         if not self.interrupted():
             return
-        newest, previous = (self.folder / (self.subject.checkpoint + suffix) for suffix in ("", ".previous"))
+        newest = self.folder / self.subject.checkpoint
+        if newest.is_dir():  # of a survey, which has no other state than its chunks
+            newest = max(newest.glob("chunk-*"), default=newest)
+        previous = newest.with_name(f"{newest.name}.previous")
         history = [self.folder / name for name in (METRICS_FILE, HEADS_FILE)]
         choice = self.draw.choice([[newest], [newest], [newest], [previous], [newest, previous], history])
         hit = [file for file in choice if file.exists() and file.stat().st_size]

@@ -142,14 +142,15 @@ def attention(q, k, v{group}):
     return q
 """
 PARENT = """
-import pathlib, sys
+import pathlib, sys, time
 from regard.supervision import Supervision
 
 folder, program, kind, count, closes = sys.argv[1:]
 with Supervision("attack") as processes:
-    processes.start([[sys.executable, program, kind]] * int(count), [{}] * int(count))
-    while not processes.ended and not processes.statuses:
-        processes.wait(0.005)
+    for _ in range(int(count)):
+        processes.start([sys.executable, program, kind])
+    while not any(processes.describe_end(index) for index in range(int(count))):
+        time.sleep(0.005)
         if closes == "True" and list(pathlib.Path(folder).glob("ready-*")):
             break
 """

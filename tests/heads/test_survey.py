@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,17 @@ from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe, read_survey
 from regard.heads.corpus import batches
-from regard.heads.survey import SurveyModel, survey
-from regard.heads.survey_progress import SurveyProgress
+from regard.heads.survey import SurveyModel, SurveyPlan, survey
+from regard.heads.survey_chunks import chunk_file, chunk_folder
 from regard.heads.survey_result import result_path
 from regard.processes import Processes
 from tests.patience import HANGING
-from tests.sampling import combine
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 RANKS = Processes(0, 1, torch.device("cpu"))
 FILES = ["corpus.txt", "cut.csv", "cut.csv.examples"]
-OPTIONS = ["--length", "48", "--batch", "2", "--save-every", "0"]
+OPTIONS = ["--length", "48"]
+CHUNK = 2  # batches
 
 
 def letters(text: str) -> list[int]:
@@ -64,12 +63,20 @@ def reader() -> SurveyModel:
     return SurveyModel("small", model.maps, letters, 0, "weights")
 
 
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of few batches, so that a short corpus has several."""
+    monkeypatch.setattr("regard.heads.survey.CHUNK", CHUNK)
+
+
 @pytest.fixture(scope="module")
 def whole(reader: SurveyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a survey of `corpus` writes if nothing stops it."""
+    """What a survey of `corpus` with small chunks writes if nothing stops it."""
     folder = tmp_path_factory.mktemp("whole")
     corpus, out = write_corpus(folder / "corpus.txt", 75), folder / "whole.csv"
-    survey(reader, corpus, out, ranks=RANKS, length=32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("regard.heads.survey.CHUNK", CHUNK)
+        survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
     return out
 
 
@@ -117,7 +124,7 @@ def test_what_is_no_text(tmp_path: Path, content: bytes, message: str) -> None:
 def test_a_survey_is_what_describe_says_of_all_windows(
     corpus: Path, reader: SurveyModel, tmp_path: Path
 ) -> None:
-    table = survey(reader, corpus, tmp_path / "out.json", ranks=RANKS, length=32, batch=3)
+    table = survey(reader, SurveyPlan(corpus, length=32, batch=3), tmp_path / "out.json", ranks=RANKS)
     texts = [(list(reader.run(ids)), ids) for ids, _ in batches(corpus, letters, 32, 3, start=0)]
     wanted = describe(texts)
     assert table.to_json() == wanted.to_json()
@@ -137,65 +144,48 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])
-def test_a_survey_that_was_stopped_goes_on_to_the_same_bits(
-    corpus: Path, reader: SurveyModel, whole: Path, tmp_path: Path, after: int
+def test_a_survey_that_was_killed_goes_on_to_the_same_bits(
+    corpus: Path, reader: SurveyModel, small_chunks: None, whole: Path, tmp_path: Path, after: int
 ) -> None:
-    seen = []
+    plan, cut = SurveyPlan(corpus, length=32), tmp_path / "cut.csv"
 
-    def stop(state: object, read: int) -> None:
-        seen.append(read)
-        if len(seen) > after:
+    def stop(windows: int, read: int) -> None:
+        if windows > after:
             raise KilledError
 
     with pytest.raises(KilledError):
-        survey(reader, corpus, tmp_path / "cut.csv", ranks=RANKS, length=32, save_every=0, report=stop)
-    assert not (tmp_path / "cut.csv").exists()
-    begun = []
-    table = survey(
-        reader,
-        corpus,
-        tmp_path / "cut.csv",
-        ranks=RANKS,
-        length=32,
-        report=lambda state, _: begun.append(state.batches),
-    )
-    assert begun[0] == after + 1
+        survey(reader, plan, cut, ranks=RANKS, report=stop)
+    assert not cut.exists()
+    begun: list[int] = []
+    table = survey(reader, plan, cut, ranks=RANKS, report=lambda windows, _: begun.append(windows))
+    assert table is not None
+    assert begun[0] == after // CHUNK * CHUNK + 1  # after the chunks that were complete
     assert table.to_json() == read_survey(whole).table.to_json()
-    assert_same(tmp_path / "cut.csv", whole)
+    assert_same(cut, whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
-@pytest.mark.parametrize(
-    ("number", "damage"), combine([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], [False, True])
-)
-def test_a_signal_saves_and_the_survey_goes_on_to_the_same_bits(
-    corpus: Path, reader: SurveyModel, whole: Path, tmp_path: Path, number: int, damage: bool
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_it_and_the_survey_goes_on_to_the_same_bits(
+    corpus: Path, reader: SurveyModel, small_chunks: None, whole: Path, tmp_path: Path, number: int
 ) -> None:
-    """With the progress that it saved last, or, if that is damaged, with what it saved before."""
-    cut, begun = tmp_path / "cut.csv", []
-    for stop in (2, 5):
+    plan, cut = SurveyPlan(corpus, length=32), tmp_path / "cut.csv"
 
-        def report(state: SurveyProgress, read: int, stop: int = stop) -> None:
-            if state.batches == stop:
-                signal.raise_signal(number)
-                signal.raise_signal(number)  # as `timeout` sends it
+    def report(windows: int, read: int) -> None:
+        if windows == 5:
+            signal.raise_signal(number)
+            signal.raise_signal(number)  # as `timeout` sends it
 
-        with pytest.raises(KeyboardInterrupt):
-            survey(reader, corpus, cut, ranks=RANKS, length=32, report=report)
-    partial = tmp_path / "cut.csv.partial"
-    if damage:
-        partial.write_bytes(partial.read_bytes()[:-1] + b"?")
-    expected = pytest.warns(UserWarning, match="checksum .* is used instead") if damage else nullcontext()
-    with expected:
-        survey(
-            reader,
-            corpus,
-            cut,
-            ranks=RANKS,
-            length=32,
-            report=lambda state, _: begun.append(state.batches),
-        )
-    assert begun[0] == (3 if damage else 6)
+    with pytest.raises(KeyboardInterrupt):
+        survey(reader, plan, cut, ranks=RANKS, report=report)
+    chunks = [chunk_file(cut, 0), chunk_file(cut, 1)]
+    assert sorted(chunk_folder(cut).iterdir()) == chunks
+    damaged = chunks[1].read_bytes()[:-1] + b"?"
+    chunks[1].write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"chunk-000001.* checksum .*: remove it, or start again"):
+        survey(reader, plan, cut, ranks=RANKS)
+    chunks[1].unlink()
+    survey(reader, plan, cut, ranks=RANKS)
     assert_same(cut, whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
@@ -203,55 +193,57 @@ def test_a_signal_saves_and_the_survey_goes_on_to_the_same_bits(
 def test_a_second_survey_is_refused(corpus: Path, reader: SurveyModel, tmp_path: Path) -> None:
     out, refused = tmp_path / "out.csv", []
 
-    def second(state: SurveyProgress, read: int) -> None:
-        if state.batches == 2:
+    def second(windows: int, read: int) -> None:
+        if windows == 2:
             with pytest.raises(InUseError, match="is in use by this process since") as error:
-                survey(reader, corpus, out, ranks=RANKS, length=32)
+                survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
             refused.append(error)
 
-    survey(reader, corpus, out, ranks=RANKS, length=32, report=second)
+    survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, report=second)
     assert len(refused) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv", "out.csv.examples"]
 
 
-@pytest.mark.parametrize("save_every", [0.0, 20.0])
+@pytest.mark.parametrize("batch", [1, 10])
 def test_a_survey_whose_lock_was_removed_leaves_the_file_to_the_next(
-    corpus: Path, reader: SurveyModel, tmp_path: Path, save_every: float
+    corpus: Path, reader: SurveyModel, small_chunks: None, tmp_path: Path, batch: int
 ) -> None:
-    """It notices when it saves its progress, and before it writes the table."""
+    """It notices before it writes a chunk."""
     out, reports = tmp_path / "out.csv", []
+    plan = SurveyPlan(corpus, length=32, batch=batch)
 
-    def take_over(state: SurveyProgress, read: int) -> None:
-        reports.append(state.batches)
+    def take_over(windows: int, read: int) -> None:
+        reports.append(windows)
         if len(reports) == 1:
             (tmp_path / ".out.csv.lock").unlink()
-            survey(reader, corpus, out, ranks=RANKS, length=32)
+            survey(reader, plan, out, ranks=RANKS)
             out.write_text("the next survey's")
 
     with pytest.raises(LostLockError, match=r"out: .*\.out\.csv\.lock was removed or replaced"):
-        survey(reader, corpus, out, ranks=RANKS, length=32, save_every=save_every, report=take_over)
+        survey(reader, plan, out, ranks=RANKS, report=take_over)
     assert out.read_text() == "the next survey's"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.txt", "out.csv", "out.csv.examples"]
 
 
-def test_another_survey_is_not_continued(corpus: Path, reader: SurveyModel, tmp_path: Path) -> None:
-    def stop(state: object, read: int) -> None:
-        if state.batches > 2:  # type: ignore[attr-defined]
+def test_another_survey_is_not_continued(
+    corpus: Path, reader: SurveyModel, small_chunks: None, tmp_path: Path
+) -> None:
+    def stop(windows: int, read: int) -> None:
+        if windows > 2:
             raise KilledError
 
     out = tmp_path / "out.csv"
     with pytest.raises(KilledError):
-        survey(reader, corpus, out, ranks=RANKS, length=32, save_every=0, report=stop)
+        survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, report=stop)
     with pytest.raises(ValueError, match="another length"):
-        survey(reader, corpus, out, ranks=RANKS, length=16)
+        survey(reader, SurveyPlan(corpus, length=16), out, ranks=RANKS)
     corpus.write_text(corpus.read_text() + "more")
     with pytest.raises(ValueError, match="another corpus"):
-        survey(reader, corpus, out, ranks=RANKS, length=32)
-    for name in ("out.csv.partial", "out.csv.partial.previous"):
-        (tmp_path / name).write_bytes(b"rubbish")
+        survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
+    chunk_file(out, 0).write_bytes(b"rubbish")
     with pytest.raises(ValueError, match=r"not a checkpoint that can be read.*--fresh"):
-        survey(reader, corpus, out, ranks=RANKS, length=32)
-    survey(reader, corpus, out, ranks=RANKS, length=32, fresh=True)
+        survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
+    survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS, fresh=True)
     assert out.exists()
 
 
@@ -259,9 +251,9 @@ def test_where_it_cannot_write_is_said_before_the_work(
     corpus: Path, reader: SurveyModel, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"\.json, \.csv or \.parquet"):
-        survey(reader, corpus, tmp_path / "out.txt", ranks=RANKS)
+        survey(reader, SurveyPlan(corpus), tmp_path / "out.txt", ranks=RANKS)
     with pytest.raises(ValueError, match="folder that exists"):
-        survey(reader, corpus, tmp_path / "no" / "out.csv", ranks=RANKS)
+        survey(reader, SurveyPlan(corpus), tmp_path / "no" / "out.csv", ranks=RANKS)
 
 
 def command(folder: Path, corpus: Path, out: Path, processes: int = 1) -> list[str]:
@@ -306,23 +298,19 @@ def test_two_processes_and_one_write_the_same_survey(folder: Path, long_corpus: 
 def test_killed_at_random_it_resumes_to_the_same_survey(
     folder: Path, long_corpus: Path, tmp_path: Path
 ) -> None:
-    long_corpus.write_text(long_corpus.read_text() * 2)  # long enough to be killed in
+    long_corpus.write_text(long_corpus.read_text() * 4)  # long enough to be killed in
     whole, cut = tmp_path / "whole.csv", tmp_path / "cut.csv"
     run_here(command(folder, long_corpus, whole))
     draw, kills = random.Random(os.getpid()), 0
-    partial = tmp_path / "cut.csv.partial"
     while kills < 2:
         cut.unlink(missing_ok=True)  # if it was faster than the axe: once more
         process = subprocess.Popen(
             command(folder, long_corpus, cut), stderr=subprocess.PIPE, start_new_session=True
         )
-        # Killed somewhere between two of the times when it keeps what it has, after a few of them.
-        before, more = kept(partial), draw.randint(1, 3)
-        while process.poll() is None and more:
+        # Killed soon after it has written a chunk.
+        before = count_chunks(cut)
+        while process.poll() is None and count_chunks(cut) == before:
             time.sleep(0.001)
-            now = kept(partial)
-            more -= now != before
-            before = now
         time.sleep(draw.uniform(0, 0.01))
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -332,13 +320,9 @@ def test_killed_at_random_it_resumes_to_the_same_survey(
     run_here(command(folder, long_corpus, cut))
     assert_same(cut, whole)
     assert not list(tmp_path.glob(".cut*"))
-    assert not partial.exists()
+    assert not chunk_folder(cut).exists()
 
 
-def kept(partial: Path) -> tuple[int, int] | None:
-    """What tells one state of an unfinished survey from the next."""
-    try:
-        found = partial.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+def count_chunks(out: Path) -> int:
+    """How many chunks of an unfinished survey are there."""
+    return len(list(chunk_folder(out).glob("chunk-*")))

@@ -11,10 +11,9 @@ import torch
 
 from regard.files import SurveyFileError
 from regard.gpt import GPT, Config
-from regard.heads import survey_progress, survey_shards
-from regard.heads.survey import SurveyModel, SurveyPlan, survey
+from regard.heads.survey import Shard, SurveyModel, SurveyPlan, join_survey, survey, survey_shard
+from regard.heads.survey_chunks import chunk_file, chunk_folder
 from regard.heads.survey_result import result_path
-from regard.heads.survey_shards import Shard, chunk_file, chunk_folder, join_survey, survey_shard
 from regard.processes import Processes
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -24,8 +23,7 @@ SIZES = {"length": 16, "batch": 2}
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (survey_progress, survey_shards):
-        monkeypatch.setattr(module, "CHUNK", CHUNK)
+    monkeypatch.setattr("regard.heads.survey.CHUNK", CHUNK)
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def results(out: Path) -> tuple[bytes, bytes]:
 def test_joined_shards_have_the_bytes_of_one_survey(
     corpus: Path, reader: SurveyModel, tmp_path: Path, shards: int
 ) -> None:
-    survey(reader, corpus, tmp_path / "whole.csv", ranks=ALONE, **SIZES)
+    survey(reader, SurveyPlan(corpus, **SIZES), tmp_path / "whole.csv", ranks=ALONE)
     out, plan = tmp_path / "joined.csv", SurveyPlan(corpus, **SIZES)
     counts = [survey_shard(reader, plan, out, Shard(i, shards)) for i in reversed(range(shards))]
     assert sum(counts) == 4
@@ -79,7 +77,7 @@ def test_a_shard_goes_on_after_the_chunks_that_are_there(
     survey_shard(reader, plan, out, Shard(1, 2))  # also in another number of shards
     assert chunk_file(out, 0).stat().st_mtime_ns == before
     join_survey(reader, plan, out)
-    survey(reader, corpus, tmp_path / "whole.csv", ranks=ALONE, **SIZES)
+    survey(reader, SurveyPlan(corpus, **SIZES), tmp_path / "whole.csv", ranks=ALONE)
     assert results(out) == results(tmp_path / "whole.csv")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import regard
 from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan
 from regard.pictures.picture import MAX_SIDE, Normalisation, display_pixels
-from regard.pictures.png import SIGNATURE, decode_png, encode_png
+from regard.png import SIGNATURE, decode_png, encode_png
 from regard.recorder import Capture
 from scripts import digits_vit
 
@@ -306,7 +306,7 @@ def test_colours_are_never_claimed_where_they_cannot_be_right() -> None:
 
 def test_a_png_is_what_others_read_and_only_our_own_is_read_back() -> None:
     pixels = torch.randint(0, 256, (5, 7, 3), dtype=torch.uint8)
-    data = encode_png(pixels)
+    data = encode_png(pixels.numpy())
     read = torch.from_numpy(matplotlib.image.imread(io.BytesIO(data), format="png"))
     assert torch.equal((read * 255).round().to(torch.uint8), pixels)
     assert torch.equal(decode_png(data, 8), pixels)

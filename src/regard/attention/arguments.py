@@ -12,6 +12,8 @@ from collections.abc import Callable
 from numbers import Real
 from typing import ParamSpec, TypeVar
 
+from regard.files import shorten
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -43,18 +45,13 @@ def check_whole_number(name: str, value: object, least: int = 1, most: int | Non
         number = least - 1
     if number < least or (most is not None and number > most):
         limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name}: expected a whole number {limits}, got {_shorten(value)}")
+        raise ValueError(f"{name}: expected a whole number {limits}, got {shorten(value)}")
     return number
 
 
 def _is_boolean(value: object) -> bool:
     """Whether it is a boolean of Python, NumPy or PyTorch: `operator.index` takes the first and the last."""
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
-
-
-def _shorten(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:60] + "…"
 
 
 def is_number(value: object) -> bool:
@@ -69,7 +66,7 @@ def check_positive(name: str, value: object) -> float:
     except OverflowError:  # a whole number beyond the range of floats
         number = math.inf
     if not 0 < number < math.inf:
-        raise ValueError(f"{name}: expected a number above 0, got {_shorten(value)}")
+        raise ValueError(f"{name}: expected a number above 0, got {shorten(value)}")
     return number
 
 

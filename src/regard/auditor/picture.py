@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.auditor.inside import LayerReading, layer_keys
-from regard.cell_output import colour_bytes, encode_png, enlarge, picture_html
+from regard.cell_output import colour_bytes, enlarge, picture_html
+from regard.png import encode_png
 
 MOST_CELLS = 256  # to a side of a picture; of a longer text, this many rows and columns are drawn
 TERMINAL_CELLS = 32

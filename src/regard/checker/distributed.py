@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.machinery import PathFinder
@@ -34,13 +33,12 @@ from regard.checker.probes.number_comparison.returned_weights import judge_lse
 from regard.checker.probes.output_comparison.failure import describe_failure
 from regard.checker.reference import prepare_reference
 from regard.checker.ring import predict_mistakes, predict_orders
-from regard.checker.sandbox import INTERVAL, STARTING, TIMEOUT, read_lines, worker_command
+from regard.checker.sandbox import TIMEOUT, WorkerResult, run
 from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
 from regard.processes import is_lost_rank
-from regard.supervision import Supervision
 
 WAITING = 20.0  # seconds that a rank waits for another
 _MOST = 16  # processes
@@ -194,44 +192,27 @@ def run_ranks(
 
 def _start_ranks(
     specs: list[str], processes: int, init: dict[str, Any], trials: list[dict[str, Any]], dtype: str
-) -> list[list[dict[str, Any]]]:
-    """Start one process for each rank and return the lines that each wrote. None of them is left running."""
-    environment = {"REGARD_RANK": "1", "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
-    if os.path.exists("/sys/class/net/lo"):
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    with Supervision("ranks") as ranks:
-        results = [ranks.folder / f"result-{rank}" for rank in range(processes)]
-        request: dict[str, Any] = {"specs": specs, "init": init, "trials": trials, "dtype": dtype}
-        request |= {"layouts": ["BHTD", "BTHD"], "store": str(ranks.folder / "store"), "waiting": WAITING}
-        request |= {"world_size": processes, "path": [os.path.abspath(entry) for entry in sys.path]}
-        requests = [request | {"rank": rank, "result": str(result)} for rank, result in enumerate(results)]
-        ranks.start(
-            [worker_command("regard.checker.rank_worker", request) for request in requests],
-            [environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)],
-        )
-        _wait_for_ranks(ranks, results)
-        lines = [read_lines(result) for result in results]
-        for rank in range(processes) if ranks.ended else ranks.statuses:
-            lines[rank].append({"end": ranks.describe_end(rank)})
-        return lines
+) -> list[WorkerResult]:
+    """Start one process for each rank and return what each wrote. None of them is left running."""
+    request = {
+        "spec": ", ".join(specs),
+        "specs": specs,
+        "init": init,
+        "trials": trials,
+        "dtype": dtype,
+        "layouts": ["BHTD", "BTHD"],
+        "waiting": WAITING,
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
+    return run("regard.checker.rank_worker", request, ranks=processes)
 
 
-def _wait_for_ranks(ranks: Supervision, results: list[Path]) -> None:
-    """Wait until every rank has finished, one has ended early, or the time is over."""
-    end, started = time.monotonic() + STARTING, False
-    while time.monotonic() < end and len(ranks.statuses) < len(results) and not ranks.ended:
-        ranks.wait(INTERVAL)
-        lines = [read_lines(result) for result in results]
-        if not started and all(lines):  # the clock starts when the author's code does
-            started, end = True, time.monotonic() + TIMEOUT
-        if any({"done": True} not in lines[rank] for rank in ranks.statuses):
-            return  # it crashed, and the others wait for it
-
-
-def _collect(ranks: list[list[dict[str, Any]]], spec: str, count: int) -> Answers | str:
+def _collect(ranks: list[WorkerResult], spec: str, count: int) -> Answers | str:
     """Return the answers of the layouts in which every rank answered, or the reason why there are none."""
     answers: Answers = {}
-    for line in (line for lines in ranks for line in lines if line.get("spec") == spec and "output" in line):
+    for line in (line for rank in ranks for line in rank.lines if line.get("spec") == spec):
+        if "output" not in line:
+            continue
         lse = None if line["lse"] is None else torch.tensor(line["lse"], dtype=torch.float64)
         answer = Answer(torch.tensor(line["output"], dtype=torch.float64), None, lse)
         answers.setdefault(line["layout"], {}).setdefault(line["trial"], []).append(answer)
@@ -243,19 +224,19 @@ def _collect(ranks: list[list[dict[str, Any]]], spec: str, count: int) -> Answer
     return complete or _explain_failure(ranks, spec)
 
 
-def _explain_failure(ranks: list[list[dict[str, Any]]], spec: str) -> str:
+def _explain_failure(ranks: list[WorkerResult], spec: str) -> str:
     """Return the error that came first: others follow when a rank waits for one that failed."""
     errors = [
-        f"rank {rank} raised {line['error']}"
-        for rank, lines in enumerate(ranks)
-        for line in lines
-        if line.get("spec") == spec and "error" in line
+        f"rank {rank} raised {line['failure']}"
+        for rank, worker in enumerate(ranks)
+        for line in worker.lines
+        if line.get("spec") == spec and "failure" in line
     ]
     own = [error for error in errors if not is_lost_rank(error)]
     if own:
         return own[0]
-    missing = [rank for rank, lines in enumerate(ranks) if {"done": True} not in lines]
-    ends = [f"rank {rank} {line['end']}" for rank in missing for line in ranks[rank] if "end" in line]
+    missing = [rank for rank, worker in enumerate(ranks) if not worker.has_finished]
+    ends = [f"rank {rank} {ranks[rank].end}" for rank in missing if ranks[rank].end]
     if ends:
         return ends[0]
     if missing and len(missing) < len(ranks):

@@ -6,9 +6,6 @@ for each answer. `distributed` starts these processes and reads the files.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -22,21 +19,16 @@ from regard.checker.distributed import adapt_for_ranks
 from regard.checker.interpretation.cases import Cases
 from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Subject
-from regard.checker.worker import error_line, make_writer
+from regard.checker.worker import error_line, run_request
 from regard.processes import is_lost_rank
 
 
-def main() -> None:
+def run_trials(request: dict[str, Any], write_line: Callable[..., None]) -> None:
     """Answer every trial of the request, in every layout."""
-    request: dict[str, Any] = json.loads(sys.argv[1])
-    sys.argv = [sys.argv[0]]  # the author's code may parse it
-    sys.path[:0] = request["path"]
     torch.set_num_threads(1)
-    write_line = make_writer(request["result"])
-    write_line(started=True)
     for index, spec in enumerate(request["specs"]):
         try:
-            subject = adapt_for_ranks(locate(spec), request["init"], request["world_size"])
+            subject = adapt_for_ranks(locate(spec), request["init"], request["ranks"])
             for layout in request["layouts"]:
                 store = f"{request['store']}-{index}-{layout}"
                 if not _answer(
@@ -44,14 +36,12 @@ def main() -> None:
                 ):
                     break
         except BaseException as error:
-            write_line(spec=spec, error=error_line(error))
-    write_line(done=True)
-    os._exit(0)  # without waiting for threads that the author's code may have started
+            write_line(spec=spec, failure=error_line(error))
 
 
 def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: Callable[..., None]) -> bool:
     """Answer the trials in one layout, in a process group of its own; False if another rank did not come."""
-    rank, world_size = request["rank"], request["world_size"]
+    rank, world_size = request["rank"], request["ranks"]
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{store}",
@@ -71,7 +61,7 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
             with torch.no_grad():
                 reply = subject.run(local)
             if reply.answer is None:
-                write_line(layout=subject.layout, error=reply.error_line)
+                write_line(layout=subject.layout, failure=reply.error_line)
                 return not is_lost_rank(reply.error_line)
             lse = reply.answer.lse
             write_line(
@@ -87,4 +77,4 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
 
 
 if __name__ == "__main__":
-    main()
+    run_request(run_trials)

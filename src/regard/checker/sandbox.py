@@ -1,4 +1,4 @@
-"""Checking code in a process of its own, with limits on time and memory.
+"""Running code in processes of their own, with limits on time and memory.
 
 A hang, a crash, an `exit()`, a training loop at module level or an allocation of gigabytes ends in a clear
 error, not in a dead checker. The report comes back as JSON in a file; nothing is unpickled, and the code's
@@ -9,9 +9,11 @@ This contains accidents; it does not stop malicious code.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,45 +63,88 @@ def run_in_process(
     """
     if not timeout > 0 or not memory > 0:
         raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
-    with Supervision("check") as processes:
-        result = processes.folder / "result"
-        request = request | {"memory": memory, "result": str(result)}
-        processes.start([worker_command(module, request)], [{}])
-        lines, out_of_time = _wait(processes, result, timeout, tell)
-    last = lines[-1] if lines else {}
+    request = request | {"memory": memory, "path": [os.getcwd()]}  # the code may import its neighbours
+    worker = run(module, request, timeout=timeout, tell=tell)[0]
+    last = worker.lines[-1] if worker.lines else {}
     if "report" in last:
         return last
     if "error" in last:
         raise CheckError(_add_memory_hint(str(last["error"]), memory))
     phase = last.get("phase", "starting")
-    if out_of_time:
+    if not worker.end:
         raise CheckError(_describe_timeout(phase, place, spec, timeout))
-    raise CheckError(_describe_end(processes, phase, place, spec, memory))
+    raise CheckError(_describe_end(worker.end, phase, place, spec, memory))
 
 
-def worker_command(module: str, request: dict[str, Any]) -> list[str]:
-    """Return the command that runs a module on a request. No file of the current folder hides a module."""
-    return [sys.executable, "-P", "-m", module, json.dumps(request)]
+@dataclass
+class WorkerResult:
+    """The lines of JSON that a worker wrote, and how its process ended, "" if it was still running."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    end: str = ""
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the worker has done what it was asked to, or has said why it cannot."""
+        return bool(self.lines) and ("report" in self.lines[-1] or "error" in self.lines[-1])
 
 
-def _wait(
-    processes: Supervision, result: Path, timeout: float, tell: Callable[[dict[str, Any]], None]
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return the lines that the worker wrote, once it has finished or ended, and whether its time is over."""
-    end = time.monotonic() + STARTING
-    lines: list[dict[str, Any]] = []
-    while True:
-        processes.wait(INTERVAL)
-        ended = processes.ended or 0 in processes.statuses
-        before, lines = lines, read_lines(result)
-        if lines and not before:  # the clock starts when the author's code does
-            end = time.monotonic() + timeout
-        for line in lines[len(before) :]:
-            tell(line)
-        if ended or (lines and ("report" in lines[-1] or "error" in lines[-1])):
-            return lines, False
-        if time.monotonic() > end:
-            return lines, True
+def run(
+    module: str,
+    request: dict[str, Any],
+    *,
+    timeout: float = TIMEOUT,
+    ranks: int = 1,
+    tell: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> list[WorkerResult]:
+    """Run a worker module (see `worker.run_request`) in one process or in several that work together.
+
+    They are ended once all of them have finished, one of them has ended early or the time is over. None is
+    left running.
+
+    Arguments:
+        module: what each process runs.
+        request: the arguments of the work as plain data; each process also finds its `rank` there, the number
+            of `ranks` and a path `store` at which they can meet.
+        timeout: seconds that they may run, once all of them have started.
+        ranks: how many processes.
+        tell: called with each line that one of them writes.
+    """
+    with Supervision("check") as processes:
+        paths = [processes.folder / f"result-{rank}" for rank in range(ranks)]
+        for rank, path in enumerate(paths):
+            own = {
+                "rank": rank,
+                "ranks": ranks,
+                "store": str(processes.folder / "store"),
+                "result": str(path),
+            }
+            # With -P no file of the current folder hides a module.
+            command = [sys.executable, "-P", "-m", module, json.dumps(request | own)]
+            processes.start(command, _rank_environment(rank, ranks) if ranks > 1 else {})
+        workers = [WorkerResult() for _ in paths]
+        has_started, end = False, time.monotonic() + STARTING
+        while time.monotonic() < end:
+            time.sleep(INTERVAL)
+            for rank, worker in enumerate(workers):
+                worker.end = processes.describe_end(rank)  # asked before its last lines are read
+                before, worker.lines = worker.lines, read_lines(paths[rank])
+                for line in worker.lines[len(before) :]:
+                    tell(line)
+            if not has_started and all(worker.lines for worker in workers):
+                has_started, end = True, time.monotonic() + timeout  # the clock starts when the code does
+            finished = [worker.has_finished for worker in workers]
+            if all(finished) or any(w.end and not w.has_finished for w in workers):
+                break
+        return workers
+
+
+def _rank_environment(rank: int, ranks: int) -> dict[str, str]:
+    """Return the environment of a process that works with others, as `torchrun` would set it."""
+    environment = {"REGARD_RANK": "1", "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    if os.path.exists("/sys/class/net/lo"):
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
 def read_lines(result: Path) -> list[dict[str, Any]]:
@@ -126,13 +171,13 @@ def _describe_timeout(phase: str, place: str, spec: str, timeout: float) -> str:
     return f"{spec} did not finish within {timeout:g} s: it hangs, or needs more time: {more}"
 
 
-def _describe_end(processes: Supervision, phase: str, place: str, spec: str, memory: float) -> str:
+def _describe_end(end: str, phase: str, place: str, spec: str, memory: float) -> str:
     """Explain why the process ended without a report."""
     doing = {"starting": "Python and PyTorch were starting", "importing": f"{place} was being imported"}
-    end = f"the process {processes.describe_end(0)} while {doing.get(phase, f'{spec} was being checked')}"
-    if end.startswith("the process crashed with SIGABRT"):
-        return f"{end} (out of memory? the limit is {memory:g} GB: --memory)"
-    return f"{end}: it calls os._exit or sys.exit" if processes.statuses.get(0, -1) >= 0 else end
+    sentence = f"the process {end} while {doing.get(phase, f'{spec} was being checked')}"
+    if end.startswith("crashed with SIGABRT"):
+        return f"{sentence} (out of memory? the limit is {memory:g} GB: --memory)"
+    return f"{sentence}: it calls os._exit or sys.exit" if end.startswith("exited") else sentence
 
 
 def _add_memory_hint(message: str, memory: float) -> str:

@@ -1,7 +1,7 @@
 """The process in which code is checked: `python -m regard.checker.worker REQUEST`.
 
 It reports its progress and its result as lines of JSON, in the file that the request names. `sandbox` starts
-this process and reads the file.
+this process and reads the file; other workers share `run_request` with this one.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ def run_request(work: Callable[[dict[str, Any], Callable[..., None]], Any]) -> N
     """
     request: dict[str, Any] = json.loads(sys.argv[1])
     sys.argv = [sys.argv[0]]  # the author's code may parse it
-    sys.path.insert(0, os.getcwd())  # it may import its neighbours
+    sys.path[:0] = request["path"]
     write_line = make_writer(request["result"])
     write_line(phase="importing")
-    limit_memory(request["memory"])
+    if "memory" in request:
+        limit_memory(request["memory"])
     try:
         write_line(report=work(request, write_line))
     except CheckError as error:

@@ -8,15 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from regard.cli.options import Device, ModelName
 from regard.escapes import escape
-
-if TYPE_CHECKING:
-    from regard.heads.survey_progress import SurveyProgress
 
 
 def survey(
@@ -44,9 +41,6 @@ def survey(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start again, even if there is an unfinished survey.")
     ] = False,
-    save_every: Annotated[
-        float, typer.Option("--save-every", metavar="SECONDS", help="Seconds between progress checkpoints.")
-    ] = 20.0,
     examples: Annotated[
         int,
         typer.Option(
@@ -94,10 +88,10 @@ def survey(
     from regard.cli.model import Model
     from regard.files import TextFileError, check_regular_file
     from regard.heads.headvis import check_headvis, write_headvis
-    from regard.heads.survey import SurveyModel, SurveyPlan, check_out
+    from regard.heads.survey import Shard, SurveyModel, SurveyPlan, check_out, join_survey, survey_shard
     from regard.heads.survey import survey as run
+    from regard.heads.survey_chunks import chunk_folder
     from regard.heads.survey_result import read_survey
-    from regard.heads.survey_shards import Shard, chunk_folder, join_survey, survey_shard
     from regard.processes import process_group
     from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
 
@@ -135,27 +129,17 @@ def survey(
                 typer.echo(f"{folder}: shard {shard}, {chunks} chunks; when all are there: --join", err=True)
                 return
             with _bar(corpus.stat().st_size, windows, ranks.is_main) as tell:
-                if join:
-                    table = join_survey(reader, plan, out)
+                if not join:
+                    table = run(reader, plan, out, ranks=ranks, fresh=fresh, report=tell)
                 else:
-                    options = {name: value for name, value in plan._asdict().items() if name != "corpus"}
-                    table = run(
-                        reader,
-                        corpus,
-                        out,
-                        ranks=ranks,
-                        save_every=save_every,
-                        fresh=fresh,
-                        report=tell,
-                        **options,
-                    )
+                    table = join_survey(reader, plan, out)
         except KeyboardInterrupt:
             if ranks.is_main:
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
                 with suppress(OSError):  # the terminal may be gone
-                    typer.echo(escape(f"stopped and saved; go on with: {again}"), err=True)
+                    typer.echo(escape(f"stopped; go on with: {again}"), err=True)
             raise typer.Exit(130) from None
-        if ranks.is_main:
+        if table is not None:
             named = sum(bool(row.labels) for row in table)
             typer.echo(
                 f"{escape(str(out))}: {len(table)} heads over {table.texts:,} windows, "
@@ -170,10 +154,10 @@ def survey(
 
 
 @contextmanager
-def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[SurveyProgress, int], None]]:
+def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar in a terminal, over the corpus or as many windows as were asked for; elsewhere nothing."""
     if not shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda state, read: None
+        yield lambda windows, read: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -187,8 +171,8 @@ def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[SurveyP
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("survey", total=1.0, windows=0)
 
-        def tell(state: SurveyProgress, read: int) -> None:
-            share = max(read / size, state.windows / most if most else 0.0)
-            bar.update(task, completed=share, windows=state.windows)
+        def tell(windows: int, read: int) -> None:
+            share = max(read / size, windows / most if most else 0.0)
+            bar.update(task, completed=share, windows=windows)
 
         yield tell

@@ -1,32 +1,40 @@
 """`survey`: the table of every head over a whole corpus, window by window, by one process or many.
 
-The sums of each batch of windows are added in the order of the batches, whichever process computed them, so
-the result is the same to the last bit for any number of processes, and for a survey that was killed and
-resumed. Each process works with a fixed number of threads, because the rounding of a product depends on it.
+The corpus is measured in chunks of batches, and each chunk is written to a file in a folder beside the table.
+Process or shard i of n measures every n-th chunk, from chunk i on. The chunks are then added up in their
+order, so the result is the same to the last bit for any number of processes, and for a survey that was killed
+and goes on. Each process has a fixed number of threads, because the rounding of a product depends on it.
 """
 
 from __future__ import annotations
 
-import threading
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
-from regard import checkpoint_files
 from regard.atomic import check_folder_writable
 from regard.attention.arguments import check_whole_number
 from regard.file_lock import FileLock
+from regard.files import SurveyFileError
 from regard.heads.corpus import Batch, Encode, batches, digest
-from regard.heads.description import LayerHeads, RunModel, assemble, name_layer
-from regard.heads.examples import LayerExamples, collect_examples
-from regard.heads.measurement import measure
-from regard.heads.running_sums import RunningSums
-from regard.heads.survey_progress import MAX_EXAMPLES, BatchSums, Saving, SurveyProgress, load_progress
+from regard.heads.description import RunModel, assemble, name_layer
+from regard.heads.examples import collect_examples
+from regard.heads.measurement import CHUNK, measure
+from regard.heads.survey_chunks import (
+    MAX_EXAMPLES,
+    BatchSums,
+    chunk_file,
+    chunk_folder,
+    read_chunk,
+    write_chunk,
+)
 from regard.heads.survey_result import SurveyResult, decode_words, result_path, write_result
 from regard.heads.table import HeadTable, check_writable
 from regard.maps import AttentionMap
@@ -36,6 +44,10 @@ if TYPE_CHECKING:
     from regard.processes import Processes
 
 Decode = Callable[[Tensor], list[str]]
+Report = Callable[[int, int], None]
+"""Called with the number of windows of the corpus, and of its bytes, up to the batch that was measured."""
+MAX_SHARDS = 1 << 20
+NAMED = 8  # chunks that an error names
 
 
 class SurveyModel(NamedTuple):
@@ -55,30 +67,6 @@ class SurveyModel(NamedTuple):
     """Gives the texts of tokens (n,), for the examples; without it a token is its number."""
 
 
-class MeasuredBatch(NamedTuple):
-    """What one process measured of a batch: the sums and the examples of every layer."""
-
-    sums: list[RunningSums]
-    examples: list[LayerExamples]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All tensors, in a fixed order."""
-        sums = [x for layer in self.sums for x in layer.tensors.values()]
-        return sums + [x for layer in self.examples for x in layer.tensors.values()]
-
-    def counted(self, ids: Tensor, layers: list[LayerHeads]) -> BatchSums:
-        """The same with the counts of the windows `ids` (windows, T)."""
-        return BatchSums(1, len(ids), ids.numel(), layers, self.sums, self.examples)
-
-    def with_tensors(self, tensors: list[Tensor]) -> MeasuredBatch:
-        """The same of another process, whose tensors have the same sizes."""
-        parts = iter(tensors)
-        sums = [RunningSums.from_tensors({name: next(parts) for name in x.tensors}) for x in self.sums]
-        examples = [LayerExamples(**{name: next(parts) for name in x.tensors}) for x in self.examples]
-        return MeasuredBatch(sums, examples)
-
-
 class SurveyPlan(NamedTuple):
     """Which windows of a corpus a survey reads, and how."""
 
@@ -89,13 +77,13 @@ class SurveyPlan(NamedTuple):
     threads: int = 1
     examples: int = 8
 
-    def settings(self, model: SurveyModel, device: torch.device) -> dict[str, Any]:
+    def settings(self, model: SurveyModel) -> dict[str, Any]:
         """Everything that the result depends on, by which a survey is resumed or joined."""
         return {
             **self._asdict(),
             "corpus": digest(self.corpus),
             "model": model.digest,
-            "device": device.type,
+            "device": model.device.type,
             "torch": torch.__version__,
         }
 
@@ -104,54 +92,89 @@ class SurveyPlan(NamedTuple):
         return batches(self.corpus, model.encode, self.length, self.batch, model.start, self.max_windows)
 
 
+class Shard(NamedTuple):
+    """Shard `number`, from 0, of `of` shards."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read "0/4"."""
+        match = re.fullmatch(r"(\d{1,7})/(\d{1,7})", text)
+        shard = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
+        if not 0 <= shard.number < shard.of <= MAX_SHARDS:
+            raise ValueError(f"shard: expected i/n, with i from 0 to n - 1, such as 0/4, got {text!r}")
+        return shard
+
+
+class Chunk(NamedTuple):
+    """Consecutive batches of a corpus, and how many windows come before them."""
+
+    number: int
+    batches: list[Batch]
+    windows_before: int
+
+
 def survey(
     model: SurveyModel,
-    corpus: Path,
+    plan: SurveyPlan,
     out: Path,
     *,
     ranks: Processes,
-    length: int = 1024,
-    batch: int = 1,
-    max_windows: int | None = None,
-    threads: int = 1,
-    save_every: float = 20.0,
     fresh: bool = False,
-    examples: int = 8,
-    report: Callable[[SurveyProgress, int], None] = lambda progress, bytes_read: None,
-) -> HeadTable:
+    report: Report = lambda windows, bytes_read: None,
+) -> HeadTable | None:
     """Describe every head over a corpus, and write the table to `out` (.parquet, .csv or .json).
 
-    The corpus is read in windows of `length` tokens, `batch` at a time, at most `max_windows` in all, by the
-    processes `ranks` with `threads` threads each. Progress is saved every `save_every` seconds, and when
-    Ctrl-C, SIGTERM or SIGHUP asks the survey to stop, which then raises a KeyboardInterrupt. A survey that
-    was stopped resumes from `out` + ".partial", unless `fresh`; if that is damaged, from the progress saved
-    before it, with a warning. While it runs, no other survey can write to `out`: an `InUseError` says which
-    process does. If its lock is removed meanwhile, a `LostLockError` ends the survey before it writes more.
-    The `examples` strongest examples of each head go to `out` + ".examples" (see `read_survey`); 0 keeps
-    none. `report` is called with the progress and with the number of bytes of the corpus that have been read.
+    Each of the processes `ranks` measures some chunks of the corpus and writes them to a folder that all of
+    them share; the first one adds them up, and returns the table. When Ctrl-C, SIGTERM or SIGHUP asks the
+    survey to stop, it raises a KeyboardInterrupt after the batch that it measures, and a chunk that is not
+    complete is lost. A survey that was stopped or killed goes on after the chunks that are there, unless
+    `fresh`. While it runs, no other survey can write to `out`: an `InUseError` says which process does. If
+    its lock is removed meanwhile, a `LostLockError` ends the survey before it writes more. The strongest
+    examples of each head go to `out` + ".examples" (see `read_survey`). `report` is called after each batch.
     """
-    check_whole_number("examples", examples, 0, MAX_EXAMPLES)
-    partial = out.with_name(f"{out.name}.partial")
     with ExitStack() as stack:
         lock = ranks.on_main(lambda: stack.enter_context(take_file(out)))
         if fresh:
-            ranks.on_main(lambda: checkpoint_files.remove(partial))
-        plan = SurveyPlan(corpus, length, batch, max_windows, threads, examples)
-        settings = plan.settings(model, ranks.device)
-        saved = load_progress(partial, settings, ranks) or SurveyProgress()
-        ranks.barrier()  # no process writes before all have read
-        stream = plan.batches(model)
-        for _ in islice(stream, saved.batches):
-            pass  # skip what was done before
+            ranks.on_main(lambda: shutil.rmtree(chunk_folder(out), ignore_errors=True))
+        check_owner = (lambda: None) if lock is None else lock.check
+        _measure_chunks(model, plan, out, Shard(ranks.rank, ranks.world_size), check_owner, report)
+        ranks.barrier()  # until every chunk is there
+        return ranks.on_main(lambda: _join_chunks(model, plan, out, check_owner))
 
-        stack.enter_context(set_threads(threads))
-        stop = stack.enter_context(stop_on_signal())
-        saving = Saving(partial, settings, save_every, ranks, lock)
-        progress = _read_corpus(_rounds(model, stream, saved, ranks, examples), saved, saving, stop, report)
-        result = make_result(model, plan, progress)
-        ranks.on_main(lambda: write_results(result, out, saving.check_owner))
-        ranks.on_main(lambda: checkpoint_files.remove(partial))
-        return result if isinstance(result, HeadTable) else result.table
+
+def survey_shard(
+    model: SurveyModel,
+    plan: SurveyPlan,
+    out: Path,
+    shard: Shard,
+    *,
+    fresh: bool = False,
+    report: Report = lambda windows, bytes_read: None,
+) -> int:
+    """Measure the chunks of one shard that are not there yet, and return how many chunks the shard has.
+
+    Shards do not know each other, and none waits; any scheduler can start them. `out` is the file of the
+    table that `join_survey` will write. A shard stops as `survey` does, and goes on after the chunks that are
+    there, unless `fresh`.
+    """
+    check_writable(out)
+    check_folder_writable("out", out.absolute().parent)
+    chunk_folder(out).mkdir(exist_ok=True)
+    name = f".shard-{shard.number}-of-{shard.of}.lock"
+    with FileLock(chunk_folder(out) / name, "out", out) as lock:
+        return _measure_chunks(model, plan, out, shard, lock.check, report, fresh)
+
+
+def join_survey(model: SurveyModel, plan: SurveyPlan, out: Path) -> HeadTable:
+    """Add up the chunks of all shards, write the table and the examples, and delete the chunks.
+
+    A `SurveyFileError` names the chunks that are missing.
+    """
+    with take_file(out) as lock:
+        return _join_chunks(model, plan, out, lock.check)
 
 
 def check_out(out: Path) -> None:
@@ -166,30 +189,94 @@ def take_file(out: Path) -> FileLock:
     return FileLock(out.with_name(f".{out.name}.lock"), "out", out)
 
 
-def _read_corpus(
-    rounds: Iterator[tuple[SurveyProgress, int]],
-    progress: SurveyProgress,
-    saving: Saving,
-    stop: threading.Event,
-    report: Callable[[SurveyProgress, int], None],
-) -> SurveyProgress:
-    """The progress after all rounds; if `stop` is set, it is saved and a KeyboardInterrupt raised."""
-    try:
-        for progress, bytes_read in rounds:
-            report(progress, bytes_read)
-            if saving.ranks.any(stop.is_set()):
-                raise KeyboardInterrupt
-            saving.when_due(progress)
-    except KeyboardInterrupt:
-        if progress.batches:
-            saving.now(progress)
-        raise
-    return progress
+def _measure_chunks(
+    model: SurveyModel,
+    plan: SurveyPlan,
+    out: Path,
+    shard: Shard,
+    check_owner: Callable[[], None],
+    report: Report,
+    fresh: bool = False,
+) -> int:
+    """Measure the chunks of a shard that are not there; return how many chunks the shard has."""
+    check_whole_number("examples", plan.examples, 0, MAX_EXAMPLES)
+    settings, own = plan.settings(model), 0
+    with set_threads(plan.threads), stop_on_signal() as stop:
+        for chunk in _chunks(model, plan):
+            if chunk.number % shard.of != shard.number:
+                continue
+            own += 1
+            file = chunk_file(out, chunk.number)
+            if fresh:
+                file.unlink(missing_ok=True)
+            if read_chunk(file, settings) is not None:
+                continue
+            total, windows = None, chunk.windows_before
+            for ids, bytes_read in chunk.batches:
+                batch = measure_batch(model, ids, windows, plan.examples)
+                total = batch if total is None else total.followed_by(batch)
+                windows += len(ids)
+                report(windows, bytes_read)
+                if stop.is_set():
+                    raise KeyboardInterrupt
+            assert total is not None  # a chunk has a batch
+            check_owner()
+            file.parent.mkdir(exist_ok=True)
+            write_chunk(file, total, settings)
+    return own
 
 
-def make_result(model: SurveyModel, plan: SurveyPlan, progress: SurveyProgress) -> SurveyResult | HeadTable:
+def _chunks(model: SurveyModel, plan: SurveyPlan) -> Iterator[Chunk]:
+    """The chunks of a corpus, in order."""
+    stream, windows = plan.batches(model), 0
+    for number in count():
+        group = list(islice(stream, CHUNK))
+        if not group:
+            return
+        yield Chunk(number, group, windows)
+        windows += sum(len(batch.ids) for batch in group)
+
+
+def _join_chunks(
+    model: SurveyModel, plan: SurveyPlan, out: Path, check_owner: Callable[[], None]
+) -> HeadTable:
+    """Add up all chunks of a survey in their order, write what it found, and delete the chunks."""
+    settings, total = plan.settings(model), None
+    sizes = [len(chunk.batches) for chunk in _chunks(model, plan)]
+    if missing := [number for number in range(len(sizes)) if not chunk_file(out, number).exists()]:
+        names = ", ".join(map(str, missing[:NAMED])) + (" …" if len(missing) > NAMED else "")
+        raise SurveyFileError(
+            f"{chunk_folder(out)}: expected {len(sizes)} chunks, and {len(missing)} are missing "
+            f"({names}): wait until all shards have ended, and start again those that were stopped"
+        )
+    for number, size in enumerate(sizes):
+        chunk = read_chunk(chunk_file(out, number), settings)
+        if chunk is None or chunk.batches != size:
+            raise SurveyFileError(f"{chunk_file(out, number)} is damaged: expected {size} batches")
+        total = chunk if total is None else total.followed_by(chunk)
+    result = _make_result(model, plan, total)
+    check_owner()
+    _write_results(result, out)
+    shutil.rmtree(chunk_folder(out), ignore_errors=True)
+    return result if isinstance(result, HeadTable) else result.table
+
+
+def measure_batch(model: SurveyModel, ids: Tensor, first_window: int, examples: int) -> BatchSums:
+    """The sums of a batch, in which each window is one observation, and its examples."""
+    windows, tokens = len(ids), ids.numel()
+    ids = ids.to(model.device)
+    sums, kept, layers = [], [], []
+    attention = (m for m in model.run(ids) if isinstance(m, AttentionMap))  # linear layers have few scores
+    for i, layer in enumerate(measure(attention, ids)):
+        sums.append(layer.sums)
+        if examples:
+            kept.append(collect_examples(cast(AttentionMap, layer.map), ids, first_window, examples))
+        layers.append(name_layer(i, layer.map))
+    return BatchSums(1, windows, tokens, layers, sums, kept)
+
+
+def _make_result(model: SurveyModel, plan: SurveyPlan, total: BatchSums | None) -> SurveyResult | HeadTable:
     """The table of a survey that is complete, with its examples if any were kept."""
-    total = progress.total
     if total is None:
         raise ValueError(f"corpus: expected text, but {plan.corpus} has no tokens")
     table = assemble(total.layers, total.sums, texts=total.windows, tokens=total.tokens, model=model.name)
@@ -198,12 +285,8 @@ def make_result(model: SurveyModel, plan: SurveyPlan, progress: SurveyProgress) 
     return SurveyResult(table, total.layers, total.examples, decode_words(total.examples, model.decode))
 
 
-def write_results(result: SurveyResult | HeadTable, out: Path, check_owner: Callable[[], None]) -> None:
-    """Write what a survey that is complete found; `check_owner` raises if another one writes there by now.
-
-    The table comes last: where it is, the examples are complete.
-    """
-    check_owner()
+def _write_results(result: SurveyResult | HeadTable, out: Path) -> None:
+    """Write what a survey found. The table comes last: where it is, the examples are complete."""
     path = result_path(out)
     try:
         if isinstance(result, SurveyResult):
@@ -214,59 +297,6 @@ def write_results(result: SurveyResult | HeadTable, out: Path, check_owner: Call
             result.save(out)
     except OSError as error:
         raise OSError(f"cannot write {out}: {error.strerror or error}") from None
-
-
-def _rounds(
-    model: SurveyModel,
-    stream: Iterator[Batch],
-    progress: SurveyProgress,
-    ranks: Processes,
-    examples: int,
-) -> Iterator[tuple[SurveyProgress, int]]:
-    """In each round every process takes a batch, and all sums are added in the order of the batches."""
-    own, layers = MeasuredBatch([], []), list[LayerHeads]()
-    while group := list(islice(stream, ranks.world_size)):
-        # With fewer batches than processes the idle ones take the first, only to know the sizes of its sums.
-        if ranks.rank < len(group) or not own.sums:
-            number = ranks.rank if ranks.rank < len(group) else 0
-            before = sum(len(ids) for ids, _ in group[:number]) + progress.windows
-            own, layers = measure_batch(model, group[number].ids, before, examples)
-        for (ids, _), batch in zip(group, _gather(own, ranks), strict=False):  # idle processes come last
-            progress = progress.add(batch.counted(ids, layers))
-        yield progress, group[-1].bytes_read
-
-
-def measure_batch(
-    model: SurveyModel, ids: Tensor, first_window: int, examples: int
-) -> tuple[MeasuredBatch, list[LayerHeads]]:
-    """The sums of a batch, in which each window is one observation, and its examples."""
-    ids = ids.to(model.device)
-    batch, layers = MeasuredBatch([], []), []
-    attention = (m for m in model.run(ids) if isinstance(m, AttentionMap))  # linear layers have few scores
-    for i, layer in enumerate(measure(attention, ids)):
-        batch.sums.append(layer.sums)
-        if examples:
-            m = cast(AttentionMap, layer.map)
-            batch.examples.append(collect_examples(m, ids, first_window, examples))
-        layers.append(name_layer(i, layer.map))
-    return batch, layers
-
-
-def _gather(own: MeasuredBatch, ranks: Processes) -> list[MeasuredBatch]:
-    """What every process measured, in the order of their ranks."""
-    if ranks.world_size == 1:
-        return [own]
-    # All numbers of a process as one vector.
-    parts = own.tensors
-    flat = torch.cat([x.double().flatten() for x in parts]).to(ranks.device)  # whole numbers stay exact
-    vectors = [torch.empty_like(flat) for _ in range(ranks.world_size)]
-    distributed.all_gather(vectors, flat)
-    gathered = []
-    for vector in vectors:
-        pieces = torch.split(vector.cpu(), [x.numel() for x in parts])
-        tensors = [piece.view(x.shape).to(x.dtype) for piece, x in zip(pieces, parts, strict=True)]
-        gathered.append(own.with_tensors(tensors))
-    return gathered
 
 
 @contextmanager

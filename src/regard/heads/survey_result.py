@@ -29,7 +29,7 @@ from regard.files import (
 )
 from regard.heads.description import LayerHeads
 from regard.heads.examples import LayerExamples
-from regard.heads.survey_progress import decode_examples, decode_layers, encode_layers, name_tensors
+from regard.heads.survey_chunks import decode_examples, decode_layers, encode_layers, name_tensors
 from regard.heads.table import HeadTable
 from regard.safetensor_files import SafetensorContent, read_safetensors, write_safetensors
 

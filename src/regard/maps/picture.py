@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from regard.cell_output import bundle, colour_bytes, encode_png, enlarge, picture_html
+from regard.cell_output import bundle, colour_bytes, enlarge, picture_html
+from regard.png import encode_png
 from regard.stages.picture import DIVERGING, HIDDEN, RAMP
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.pictures.png import encode_png
+from regard.png import encode_png
 
 MAX_SIDE = 512
 """The most pixels to a side of a picture that is kept: a larger one is scaled down."""
@@ -42,7 +42,7 @@ class Picture:
     @cached_property
     def png(self) -> bytes:
         """The picture as a PNG file."""
-        return encode_png(self.pixels)
+        return encode_png(self.pixels.cpu().numpy())
 
     def _repr_png_(self) -> bytes:
         return self.png

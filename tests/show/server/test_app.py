@@ -23,7 +23,6 @@ from regard.show.data.contents import Contents
 from regard.show.server.access_secrets import can_tell_users, is_own_process
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
-from regard.show.server.connections import ConnectionPool
 from regard.show.server.guard import HEADERS, BoundAddress, is_loopback
 from regard.show.server.jobs import ReportProgress
 from regard.show.server.limits import Limits
@@ -769,135 +768,43 @@ def connect(running: BackgroundServer, sent: bytes = b"") -> socket.socket:
     return client
 
 
-def test_silent_connections_give_way_and_those_that_are_served_stay(
-    serve: Callable[..., BackgroundServer],
-) -> None:
-    slow = Slow()
-    running = serve(read=slow, limits=Limits(connections=12))
-    with closing(begin(running, "/api/capture", {"text": "a"})) as served:
-        assert slow.began.wait(HANGING)
-        silent = []
-        for _ in range(40):
-            silent.append(connect(running))
-            assert ask(running, "/api/meta").status == 200
-        assert len(running.pool) <= 15  # a quarter more, until they have been heard
-        wait_until(lambda: len(running.pool) <= 9)  # of one client
-        slow.go_on.set()
-        answer = b""
-        while not answer.endswith(b"0\r\n\r\n"):
-            answer += served.recv(4096)
-        assert b'{"text": 1}' in answer
-        for client in silent[:28]:
-            assert client.recv(1) == b""
+def test_more_connections_than_allowed_are_answered_with_503(serve: Callable[..., BackgroundServer]) -> None:
+    running = serve(limits=Limits(connections=4))
+    silent = [connect(running) for _ in range(4)]
+    wait_until(lambda: len(running._server.server_state.connections) == 4)
+    assert ask(running, "/api/meta").status == 503
     for client in silent:
         client.close()
-
-
-def test_a_connection_with_less_to_say_gives_way_first(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve(limits=Limits(per_client=4))
-    begun = connect(running, b"GET /api/meta HTTP/1.1\r\n")
-    silent = connect(running)
-    time.sleep(1.1)  # neither is new any more
-    others = [connect(running) for _ in range(3)]
-    assert silent.recv(1) == b""
-    begun.sendall(request(running, "GET /").partition(b"\r\n")[2])
-    assert begun.recv(4096).startswith(b"HTTP/1.1 200")
-    for client in (begun, silent, *others):
-        client.close()
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /api/meta HTTP/1.1\r\nHo"])
-def test_a_client_that_does_not_finish_its_request_is_sent_away(
-    sent: bytes, serve: Callable[..., BackgroundServer]
-) -> None:
-    running = serve(limits=Limits(patience=0.5))
-    with closing(connect(running, sent)) as client:
-        assert client.recv(4096) == b""
-    wait_until(lambda: len(running.pool) == 0)
-
-
-def test_a_body_must_keep_its_pace(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve(limits=Limits(patience=0.5, pace=200))
-    head = request(running, "POST /api/capture", "Content-Type: application/json", "Content-Length: 2000")
-    with closing(connect(running, head + b'{"text": "a"')) as steady:
-        for _ in range(40):  # 2 seconds, four times the patience
-            steady.sendall(b" " * 49)
-            time.sleep(0.05)
-        steady.sendall(b" " * (2000 - 12 - 40 * 49 - 1) + b"}")
-        assert steady.recv(4096).startswith(b"HTTP/1.1 200")
-    with closing(connect(running, head + b"{")) as slow:
-        assert slow.recv(4096) == b""
-
-
-def test_a_client_that_never_reads_is_sent_away(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve(captured(600), limits=Limits(stalled=0.5))
-    tile = request(running, "GET /api/tile?text=0&layer=0&head=0&z=0&i=0&j=0")
-    with closing(connect(running, tile * 40)):
-        wait_until(lambda: len(running.pool) == 1)
-        wait_until(lambda: len(running.pool) == 0)
+    wait_until(lambda: ask(running, "/api/meta").status == 200)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("key", [False, True])
-@pytest.mark.parametrize("more", [(), ("Connection: close",)])
 def test_a_refusal_can_be_read_by_one_who_is_still_sending(
-    chunked: bool, key: bool, more: tuple[str, ...], serve: Callable[..., BackgroundServer]
+    chunked: bool, key: bool, serve: Callable[..., BackgroundServer]
 ) -> None:
     running = serve()
     size = 8 << 20
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
-    head = request(running, "POST /api/capture", "Content-Type: application/json", length, *more)
+    head = request(running, "POST /api/capture", "Content-Type: application/json", length)
     part = b"100000\r\n" + b" " * (1 << 20) + b"\r\n" if chunked else b" " * (1 << 20)
     head = head if key else head.replace(b"Bearer ", b"Bearer x")
     with closing(connect(running, head)) as client:
         for _ in range(8):
             client.sendall(part)
         answer = b""
-        while received := client.recv(4096):
-            answer += received
+        while not answer.endswith(b"}"):
+            answer += client.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413 " if key else b"HTTP/1.1 403 ")
-    assert answer.endswith(b"}")
-    wait_until(lambda: len(running.pool) == 0)
 
 
-def test_what_a_refused_client_may_still_send_is_bounded(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve(limits=Limits(body=100, dropped=1 << 20))
-    head = request(
-        running, "POST /api/capture", "Content-Type: application/json", "Transfer-Encoding: chunked"
-    )
-    part = b"10000\r\n" + b" " * 65536 + b"\r\n"
-    with closing(connect(running, head)) as client, pytest.raises(ConnectionError):
-        client.sendall(part * 1000)
-
-
-def test_what_is_not_http_is_refused_also_in_the_middle_of_a_request(
+def test_what_is_not_http_is_refused(
     serve: Callable[..., BackgroundServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = serve()
     long = request(running, "GET /", "X-Long: " + "x" * (1 << 20))
-    head = request(
-        running, "POST /api/capture", "Content-Type: application/json", "Transfer-Encoding: chunked"
-    )
-    for sent in (b"nonsense\r\n\r\n", long, head + b"4\r\nabcdzz\r\n", b"HEAD" + head[4:] + b"zz\r\n"):
+    for sent in (b"nonsense\r\n\r\n", long):
         with closing(connect(running, sent)) as client:
-            answer = b"".join(iter(lambda: client.recv(4096), b""))
+            answer = client.recv(4096)
         assert answer.startswith(b"HTTP/1.1 400 ")
-        assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"error": "expected an HTTP request"}
-    slow = Slow()
-    running = serve(read=slow)
-    with closing(begin(running, "/api/capture", {"text": "a"})) as client:
-        assert slow.began.wait(HANGING)
-        client.sendall(b"nonsense\r\n\r\n")
-        slow.go_on.set()
-        assert b'{"text": 1}' in b"".join(iter(lambda: client.recv(4096), b""))
     assert caplog.text == ""
-
-
-def test_connections_take_at_most_half_of_the_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    resource = pytest.importorskip("resource")
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    pool = ConnectionPool(Limits())
-    assert (pool.most, pool.most_per_client) == (128, 96)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    pool = ConnectionPool(Limits())
-    assert (pool.most, pool.most_per_client) == (640, 320)

@@ -17,7 +17,7 @@ from regard.files import CaptureFileError, check_type, get_field, open_file, sho
 from regard.pictures.patch_layout import PatchLayout, PatchSpan, Pictures
 from regard.pictures.patches import MAX_GRID
 from regard.pictures.picture import MAX_SIDE, Picture
-from regard.pictures.png import decode_png
+from regard.png import decode_png
 from regard.recorder.picture_reader import MAX_PICTURES
 
 PICTURE_FILE = re.compile(r"picture-[\w-]{1,100}\.png")

@@ -1,6 +1,6 @@
 """A server for a `Site`: its socket, its thread, and how both end.
 
-`app` knows what is served, `guard` to whom, `connections` how many clients there may be.
+`app` knows what is served, `guard` to whom; uvicorn parses HTTP and bounds the number of connections.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ from typing import Self
 import uvicorn
 
 from regard.show.server.app import Site
-from regard.show.server.connections import ACCEPTED_AT_ONCE, QUEUE, ConnectionPool
 from regard.show.server.guard import BoundAddress, Guard
 from regard.show.server.opening_site import OpeningSite
 
+IDLE = 30
+"""Seconds for which a connection is kept open between two requests."""
 
-class QueueingServer(uvicorn.Server):
-    """A server that accepts few connections at a time, while the system holds many."""
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to serve."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(QUEUE)
+class PageServer(uvicorn.Server):
+    """uvicorn's server, which ends at SIGHUP as well and leaves no connection open."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving; connections that did not end in time are cut."""
@@ -75,11 +71,10 @@ class BackgroundServer:
             ) from None
         self.site = site
         self.bound_address = BoundAddress(host, self._socket.getsockname()[1])
-        self.pool = ConnectionPool(site.limits)
-        self._server = QueueingServer(
+        self._server = PageServer(
             uvicorn.Config(
                 Guard(site.application(), self.bound_address),
-                http=self.pool.protocol,  # type: ignore[arg-type]  # a class is no more than what makes one
+                http="h11",
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -88,9 +83,9 @@ class BackgroundServer:
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
-                backlog=ACCEPTED_AT_ONCE,
+                limit_concurrency=site.limits.connections,  # more are answered with 503
                 h11_max_incomplete_event_size=site.limits.head,
-                timeout_keep_alive=max(1, round(site.limits.patience)),
+                timeout_keep_alive=IDLE,
                 timeout_graceful_shutdown=1,
             )
         )

@@ -46,7 +46,6 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
-CLOSE = {"connection": "close"}  # a stranger gets one answer a connection
 OTHER_PAGE = "this request comes from another page: only the server's own page may send requests"
 
 
@@ -132,7 +131,6 @@ class Guard:
 
         answer = self._answer_at_the_door(scope, is_entering)
         if answer is None:
-            scope.setdefault("state", {})["admitted"] = True
             await self.app(scope, receive, with_headers)
         else:
             await answer(scope, receive, with_headers)
@@ -191,7 +189,7 @@ class RefusalPage:
 
     def response(self) -> Response:
         """Return the page as a response."""
-        return HTMLResponse(self.text, 403, {**CLOSE, "content-security-policy": self.policy})
+        return HTMLResponse(self.text, 403, {"content-security-policy": self.policy})
 
 
 def _is_page(scope: Scope) -> bool:
@@ -201,4 +199,4 @@ def _is_page(scope: Scope) -> bool:
 
 def _refuse(refusal: RefusedError) -> Response:
     """Return a refusal as JSON."""
-    return JSONResponse({"error": str(refusal)}, refusal.status, CLOSE)
+    return JSONResponse({"error": str(refusal)}, refusal.status)

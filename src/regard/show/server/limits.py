@@ -1,4 +1,4 @@
-"""Limits of the server and the errors for exceeding them: sizes, counts, times, one model job at a time.
+"""Limits of the server and the errors for exceeding them: sizes, counts, one model job at a time.
 
 This file knows numbers, texts and HTTP status codes; it does not know what is served.
 """
@@ -32,20 +32,10 @@ class Limits:
     """Maximum number of requests that wait for a worker."""
     workers: int = 2
     """Number of threads that compute."""
-    connections: int = 640
+    connections: int = 128
     """Maximum number of connections at once."""
-    per_client: int = 320
-    """Maximum number of connections from one address."""
     head: int = 1 << 15
     """Maximum size of a request's line and headers, in bytes."""
-    patience: float = 30.0
-    """Seconds within which the head of a request must arrive. An idle connection is kept for as long."""
-    pace: int = 100
-    """Bytes a second at which a body must arrive, on average, after `patience`."""
-    stalled: float = 300.0
-    """Seconds after which a client that reads nothing of its response is disconnected."""
-    dropped: int = 64 << 20
-    """Maximum number of bytes that a client may send after its request was refused."""
 
 
 class RefusedError(Exception):
