@@ -20,7 +20,7 @@ from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
 from regard.attention.backends.triton import pool as triton_pool
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import Rule
+from regard.attention.masks.rule_mask import Rule
 from regard.attention.steps import trace
 from regard.maps import Spans
 from regard.maps.kept_overview import cell_size
@@ -76,7 +76,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             )
     yield "PyTorch's flash kernel on short bands, through attend", short_bands
     yield "a cache whose length has settled goes over to cuDNN", settled_cache
-    yield "a pure function is asked once", pure_functions
+    yield "a function is asked once", pure_functions
     yield "keys nobody may look at hold NaN", unseen_nan
     yield "any strides", strides
     yield "attention under a mask is one operator of a compiled graph", compiled_masks

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.grid import Blocks, Grid, block_table, grid
+from regard.attention.masks.grid import Grid, block_table, grid
 
 BLOCK = 512
 ENTRIES = 1 << 22  # of tiles that are evaluated at a time
@@ -76,15 +76,9 @@ class FirstKeys(Mask):
     keys: int
 
     def allowed(self, at: Grid) -> Tensor:
-        cols = at.k.flatten().clamp(max=self.keys - 1)
-        inner = at._replace(q=at.q + self.keys - at.S, k=cols.view(1, 1, 1, -1), cols=cols, S=self.keys)
-        return self.inner.allowed(inner) & (at.k < self.keys)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        q_first, q_last = (x + self.keys - blocks.S for x in (blocks.q_first, blocks.q_last))
-        k_first, k_last = (x.clamp(max=self.keys - 1) for x in (blocks.k_first, blocks.k_last))
-        some, every = self.inner.block_bounds(Blocks(q_first, q_last, k_first, k_last, blocks.T, self.keys))
-        return some & (blocks.k_first < self.keys), every & (blocks.k_last < self.keys)
+        k = at.k.clamp(max=self.keys - 1)
+        inner = at._replace(q=at.q + self.keys - at.S, k=k, cols=k.flatten(), S=self.keys)
+        return self.inner.evaluate(inner) & (at.k < self.keys)
 
     def __repr__(self) -> str:
         return f"{self.inner} on the first {self.keys} keys"

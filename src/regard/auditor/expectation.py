@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named_masks import Chunks, Documents, Padding, TensorMask, Window, causal
+from regard.attention.masks.named_masks import causal
+from regard.attention.masks.position_masks import Chunks, Window
+from regard.attention.masks.tensor_masks import Documents, Padding, TensorMask
 from regard.auditor.batch import TextBatch
 from regard.recorder.layer import Layer
 from regard.recorder.sources.transformers_library.mask_recognition import masked_entries

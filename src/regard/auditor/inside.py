@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named_masks import Window
+from regard.attention.masks.position_masks import Window
 from regard.auditor.batch import TextBatch
 from regard.auditor.cells import NO_CELLS, Cells, FirstKeys, are_equal, cells_beyond, on_cpu
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of

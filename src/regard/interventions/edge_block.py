@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, grid
-from regard.attention.masks.named_masks import TensorMask
-from regard.attention.masks.rectangle import Rectangle
+from regard.attention.masks.position_masks import Rectangle
+from regard.attention.masks.tensor_masks import TensorMask
 from regard.attention.masks.views import Submatrix
 from regard.interventions.edit import PATCHED, CallPlace, Edit, head_mask, used_after, with_heads
 from regard.interventions.head_selection import Heads, Layer, select_heads

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named_masks import TensorMask
+from regard.attention.masks.tensor_masks import TensorMask
 from regard.interventions.head_selection import HeadSelection
 from regard.interventions.positions import Positions, position_flags
 from regard.recorder.attention_call import AttentionCall

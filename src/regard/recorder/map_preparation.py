@@ -11,6 +11,7 @@ import copy
 from collections import deque
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
-from regard.attention.masks.pure import freeze_function, identify_function
+from regard.attention.masks.identity import freeze_function, identify
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import kv_slots
@@ -96,9 +97,10 @@ class MaskCopies:
         self._functions: deque[tuple[Hashable, list[Tensor], Any]] = deque(maxlen=MASK_COPIES)
 
     def own(self, mask: Mask) -> Mask:
-        """Return the mask with tensors of its own, and with pure functions that read what they read now.
+        """Return the mask with tensors of its own, and with functions that read what they read now.
 
-        Other functions remain as they are, and what they answer may change.
+        A function without an identity, as one that reads a list, remains as it is: it must not change its
+        answers.
         """
         owned = {name: self._own(value) for name, value in vars(mask).items()}
         changed = {name: value for name, value in owned.items() if value is not vars(mask)[name]}
@@ -114,7 +116,7 @@ class MaskCopies:
         if isinstance(value, Tensor):
             return self._copy(value)
         tensors: list[Tensor] = []
-        identity = identify_function(value, tensors)
+        identity = identify(value, tensors) if isinstance(value, FunctionType) else None
         if identity is None:
             return value
         for known, _, frozen in self._functions:

@@ -12,7 +12,7 @@ from regard import alibi, causal, chunks, documents, full, padding, prefix, rule
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Grid, Mask, conjunction
 from regard.attention.masks.description import describe_mask, rebuild_mask
-from regard.attention.masks.named_masks import Relative
+from regard.attention.masks.tensor_masks import Relative
 from regard.attention.masks.views import CachedKeysMask, Keys, MaskOnly, Rows
 from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment
 

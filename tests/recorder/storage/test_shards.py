@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.attention.masks.named_masks import Relative
+from regard.attention.masks.tensor_masks import Relative
 from regard.file_lock import InUseError
 from regard.files import CaptureFileError
 from regard.recorder.certificates.examination import examine

@@ -1,37 +1,35 @@
 """`Mask`: what every mask can be asked, and masks combined with `&`, `|` and `~`.
 
-A mask is a predicate of positions. It answers for any tile of the T×S matrix, so the matrix itself is never
-built, and it can tell of a whole block at once whether nothing or everything in it is visible.
+A mask is a predicate of positions (see `tile_predicate`).
 
 Whatever the rest of the package has to know about a mask (its window, its conjuncts, the same mask for other
 heads or for more tokens) is a method of `Mask` with a safe default. A new mask is therefore taught in one
-place: its own class. The masks with a name (`causal`, `window`, …) are in `named`, those that show part of
-another mask in `views`, and positions in `grid`.
+place: its own class. The masks with a name (`causal`, `window`, …) are in `named_masks`, those that show part
+of another mask in `views`, and positions in `grid`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from regard.attention.masks.bands import Band
 from regard.attention.masks.grid import Blocks as Blocks
 from regard.attention.masks.grid import Grid as Grid
-from regard.attention.masks.grid import Span, full_shape, one_block
+from regard.attention.masks.grid import always, full_shape, one_block
 from regard.attention.masks.grid import grid as grid
+from regard.attention.masks.tile_predicate import TilePredicate
 
 Index = slice | Sequence[int] | Tensor
 """Some sequences of a batch, or some heads: a slice, or their numbers in any order."""
 
 
-class Mask:
+class Mask(TilePredicate):
     """Tells, for every query and key, whether the key is visible to the query.
 
     A mask may also add a number to the score (`tensor_mask` of a float tensor, `alibi`); it is then `biased`.
@@ -68,70 +66,6 @@ class Mask:
         if stored:
             Mask.stored_classes[cls.__name__] = cls
 
-    # What users call.
-
-    def tile(
-        self,
-        rows: Span,
-        cols: Span,
-        shape: tuple[int, ...] | None = None,
-        *,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Visibility in a tile: boolean (rows, cols), or (B, H, rows, cols) if it varies with batch or head.
-
-        `rows` and `cols` are slices, ranges or 1-D tensors of indices. `shape` is the attention's (T, S) or
-        (B, H, T, S); without it query i stands at position i. `device` is where the result is made.
-
-        >>> from regard import causal
-        >>> causal.tile(range(2), range(3))
-        tensor([[ True, False, False],
-                [ True,  True, False]])
-        >>> causal.tile(range(2), range(3), shape=(2, 3))
-        tensor([[ True,  True, False],
-                [ True,  True,  True]])
-        """
-        self.check(shape)
-        at = grid(rows, cols, shape, device)
-        return _spread(self.allowed(at), at)
-
-    def bias(
-        self,
-        rows: Span,
-        cols: Span,
-        shape: tuple[int, ...] | None = None,
-        *,
-        device: torch.device | str = "cpu",
-    ) -> Tensor | None:
-        """The numbers added to the scores of a tile, or None if the mask adds none.
-
-        `rows`, `cols`, `shape` and `device`, and the shape of the result, are as in `tile`.
-        """
-        self.check(shape)
-        at = grid(rows, cols, shape, device)
-        bias = self.score_bias(at)
-        return None if bias is None else _spread(bias, at)
-
-    def covers(
-        self, rows: Span, cols: Span, shape: tuple[int, ...] | None = None
-    ) -> Literal["empty", "part", "full"]:
-        """Whether nothing, something or everything in a tile is visible; `rows`, `cols`, `shape` as in
-        `tile`.
-
-        >>> from regard import causal
-        >>> [causal.covers(range(4, 8), cols) for cols in (range(0, 4), range(4, 8), range(8, 12))]
-        ['full', 'part', 'empty']
-        """
-        tile = self.tile(rows, cols, shape)
-        if not bool(tile.any()):
-            return "empty"
-        return "full" if bool(tile.all()) else "part"
-
-    def to_dense(self, T: int, S: int | None = None) -> Tensor:
-        """The mask of T queries and S keys (T if None) as a boolean tensor, (T, S) or (B, H, T, S)."""
-        S = T if S is None else S
-        return self.tile(range(T), range(S), (T, S))
-
     def picture_shape(self) -> tuple[int, int]:
         """The numbers of queries and keys that a picture of the mask shows: its own, or enough to see it."""
         shapes = [child.picture_shape() for child in self.children()] or [(32, 32)]
@@ -153,15 +87,6 @@ class Mask:
 
         return draw_mask(self, T, T if S is None else S, ax=ax)
 
-    def check(self, shape: tuple[int, ...] | None) -> None:
-        """Raise ValueError if the mask does not fit attention of this shape, (T, S) or (B, H, T, S)."""
-        if shape is None:
-            return
-        _, _, T, S = full_shape(shape)
-        B, H = shape[:2] if len(shape) == 4 else (None, None)
-        if (reason := self.shape_error(B, H, T, S)) is not None:
-            raise ValueError(f"mask {self}: {reason}")
-
     def __and__(self, other: Mask) -> Mask:
         """`mask & other`: a key is visible if both masks allow it; their biases are added."""
         return And(self, _operand(other, "&"))
@@ -182,28 +107,6 @@ class Mask:
     def asks_function(self) -> bool:
         """Whether it asks a function of the user's about every entry."""
         return any(child.asks_function for child in self.children())
-
-    # What a subclass implements.
-
-    def allowed(self, at: Grid) -> Tensor:
-        """Whether each query sees each key of the tile `at`: boolean, broadcastable to (B, H, rows, cols)."""
-        raise NotImplementedError
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """For each of the `blocks`: whether anything in it may be visible, and whether everything in it is.
-
-        A mask that cannot tell without looking at each entry answers (True, False), which is always safe.
-        """
-        table = blocks.q_first == blocks.q_first  # (R, 1), all true, wherever the queries stand
-        return table, ~table
-
-    def score_bias(self, at: Grid) -> Tensor | None:
-        """The numbers added to the scores of the tile `at`, broadcastable to (B, H, rows, cols), or None."""
-        return None
-
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        """Why this mask does not fit (B, H, T, S), where B or H may be None for any, or None if it fits."""
-        return None
 
     def simplified(self, shape: tuple[int, ...]) -> Mask:
         """The same mask for attention of this shape, without the parts that allow everything there."""
@@ -279,32 +182,6 @@ class Mask:
         unchanged = all(new is old for new, old in zip(selected, children, strict=True))
         return self if unchanged else self.with_children(*selected)
 
-    def join_heads(self, others: Sequence[Mask], counts: Sequence[int], order: Sequence[int]) -> Mask | None:
-        """The mask of the heads of this mask and of others, or None if they differ in more than their heads.
-
-        `counts` are the numbers of heads of this mask and of the others; `order` lists the heads of the
-        result by their numbers among all of them.
-        """
-        if not self.is_storable() or any(type(other) is not type(self) for other in others):
-            return None
-        joined: dict[str, Any] = {}
-        names = [field.name for field in dataclasses.fields(cast(Any, self))]
-        for name in names:
-            first, *rest = (getattr(mask, name) for mask in (self, *others))
-            axis = self.head_axes.get(name)
-            if isinstance(first, Mask):
-                joined[name] = first.join_heads(rest, counts, order)
-            elif axis is not None and (first.shape[axis] > 1 or not all(_equal(first, x) for x in rest)):
-                joined[name] = _join_tensors([first, *rest], axis, counts, order)
-            elif all(_equal(first, x) for x in rest):
-                joined[name] = first
-            else:
-                return None
-            if joined[name] is None and first is not None:
-                return None
-        unchanged = all(joined[name] is getattr(self, name) for name in names)
-        return self if unchanged else type(self)(**joined)
-
     def restrict(self, other: Mask) -> Mask:
         """This mask & `other`, where `other` counts positions as before rows or keys were selected."""
         return self & other
@@ -321,26 +198,6 @@ class Mask:
         return None
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two fields of masks are equal."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    return type(a) is type(b) and bool(a == b)
-
-
-def _join_tensors(
-    tensors: Sequence[Tensor], axis: int, counts: Sequence[int], order: Sequence[int]
-) -> Tensor | None:
-    """Tensors with an entry for each of `counts` heads, or one for all, as one of the heads `order`."""
-    sizes = [-1] * tensors[0].ndim
-    expanded = [x.expand(*sizes[:axis], n, *sizes[axis + 1 :]) for x, n in zip(tensors, counts, strict=True)]
-    others = {(*x.shape[:axis], *x.shape[axis + 1 :], x.dtype) for x in expanded}
-    if len(others) > 1:
-        return None
-    joined = torch.cat(expanded, axis)
-    return joined.index_select(axis, torch.tensor(order, device=joined.device))
-
-
 def conjunction(masks: Iterable[Mask]) -> Mask:
     """Masks joined by `&`; `full` if there are none.
 
@@ -352,18 +209,22 @@ def conjunction(masks: Iterable[Mask]) -> Mask:
     return functools.reduce(operator.and_, masks) if masks else full
 
 
-def _spread(answer: Tensor, at: Grid) -> Tensor:
-    """An answer as (rows, cols), or as (B, H, rows, cols) where it varies with batch or head."""
-    answer = answer.expand(*answer.shape[:-2], at.q.shape[-2], at.k.shape[-1])
-    return answer[0, 0] if answer.shape[:-2] == (1, 1) else answer
-
-
 def _operand(other: Mask, sign: str) -> Mask:
     if not isinstance(other, Mask):
         raise ValueError(
             f"{sign} joins two masks, got {type(other).__name__}: wrap a tensor in regard.tensor_mask(tensor)"
         )
     return other
+
+
+def of_any(name: str) -> Any:
+    """A property that is true if it is true of any mask inside."""
+    return property(lambda mask: any(getattr(child, name) for child in mask.children()))
+
+
+def of_all(name: str) -> Any:
+    """A property that is true if it is true of every mask inside."""
+    return property(lambda mask: all(getattr(child, name) for child in mask.children()))
 
 
 @dataclass(frozen=True, repr=False)
@@ -373,19 +234,13 @@ class BinaryMask(Mask):
     left: Mask
     right: Mask
 
+    translation_invariant, positional = map(of_all, ("translation_invariant", "positional"))
+
     def children(self) -> tuple[Mask, ...]:
         return self.left, self.right
 
     def with_children(self, *children: Mask) -> Mask:
         return type(self)(*children)
-
-    @property
-    def translation_invariant(self) -> bool:  # type: ignore[override]
-        return self.left.translation_invariant and self.right.translation_invariant
-
-    @property
-    def positional(self) -> bool:  # type: ignore[override]
-        return self.left.positional and self.right.positional
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.left.shape_error(B, H, T, S) or self.right.shape_error(B, H, T, S)
@@ -396,29 +251,10 @@ class And(BinaryMask, stored=True):
     """A key is visible if both masks allow it; their biases are added."""
 
     precedence = 2
-
-    @property
-    def biased(self) -> bool:  # type: ignore[override]
-        return self.left.biased or self.right.biased
-
-    @property
-    def hides(self) -> bool:  # type: ignore[override]
-        return self.left.hides or self.right.hides
-
-    @property
-    def trainable(self) -> bool:  # type: ignore[override]
-        return self.left.trainable or self.right.trainable
-
-    @property
-    def is_causal(self) -> bool:  # type: ignore[override]
-        return self.left.is_causal or self.right.is_causal
+    biased, hides, trainable, is_causal = map(of_any, ("biased", "hides", "trainable", "is_causal"))
 
     def allowed(self, at: Grid) -> Tensor:
-        return self.left.allowed(at) & self.right.allowed(at)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        (some, every), (some2, every2) = self.left.block_bounds(blocks), self.right.block_bounds(blocks)
-        return some & some2, every & every2
+        return self.left.evaluate(at) & self.right.evaluate(at)
 
     def score_bias(self, at: Grid) -> Tensor | None:
         left, right = self.left.score_bias(at), self.right.score_bias(at)
@@ -462,11 +298,7 @@ class Or(BinaryMask, stored=True):
         _check_unbiased(self.right, "|")
 
     def allowed(self, at: Grid) -> Tensor:
-        return self.left.allowed(at) | self.right.allowed(at)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        (some, every), (some2, every2) = self.left.block_bounds(blocks), self.right.block_bounds(blocks)
-        return some | some2, every | every2
+        return self.left.evaluate(at) | self.right.evaluate(at)
 
     def __repr__(self) -> str:
         return f"{self.left} | {self.right}"
@@ -477,6 +309,7 @@ class Not(Mask, stored=True):
     """A key is visible if an unbiased mask hides it."""
 
     inner: Mask
+    translation_invariant, positional = map(of_all, ("translation_invariant", "positional"))
 
     def __post_init__(self) -> None:
         _check_unbiased(self.inner, "~")
@@ -487,20 +320,8 @@ class Not(Mask, stored=True):
     def with_children(self, *children: Mask) -> Mask:
         return Not(*children)
 
-    @property
-    def translation_invariant(self) -> bool:  # type: ignore[override]
-        return self.inner.translation_invariant
-
-    @property
-    def positional(self) -> bool:  # type: ignore[override]
-        return self.inner.positional
-
     def allowed(self, at: Grid) -> Tensor:
-        return ~self.inner.allowed(at)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        some, every = self.inner.block_bounds(blocks)
-        return ~every, ~some
+        return ~self.inner.evaluate(at)
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.inner.shape_error(B, H, T, S)
@@ -530,11 +351,7 @@ class Full(Mask, stored=True):
     translation_invariant = True
 
     def allowed(self, at: Grid) -> Tensor:
-        return (at.q >= at.q) & (at.k >= at.k)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        table = (blocks.q_first >= blocks.q_first) & (blocks.k_first >= blocks.k_first)
-        return table, table
+        return always(at.q) & always(at.k)
 
     def conjuncts(self) -> list[Mask]:
         return []

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.attention.masks import named_masks as named_masks  # declares its classes, as do the next two
-from regard.attention.masks import rectangle as rectangle
+from regard.attention.masks import named_masks as named_masks  # declares its classes, as does the next one
 from regard.attention.masks import views as views
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal

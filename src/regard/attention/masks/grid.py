@@ -1,16 +1,17 @@
 """The indices of a tile and the edges of blocks of the T×S matrix, from which masks compute visibility.
 
 The last query is aligned with the last key: query i stands at position i + S − T, which is what a cache
-needs. This file knows positions; which of them are visible is in `named` and `views`.
+needs. This file knows positions; which of them are visible is said by the masks.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from regard.attention.masks.interval import Interval, Unknown
 from regard.attention.tensors import WHOLE_NUMBERS, check_tensor
 
 FEW_PAIRS = 16  # up to this number, a loop over the pairs of edges takes fewer operations
@@ -20,7 +21,10 @@ Span = slice | range | Tensor
 
 
 class Grid(NamedTuple):
-    """The indices of a tile, each shaped so that together they broadcast to (B, H, rows, cols)."""
+    """The indices of a tile, each shaped so that together they broadcast to (B, H, rows, cols).
+
+    Those of a table of blocks are an `Interval` in the place of each tensor (see `Blocks.grid`).
+    """
 
     b: Tensor  # (B, 1, 1, 1) batch item
     h: Tensor  # (1, H, 1, 1) query head
@@ -41,6 +45,14 @@ class Blocks(NamedTuple):
     k_last: Tensor
     T: int
     S: int
+
+    def grid(self) -> Grid:
+        """The blocks as a tile whose positions are intervals, and whose sequences and heads are unknown."""
+        q: Any = Interval(self.q_first, self.q_last)
+        k: Any = Interval(self.k_first, self.k_last)
+        rows = q if self.S == self.T else q - (self.S - self.T)
+        unknown: Any = Unknown()
+        return Grid(unknown, unknown, q, k, rows, k, self.T, self.S)
 
 
 def full_shape(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -116,6 +128,18 @@ def blocks_between(q_edges: list[int], k_edges: list[int], device: torch.device 
     q = torch.tensor(q_edges, device=device).view(-1, 1) + S - T
     k = torch.tensor(k_edges, device=device).view(1, -1)
     return Blocks(q[:-1], q[1:] - 1, k[:, :-1], k[:, 1:] - 1, T, S)
+
+
+def always(index: Any) -> Tensor:
+    """True for each of the indices, which are a tensor or an interval."""
+    return cast(Tensor, index.each(always) if isinstance(index, Interval) else index >= index)
+
+
+def look_up(table: Tensor, index: Any) -> Tensor:
+    """The columns (B, n) of a table (B, S) at n indices, which are a slice, a tensor or an interval."""
+    if isinstance(index, Interval):
+        return cast(Tensor, Interval(*extremes(table, index.least.flatten(), index.most.flatten())))
+    return table[:, index.flatten() if isinstance(index, Tensor) else index]
 
 
 def extremes(values: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from regard.attention.masks.bands import Band
-from regard.attention.masks.base import Blocks, Grid, Mask
+from regard.attention.masks.base import Grid, Mask, of_any
+from regard.attention.masks.grid import look_up
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,36 +22,14 @@ class MaskView(Mask):
     """Another mask, of which only some queries or keys are used; those are numbered from 0 again."""
 
     inner: Mask
-
-    @property
-    def biased(self) -> bool:  # type: ignore[override]
-        return self.inner.biased
-
-    @property
-    def hides(self) -> bool:  # type: ignore[override]
-        return self.inner.hides
-
-    @property
-    def trainable(self) -> bool:  # type: ignore[override]
-        return self.inner.trainable
-
-    @property
-    def is_causal(self) -> bool:  # type: ignore[override]
-        return self.inner.is_causal
+    biased, hides, trainable, is_causal = map(of_any, ("biased", "hides", "trainable", "is_causal"))
 
     def _move(self, at: Grid) -> Grid:
-        """The tile in the positions of the mask inside."""
+        """The tile, or the blocks, in the positions of the mask inside."""
         return at
 
-    def _move_blocks(self, blocks: Blocks) -> Blocks:
-        """The blocks in the positions of the mask inside."""
-        return blocks
-
     def allowed(self, at: Grid) -> Tensor:
-        return self.inner.allowed(self._move(at))
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        return self.inner.block_bounds(self._move_blocks(blocks))
+        return self.inner.evaluate(self._move(at))
 
     def score_bias(self, at: Grid) -> Tensor | None:
         return self.inner.score_bias(self._move(at))
@@ -80,16 +58,9 @@ class Rows(MaskView, stored=True):
     first: int
     T: int
 
-    def _steps(self, at: Grid | Blocks) -> int:
-        """How far positions move: query i of these stands at i + first + S − T."""
-        return self.first + at.T - self.T
-
     def _move(self, at: Grid) -> Grid:
-        return at._replace(q=at.q + self._steps(at), rows=_shift(at.rows, self.first), T=self.T)
-
-    def _move_blocks(self, blocks: Blocks) -> Blocks:
-        steps = self._steps(blocks)
-        return blocks._replace(q_first=blocks.q_first + steps, q_last=blocks.q_last + steps, T=self.T)
+        q = at.q + (self.first + at.T - self.T)  # query i of these stands at i + first + S − T
+        return at._replace(q=q, rows=_shift(at.rows, self.first), T=self.T)
 
     def band(self, T: int, S: int) -> Band | None:
         band = self.inner.band(self.T, S)
@@ -129,12 +100,6 @@ class Submatrix(MaskView, stored=True):
             S=self.S,
         )
 
-    def _move_blocks(self, blocks: Blocks) -> Blocks:
-        steps = self.first_row - (blocks.S - blocks.T)
-        q_first, q_last = (edge + steps for edge in (blocks.q_first, blocks.q_last))
-        k_first, k_last = (edge + self.first_key for edge in (blocks.k_first, blocks.k_last))
-        return Blocks(q_first, q_last, k_first, k_last, self.T, self.S)
-
     def restrict(self, other: Mask) -> Mask:
         return self & other
 
@@ -157,11 +122,6 @@ class Keys(MaskView):
     def _move(self, at: Grid) -> Grid:
         cols = _shift(at.cols, self.first)
         return at._replace(q=at.q + self.S - at.S, k=at.k + self.first, cols=cols, S=self.S)
-
-    def _move_blocks(self, blocks: Blocks) -> Blocks:
-        q_first, q_last = (edge + self.S - blocks.S for edge in (blocks.q_first, blocks.q_last))
-        k_first, k_last = (edge + self.first for edge in (blocks.k_first, blocks.k_last))
-        return Blocks(q_first, q_last, k_first, k_last, blocks.T, self.S)
 
     def band(self, T: int, S: int) -> Band | None:
         band = self.inner.band(T, self.S)
@@ -190,18 +150,10 @@ class CachedKeysMask(MaskView):
     first: int
     gap: int
 
-    def _positions(self, k: Tensor) -> Tensor:
-        return torch.where(k < self.first, k, k + self.gap)
-
     def _move(self, at: Grid) -> Grid:
-        k = self._positions(at.k)
-        return at._replace(q=at.q + self.gap, k=k, cols=k.flatten(), S=at.S + self.gap)
-
-    def _move_blocks(self, blocks: Blocks) -> Blocks:
         # A block across the gap counts as if it still held the evicted keys, which is on the safe side.
-        k_first, k_last = self._positions(blocks.k_first), self._positions(blocks.k_last)
-        q_first, q_last = blocks.q_first + self.gap, blocks.q_last + self.gap
-        return Blocks(q_first, q_last, k_first, k_last, blocks.T, blocks.S + self.gap)
+        k = at.k + (at.k >= self.first) * self.gap
+        return at._replace(q=at.q + self.gap, k=k, cols=k.flatten(), S=at.S + self.gap)
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         return self.inner.shape_error(B, H, T, S + self.gap)
@@ -228,20 +180,11 @@ class Positions(MaskView):
         return None
 
     def _move(self, at: Grid) -> Grid:
-        rows = self.rows.to(at.q.device)[at.rows]
-        keys = self.keys.to(at.k.device)[at.cols]
-        q = (rows + self.S - self.T).view(1, 1, -1, 1)
-        return at._replace(q=q, k=keys.view(1, 1, 1, -1), rows=rows, cols=keys, T=self.T, S=self.S)
-
-    def _move_blocks(self, blocks: Blocks) -> Blocks:
         # A block counts as if it held what is left out between its first and its last, too.
-        steps = blocks.T - blocks.S  # from positions to the numbers of queries
-        q_first, q_last = (
-            self.rows.to(edge.device)[edge + steps] + self.S - self.T
-            for edge in (blocks.q_first, blocks.q_last)
-        )
-        k_first, k_last = (self.keys.to(edge.device)[edge] for edge in (blocks.k_first, blocks.k_last))
-        return Blocks(q_first, q_last, k_first, k_last, self.T, self.S)
+        rows = look_up(self.rows.to(at.q.device)[None], at.rows)[0]
+        keys = look_up(self.keys.to(at.k.device)[None], at.cols)[0]
+        q = (rows + self.S - self.T)[None, None, :, None]
+        return at._replace(q=q, k=keys[None, None, None], rows=rows, cols=keys, T=self.T, S=self.S)
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
         if (len(self.rows), len(self.keys)) != (T, S):

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named_masks import Documents, Padding, causal
+from regard.attention.masks.named_masks import causal
+from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment, segments_of
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.masks.base import Blocks, Grid, Mask, grid
+from regard.attention.masks.base import Grid, Mask, grid, of_any
 
 
 class CallSizes(NamedTuple):
@@ -42,11 +42,7 @@ class PiecewiseMask(Mask):
 
     segments: tuple[Segment, ...]
     whole: CallSizes
-
-    @property
-    def biased(self) -> bool:  # type: ignore[override]
-        """Whether any segment adds biases."""
-        return any(segment.mask.biased for segment in self.segments)
+    biased = of_any("biased")
 
     def allowed(self, at: Grid) -> Tensor:
         """Return which entries of a grid are visible."""
@@ -76,11 +72,6 @@ class PiecewiseMask(Mask):
             clamped = (row.flatten().clamp(0, T - 1), key.flatten().clamp(0, S - 1))
             local = grid(*clamped, (at.b.shape[0], at.h.shape[1], T, S), at.k.device)
             yield mask, inside & (key >= 0) & (key < S), local._replace(b=at.b, h=at.h)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """Return that any block may have visible entries and none is known to have all."""
-        table = (blocks.q_first == blocks.q_first) & (blocks.k_first == blocks.k_first)
-        return table, ~table
 
     def children(self) -> tuple[Mask, ...]:
         """Return the masks of the segments."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
+from regard.attention.masks.head_join import join_heads
 from regard.files import CaptureFileError
 from regard.maps import AttentionMap
 from regard.recorder.certificates.certificate import Evidence, join_shard_evidence
@@ -253,7 +254,7 @@ class JoinedLayer(Layer):
     def _join_masks(self, masks: Sequence[Mask]) -> Mask:
         listed = [head for part, _ in self.parts for head in part.heads]
         order = [listed.index(head) for head in self.heads]
-        mask = masks[0].join_heads(masks[1:], [len(part.heads) for part, _ in self.parts], order)
+        mask = join_heads(masks, [len(part.heads) for part, _ in self.parts], order)
         if mask is None:
             names = ", ".join(dict.fromkeys(map(str, masks)))
             raise ValueError(f"expected the same mask on all ranks, got different ones ({names})")

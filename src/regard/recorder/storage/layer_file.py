@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.named_masks import TensorMask
+from regard.attention.masks.tensor_masks import TensorMask
 from regard.files import CaptureFileError, open_file, shorten
 from regard.maps import LinearAttentionMap, loader, storage
 from regard.recorder.layer import LayerData, LayerMap

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, conjunction
-from regard.attention.masks.named_masks import TensorMask
+from regard.attention.masks.tensor_masks import TensorMask
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.map_preparation import write_count
 from regard.recorder.sources.eager.eager_scores import CHANGED, LOW, EagerAttention, Scores

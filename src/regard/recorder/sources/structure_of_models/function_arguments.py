@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import Documents, Padding, Window, causal, rule
+from regard.attention.masks.named_masks import causal, rule
+from regard.attention.masks.position_masks import Window
+from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, dropout_problem
 from regard.recorder.certificates.examination import examine

@@ -19,7 +19,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import Documents, Padding
+from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.sources.transformers_library.mask_recognition import as_rule

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.attention.masks.base import Mask, full, grid
-from regard.attention.masks.named_masks import Padding, Relative, TensorMask, Window, causal
+from regard.attention.masks.named_masks import causal
+from regard.attention.masks.position_masks import Window
+from regard.attention.masks.tensor_masks import Padding, Relative, TensorMask
 
 CHUNK_ROWS = 1024  # rows of a mask that are compared at a time
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from regard.attention.attend import attend
 from regard.attention.backends.problem import prepare
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import Padding, causal
+from regard.attention.masks.named_masks import causal
+from regard.attention.masks.tensor_masks import Padding
 from regard.maps import AttentionMap
 from regard.recorder.map_preparation import copy_if_written
 from regard.recorder.sources.sdpa import attend_with_overview, autocast, current_listeners, wants_overview
