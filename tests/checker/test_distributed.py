@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from regard.checker import CheckError, check, distributed
+from regard.checker import CheckError, check, distributed, sandbox
 from regard.checker.catalogue import THEMES
 from regard.checker.distributed import adapt_for_ranks, expected_of_reference, judge, make_trials, run_ranks
 from regard.checker.examples import DISTRIBUTED_TEMPLATES, NAMES, plant_mistake
-from regard.checker.sandbox import check_in_process
 from tests.checker.planting import load, uproot
 from tests.patience import HANGING
 
@@ -137,9 +136,9 @@ def test_another_order_of_tokens_is_undecided(reports):
     assert not any(check.status == "failed" for check in reports["striped"].checks)
 
 
-def test_the_command_finds_the_layout_and_compares_the_lse(tmp_path):
+def test_the_layout_is_found_and_the_lse_compared(tmp_path, in_this_process):
     (tmp_path / "ring.py").write_text(RING.replace("return out", "return out, lse") + TRANSPOSED)
-    report = check_in_process(f"{tmp_path}/ring.py:ring_with_lse", {"processes": 2})
+    report = sandbox.check_in_process(f"{tmp_path}/ring.py:ring_with_lse", {"processes": 2})
     assert report.verdict == "right", str(report)
     assert {check.name for check in report.passed} == {"output", "causal", "lse"}
     assert "(B, T/n, H, D)" in report.assumptions[0]

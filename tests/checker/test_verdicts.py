@@ -8,31 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.checker import check
-from tests.checker.corpus import other_mechanisms, right_conventions, wrong_conventions
-from tests.sampling import share
-
-WRONG = {entry.name: entry for entry in wrong_conventions.ENTRIES}
-
-
-@pytest.mark.parametrize("thing", right_conventions.RIGHT, ids=lambda thing: thing.__name__)
-def test_a_right_implementation_in_another_style(thing):
-    report = check(thing)
-    assert report.ok, str(report)
-
-
-@pytest.mark.parametrize("name", share(list(WRONG), 4))
-def test_a_mistake_in_another_style(name):
-    entry = WRONG[name]
-    report = check(entry.thing, **entry.options)
-    assert report.verdict == entry.verdict, str(report)
-    assert not entry.mistakes or report.diagnoses[0].name in entry.mistakes, str(report)
-
-
-@pytest.mark.parametrize("kind", share(other_mechanisms.KINDS, 12), ids=lambda kind: kind.__name__)
-def test_another_mechanism_is_undecided(kind):
-    report = check(kind)
-    assert report.verdict == "undecided", str(report)
-    assert "oracle=" in report.summary
+from tests.checker.corpus import right_conventions, right_language_models
+from tests.checker.corpus.styles import ENTRIES
 
 
 def test_the_report_says_what_true_means_in_a_padding_mask():
@@ -155,10 +132,7 @@ def test_a_plain_function_is_not_said_to_have_blocks():
 
 
 def test_nan_under_padding_is_zero_times_infinity_only_if_an_open_mask_gives_nan_too():
-    assert (
-        check(WRONG["mask of tokens: zero times infinity"].thing).diagnoses[0].name == "zero-times-infinity"
-    )
-    source = WRONG["mask of tokens"].thing
+    source = next(entry for entry in ENTRIES if entry.name == "mask of tokens").load()
 
     class HidesAll(source):
         """Padding hides every key of its sequence."""
@@ -171,6 +145,11 @@ def test_nan_under_padding_is_zero_times_infinity_only_if_an_open_mask_gives_nan
     report = check(HidesAll)
     assert report.verdict == "wrong", str(report)
     assert "zero-times-infinity" not in [d.name for d in report.diagnoses], str(report)
+
+
+def test_rotary_positions_are_recognised_by_their_numbers():
+    report = check(right_language_models.InterleavedPartial)
+    assert any("rotary positions (base 10000" in line for line in report.assumptions), report.assumptions
 
 
 _DENIALS = (

@@ -175,19 +175,19 @@ def counted():
 
 
 def overwritten(name, thing, **options):
-    return Entry(f"calls: {name}", thing, options, "wrong", ("input-overwritten",))
+    return Entry(name, thing, options, "wrong", ("input-overwritten",))
 
 
 def stateful(name, thing):
-    return Entry(f"calls: {name}", thing, verdict="wrong", mistakes=("state-between-calls",))
+    return Entry(name, thing, verdict="wrong", mistakes=("state-between-calls",))
 
 
 ENTRIES = [
-    Entry("calls: own tensors overwritten", own_tensors_overwritten),
-    Entry("calls: a mask that grows", MaskThatGrows),
-    Entry("calls: weights kept for a picture", WeightsForAPicture),
-    Entry("calls: masks by their lengths", mask_by_length),
-    Entry("calls: a memoised mask", memoised_mask),
+    Entry("own tensors overwritten", own_tensors_overwritten),
+    Entry("a mask that grows", MaskThatGrows),
+    Entry("weights kept for a picture", WeightsForAPicture),
+    Entry("masks by their lengths", mask_by_length),
+    Entry("a memoised mask", memoised_mask),
     overwritten("queries scaled in place", queries_scaled_in_place),
     overwritten("an array scaled in place", array_scaled_in_place),
     overwritten("hidden values zeroed", values_of_hidden_keys_zeroed),

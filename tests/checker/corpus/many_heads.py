@@ -61,11 +61,11 @@ def split_wrong(x, n_heads):
 
 
 ENTRIES = [
-    Entry("many heads: a right layer", Layer),
-    Entry("many heads: powers of two", PowersOfTwo),
-    Entry("many heads: a right function that splits", split_right),
-    Entry("many heads: a scale of later heads", scale_of_later_heads, verdict="wrong", why="many heads"),
-    Entry("many heads: modulo four", keys_of_head_modulo_four, verdict="wrong", why="many heads"),
-    Entry("many heads: a layer", ScaleOfLaterHeads, verdict="wrong", why="right with 4 heads, and wrong"),
-    Entry("many heads: a function that splits", split_wrong, verdict="wrong", why="right with 4 heads"),
+    Entry("a right layer", Layer),
+    Entry("powers of two", PowersOfTwo),
+    Entry("a right function that splits", split_right),
+    Entry("a scale of later heads", scale_of_later_heads, verdict="wrong", why="many heads"),
+    Entry("modulo four", keys_of_head_modulo_four, verdict="wrong", why="many heads"),
+    Entry("a layer", ScaleOfLaterHeads, verdict="wrong", why="right with 4 heads, and wrong"),
+    Entry("a function that splits", split_wrong, verdict="wrong", why="right with 4 heads"),
 ]

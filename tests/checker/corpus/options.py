@@ -1,11 +1,10 @@
 """Options of a call: two at once, a scale that is given, and a mask for each item of the batch."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.checker import check
+from tests.checker.corpus import right, wrong
 
 INF = float("inf")
 
@@ -27,10 +26,6 @@ def both_masks_add_up(q, k, v, attn_mask=None, is_causal=False):
     if attn_mask is not None:
         visible = attn_mask if visible is None else visible & attn_mask
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-
-
-def leaves_both_to_pytorch(q, k, v, attn_mask=None, is_causal=False):
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
 
 
 def refuses_without_words(q, k, v, mask=None, causal=False):
@@ -141,54 +136,6 @@ def mask_of_heads(q, k, v, mask=None):
     return (scores if mask is None else scores.masked_fill(~mask, -INF)).softmax(-1) @ v
 
 
-RIGHT = [
-    both_masks_add_up,
-    leaves_both_to_pytorch,
-    refuses_without_words,
-    documented_precedence,
-    interface,
-    everything,
-    divided_by_the_scale,
-    scaled_once_more,
-    unused_scale,
-    cap_after_bias,
-    cap_before_bias,
-    mask_of_items,
-    mask_of_heads,
-    F.scaled_dot_product_attention,
-]
-
-
-@pytest.mark.parametrize("thing", RIGHT, ids=lambda thing: thing.__name__)
-def test_right_options_are_called_right(thing):
-    report = check(thing)
-    assert report.verdict == "right", str(report)
-
-
-@pytest.mark.parametrize("thing", [TwoMasks, nn.MultiheadAttention])
-def test_two_masks_of_a_module_that_both_hide_are_right(thing):
-    report = check(thing, true_means="hide")
-    assert report.verdict == "right", str(report)
-    assert "mask with padding" in _detail(report, "options in pairs")
-
-
-def _detail(report, name):
-    return next(c.detail for c in report.checks if c.name == name)
-
-
-def test_the_report_names_the_pairs_that_were_tried_and_those_that_were_refused():
-    pairs = _detail(check(everything), "options in pairs")
-    assert {"causal with mask", "padding with softcap", "window with scale"} <= set(pairs.split(", "))
-    skipped = {c.name for c in check(refuses_without_words).skipped}
-    assert "causal and mask" in skipped
-
-
-def test_a_documented_precedence_is_an_assumption():
-    assumptions = check(documented_precedence).assumptions
-    assert "is_causal is ignored where attn_mask is given, as its text says" in assumptions
-    assert "scale is not used, as its text says" in check(unused_scale).assumptions
-
-
 # Wrong.
 
 
@@ -271,39 +218,19 @@ def padding_tiled(q, k, v, padding_mask=None):
     return scores.softmax(-1).unflatten(0, (B, H)) @ v
 
 
-WRONG = {
-    mask_replaces_window: "option-dropped",
-    fused_path_has_no_cap: "option-dropped",
-    masked_path_has_no_scale: "option-dropped",
-    CausalReplacesPadding: "option-dropped",
-    JoinedByAnd: "masks-joined-by-or",
-    visible_in_either: "masks-joined-by-or",
-    scale_only_in_name: "scale-ignored",
-    required_scale_ignored: "scale-ignored",
-    first_mask_of_items: "mask-of-first-item",
-    kept_keys_of_first_item: "mask-of-first-item",
-    lengths_of_first_item: "mask-of-first-item",
-    padding_tiled: "mask-tiled-over-heads",
-}
-
-
-@pytest.mark.parametrize("thing", WRONG, ids=lambda thing: thing.__name__)
-def test_an_option_that_another_one_spoils_is_named(thing):
-    report = check(thing)
-    assert report.verdict == "wrong", str(report)
-    assert report.diagnoses[0].name == WRONG[thing], str(report)
-
-
-def test_a_dropped_option_is_named_with_the_one_that_drops_it():
-    report = check(fused_path_has_no_cap)
-    assert _detail(report, "padding and softcap") == "`key_padding_mask` switches `softcap` off"
-
-
-def test_prose_about_something_else_documents_no_precedence():
-    def attention(q, k, v, attn_mask=None, is_causal=False):
-        """attn_mask: True = may look; if None, no mask is applied. is_causal: hides later keys."""
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=attn_mask, is_causal=is_causal and attn_mask is None
-        )
-
-    assert check(attention).diagnoses[0].name == "option-dropped"
+RIGHT = [both_masks_add_up, refuses_without_words, documented_precedence, interface, everything]
+RIGHT += [divided_by_the_scale, scaled_once_more, unused_scale, cap_after_bias, cap_before_bias]
+RIGHT += [mask_of_items, mask_of_heads]
+DROPPED = [mask_replaces_window, fused_path_has_no_cap, masked_path_has_no_scale, CausalReplacesPadding]
+ENTRIES = [
+    *(right(thing) for thing in RIGHT),
+    right(TwoMasks, true_means="hide"),
+    right(nn.MultiheadAttention, true_means="hide"),
+    *(wrong(thing, "option-dropped") for thing in DROPPED),
+    *(wrong(thing, "masks-joined-by-or") for thing in (JoinedByAnd, visible_in_either)),
+    *(wrong(thing, "scale-ignored") for thing in (scale_only_in_name, required_scale_ignored)),
+    wrong(first_mask_of_items, "mask-of-first-item"),
+    wrong(kept_keys_of_first_item, "mask-of-first-item"),
+    wrong(lengths_of_first_item, "mask-of-first-item"),
+    wrong(padding_tiled, "mask-tiled-over-heads"),
+]

@@ -7,29 +7,6 @@ from torch import nn
 from tests.checker.corpus import Entry
 
 
-class Linear(nn.Module):
-    """Linear attention: a feature map in place of the softmax."""
-
-    def __init__(self, dim, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim) for _ in range(4))
-
-    def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v)
-        )
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        memory = k.mT @ v
-        return self.to_out((q @ memory / (q @ k.sum(-2)[..., None])).transpose(1, 2).flatten(2))
-
-
-def linear_function(q, k, v):
-    """The same without weights."""
-    q, k = F.elu(q) + 1, F.elu(k) + 1
-    return q @ (k.mT @ v) / (q @ k.sum(-2)[..., None])
-
-
 class Differential(nn.Module):
     """The difference of two softmaxes: weights may be negative."""
 
@@ -68,23 +45,6 @@ class Gated(nn.Module):
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(x).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.to_out(mixed * self.to_gates(x).sigmoid())
-
-
-class SigmoidAttention(nn.Module):
-    """A sigmoid of every score instead of a softmax."""
-
-    def __init__(self, dim, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim) for _ in range(4))
-
-    def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for f in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        weights = torch.sigmoid(q @ k.mT * q.shape[-1] ** -0.5 - 2.0)
-        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
 class Convolutional(nn.Module):
@@ -171,12 +131,9 @@ class TinyModel(nn.Module):
 
 NOT_SOFTMAX = "this is not softmax attention"
 ENTRIES = [
-    Entry("linear attention", Linear, verdict="undecided", why=NOT_SOFTMAX),
-    Entry("linear attention, a function", linear_function, verdict="undecided", why=NOT_SOFTMAX),
+    Entry("convolution", Convolutional, verdict="undecided", why=NOT_SOFTMAX),
     Entry("differential attention", Differential, verdict="undecided", why=NOT_SOFTMAX),
     Entry("gated attention", Gated, verdict="undecided", why=NOT_SOFTMAX),
-    Entry("sigmoid attention", SigmoidAttention, verdict="undecided", why=NOT_SOFTMAX),
-    Entry("convolution", Convolutional, verdict="undecided", why=NOT_SOFTMAX),
     Entry("channel attention", SqueezeExcite, verdict="undecided", why="could not be found"),
     Entry("additive attention", Additive, verdict="undecided", why="could not be found"),
     Entry("whole model", TinyModel, why="attention layers"),

@@ -60,13 +60,13 @@ class TokenLayer(WeakLayer):
 
 
 def weak(name, thing):
-    return Entry(f"mask: {name}", thing, verdict="wrong", mistakes=("weak-mask-value",))
+    return Entry(name, thing, verdict="wrong", mistakes=("weak-mask-value",))
 
 
 ENTRIES = [
-    Entry("mask: filled with -inf", Layer),
-    Entry("mask: filled with -1e9", filled(-1e9)),
-    Entry("mask: added as -1e4", added(-1e4)),
+    Entry("filled with -inf", Layer),
+    Entry("filled with -1e9", filled(-1e9)),
+    Entry("added as -1e4", added(-1e4)),
     weak("filled with -100", filled(-100.0)),
     weak("filled with -50", filled(-50.0)),
     weak("filled with -73", filled(-73.0)),

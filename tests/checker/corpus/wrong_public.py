@@ -361,7 +361,7 @@ def padding_on_the_queries(q, k, v, key_padding_mask=None):
 _OPTIONS = {HidesWhatIsValid: {"true_means": "look"}}
 
 ENTRIES = [
-    Entry(f"public: {thing.__name__}", thing, _OPTIONS.get(thing, {}), "wrong", mistakes)
+    Entry(thing.__name__, thing, _OPTIONS.get(thing, {}), "wrong", mistakes)
     for thing, mistakes in (
         (Width, ("scaled-by-width",)),
         (EmbeddingScale, ("scale-from-model-width",)),
@@ -385,6 +385,6 @@ ENTRIES = [
 # Wrong, and not decided: the mask could follow a convention of its own, and without a softmax over the keys
 # queries cannot be told from keys.
 ENTRIES += [
-    Entry("public: MaskOfAnotherItem", MaskOfAnotherItem, verdict="wrong", mistakes=("batch-items-mixed",)),
-    Entry("public: SoftmaxOfQueries", SoftmaxOfQueries, verdict="wrong", mistakes=("softmax-over-queries",)),
+    Entry("MaskOfAnotherItem", MaskOfAnotherItem, verdict="wrong", mistakes=("batch-items-mixed",)),
+    Entry("SoftmaxOfQueries", SoftmaxOfQueries, verdict="wrong", mistakes=("softmax-over-queries",)),
 ]

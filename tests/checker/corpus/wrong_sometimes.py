@@ -64,9 +64,9 @@ def mask_of_short_texts(q, k, v, mask=None):
 
 
 ENTRIES = [
-    Entry("sometimes: all is right", Base),
-    Entry("sometimes: scaled from nine tokens on", ScaledFromNineTokens, verdict="wrong"),
-    Entry("sometimes: open in training", OpenInTraining, verdict="wrong"),
-    Entry("sometimes: a cache of 24 tokens", ShortMemory, verdict="wrong"),
-    Entry("sometimes: the mask of short texts", mask_of_short_texts, verdict="wrong"),
+    Entry("all is right", Base),
+    Entry("open in training", OpenInTraining, verdict="wrong"),
+    Entry("scaled from nine tokens on", ScaledFromNineTokens, verdict="wrong"),
+    Entry("a cache of 24 tokens", ShortMemory, verdict="wrong"),
+    Entry("the mask of short texts", mask_of_short_texts, verdict="wrong"),
 ]
