@@ -7,16 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import regard
-from tests.checker.kernel_styles import STYLES, decode_attention, flash_attn_varlen_func
+from tests.checker.corpus.kernel_styles import decode_attention
 
 
-@pytest.mark.parametrize("function", STYLES, ids=lambda f: f.__name__)
-def test_the_signatures_of_public_kernels_are_called_and_right(function):
-    report = regard.check(function)
-    assert report.verdict == "right", str(report)
-    assert not report.diagnoses
-    if function in (flash_attn_varlen_func, decode_attention):
-        assert "lengths that differ" in [check.name for check in report.passed], str(report)
+def test_lengths_that_differ_are_tried():
+    assert "lengths that differ" in [check.name for check in regard.check(decode_attention).passed]
 
 
 def test_a_required_argument_without_a_meaning_is_named():

@@ -83,52 +83,6 @@ class Additive(nn.Module):
         return torch.bmm(self.w_v(features).squeeze(-1).softmax(-1), values)
 
 
-class TinyAttention(nn.Module):
-    """The attention of the model below."""
-
-    def __init__(self, n_embd, n_head):
-        super().__init__()
-        self.n_head, self.c_attn, self.c_proj = (
-            n_head,
-            nn.Linear(n_embd, 3 * n_embd),
-            nn.Linear(n_embd, n_embd),
-        )
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
-        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-
-
-class TinyBlock(nn.Module):
-    """Attention and a feed-forward network, each with its norm and residual."""
-
-    def __init__(self, n_embd=48, n_head=4):
-        super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(n_embd), TinyAttention(n_embd, n_head)
-        self.ln_2 = nn.LayerNorm(n_embd)
-        self.mlp = nn.Sequential(nn.Linear(n_embd, 64), nn.GELU(), nn.Linear(64, n_embd))
-
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
-
-
-class TinyModel(nn.Module):
-    """A whole language model on token ids."""
-
-    def __init__(self, vocab_size=50, n_embd=48, n_head=4, n_layer=2):
-        super().__init__()
-        self.wte = nn.Embedding(vocab_size, n_embd)
-        self.blocks = nn.ModuleList(TinyBlock(n_embd, n_head) for _ in range(n_layer))
-        self.head = nn.Linear(n_embd, vocab_size, bias=False)
-
-    def forward(self, idx):
-        x = self.wte(idx)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 NOT_SOFTMAX = "this is not softmax attention"
 ENTRIES = [
     Entry("convolution", Convolutional, verdict="undecided", why=NOT_SOFTMAX),
@@ -136,6 +90,4 @@ ENTRIES = [
     Entry("gated attention", Gated, verdict="undecided", why=NOT_SOFTMAX),
     Entry("channel attention", SqueezeExcite, verdict="undecided", why="could not be found"),
     Entry("additive attention", Additive, verdict="undecided", why="could not be found"),
-    Entry("whole model", TinyModel, why="attention layers"),
-    Entry("whole model, an instance", TinyModel(), why="attention layers"),
 ]
