@@ -10,24 +10,31 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import regard
 from regard import causal, padding, scaled_dot_product_attention
 from tests import truth
+from tests.sampling import combine
 from tests.strategies import Sizes, tensors
 
 TOLERANCE = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-13},
-    torch.float32: {
-        "rtol": 1e-5,
-        "atol": 2e-6,
-    },  # a few hundred products of order one, summed in another order
+    # A few hundred products of order one, summed in another order.
+    torch.float32: {"rtol": 1e-5, "atol": 2e-6},
 }
 
 
+KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
+KINDS = ["no mask", "is_causal", "boolean", "float", "scale", "grouped"]
+WAYS = [
+    (kernel, dtype, *sizes)
+    for sizes in ((6, 6), (3, 7), (7, 3))
+    for dtype in (torch.float32, torch.float64)
+    for kernel in KERNELS
+]
+
+
 @pytest.mark.parametrize(
-    "kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], ids=lambda kernel: kernel.name
+    ("kind", "way"), [pair for n in (0, 5) for pair in combine(KINDS, WAYS[n:] + WAYS[:n])]
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", ["no mask", "is_causal", "boolean", "float", "scale", "grouped"])
-@pytest.mark.parametrize(("T", "S"), [(6, 6), (3, 7), (7, 3)])
-def test_each_kernel_forward_and_backward(kernel, dtype, kind, T, S):
+def test_each_kernel_forward_and_backward(kind, way):
+    kernel, dtype, T, S = way
     n = Sizes(B=2, H=4, G=2 if kind == "grouped" else 4, T=T, S=S, D=8, E=8)
     made = [x.requires_grad_() for x in tensors(n, 0, dtype)[:3]]
     marks = (torch.rand(2, 1, T, S) < 0.7) | (torch.arange(S) == 0)  # no empty rows
@@ -62,9 +69,7 @@ def test_causal_and_top_left_differ_from_each_other_as_promised():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    "kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], ids=lambda kernel: kernel.name
-)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_at_a_real_size_we_are_as_close_to_the_truth_as_each_kernel(dtype, kernel):
     q, k, v, _ = tensors(Sizes(2, 4, 4, 128, 128, 64, 64), 0, dtype)
     with sdpa_kernel(kernel):

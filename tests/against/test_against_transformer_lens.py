@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import regard
+from tests.sampling import combine
 
 transformers = pytest.importorskip("transformers")
 
@@ -57,11 +58,11 @@ def test_the_model_is_the_same(model: nn.Module) -> None:
     torch.testing.assert_close(logits(model), THEIRS["plain"], **CLOSE)
 
 
-@pytest.mark.parametrize(("layer", "head"), PLACES)
-@pytest.mark.parametrize("kind", ["zero", "mean", "output", "block", "pattern"])
+@pytest.mark.parametrize(("place", "kind"), combine(PLACES, ["zero", "mean", "output", "block", "pattern"]))
 def test_an_edit_gives_the_same_logits(
-    model: nn.Module, source: regard.Capture, kind: str, layer: int, head: int
+    model: nn.Module, source: regard.Capture, place: tuple[int, int], kind: str
 ) -> None:
+    layer, head = place
     edges = regard.rule(lambda b, h, q, k: (q - k == 2) | ((k == 0) & (q > 3)))
     edit = {
         "zero": lambda: regard.ablate(layer, head),

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from regard.attention.masks.named_masks import causal
 from regard.recorder.context import capture
+from tests.sampling import combine
 
 transformers = pytest.importorskip("transformers")
 
 T = 14
+SIDES = ("none", "left", "right")  # where padding is
 LLAMA = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -182,8 +184,7 @@ def check(seen_maps: list, theirs: tuple[Tensor, ...], rows: Tensor | None, tole
         assert matrix.std() > 1e-3  # not all alike, so that a wrong head or row would show
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize(("family", "side"), combine(DECODERS, SIDES))
 @torch.no_grad()
 def test_decoders(family: str, side: str) -> None:
     model = build(*DECODERS[family])
@@ -204,8 +205,7 @@ def test_decoders(family: str, side: str) -> None:
         assert torch.equal(logits, plain)
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize(("family", "side"), combine(ENCODERS, SIDES))
 @torch.no_grad()
 def test_encoders(family: str, side: str) -> None:
     model = build(*ENCODERS[family])
@@ -236,8 +236,7 @@ def test_a_vision_transformer() -> None:
     assert seen.ids is None
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("family", BOTH)
+@pytest.mark.parametrize(("family", "side"), combine(BOTH, SIDES))
 @torch.no_grad()
 def test_encoders_with_decoders(family: str, side: str) -> None:
     model = build(*BOTH[family])

@@ -18,6 +18,7 @@ from tests.against.test_capture_families import (
     eager,
     ids_and_padding,
 )
+from tests.sampling import combine, share
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["_quiet"]
@@ -50,26 +51,26 @@ def whole(seen: Capture, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize(
-    ("family", "side", "options"),
-    [
-        ("gpt2", "none", {}),
-        ("llama", "left", {}),
-        ("mistral", "none", {}),
-        ("mistral", "left", {"cache_implementation": "static"}),
-        ("gemma 2", "left", {}),
-        ("gemma 2", "none", {"num_beams": 3}),
-        ("gemma 3", "left", {"cache_implementation": "static"}),
-        ("gpt-oss", "left", {}),
-        ("qwen2, windows from layer 1", "none", {}),
-        ("falcon", "left", {}),
-        ("falcon", "none", {"cache_implementation": "static"}),
-        ("llama", "left", {"num_beams": 3}),
-        ("llama", "none", {"cache_implementation": "static"}),
-        ("llama", "none", {"prefill_chunk_size": T - 1}),  # the last chunk is one token, and not generated
-        ("llama", "none", {"prefill_chunk_size": 3}),
-    ],
-)
+RUNS: list[tuple[str, str, dict]] = [
+    ("gemma 2", "left", {}),
+    ("gpt2", "none", {}),
+    ("gemma 3", "left", {"cache_implementation": "static"}),
+    ("llama", "left", {}),
+    ("gpt-oss", "left", {}),
+    ("mistral", "none", {}),
+    ("falcon", "none", {"cache_implementation": "static"}),
+    ("mistral", "left", {"cache_implementation": "static"}),
+    ("llama", "left", {"num_beams": 3}),
+    ("gemma 2", "none", {"num_beams": 3}),
+    ("llama", "none", {"prefill_chunk_size": T - 1}),  # the last chunk is one token, and not generated
+    ("falcon", "left", {}),
+    ("qwen2, windows from layer 1", "none", {}),
+    ("llama", "none", {"cache_implementation": "static"}),
+    ("llama", "none", {"prefill_chunk_size": 3}),
+]
+
+
+@pytest.mark.parametrize(("family", "side", "options"), share(RUNS, 2))
 @torch.no_grad()
 def test_decoders(family: str, side: str, options: dict) -> None:
     model = build(*DECODERS[family])
@@ -94,8 +95,9 @@ def test_masks_stay_rules() -> None:
     assert {found.softcap for found in seen.certificate} == {2.0}
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
-@pytest.mark.parametrize("family", BOTH)
+@pytest.mark.parametrize(
+    ("family", "options"), combine(BOTH, [{"num_beams": 3}, {"cache_implementation": "static"}, {}])
+)
 @torch.no_grad()
 def test_encoders_with_decoders(family: str, options: dict) -> None:
     model = build(*BOTH[family])
@@ -156,12 +158,12 @@ def test_weights_asked_for_are_maps() -> None:
         check(list(maps), matrices, inputs["attention_mask"].bool() if step == 0 else None)
 
 
-@pytest.mark.parametrize(
-    ("family", "way"),  # GPT-2 does not read the number of layers by which Transformers exits early
-    [(family, way) for family in ("llama", "gpt2") for way in ("an assistant", "lookup", "chunks")]
-    + [("llama", "early exit")],
-)
-def test_guesses_that_were_not_accepted_leave_no_trace(family: str, way: str) -> None:
+# GPT-2 does not read the number of layers by which Transformers exits early.
+WAYS = [*combine(["an assistant", "lookup", "chunks"], ["llama", "gpt2"]), ("early exit", "llama")]
+
+
+@pytest.mark.parametrize(("way", "family"), WAYS)
+def test_guesses_that_were_not_accepted_leave_no_trace(way: str, family: str) -> None:
     """Speculative decoding reads guesses and takes them back; a prompt may be read in chunks."""
     model = build(*DECODERS[family])
     options = {

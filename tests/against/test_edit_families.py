@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import regard
 from tests.against.test_capture_families import BOTH, DECODERS, ENCODERS, build
+from tests.sampling import share
 
 PATCHES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2}
 PATCHES |= {"image_size": 32, "patch_size": 8}
@@ -47,7 +48,7 @@ def numbers(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*OTHERS, *share(DECODERS | ENCODERS | BOTH, 4)])
 def test_a_head_without_edges_is_a_head_set_to_zero(family: str) -> None:
     torch.manual_seed(0)
     model, inputs = build(*FAMILIES[family]), inputs_of(family)

@@ -12,6 +12,7 @@ from torch import nn
 
 from regard.gpt import GPT, downloads
 from regard.gpt.gguf import read
+from tests.sampling import share
 
 transformers = pytest.importorskip("transformers")
 
@@ -88,18 +89,20 @@ def test_logits_and_generated_tokens(name: str, tmp_path: Path) -> None:
     continued = other.generate(
         ids[:, :8],
         attention_mask=torch.ones(2, 8, dtype=torch.long),
-        max_new_tokens=30,
+        max_new_tokens=12,
         do_sample=False,
         pad_token_id=0,
     )
-    assert torch.equal(model.generate(ids[:, :8], max_new_tokens=30), continued)
+    assert torch.equal(model.generate(ids[:, :8], max_new_tokens=12), continued)
     # No further from float64 than Transformers is; its own norms and angles stay float32 there.
     with torch.no_grad():
         truth = model.double()(ids)
     assert (logits - truth).abs().mean() < 2 * (expected - truth).abs().mean()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen2, windows from layer 1, tied", "qwen3"])
+@pytest.mark.parametrize(
+    "name", share(["gpt2", "llama", "qwen2, windows from layer 1, tied", "mistral", "qwen3"], 2)
+)
 def test_batches_of_different_lengths(name: str, tmp_path: Path) -> None:
     other = theirs(name)
     other.save_pretrained(tmp_path)
@@ -113,13 +116,13 @@ def test_batches_of_different_lengths(name: str, tmp_path: Path) -> None:
         logits = model(padded, attention_mask=attention_mask)
         assert (logits - expected)[attention_mask.bool()].abs().max() < 1e-4
     theirs_continued = other.generate(
-        padded, attention_mask=attention_mask, max_new_tokens=20, do_sample=False, pad_token_id=0
+        padded, attention_mask=attention_mask, max_new_tokens=10, do_sample=False, pad_token_id=0
     )
-    ours_continued = model.generate(prompts, max_new_tokens=20)
-    assert [row[-20:] for row in ours_continued] == theirs_continued[:, 11:].tolist()
+    ours_continued = model.generate(prompts, max_new_tokens=10)
+    assert [row[-10:] for row in ours_continued] == theirs_continued[:, 11:].tolist()
 
 
-@pytest.mark.parametrize("name", ["gpt2, untied", "llama", "llama, tied"])
+@pytest.mark.parametrize("name", share(["gpt2, untied", "llama", "llama, tied"], 2))
 def test_shards(name: str, tmp_path: Path) -> None:
     other = theirs(name)
     other.save_pretrained(tmp_path, max_shard_size="10KB")

@@ -91,17 +91,8 @@ def guess(attacked: Target) -> dict[str, int | float]:
     status, headers, _ = attacked.get(f"/?token={token}", {})
     assert (status, token == "") == (200, False), "the printed address does not open the page"
     name, _, cookie = (headers["set-cookie"] or "").partition(";")[0].partition("=")
-    wrong = [
-        "",
-        token[:-1],
-        token + "x",
-        token.swapcase(),
-        token[::-1],
-        "x" * len(token),
-        cookie,
-        "\xe9",
-        "null",
-    ]
+    wrong = ["", token[:-1], token + "x", token.swapcase(), token[::-1], "x" * len(token)]
+    wrong += [cookie, "\xe9", "null"]
     guesses: list[dict[str, str]] = [{}]
     guesses += [
         {"authorization": f"{scheme}{value}"} for scheme in ("Bearer ", "Bearer", "") for value in wrong
@@ -120,17 +111,9 @@ def guess(attacked: Target) -> dict[str, int | float]:
         for path in ("/", "/web/main.js", "/api/meta", "/api/tile?text=0&layer=0&head=0&z=0&i=0&j=0", "/no"):
             expect_refusal(attacked, path, given, cookie)
             tried += 1
-    paths = [f"/?token={value}" for value in wrong[:-3]] + [
-        f"/?token={token}&token={token}",
-        f"/?Token={token}",
-    ]
-    paths += [
-        f"/{token}/",
-        f"/api/meta?token={token}",
-        f"/web/main.js?token={token}",
-        f"/?ticket={token}",
-        "/?ticket=",
-    ]
+    paths = [f"/?token={value}" for value in wrong[:-3]]
+    paths += [f"/?token={token}&token={token}", f"/?Token={token}", f"/{token}/", f"/api/meta?token={token}"]
+    paths += [f"/web/main.js?token={token}", f"/?ticket={token}", "/?ticket="]
     for path in paths:
         expect_refusal(attacked, path, {"accept": "text/html"}, cookie)
     # The cookie opens the page's own files; data needs the header, which other origins cannot send.

@@ -17,36 +17,27 @@ def test_names_are_kebab_case_and_unique():
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in names)
 
 
-@pytest.mark.parametrize("entry", CATALOGUE.values(), ids=lambda m: m.name)
-def test_an_entry_says_everything(entry):
-    assert entry.what
-    assert entry.effect.endswith(".")
-    assert entry.fix
-    assert entry.origin
-    assert entry.symptom.endswith(".")
-    assert entry.why.endswith(".")
-    assert entry.plants
-    compile(example_program(entry), entry.name, "exec")
-    for kind in entry.plants:
-        compile(plant_mistake(entry, kind), entry.name, "exec")
+def test_an_entry_says_everything():
+    for entry in CATALOGUE.values():
+        assert all((entry.what, entry.fix, entry.origin, entry.plants)), entry.name
+        assert all(text.endswith(".") for text in (entry.effect, entry.symptom, entry.why)), entry.name
+        compile(example_program(entry), entry.name, "exec")
+        for kind in entry.plants:
+            compile(plant_mistake(entry, kind), entry.name, "exec")
 
 
-@pytest.mark.parametrize("entry", CATALOGUE.values(), ids=lambda m: m.name)
-def test_a_snippet_is_short_and_cut_from_the_programs_that_are_tested(entry):
-    snippet = make_snippet(entry)
-    assert 0 < len(snippet) <= LENGTH + 2
-    assert {line.mark for line in snippet} & {"+", "-"}
-    ast.parse("\n".join(line.text for line in snippet if line.mark != "+" or "-" not in _marks(snippet)))
-    sources = [(mended_program(entry, kind), plant_mistake(entry, kind)) for kind in entry.plants]
-    assert any(
-        all(_holds(template, line.text) for line in snippet if line.mark != "-")
-        and all(_holds(planted, line.text) for line in snippet if line.mark != "+")
-        for template, planted in sources
-    )
-
-
-def _marks(snippet):
-    return {line.mark for line in snippet}
+def test_a_snippet_is_short_and_cut_from_the_programs_that_are_tested():
+    for entry in CATALOGUE.values():
+        snippet = make_snippet(entry)
+        assert 0 < len(snippet) <= LENGTH + 2, entry.name
+        marks = {line.mark for line in snippet}
+        assert marks & {"+", "-"}, entry.name
+        ast.parse("\n".join(line.text for line in snippet if line.mark != "+" or "-" not in marks))
+        assert any(
+            all(_holds(mended_program(entry, kind), line.text) for line in snippet if line.mark != "-")
+            and all(_holds(plant_mistake(entry, kind), line.text) for line in snippet if line.mark != "+")
+            for kind in entry.plants
+        ), entry.name
 
 
 def _holds(program, line):
@@ -116,14 +107,16 @@ def test_a_wrong_field_is_answered_with_the_name_of_the_file(tmp_path, old, new,
         read_themes(folder_with(tmp_path, COMPLETE.replace(old, new)))
 
 
-def test_files_and_themes_agree(tmp_path):
-    with pytest.raises(ValueError, match=r"^looking-away\.toml: expected .* themes\.toml"):
-        read_themes(folder_with(tmp_path, COMPLETE, listed="looking-on"))
-
-
-def test_a_theme_names_files_that_are_there(tmp_path):
-    with pytest.raises(ValueError, match=r"^themes\.toml: there is no file mistakes/looking-on\.toml"):
-        read_themes(folder_with(tmp_path, COMPLETE, listed='looking-away", "looking-on'))
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ("looking-on", r"^looking-away\.toml: expected .* themes\.toml"),
+        ('looking-away", "looking-on', r"^themes\.toml: there is no file mistakes/looking-on\.toml"),
+    ],
+)
+def test_files_and_themes_agree(tmp_path, listed, message):
+    with pytest.raises(ValueError, match=message):
+        read_themes(folder_with(tmp_path, COMPLETE, listed))
 
 
 def test_programs_and_tests_that_do_not_exist_are_named(tmp_path):

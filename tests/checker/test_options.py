@@ -1,175 +1,10 @@
-"""Options of a call: two at once, a scale that is given, and a mask for each item of the batch."""
+"""What a report says of options: the pairs that were tried, precedence, caches, dropout."""
 
 import pytest
-import torch
 import torch.nn.functional as F
-from torch import nn
 
 from regard.checker import check
-
-INF = float("inf")
-
-
-def _scores(q, k, scale=None):
-    return q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-
-
-def _triangle(scores):
-    T, S = scores.shape[-2:]
-    return torch.ones(T, S, dtype=torch.bool).tril(S - T)
-
-
-# Right, in several conventions.
-
-
-def both_masks_add_up(q, k, v, attn_mask=None, is_causal=False):
-    visible = _triangle(q @ k.mT) if is_causal else None
-    if attn_mask is not None:
-        visible = attn_mask if visible is None else visible & attn_mask
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-
-
-def leaves_both_to_pytorch(q, k, v, attn_mask=None, is_causal=False):
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
-
-
-def refuses_without_words(q, k, v, mask=None, causal=False):
-    assert mask is None or not causal
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-
-
-def documented_precedence(q, k, v, attn_mask=None, is_causal=False):
-    """Scaled dot-product attention.
-
-    Arguments:
-        attn_mask: boolean, True = may look.
-        is_causal: whether to hide later keys; ignored if `attn_mask` is given.
-    """
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=attn_mask, is_causal=is_causal and attn_mask is None
-    )
-
-
-def interface(module, query, key, value, attention_mask, scaling=None, is_causal=None, **kwargs):
-    # As Transformers calls it: the mask holds causality already.
-    out = F.scaled_dot_product_attention(
-        query, key, value, attention_mask, scale=scaling, is_causal=bool(is_causal) and attention_mask is None
-    )
-    return out.transpose(1, 2), None
-
-
-def everything(
-    q, k, v, mask=None, key_padding_mask=None, causal=False, window=None, softcap=None, scale=None
-):
-    """key_padding_mask (B, S): True = keep. window: how many keys a query sees, its own included."""
-    scores = _scores(q, k, scale)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    T, S = scores.shape[-2:]
-    at, keys = torch.arange(S - T, S)[:, None], torch.arange(S)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -INF) if mask.dtype == torch.bool else scores + mask
-    if key_padding_mask is not None:
-        scores = scores.masked_fill(~key_padding_mask[:, None, None], -INF)
-    if causal:
-        scores = scores.masked_fill(keys > at, -INF)
-    if window is not None:
-        scores = scores.masked_fill(keys <= at - window, -INF)
-    return scores.softmax(-1) @ v
-
-
-class TwoMasks(nn.Module):
-    """As torch's: True hides in both masks."""
-
-    def __init__(self, embed_dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            nn.Linear(embed_dim, embed_dim) for _ in range(4)
-        )
-
-    def join(self, attn_mask, key_padding_mask):
-        hidden = [m for m in (attn_mask, key_padding_mask) if m is not None]
-        return torch.stack(torch.broadcast_tensors(*hidden)).any(0) if hidden else None
-
-    def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
-        layers = ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
-        q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for layer, x in layers)
-        padding = None if key_padding_mask is None else key_padding_mask[:, None, None]
-        hidden = self.join(attn_mask, padding)
-        mixed = F.scaled_dot_product_attention(q, k, v, None if hidden is None else ~hidden)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
-
-
-def divided_by_the_scale(q, k, v, scale=None):
-    return (q @ k.mT / (q.shape[-1] ** 0.5 if scale is None else scale)).softmax(-1) @ v
-
-
-def scaled_once_more(q, k, v, scale=1.0):
-    return (_scores(q, k) * scale).softmax(-1) @ v
-
-
-def unused_scale(q, k, v, scale=None):
-    """`scale` is not used; it is there for the signature's sake."""
-    return _scores(q, k).softmax(-1) @ v
-
-
-def cap_after_bias(q, k, v, attn_bias=None, softcap=None):
-    scores = _scores(q, k)
-    scores = scores if attn_bias is None else scores + attn_bias
-    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-    return scores.softmax(-1) @ v
-
-
-def cap_before_bias(q, k, v, attn_bias=None, softcap=None):
-    scores = _scores(q, k)
-    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-    scores = scores if attn_bias is None else scores + attn_bias
-    return scores.softmax(-1) @ v
-
-
-def mask_of_items(q, k, v, mask=None):
-    scores = _scores(q, k)
-    if mask is not None:
-        scores = scores.masked_fill(~(mask[:, None] if mask.ndim == 3 else mask), -INF)
-    return scores.softmax(-1) @ v
-
-
-def mask_of_heads(q, k, v, mask=None):
-    """mask: (T, S) or (H, T, S), True = may look."""
-    scores = _scores(q, k)
-    return (scores if mask is None else scores.masked_fill(~mask, -INF)).softmax(-1) @ v
-
-
-RIGHT = [
-    both_masks_add_up,
-    leaves_both_to_pytorch,
-    refuses_without_words,
-    documented_precedence,
-    interface,
-    everything,
-    divided_by_the_scale,
-    scaled_once_more,
-    unused_scale,
-    cap_after_bias,
-    cap_before_bias,
-    mask_of_items,
-    mask_of_heads,
-    F.scaled_dot_product_attention,
-]
-
-
-@pytest.mark.parametrize("thing", RIGHT, ids=lambda thing: thing.__name__)
-def test_right_options_are_called_right(thing):
-    report = check(thing)
-    assert report.verdict == "right", str(report)
-
-
-@pytest.mark.parametrize("thing", [TwoMasks, nn.MultiheadAttention])
-def test_two_masks_of_a_module_that_both_hide_are_right(thing):
-    report = check(thing, true_means="hide")
-    assert report.verdict == "right", str(report)
-    assert "mask with padding" in _detail(report, "options in pairs")
+from tests.checker.corpus import dropout_rates, options, usual_caches
 
 
 def _detail(report, name):
@@ -177,125 +12,20 @@ def _detail(report, name):
 
 
 def test_the_report_names_the_pairs_that_were_tried_and_those_that_were_refused():
-    pairs = _detail(check(everything), "options in pairs")
+    pairs = _detail(check(options.everything), "options in pairs")
     assert {"causal with mask", "padding with softcap", "window with scale"} <= set(pairs.split(", "))
-    skipped = {c.name for c in check(refuses_without_words).skipped}
-    assert "causal and mask" in skipped
+    assert "mask with padding" in _detail(check(options.TwoMasks, true_means="hide"), "options in pairs")
+    assert "causal and mask" in {c.name for c in check(options.refuses_without_words).skipped}
 
 
 def test_a_documented_precedence_is_an_assumption():
-    assumptions = check(documented_precedence).assumptions
+    assumptions = check(options.documented_precedence).assumptions
     assert "is_causal is ignored where attn_mask is given, as its text says" in assumptions
-    assert "scale is not used, as its text says" in check(unused_scale).assumptions
-
-
-# Wrong.
-
-
-def mask_replaces_window(q, k, v, mask=None, window=None):
-    """Each query sees the latest `window` keys, itself included, and later ones."""
-    scores = _scores(q, k)
-    T, S = scores.shape[-2:]
-    if window is not None:
-        visible = torch.arange(S) > torch.arange(S - T, S)[:, None] - window
-    visible = mask if mask is not None else visible if window is not None else None
-    return F.scaled_dot_product_attention(q, k, v, visible)
-
-
-def fused_path_has_no_cap(q, k, v, key_padding_mask=None, softcap=None):
-    """key_padding_mask (B, S): True = keep."""
-    if key_padding_mask is not None:
-        return F.scaled_dot_product_attention(q, k, v, key_padding_mask[:, None, None])
-    scores = _scores(q, k)
-    return (scores if softcap is None else softcap * torch.tanh(scores / softcap)).softmax(-1) @ v
-
-
-def masked_path_has_no_scale(q, k, v, mask=None, sm_scale=None):
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, scale=sm_scale)
-    return _scores(q, k).masked_fill(~mask, -INF).softmax(-1) @ v
-
-
-class CausalReplacesPadding(TwoMasks):
-    def forward(self, query, key, value, key_padding_mask=None, is_causal=False):
-        T, S = query.shape[1], key.shape[1]
-        causal = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
-        if is_causal:
-            return super().forward(query, key, value, None, causal)
-        return super().forward(query, key, value, key_padding_mask)
-
-
-class JoinedByAnd(TwoMasks):
-    def join(self, attn_mask, key_padding_mask):
-        hidden = [m for m in (attn_mask, key_padding_mask) if m is not None]
-        return torch.stack(torch.broadcast_tensors(*hidden)).all(0) if hidden else None
-
-
-def visible_in_either(q, k, v, mask=None, is_causal=False):
-    visible = _triangle(q @ k.mT) if is_causal else None
-    if mask is not None:
-        visible = mask if visible is None else visible | mask
-    return F.scaled_dot_product_attention(q, k, v, visible)
-
-
-def scale_only_in_name(queries, keys, values, softmax_scale=None, causal=False):
-    return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
-
-
-def required_scale_ignored(q, k, v, scale):
-    return _scores(q, k).softmax(-1) @ v
-
-
-def first_mask_of_items(q, k, v, mask=None):
-    mask = mask[0] if mask is not None and mask.ndim == 3 else mask
-    return F.scaled_dot_product_attention(q, k, v, mask)
-
-
-def kept_keys_of_first_item(q, k, v, key_padding_mask=None):
-    """True = keep."""
-    mask = None if key_padding_mask is None else key_padding_mask[:1]  # (1, S)
-    return F.scaled_dot_product_attention(q, k, v, mask)
-
-
-def lengths_of_first_item(q, k, v, lengths=None):
-    mask = None if lengths is None else torch.arange(k.shape[-2])[None] < lengths[0]
-    return F.scaled_dot_product_attention(q, k, v, mask)
-
-
-def padding_tiled(q, k, v, padding_mask=None):
-    """padding_mask: (B, S), True = padding."""
-    B, H = q.shape[:2]
-    scores = _scores(q, k).flatten(0, 1)  # (B·H, T, S)
-    if padding_mask is not None:
-        scores = scores.masked_fill(torch.cat([padding_mask] * H)[:, None], -INF)
-    return scores.softmax(-1).unflatten(0, (B, H)) @ v
-
-
-WRONG = {
-    mask_replaces_window: "option-dropped",
-    fused_path_has_no_cap: "option-dropped",
-    masked_path_has_no_scale: "option-dropped",
-    CausalReplacesPadding: "option-dropped",
-    JoinedByAnd: "masks-joined-by-or",
-    visible_in_either: "masks-joined-by-or",
-    scale_only_in_name: "scale-ignored",
-    required_scale_ignored: "scale-ignored",
-    first_mask_of_items: "mask-of-first-item",
-    kept_keys_of_first_item: "mask-of-first-item",
-    lengths_of_first_item: "mask-of-first-item",
-    padding_tiled: "mask-tiled-over-heads",
-}
-
-
-@pytest.mark.parametrize("thing", WRONG, ids=lambda thing: thing.__name__)
-def test_an_option_that_another_one_spoils_is_named(thing):
-    report = check(thing)
-    assert report.verdict == "wrong", str(report)
-    assert report.diagnoses[0].name == WRONG[thing], str(report)
+    assert "scale is not used, as its text says" in check(options.unused_scale).assumptions
 
 
 def test_a_dropped_option_is_named_with_the_one_that_drops_it():
-    report = check(fused_path_has_no_cap)
+    report = check(options.fused_path_has_no_cap)
     assert _detail(report, "padding and softcap") == "`key_padding_mask` switches `softcap` off"
 
 
@@ -307,3 +37,20 @@ def test_prose_about_something_else_documents_no_precedence():
         )
 
     assert check(attention).diagnoses[0].name == "option-dropped"
+
+
+@pytest.mark.parametrize("cls", [usual_caches.PastKeyValue, usual_caches.Preallocated])
+def test_a_usual_cache_is_tried(cls):
+    report = check(cls)
+    assert {"cache", "bfloat16", "float16"} <= {c.name for c in report.passed}, str(report)
+    assert not report.untried
+
+
+def test_rotary_tables_of_gpt_oss_under_the_name_of_transformers():
+    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    report = check(modeling.GptOssAttention)
+    assert report.verdict == "right", str(report)
+
+
+def test_the_dropout_of_a_function_is_tried():
+    assert "dropout in training" in {c.name for c in check(dropout_rates.takes_a_layer).passed}

@@ -15,7 +15,7 @@ from regard.checker.examples import NAMES, TEMPLATES, plant_mistake
 from regard.checker.reports.report import COLOURS, Check, Diagnosis, Report
 from regard.cli import app
 from tests.checker.planting import load
-from tests.sampling import combine
+from tests.sampling import combine, share
 
 SCREEN = (24, 100)
 WRONG = Diagnosis("no-scale", "Your output equals this.", "It learns worse.", "divide by √D")
@@ -70,7 +70,7 @@ def test_the_report_of_a_small_module_fits_on_a_screen(name, kind):
     assert name in "\n".join(lines[:6])
 
 
-def test_the_command_prints_the_lines_of_the_report(tmp_path, monkeypatch):
+def test_the_command_prints_the_lines_of_the_report(tmp_path, monkeypatch, in_this_process):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     Path("head.py").write_text(plant_mistake(CATALOGUE["no-scale"], "head"))
@@ -130,7 +130,7 @@ def test_cannot_run():
 """
 
 
-@pytest.mark.parametrize("style", ["auto", "native"])
+@pytest.mark.parametrize("style", share(["auto", "native"], 2))
 def test_a_failing_test_shows_the_report_and_no_frame_of_ours(tmp_path, style):
     (tmp_path / "test_mine.py").write_text(TEST)
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", f"--tb={style}"]

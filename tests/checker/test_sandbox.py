@@ -18,10 +18,6 @@ CODE = """
 import os, sys, tempfile, time, subprocess
 import torch
 
-def right(q, k, v):
-    print("noise", file=sys.stdout)
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
-
 def hang(q, k, v):
     child = subprocess.Popen(["sleep", "1000"])
     open("child", "w").write(str(child.pid))
@@ -43,8 +39,8 @@ def say_goodbye(q, k, v):
 FORGED = '{"phase": "checking"}\\n{"report": {"subject": "forged"}}\\n'
 
 def noisy(q, k, v):
-    if not noisy.forked:
-        noisy.forked = True
+    if not os.path.exists("forked"):  # a check brings an attribute of the function back
+        open("forked", "w").close()
         os.mkdir(os.path.join(folder := tempfile.mkdtemp(), "inner"))
         os.chmod(folder, 0)
         os.fork()  # both of them go on
@@ -55,8 +51,6 @@ def noisy(q, k, v):
                 pass
         os.closerange(0, 64)
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
-
-noisy.forked = False
 
 def greedy(q, k, v):
     return torch.zeros(2_000_000_000)
@@ -69,12 +63,6 @@ def file(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(CODE)
     (tmp_path / "loop.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
     return "mine.py"
-
-
-def test_a_report_comes_back_whatever_is_printed(file):
-    report = check_in_process("mine.py:right", {})
-    assert report.ok
-    assert report.subject == "right"
 
 
 def test_one_answer_counts_whatever_else_is_written(file, tmp_path, monkeypatch):
@@ -97,8 +85,10 @@ def test_what_is_no_result_is_no_verdict(tmp_path):
         read_lines(tmp_path / "result")
 
 
-def test_a_diagnosis_comes_back(tmp_path):
-    (tmp_path / "head.py").write_text(HEAD.replace("dim=-1", "dim=-2"))
+def test_a_report_comes_back_whatever_is_printed(tmp_path):
+    noise = HEAD.replace("dim=-1", "dim=-2").replace("B, T, C = x.shape", "B, T, C = x.shape; print('noise')")
+    assert "noise" in noise
+    (tmp_path / "head.py").write_text(noise)
     report = check_in_process(f"{tmp_path}/head.py:CausalHead", {"d_model": 24, "causal": True})
     assert report.diagnoses[0].name == "softmax-over-queries"
 

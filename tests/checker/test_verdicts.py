@@ -8,31 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.checker import check
-from tests.checker.corpus import other_mechanisms, right_conventions, wrong_conventions
-from tests.sampling import share
-
-WRONG = {entry.name: entry for entry in wrong_conventions.ENTRIES}
-
-
-@pytest.mark.parametrize("thing", right_conventions.RIGHT, ids=lambda thing: thing.__name__)
-def test_a_right_implementation_in_another_style(thing):
-    report = check(thing)
-    assert report.ok, str(report)
-
-
-@pytest.mark.parametrize("name", share(list(WRONG), 4))
-def test_a_mistake_in_another_style(name):
-    entry = WRONG[name]
-    report = check(entry.thing, **entry.options)
-    assert report.verdict == entry.verdict, str(report)
-    assert not entry.mistakes or report.diagnoses[0].name in entry.mistakes, str(report)
-
-
-@pytest.mark.parametrize("kind", share(other_mechanisms.KINDS, 12), ids=lambda kind: kind.__name__)
-def test_another_mechanism_is_undecided(kind):
-    report = check(kind)
-    assert report.verdict == "undecided", str(report)
-    assert "oracle=" in report.summary
+from tests.checker.corpus import right_conventions, right_language_models
+from tests.checker.corpus.styles import ENTRIES
+from tests.checker.layers import FusedHeads
 
 
 def test_the_report_says_what_true_means_in_a_padding_mask():
@@ -123,19 +101,15 @@ def test_t5_returns_its_biases_before_its_weights():
     assert "weights" in [c.name for c in report.passed]
 
 
-class InBlocks(nn.Module):
+class InBlocks(FusedHeads):
     """Works in blocks only if it is asked to."""
 
     def __init__(self, dim, heads=4, efficient=False, k_bucket_size=1024):
-        super().__init__()
-        self.heads, self.efficient, self.size = heads, efficient, k_bucket_size
-        self.to_qkv, self.to_out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        super().__init__(dim, heads)
+        self.efficient, self.size = efficient, k_bucket_size
 
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(x).chunk(3, -1))
-        whole = F.scaled_dot_product_attention
-        mixed = right_conventions.chunks(q, k, v, self.size) if self.efficient else whole(q, k, v)
-        return self.to_out(mixed.transpose(1, 2).flatten(2))
+    def attend(self, q, k, v):
+        return right_conventions.chunks(q, k, v, self.size) if self.efficient else super().attend(q, k, v)
 
 
 def test_blocks_count_only_if_they_were_used():
@@ -155,10 +129,7 @@ def test_a_plain_function_is_not_said_to_have_blocks():
 
 
 def test_nan_under_padding_is_zero_times_infinity_only_if_an_open_mask_gives_nan_too():
-    assert (
-        check(WRONG["mask of tokens: zero times infinity"].thing).diagnoses[0].name == "zero-times-infinity"
-    )
-    source = WRONG["mask of tokens"].thing
+    source = next(entry for entry in ENTRIES if entry.name == "mask of tokens").load()
 
     class HidesAll(source):
         """Padding hides every key of its sequence."""
@@ -171,6 +142,11 @@ def test_nan_under_padding_is_zero_times_infinity_only_if_an_open_mask_gives_nan
     report = check(HidesAll)
     assert report.verdict == "wrong", str(report)
     assert "zero-times-infinity" not in [d.name for d in report.diagnoses], str(report)
+
+
+def test_rotary_positions_are_recognised_by_their_numbers():
+    report = check(right_language_models.InterleavedPartial)
+    assert any("rotary positions (base 10000" in line for line in report.assumptions), report.assumptions
 
 
 _DENIALS = (
@@ -256,15 +232,13 @@ def left_and_right(q, k, v, window_size=(4, 0)):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
-class ItselfAndBefore(nn.Module):
+class ItselfAndBefore(FusedHeads):
     def __init__(self, d_model, n_heads, window=3):
-        super().__init__()
-        self.n_heads, self.window = n_heads, window
-        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        super().__init__(d_model, n_heads)
+        self.window = window
 
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
-        return self.proj(itself_and_n_before(q, k, v, self.window).transpose(1, 2).flatten(2))
+    def attend(self, q, k, v):
+        return itself_and_n_before(q, k, v, self.window)
 
 
 @pytest.mark.parametrize(
@@ -381,16 +355,8 @@ def the_mask_wins(q, k, v, attn_mask=None, is_causal=False):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
 
 
-def in_silence(q, k, v, attn_mask=None, is_causal=False):
-    T, S = q.shape[-2], k.shape[-2]
-    if attn_mask is None and is_causal:
-        attn_mask = torch.ones(T, S, dtype=torch.bool).tril(S - T)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
-
-
 def test_a_precedence_that_the_docstring_states_is_no_mistake():
     assert check(the_mask_wins).verdict == "right"
-    assert check(in_silence).diagnoses[0].name == "option-dropped"
 
 
 def test_a_scale_that_the_docstring_declares_is_for_the_author_to_say():
@@ -402,16 +368,10 @@ def test_a_scale_that_the_docstring_declares_is_for_the_author_to_say():
     assert "say scale=" in check(mup).summary
 
 
-class InferenceOnly(nn.Module):
-    def __init__(self, d_model, n_heads):
-        super().__init__()
-        self.n_heads = n_heads
-        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-
+class InferenceOnly(FusedHeads):
     @torch.no_grad()
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
-        return self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return super().forward(x)
 
 
 def test_a_forward_pass_without_gradients_by_its_own_decorator_is_right():

@@ -7,36 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from regard.cli import app
-from regard.gpt import GPT, Config
-from regard.gpt.tokens import bpe_tokenizer
+from regard.gpt import GPT
 from regard.interventions import ablate, effect
+from tests.cli.conftest import TEXT as SENTENCE
+from tests.cli.conftest import runner, save_model
 
 HEADS = Path(__file__).parents[2] / "docs" / "heads.md"
-TEXT = "the sea was high and the wind was in the north so the ships came home to the land again " * 9
+TEXT = SENTENCE * 9
+run = runner("ablate")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(1)
-    config = Config(vocab_size=300, context_length=64, num_layers=2, num_heads=4, num_kv_heads=2, d_model=16)
-    model = GPT(config).eval()
-    for weight in model.parameters():
-        weight.data += 0.3 * torch.randn(weight.shape)
-    model.tokenizer = bpe_tokenizer([TEXT], 300)
-    model.save(path)
-    return path
-
-
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["ablate", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return save_model(tmp_path_factory.mktemp("model"), noise=0.3)
 
 
 def test_it_prints_the_effect_beside_random_heads(folder: Path) -> None:

@@ -6,35 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
-from regard.cli import app
-from regard.gpt import GPT, Config
-from regard.gpt.tokens import bpe_tokenizer
 from regard.heads import HeadTable
+from tests.cli.conftest import TEXT as SENTENCE
+from tests.cli.conftest import runner
 
-TEXT = "the sea was high and the wind was in the north so the ships came home to the land again " * 4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(1)
-    model = GPT(
-        Config(vocab_size=300, context_length=64, num_layers=2, num_heads=4, d_model=16, num_kv_heads=2)
-    ).eval()
-    model.tokenizer = bpe_tokenizer([TEXT], 300)
-    model.save(path)
-    return path
-
-
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["heads", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+TEXT = SENTENCE * 4
+run = runner("heads")
 
 
 def test_a_table_with_every_head(folder: Path) -> None:
@@ -74,6 +52,9 @@ def test_importance_stands_beside_the_scores(folder: Path, tmp_path: Path) -> No
     shown = run(*options, "--importance", "--json", path, "--top", 2)
     assert "importance: rise of the loss when the head is ablated" in shown
     table = HeadTable.from_json(path)
+    scores = json.loads(path.read_text())[0]["scores"]
+    assert "induction_on_repeats" not in scores
+    assert scores["itself"]["shuffled"] is None
     for row in table.best("importance", 2):
         assert f"{row.scores['importance'].value:+.3f}" in shown
         assert row.place in shown
@@ -100,24 +81,17 @@ def test_long_texts_are_read_in_windows_and_files_written(folder: Path, tmp_path
     assert len((tmp_path / "heads.csv").read_text().splitlines()) == 9
 
 
-def test_without_probe_and_shuffle(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "heads.json"
-    run("--model", folder, "--text", TEXT, "--no-probe", "--no-shuffle", "--json", path)
-    scores = json.loads(path.read_text())[0]["scores"]
-    assert "induction_on_repeats" not in scores
-    assert scores["itself"]["shuffled"] is None
-
-
-def test_what_a_user_gets_wrong(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected a file that ends with \.json"):
-        run("--model", folder, "--json", tmp_path / "heads.txt")
-    with pytest.raises(ValueError, match=r"label: expected one of induction, duplicate, .*got 'inductoin'"):
-        run("--model", folder, "--label", "inductoin")
-    with pytest.raises(ValueError, match="--all: expected without --label and --top"):
-        run("--model", folder, "--all", "--top", 2)
-    with pytest.raises(ValueError, match="--top: expected at least 1, got 0"):
-        run("--model", folder, "--top", 0)
-    with pytest.raises(ValueError, match="at least two tokens"):
-        run("--model", folder, "--text", "")
-    with pytest.raises(ValueError, match="--length"):
-        run("--model", folder, "--text", TEXT, "--length", 1)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--json", "heads.txt"), r"expected a file that ends with \.json"),
+        (("--label", "inductoin"), r"label: expected one of induction, duplicate, .*got 'inductoin'"),
+        (("--all", "--top", 2), "--all: expected without --label and --top"),
+        (("--top", 0), "--top: expected at least 1, got 0"),
+        (("--text", ""), "at least two tokens"),
+        (("--text", TEXT, "--length", 1), "--length"),
+    ],
+)
+def test_what_a_user_gets_wrong(folder: Path, arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("--model", folder, *arguments)

@@ -10,7 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +29,7 @@ from regard.gpt.tokens import character_tokenizer
 from regard.show.server.limits import StoppedError
 from tests.captures import captured
 from tests.patience import HANGING
+from tests.sampling import share
 
 TEXT = "the cat sat on the mat, the cat sat on the hat"
 run = CliRunner().invoke
@@ -50,41 +51,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What a wrong command says: one line on stderr, and exit code 2."""
-    monkeypatch.setattr(sys, "argv", ["regard", "inspect", *map(str, arguments)])
-    with ThreadPoolExecutor(1) as thread:  # a browser of another test may have an event loop in this one
-        assert str(thread.submit(main).exception()) == "2"
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+
+    def run_wrongly(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["regard", "inspect", *map(str, arguments)])
+        with ThreadPoolExecutor(1) as thread:  # a browser of another test may have an event loop in this one
+            assert str(thread.submit(main).exception()) == "2"
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    return run_wrongly
 
 
-def test_a_page_is_written_and_the_command_ends(folder: Path, tmp_path: Path) -> None:
+def test_a_page_of_texts_and_files_is_written_and_the_command_ends(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mat.txt").write_text("the mat", encoding="utf-8")
     out = tmp_path / "page.html"
-    result = run(app, ["inspect", "--model", str(folder), "--text", TEXT, "--out", str(out)])
+    options = ["--text", TEXT, "--text", "the hat", "--file", str(tmp_path / "mat.txt"), "--out", str(out)]
+    result = run(app, ["inspect", "--model", str(folder), *options])
     assert result.exit_code == 0, result.output
     assert out.read_text("utf-8").startswith("<!doctype html>")
     assert f"Open {out} in any browser" in result.output
     assert "queries run down, keys run across" in result.output
     assert "█" in result.output  # the first token looks at itself alone
-
-
-def test_several_texts_and_files_stand_side_by_side(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "mat.txt").write_text("the mat", encoding="utf-8")
-    out = tmp_path / "page.html"
-    options = [
-        "--text",
-        "the cat",
-        "--text",
-        "the hat",
-        "--file",
-        str(tmp_path / "mat.txt"),
-        "--out",
-        str(out),
-    ]
-    result = run(app, ["inspect", "--model", str(folder), *options])
-    assert result.exit_code == 0, result.output
 
 
 def test_a_saved_capture_is_shown(tmp_path: Path) -> None:
@@ -173,7 +164,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         assert (process.returncode, stderr) == (0, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", share([signal.SIGTERM, signal.SIGHUP], 2))
 def test_a_signal_ends_it_and_leaves_nothing(
     number: signal.Signals, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,25 +238,6 @@ def test_each_text_is_tokenised_once(
     assert [counting.texts[text] for text in texts] == [1, 1]
 
 
-def test_a_model_that_only_transformers_knows_is_shown(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    words = {word: number for number, word in enumerate(["[UNK]", "the", "cat", "sat"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
-    config = BertConfig(
-        vocab_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-    )
-    BertModel(config).save_pretrained(tmp_path)
-    opened = Model.open(str(tmp_path))
-    assert not opened.can_generate
-    seen = opened.read("the cat sat")
-    assert seen[1, 0].shape == (1, 3, 3)
-    assert [token.strip() for token in (seen.tokens or [[]])[0]] == ["the", "cat", "sat"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -280,33 +252,27 @@ def test_a_model_that_only_transformers_knows_is_shown(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_user_gets_wrong_is_said_in_a_line(
-    arguments: list[str],
-    message: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, folder: Path, fails: Callable[..., str]
 ) -> None:
     text = [] if {"--text", "--file"} & {*arguments} else ["--text", TEXT]
-    assert message in fails(monkeypatch, capsys, "--model", folder, *text, *arguments)
+    assert message in fails("--model", folder, *text, *arguments)
 
 
 def test_a_broken_model_folder_is_said_in_a_line(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
-    assert "is not a complete safetensors file" in fails(monkeypatch, capsys, "--model", tmp_path)
+    assert "is not a complete safetensors file" in fails("--model", tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    assert "expected JSON" in fails(monkeypatch, capsys, "--model", tmp_path)
+    assert "expected JSON" in fails("--model", tmp_path)
 
 
-def test_what_is_no_capture_is_said_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_capture_is_said_in_a_line(tmp_path: Path, fails: Callable[..., str]) -> None:
     x = torch.eye(3)
     regard.attention_map(x, x).save(tmp_path / "map.safetensors")
-    said = fails(monkeypatch, capsys, tmp_path / "map.safetensors")
+    said = fails(tmp_path / "map.safetensors")
     assert "expected a capture" in said
 
 
@@ -315,14 +281,10 @@ def test_what_is_no_capture_is_said_in_a_line(
     [(b"\xff\xfe", "expected UTF-8 text"), (b"a\0b", "contains zero bytes"), (b" ", "is empty")],
 )
 def test_a_file_without_text_is_said_to_be_the_file(
-    contents: bytes,
-    problem: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    contents: bytes, problem: str, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     (tmp_path / "text.bin").write_bytes(contents)
-    said = fails(monkeypatch, capsys, "--file", tmp_path / "text.bin")
+    said = fails("--file", tmp_path / "text.bin")
     assert "file: expected" in said
     assert problem in said
     assert "corpus" not in said

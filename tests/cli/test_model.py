@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_model_of_transformers_is_opened(folder: Path) -> None:
-    assert Model.open(str(folder)).vocab_size >= 12
-
-
 def test_only_a_causal_language_model_predicts_the_next_token(folder: Path) -> None:
     bert = Model.open(str(folder))
+    assert bert.vocab_size >= 12
+    assert not bert.can_generate
     assert not bert.predicts
-    assert bert.read("abc").predictions is None
+    read = bert.read("a b c")
+    assert read.predictions is None
+    assert read[1, 0].shape == (1, 5, 5)
+    assert [token.strip() for token in (read.tokens or [[]])[0]] == ["[CLS]", *"abc", "[SEP]"]
     config = transformers.GPTNeoXConfig(
         vocab_size=12, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
     )
@@ -122,12 +122,8 @@ def test_a_cut_that_changes_nothing_is_said(included: Model) -> None:
         ("hidden_size", "wide", "is not a model that Transformers can open"),
     ],
 )
-def test_a_config_beyond_its_weights_is_refused_at_once(
-    folder: Path, name: str, value: object, says: str
-) -> None:
+def test_a_config_beyond_its_weights_is_refused(folder: Path, name: str, value: object, says: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {name: value}))
-    start = time.process_time()
     with pytest.raises(ModelFileError, match=says):
         Model.open(str(folder))
-    assert time.process_time() - start < 3

@@ -6,42 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.files import SurveyFileError
-from regard.gpt import GPT, Config
-from regard.gpt.tokens import bpe_tokenizer
 from regard.heads import read_survey
+from tests.cli.conftest import TEXT, runner
 
-TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(1)
-    model = GPT(
-        Config(vocab_size=300, context_length=64, num_layers=2, num_heads=4, d_model=16, num_kv_heads=2)
-    ).eval()
-    model.tokenizer = bpe_tokenizer([TEXT], 300)
-    model.save(path)
-    return path
+run = runner("survey")
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    (tmp_path / "corpus.txt").write_text(TEXT * 10)
+    (tmp_path / "corpus.txt").write_text(f"{TEXT}\n" * 10)
     return tmp_path / "corpus.txt"
-
-
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["survey", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_parquet_with_a_row_a_head(folder: Path, corpus: Path, tmp_path: Path) -> None:

@@ -7,6 +7,16 @@ import pkgutil
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.checker.planting import load
+
+
+@dataclass(frozen=True)
+class Program:
+    """Source text, and the name of what it defines."""
+
+    source: str
+    name: str
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -23,8 +33,23 @@ class Entry:
     mistakes: tuple[str, ...] = ()
     why: str = ""
 
+    def load(self) -> Any:
+        """Return what is checked; a program is made into it."""
+        return load(self.thing.source, self.thing.name) if isinstance(self.thing, Program) else self.thing
 
-def entries() -> list[Entry]:
-    """Return the entries of every module of this package, in the order of the modules' names."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "__main__")
-    return [entry for name in names for entry in importlib.import_module(f"{__name__}.{name}").ENTRIES]
+
+def right(thing: Any, **options: Any) -> Entry:
+    """Return the entry of something right, under its own name."""
+    return Entry(thing.__name__, thing, options)
+
+
+def wrong(thing: Any, *mistakes: str, **options: Any) -> Entry:
+    """Return the entry of something wrong, under its own name."""
+    return Entry(thing.__name__, thing, options, "wrong", mistakes)
+
+
+def entries() -> list[tuple[str, Entry]]:
+    """Return the entries of every module of this package with its name, in the order of the names."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    found = {name: importlib.import_module(f"{__name__}.{name}").ENTRIES for name in modules}
+    return [(name, entry) for name in modules for entry in found[name]]

@@ -69,13 +69,13 @@ def attention(function):
 
 def failing(name, function, error):
     why = f"the output is right, but its backward pass raises {error}"
-    return Entry(f"backward: {name}", attention(function), verdict="wrong", why=why)
+    return Entry(name, attention(function), verdict="wrong", why=why)
 
 
 ENTRIES = [
-    Entry("backward: by hand", attention(Right)),
-    Entry("backward: not written", attention(NotWritten)),
-    Entry("backward: once", attention(Once), {"causal": True}),
+    Entry("by hand", attention(Right)),
+    Entry("not written", attention(NotWritten)),
+    Entry("once", attention(Once), {"causal": True}),
     failing("of another shape", WrongShape, "RuntimeError"),
     failing("misspelt", Misspelt, "AttributeError"),
     failing("refused", Refused, "ValueError: dq"),

@@ -5,9 +5,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from tests.checker.corpus import Entry
+from tests.checker.layers import FusedHeads
 
 
 def attend(q, k, v, visible):
@@ -67,20 +67,18 @@ def scores_added_to_the_mask(q, k, v, attn_mask=None):
     return scores.softmax(-1) @ v
 
 
-class Layer(nn.Module):
+class Layer(FusedHeads):
     """Causal attention, right, whose parts are replaced below."""
 
     def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads, self.kept, self.count = num_heads, None, 0
-        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        super().__init__(d_model, num_heads)
+        self.kept, self.count = None, 0
 
     def visible(self, q, k):
         return lower(q, k)
 
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return self.proj(attend(q, k, v, self.visible(q, k)).transpose(1, 2).flatten(2))
+    def attend(self, q, k, v):
+        return attend(q, k, v, self.visible(q, k))
 
 
 class InputCentred(Layer):
@@ -122,14 +120,12 @@ class OpenFromTheThirdCall(Layer):
 
 
 class KeysOfEarlierCalls(Layer):
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+    def attend(self, q, k, v):
         if self.kept is not None and len(self.kept[0]) == len(k):
             k, v = torch.cat([self.kept[0], k], 2), torch.cat([self.kept[1], v], 2)
         self.kept = k.detach(), v.detach()
         T, S = q.shape[2], k.shape[2]
-        visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)
-        return self.proj(attend(q, k, v, visible).transpose(1, 2).flatten(2))
+        return attend(q, k, v, torch.ones(T, S, dtype=torch.bool).tril(S - T))
 
 
 MASKS, BY_LENGTH, FIRST = {}, {}, []
@@ -175,19 +171,19 @@ def counted():
 
 
 def overwritten(name, thing, **options):
-    return Entry(f"calls: {name}", thing, options, "wrong", ("input-overwritten",))
+    return Entry(name, thing, options, "wrong", ("input-overwritten",))
 
 
 def stateful(name, thing):
-    return Entry(f"calls: {name}", thing, verdict="wrong", mistakes=("state-between-calls",))
+    return Entry(name, thing, verdict="wrong", mistakes=("state-between-calls",))
 
 
 ENTRIES = [
-    Entry("calls: own tensors overwritten", own_tensors_overwritten),
-    Entry("calls: a mask that grows", MaskThatGrows),
-    Entry("calls: weights kept for a picture", WeightsForAPicture),
-    Entry("calls: masks by their lengths", mask_by_length),
-    Entry("calls: a memoised mask", memoised_mask),
+    Entry("own tensors overwritten", own_tensors_overwritten),
+    Entry("a mask that grows", MaskThatGrows),
+    Entry("weights kept for a picture", WeightsForAPicture),
+    Entry("masks by their lengths", mask_by_length),
+    Entry("a memoised mask", memoised_mask),
     overwritten("queries scaled in place", queries_scaled_in_place),
     overwritten("an array scaled in place", array_scaled_in_place),
     overwritten("hidden values zeroed", values_of_hidden_keys_zeroed),

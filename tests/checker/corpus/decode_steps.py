@@ -61,14 +61,14 @@ def lengths_ignored(q, k_cache, v_cache, cache_lens):
 BEFORE = "counts the keys before the new one"
 
 ENTRIES = [
-    Entry("decode: lengths with the new token", lengths_with_the_new),
-    Entry("decode: one query, lengths with the new token", one_query_with_the_new),
-    Entry("decode: the whole cache", whole_cache),
-    Entry("decode: a mask of the cache", mask_of_the_cache),
-    Entry("decode: lengths of an unknown name", unknown_lengths),
-    Entry("decode: lengths before the new token", lengths_before_the_new, verdict="undecided", why=BEFORE),
-    Entry("decode: positions after it", positions_after_the_lengths, verdict="undecided", why=BEFORE),
-    Entry("decode: one query before it", one_query_before_the_new, verdict="undecided", why=BEFORE),
-    Entry("decode: keys at the end", keys_at_the_end, verdict="undecided", why="the last ones of its cache"),
-    Entry("decode: lengths ignored", lengths_ignored, verdict="wrong", mistakes=("cache-lengths-ignored",)),
+    Entry("lengths with the new token", lengths_with_the_new),
+    Entry("one query, lengths with the new token", one_query_with_the_new),
+    Entry("the whole cache", whole_cache),
+    Entry("a mask of the cache", mask_of_the_cache),
+    Entry("lengths of an unknown name", unknown_lengths),
+    Entry("lengths before the new token", lengths_before_the_new, verdict="undecided", why=BEFORE),
+    Entry("positions after it", positions_after_the_lengths, verdict="undecided", why=BEFORE),
+    Entry("one query before it", one_query_before_the_new, verdict="undecided", why=BEFORE),
+    Entry("keys at the end", keys_at_the_end, verdict="undecided", why="the last ones of its cache"),
+    Entry("lengths ignored", lengths_ignored, verdict="wrong", mistakes=("cache-lengths-ignored",)),
 ]

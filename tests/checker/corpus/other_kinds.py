@@ -7,29 +7,6 @@ from torch import nn
 from tests.checker.corpus import Entry
 
 
-class Linear(nn.Module):
-    """Linear attention: a feature map in place of the softmax."""
-
-    def __init__(self, dim, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim) for _ in range(4))
-
-    def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v)
-        )
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        memory = k.mT @ v
-        return self.to_out((q @ memory / (q @ k.sum(-2)[..., None])).transpose(1, 2).flatten(2))
-
-
-def linear_function(q, k, v):
-    """The same without weights."""
-    q, k = F.elu(q) + 1, F.elu(k) + 1
-    return q @ (k.mT @ v) / (q @ k.sum(-2)[..., None])
-
-
 class Differential(nn.Module):
     """The difference of two softmaxes: weights may be negative."""
 
@@ -70,23 +47,6 @@ class Gated(nn.Module):
         return self.to_out(mixed * self.to_gates(x).sigmoid())
 
 
-class SigmoidAttention(nn.Module):
-    """A sigmoid of every score instead of a softmax."""
-
-    def __init__(self, dim, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim) for _ in range(4))
-
-    def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for f in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        weights = torch.sigmoid(q @ k.mT * q.shape[-1] ** -0.5 - 2.0)
-        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
-
-
 class Convolutional(nn.Module):
     """A convolution over neighbours, called attention by its author."""
 
@@ -123,62 +83,11 @@ class Additive(nn.Module):
         return torch.bmm(self.w_v(features).squeeze(-1).softmax(-1), values)
 
 
-class TinyAttention(nn.Module):
-    """The attention of the model below."""
-
-    def __init__(self, n_embd, n_head):
-        super().__init__()
-        self.n_head, self.c_attn, self.c_proj = (
-            n_head,
-            nn.Linear(n_embd, 3 * n_embd),
-            nn.Linear(n_embd, n_embd),
-        )
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
-        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-
-
-class TinyBlock(nn.Module):
-    """Attention and a feed-forward network, each with its norm and residual."""
-
-    def __init__(self, n_embd=48, n_head=4):
-        super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(n_embd), TinyAttention(n_embd, n_head)
-        self.ln_2 = nn.LayerNorm(n_embd)
-        self.mlp = nn.Sequential(nn.Linear(n_embd, 64), nn.GELU(), nn.Linear(64, n_embd))
-
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
-
-
-class TinyModel(nn.Module):
-    """A whole language model on token ids."""
-
-    def __init__(self, vocab_size=50, n_embd=48, n_head=4, n_layer=2):
-        super().__init__()
-        self.wte = nn.Embedding(vocab_size, n_embd)
-        self.blocks = nn.ModuleList(TinyBlock(n_embd, n_head) for _ in range(n_layer))
-        self.head = nn.Linear(n_embd, vocab_size, bias=False)
-
-    def forward(self, idx):
-        x = self.wte(idx)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 NOT_SOFTMAX = "this is not softmax attention"
 ENTRIES = [
-    Entry("linear attention", Linear, verdict="undecided", why=NOT_SOFTMAX),
-    Entry("linear attention, a function", linear_function, verdict="undecided", why=NOT_SOFTMAX),
+    Entry("convolution", Convolutional, verdict="undecided", why=NOT_SOFTMAX),
     Entry("differential attention", Differential, verdict="undecided", why=NOT_SOFTMAX),
     Entry("gated attention", Gated, verdict="undecided", why=NOT_SOFTMAX),
-    Entry("sigmoid attention", SigmoidAttention, verdict="undecided", why=NOT_SOFTMAX),
-    Entry("convolution", Convolutional, verdict="undecided", why=NOT_SOFTMAX),
     Entry("channel attention", SqueezeExcite, verdict="undecided", why="could not be found"),
     Entry("additive attention", Additive, verdict="undecided", why="could not be found"),
-    Entry("whole model", TinyModel, why="attention layers"),
-    Entry("whole model, an instance", TinyModel(), why="attention layers"),
 ]

@@ -2,15 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.checker.corpus import Entry
+from tests.checker.corpus import right
 
 INF = float("inf")
 
@@ -200,16 +198,6 @@ def _in_blocks(q, k, v, rows, columns, hidden=None):
     return torch.cat(outputs, -2)
 
 
-def _later(q, k, i, j, scores):
-    rows = torch.arange(scores.shape[-2])[:, None] + i + k.shape[-2] - q.shape[-2]
-    return torch.arange(scores.shape[-1]) + j > rows
-
-
-def buckets(q, k, v, causal=False, q_bucket_size=512, k_bucket_size=1024):
-    """Memory-efficient attention, whose buckets are larger than any text of a check."""
-    return _in_blocks(q, k, v, q_bucket_size, k_bucket_size, partial(_later, q, k) if causal else None)
-
-
 def chunks(q, k, v, chunk_size=256):
     """One size for both."""
     return _in_blocks(q, k, v, chunk_size, chunk_size)
@@ -222,25 +210,6 @@ def constant_blocks(q, k, v):
     """The sizes of blocks are constants."""
     BLOCK_M = 128
     return _in_blocks(q, k, v, BLOCK_M, BLOCK_N)
-
-
-class OptionalGroups(nn.Module):
-    """Grouped heads if they are asked for."""
-
-    def __init__(self, d_model, num_heads, num_kv_heads=None):
-        super().__init__()
-        self.heads, self.groups = num_heads, num_kv_heads or num_heads
-        D = d_model // num_heads
-        self.wq, self.wo = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.wk, self.wv = (nn.Linear(d_model, self.groups * D) for _ in range(2))
-
-    def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (n, -1)).transpose(1, 2)
-            for f, n in ((self.wq, self.heads), (self.wk, self.groups), (self.wv, self.groups))
-        )
-        k, v = (t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v))
-        return self.wo(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 @dataclass
@@ -271,13 +240,6 @@ class LocalHeads(nn.Module):
         return self.wo(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, C))
 
 
-def numpy_stable(q, k, v):
-    """NumPy with the maximum subtracted: extreme scores are right."""
-    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True) @ v
-
-
 def log_space(q, k, v):
     """Weights as the exponential of log_softmax."""
     return torch.log_softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1).exp() @ v
@@ -288,12 +250,6 @@ def by_lse(q, k, v):
     scores = q @ k.mT * q.shape[-1] ** -0.5
     lse = torch.logsumexp(scores, -1)
     return (scores - lse[..., None]).exp() @ v, lse
-
-
-def one_query_at_a_time(q, k, v):
-    """A loop over the queries."""
-    rows = [(q[..., i : i + 1, :] @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v for i in range(q.shape[-2])]
-    return torch.cat(rows, -2)
 
 
 def merged_batch(q, k, v):
@@ -342,72 +298,6 @@ class OneLayerPerHead(nn.Module):
         return self.o(torch.cat(heads, -1))
 
 
-class MultiQuery(nn.Module):
-    """One key and value head for all."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.h, self.d = num_heads, d_model // num_heads
-        self.q, self.kv, self.o = (
-            nn.Linear(d_model, d_model),
-            nn.Linear(d_model, 2 * self.d),
-            nn.Linear(d_model, d_model),
-        )
-
-    def forward(self, x):
-        q = self.q(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
-        k, v = (t[:, None] for t in self.kv(x).chunk(2, -1))
-        return self.o(((q @ k.mT / self.d**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
-class Einsums(nn.Module):
-    """Weights with an axis of heads."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        D = d_model // num_heads
-        self.w_q, self.w_k, self.w_v = (nn.Parameter(torch.randn(num_heads, d_model, D)) for _ in range(3))
-        self.w_o = nn.Parameter(torch.randn(num_heads, D, d_model))
-
-    def forward(self, x):
-        q, k, v = (torch.einsum("btc,hcd->bhtd", x, w) for w in (self.w_q, self.w_k, self.w_v))
-        weights = (torch.einsum("bhtd,bhsd->bhts", q, k) / q.shape[-1] ** 0.5).softmax(-1)
-        return torch.einsum("bhts,bhsd,hdc->btc", weights, v, self.w_o)
-
-
-class PreNorm(nn.Module):
-    """A norm before and a residual around."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.norm, self.h = nn.LayerNorm(d_model), num_heads
-        self.to_qkv, self.to_out = nn.Linear(d_model, 3 * d_model, bias=False), nn.Linear(d_model, d_model)
-
-    def forward(self, x):
-        q, k, v = (
-            t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in self.to_qkv(self.norm(x)).chunk(3, -1)
-        )
-        return x + self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class CrossWithNames(nn.Module):
-    """Queries of x, keys and values of the context, both required."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.h = num_heads
-        self.to_q, self.to_kv, self.to_out = (
-            nn.Linear(d_model, d_model),
-            nn.Linear(d_model, 2 * d_model),
-            nn.Linear(d_model, d_model),
-        )
-
-    def forward(self, x, context):
-        k, v = self.to_kv(context).chunk(2, -1)
-        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in (self.to_q(x), k, v))
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
 RIGHT = [
     padding_keeps,
     padding_keeps_with_queries,
@@ -421,23 +311,15 @@ RIGHT = [
     FirstGPT,
     KernelAndOffset,
     TimeFirst,
-    buckets,
     chunks,
     constant_blocks,
-    OptionalGroups,
     LocalHeads,
-    numpy_stable,
     log_space,
     by_lse,
-    one_query_at_a_time,
     merged_batch,
     scale_on_both,
     base_two,
     named_weights,
     OneLayerPerHead,
-    MultiQuery,
-    Einsums,
-    PreNorm,
-    CrossWithNames,
 ]
-ENTRIES = [Entry(f"convention: {thing.__name__}", thing) for thing in RIGHT]
+ENTRIES = [right(thing) for thing in RIGHT]

@@ -20,6 +20,11 @@ def scaled_lookup(x):
     return torch.bmm(F.softmax(scores, dim=-1), x)
 
 
+def two_dimensions(Q, K, V):
+    """One sequence, without a batch."""
+    return torch.softmax(Q @ K.transpose(0, 1) / Q.shape[1] ** 0.5, dim=1) @ V
+
+
 def numpy_attention(Q, K, V):
     """Two-dimensional NumPy arrays, the softmax written out."""
     scores = Q @ K.T / np.sqrt(Q.shape[-1])
@@ -62,41 +67,6 @@ def keyword_only(*, query, key, value, attention_mask=None):
 def key_query_value(k, q, v):
     """Keys before queries."""
     return torch.einsum("...ts,...se->...te", (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), v)
-
-
-@torch.library.custom_op("corpus::attention", mutates_args=())
-def custom_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """A custom operator that has no derivative."""
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-def without_gradients(q, k, v):
-    """A kernel's wrapper: the result has no graph."""
-    with torch.no_grad():
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-class OwnBackward(torch.autograd.Function):
-    """Attention with its derivative written by hand."""
-
-    @staticmethod
-    def forward(ctx, q, k, v):
-        weights = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
-        ctx.save_for_backward(q, k, v, weights)
-        return weights @ v
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, weights = ctx.saved_tensors
-        d_weights = grad @ v.mT
-        d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True))
-        d_scores = d_scores * q.shape[-1] ** -0.5
-        return d_scores @ k, d_scores.mT @ q, weights.mT @ grad
-
-
-def own_backward(q, k, v):
-    """Calls the autograd function."""
-    return OwnBackward.apply(q, k, v)
 
 
 def sliding_window(q, k, v):
@@ -156,29 +126,6 @@ def extra_zero_key(q, k, v):
     return weights / (weights.sum(-1, keepdim=True) + torch.exp(-most)) @ v
 
 
-def flash_in_blocks(q, k, v, is_causal=False):
-    """Blocks of queries and of keys, as the papers have it."""
-    T, S, out = q.shape[-2], k.shape[-2], []
-    for first in range(0, T, 4):
-        block = q[..., first : first + 4, :] * q.shape[-1] ** -0.5
-        rows = torch.arange(first, first + block.shape[-2])[:, None] + S - T
-        most = torch.full((*block.shape[:-1], 1), -1e30, dtype=q.dtype)
-        total = torch.zeros_like(most)
-        mixed = torch.zeros(*block.shape[:-1], v.shape[-1], dtype=q.dtype)
-        for start in range(0, S, 3):
-            columns = torch.arange(start, min(start + 3, S))
-            scores = block @ k[..., columns, :].mT
-            if is_causal:
-                scores = scores.masked_fill(columns > rows, -torch.inf)
-            new = torch.maximum(most, scores.amax(-1, keepdim=True))
-            weights = torch.exp(scores - new)
-            total = total * torch.exp(most - new) + weights.sum(-1, keepdim=True)
-            mixed = mixed * torch.exp(most - new) + weights @ v[..., columns, :]
-            most = new
-        out.append(mixed / total)
-    return torch.cat(out, -2)
-
-
 def one_query_at_a_time(q, k, v):
     """Loops over heads and queries."""
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
@@ -188,14 +135,6 @@ def one_query_at_a_time(q, k, v):
                 scores = torch.stack([q[b, h, i] @ key for key in k[b, h]]) / q.shape[-1] ** 0.5
                 out[b, h, i] = (scores.softmax(0)[:, None] * v[b, h]).sum(0)
     return out
-
-
-def padded_keys(q, k, v, key_padding_mask=None):
-    """True marks padding, as in nn.MultiheadAttention."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    if key_padding_mask is not None:
-        scores = scores.masked_fill(key_padding_mask[:, None, None, :], float("-inf"))
-    return torch.softmax(scores, dim=-1) @ v
 
 
 def valid_lengths(queries, keys, values, valid_lens=None):
@@ -214,14 +153,6 @@ def with_heads_inside(x, num_heads):
     return F.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(B, T, C)
 
 
-def grouped_by_expand(q, k, v):
-    """Every key head serves several query heads."""
-    times = q.shape[1] // k.shape[1]
-    B, G, S = k.shape[:3]
-    k, v = (x[:, :, None].expand(B, G, times, S, x.shape[-1]).reshape(B, G * times, S, -1) for x in (k, v))
-    return F.scaled_dot_product_attention(q, k, v)
-
-
 def scale_as_argument(q, k, v, scale=None, mask=None):
     """The scale may be given; its default is right."""
     scale = scale or q.shape[-1] ** -0.5
@@ -229,17 +160,6 @@ def scale_as_argument(q, k, v, scale=None, mask=None):
     if mask is not None:
         scores = scores + mask
     return torch.matmul(scores.softmax(dim=-1), v)
-
-
-def dropout_module(query, key, value, mask=None, dropout=None):
-    """Dropout is a module or None, as in the annotated transformer."""
-    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
-    if mask is not None:
-        scores = scores.masked_fill(mask == 0, -1e9)
-    weights = scores.softmax(dim=-1)
-    if dropout is not None:
-        weights = dropout(weights)
-    return torch.matmul(weights, value), weights
 
 
 def half_inside(q, k, v):
@@ -273,15 +193,13 @@ def flex_block_mask(q, k, v):
 ENTRIES = [
     Entry("lookup in two dimensions", dictionary_lookup),
     Entry("scaled lookup in a batch", scaled_lookup),
+    Entry("two dimensions", two_dimensions),
     Entry("NumPy", numpy_attention),
     Entry("NumPy in batches", numpy_batched),
     Entry("NumPy on one sequence", numpy_self_attention),
     Entry("value, key, query", value_first),
     Entry("key, query, value", key_query_value),
     Entry("keyword-only function", keyword_only),
-    Entry("custom op without autograd", custom_op),
-    Entry("no graph", without_gradients, {"gradients": False}),
-    Entry("own backward", own_backward),
     Entry("sliding window", sliding_window),
     Entry("symmetric window", symmetric_window),
     Entry("soft cap as an argument", soft_capped),
@@ -290,14 +208,10 @@ ENTRIES = [
     Entry("prefix mask", prefix_attention),
     Entry("chunk mask", chunk_attention),
     Entry("softmax plus one", extra_zero_key),
-    Entry("blocks of queries and keys", flash_in_blocks),
     Entry("loops", one_query_at_a_time),
-    Entry("padding of keys", padded_keys),
     Entry("valid lengths", valid_lengths),
     Entry("heads without weights", with_heads_inside),
-    Entry("grouped by expand", grouped_by_expand),
     Entry("scale as an argument", scale_as_argument),
-    Entry("dropout as a callable", dropout_module),
     Entry("softmax in float32", half_inside),
     Entry("FlexAttention", flex),
     Entry("FlexAttention with a block mask", flex_block_mask),

@@ -169,31 +169,6 @@ class RotaryInside(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
-class RotaryCosSinModule(nn.Module):
-    """The rotary part returns cos and sin, and a helper applies them; the base is 1,000,000."""
-
-    def __init__(self, hidden_size, num_attention_heads, rope_theta=1e6):
-        super().__init__()
-        self.num_heads, self.head_dim = num_attention_heads, hidden_size // num_attention_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(4)
-        )
-        freq = rope_theta ** -(torch.arange(0, self.head_dim, 2).double() / self.head_dim)
-        self.register_buffer("inv_freq", freq, persistent=False)
-
-    def forward(self, hidden_states):
-        B, T, C = hidden_states.shape
-        q, k, v = (
-            p(hidden_states).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        angles = torch.arange(T).double()[:, None] * self.inv_freq.double()
-        cos, sin = (f(torch.cat([angles, angles], -1)).to(q.dtype) for f in (torch.cos, torch.sin))
-        q, k = q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(B, T, C))
-
-
 class NeoXPartial(nn.Module):
     """GPT-NeoX: the fused projection ordered head by head, a quarter of the channels rotated."""
 
@@ -300,52 +275,6 @@ class FalconMultiQuery(nn.Module):
         return self.dense(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
-class OneKeyHead(nn.Module):
-    """One key and value head, each of its own layer."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads, self.head_dim = num_heads, d_model // num_heads
-        self.q_proj, self.o_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.k_proj, self.v_proj = nn.Linear(d_model, self.head_dim), nn.Linear(d_model, self.head_dim)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q = self.q_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
-        k, v = self.k_proj(x)[:, None], self.v_proj(x)[:, None]
-        weights = (q @ k.mT / math.sqrt(self.head_dim)).softmax(-1, dtype=torch.float32).to(x.dtype)
-        return self.o_proj((weights @ v).transpose(1, 2).reshape(B, T, C))
-
-
-class GemmaSoftCap(nn.Module):
-    """Soft-capped scores, grouped heads, a query_pre_attn_scalar that is the head's width."""
-
-    def __init__(self, hidden_size, num_attention_heads, num_key_value_heads, attn_logit_softcapping=4.0):
-        super().__init__()
-        self.num_heads, self.groups = num_attention_heads, num_attention_heads // num_key_value_heads
-        self.head_dim = hidden_size // num_attention_heads
-        self.attn_logit_softcapping, self.scaling = attn_logit_softcapping, self.head_dim**-0.5
-        kv = num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.k_proj, self.v_proj = (
-            nn.Linear(hidden_size, kv, bias=False),
-            nn.Linear(hidden_size, kv, bias=False),
-        )
-        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (
-            p(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        k, v = repeat_kv(k, self.groups), repeat_kv(v, self.groups)
-        scores = q @ k.mT * self.scaling
-        scores = torch.tanh(scores / self.attn_logit_softcapping) * self.attn_logit_softcapping
-        scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -2.3819763e38)
-        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
-
-
 class RMSNorm(nn.Module):
     """Root-mean-square norm with a learned weight."""
 
@@ -434,109 +363,6 @@ class LearnedNormScale(nn.Module):
         return self.to_out(mixed.transpose(1, 2).flatten(2))
 
 
-class BloomSlopes(nn.Module):
-    """ALiBi inside a module: the bias of the heads is a buffer."""
-
-    def __init__(self, n_embd, n_head, block_size):
-        super().__init__()
-        self.n_head = n_head
-        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
-        slopes = torch.tensor([2 ** (-8 * (h + 1) / n_head) for h in range(n_head)], dtype=torch.float64)
-        position = torch.arange(block_size)
-        alibi = slopes[:, None, None] * (position[None, :] - position[:, None])
-        self.register_buffer("alibi", alibi.tril()[None])
-        self.register_buffer("mask", torch.tril(torch.ones(block_size, block_size)))
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
-        scores = q @ k.transpose(-2, -1) / math.sqrt(k.size(-1)) + self.alibi[..., :T, :T].to(x.dtype)
-        scores = scores.masked_fill(self.mask[:T, :T] == 0, float("-inf"))
-        return self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
-
-
-class SinkLogits(nn.Module):
-    """gpt-oss: one learned logit of every head joins the softmax, and its weight is dropped."""
-
-    def __init__(self, hidden_size, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.sinks = nn.Parameter(torch.zeros(num_heads))
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(hidden_size, hidden_size) for _ in range(4)
-        )
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (
-            p(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
-        sink = self.sinks.view(1, -1, 1, 1).expand(B, -1, T, 1)
-        weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
-        return self.o_proj((weights @ v).transpose(1, 2).reshape(B, T, C))
-
-
-class MistralWindow(nn.Module):
-    """A causal window of sliding_window keys, from the configuration."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.n_head, self.window = config.n_head, config.sliding_window
-        self.wq, self.wk, self.wv, self.wo = (
-            nn.Linear(config.n_embd, config.n_embd, bias=False) for _ in range(4)
-        )
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (p(x).view(B, T, self.n_head, -1).transpose(1, 2) for p in (self.wq, self.wk, self.wv))
-        distance = torch.arange(T)[:, None] - torch.arange(T)
-        mask = (distance >= 0) & (distance < self.window)
-        return self.wo(
-            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(B, T, C)
-        )
-
-
-class WindowInside(nn.Module):
-    """The window is a number in the forward pass."""
-
-    def __init__(self, n_embd, n_head):
-        super().__init__()
-        self.n_head = n_head
-        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
-
-    def forward(self, x):
-        T = x.shape[1]
-        q, k, v = (t.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
-        near = torch.ones(T, T, dtype=torch.bool).tril() & torch.ones(T, T, dtype=torch.bool).triu(-3)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=near)
-        return self.c_proj(mixed.transpose(1, 2).flatten(2))
-
-
-class MiniStyle(nn.Module):
-    """The scale folded into both queries and keys, the mask made on the fly, output of a larger head."""
-
-    def __init__(self, d_model, num_heads, head_dim=16):
-        super().__init__()
-        self.num_heads = num_heads
-        self.key = nn.Linear(d_model, num_heads * head_dim)
-        self.query = nn.Linear(d_model, num_heads * head_dim)
-        self.value = nn.Linear(d_model, num_heads * head_dim)
-        self.proj = nn.Linear(num_heads * head_dim, d_model)
-
-    def forward(self, x):
-        q, k, v = (
-            f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for f in (self.query, self.key, self.value)
-        )
-        root = q.shape[-1] ** -0.25
-        scores = (q * root) @ (k * root).transpose(-2, -1)
-        scores = scores + torch.triu(torch.full_like(scores, float("-inf")), diagonal=1)
-        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
 ENTRIES = [
     Entry("LLaMA, freqs_cis as an argument", LlamaComplex),
     Entry(
@@ -547,20 +373,12 @@ ENTRIES = [
     Entry("cos and sin as one argument", CosSinPair),
     Entry("rotary module", RotaryInside),
     Entry("rotary module, scaled positions", RotaryInside, {"init": {"scaling_factor": 4.0}}),
-    Entry("rotary, inv_freq of another base", RotaryCosSinModule),
     Entry("rotary, angles in float32", Float32Angles),
     Entry("GPT-NeoX, partial rotary", NeoXPartial),
     Entry("GPT-J, interleaved partial rotary", InterleavedPartial),
     Entry("Falcon, one key head", FalconMultiQuery),
-    Entry("one key head", OneKeyHead),
-    Entry("Gemma soft cap", GemmaSoftCap),
     Entry("Qwen RMS norms and rotary", QwenNorms),
     Entry("Cohere norms before the split", CohereNorms),
     Entry("cosine similarity with a temperature", CosineSimilarity),
     Entry("l2 norms with learned scales", LearnedNormScale),
-    Entry("BLOOM slopes", BloomSlopes),
-    Entry("sink logits", SinkLogits),
-    Entry("Mistral window", MistralWindow),
-    Entry("window in the forward pass", WindowInside),
-    Entry("scale on both sides", MiniStyle),
 ]

@@ -118,27 +118,6 @@ class TranslationAttention(nn.Module):
         return self.layer_norm(q + residual), attn
 
 
-class DropoutAtTheEnd(nn.Module):
-    """Dropout only after the projection."""
-
-    def __init__(self, hidden_dim, num_heads, dropout=0.3):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q_linear, self.k_linear, self.v_linear, self.out = (
-            nn.Linear(hidden_dim, hidden_dim) for _ in range(4)
-        )
-        self.drop = nn.Dropout(dropout)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (
-            layer(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-            for layer in (self.q_linear, self.k_linear, self.v_linear)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        return self.drop(self.out(mixed.transpose(1, 2).reshape(B, T, C)))
-
-
 class ProjectsAgain(nn.Module):
     """nn.MultiheadAttention, and one more layer behind it."""
 
@@ -150,19 +129,6 @@ class ProjectsAgain(nn.Module):
     def forward(self, x):
         mixed, _ = self.attention(x, x, x, need_weights=False)
         return self.linear(mixed)
-
-
-class WrapsTorch(nn.Module):
-    """Self-attention by nn.MultiheadAttention, causal by its own mask."""
-
-    def __init__(self, d_model, nhead):
-        super().__init__()
-        self.mha = nn.MultiheadAttention(d_model, nhead, batch_first=True)
-
-    def forward(self, x, key_padding_mask=None):
-        T = x.size(1)
-        mask = torch.triu(torch.ones(T, T, dtype=torch.bool, device=x.device), diagonal=1)
-        return self.mha(x, x, x, attn_mask=mask, key_padding_mask=key_padding_mask)[0]
 
 
 class Lazy(nn.Module):
@@ -198,6 +164,18 @@ class OneSequence(nn.Module):
         return torch.softmax(queries @ keys.T / keys.shape[-1] ** 0.5, dim=-1) @ values
 
 
+class BareParameters(nn.Module):
+    """Three parameters (C, D), and no layer."""
+
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.W_query, self.W_key, self.W_value = (nn.Parameter(torch.rand(d_in, d_out)) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = x @ self.W_query, x @ self.W_key, x @ self.W_value
+        return torch.softmax(q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5, dim=-1) @ v
+
+
 class PaddingOfTokens(nn.Module):
     """A mask (B, S) of ones and zeros, called just mask."""
 
@@ -214,25 +192,6 @@ class PaddingOfTokens(nn.Module):
             assert mask.shape == (B, T), "one number a token"
             dots = dots.masked_fill(mask[:, None, None, :] == 0, -torch.finfo(dots.dtype).max)
         return self.to_out((dots.softmax(dim=-1) @ v).transpose(1, 2).reshape(B, T, C))
-
-
-class PaddingIsTrue(nn.Module):
-    """A padding mask in which True hides a token, as PyTorch has it."""
-
-    def __init__(self, d_model, n_heads):
-        super().__init__()
-        self.n_heads = n_heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(d_model, d_model) for _ in range(4))
-
-    def forward(self, x, padding_mask=None):
-        B, T, C = x.shape
-        q, k, v = (
-            p(x).view(B, T, self.n_heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        scores = q @ k.mT / (C // self.n_heads) ** 0.5
-        if padding_mask is not None:
-            scores = scores.masked_fill(padding_mask[:, None, None], float("-inf"))
-        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
 
 
 class Selectable(nn.Module):
@@ -268,40 +227,6 @@ class DropoutIsAModule(nn.Module):
         if self.dropout is not None:
             weights = self.dropout(weights)
         return self.out((weights @ v).transpose(1, 2).reshape(B, T, C))
-
-
-class FusedParameter(nn.Module):
-    """One parameter (3, H, C, D) and einsum."""
-
-    def __init__(self, d_model, n_heads):
-        super().__init__()
-        D = d_model // n_heads
-        self.w_qkv = nn.Parameter(torch.randn(3, n_heads, d_model, D) * d_model**-0.5)
-        self.w_out = nn.Parameter(torch.randn(n_heads, D, d_model) * d_model**-0.5)
-
-    def forward(self, x):
-        q, k, v = torch.einsum("btc,nhcd->nbhtd", x, self.w_qkv)
-        weights = torch.einsum("bhtd,bhsd->bhts", q, k).mul(q.shape[-1] ** -0.5).softmax(-1)
-        return torch.einsum("bhts,bhsd,hdc->btc", weights, v, self.w_out)
-
-
-class HeadsInAList(nn.Module):
-    """Every head has its own three layers, in lists of the module itself."""
-
-    def __init__(self, embed_dim, num_heads):
-        super().__init__()
-        D = embed_dim // num_heads
-        self.q = nn.ModuleList(nn.Linear(embed_dim, D) for _ in range(num_heads))
-        self.k = nn.ModuleList(nn.Linear(embed_dim, D) for _ in range(num_heads))
-        self.v = nn.ModuleList(nn.Linear(embed_dim, D) for _ in range(num_heads))
-        self.linear = nn.Linear(embed_dim, embed_dim)
-
-    def forward(self, x):
-        heads = []
-        for query, key, value in zip(self.q, self.k, self.v, strict=True):
-            q, k, v = query(x), key(x), value(x)
-            heads.append(F.softmax(q @ k.transpose(1, 2) / q.size(-1) ** 0.5, dim=-1) @ v)
-        return self.linear(torch.cat(heads, dim=-1))
 
 
 class HeadWithAnotherWidth(nn.Module):
@@ -420,10 +345,9 @@ ENTRIES = [
     Entry("constant temperature", Temperature),
     Entry("temperature of a width", Temperature(temperature=10**0.5)),
     Entry("translation with residual and norm", TranslationAttention),
-    Entry("dropout after the projection", DropoutAtTheEnd),
     Entry("a layer behind nn.MultiheadAttention", ProjectsAgain),
-    Entry("nn.MultiheadAttention in a module", WrapsTorch),
     Entry("nn.MultiheadAttention", nn.MultiheadAttention(48, 4, batch_first=True)),
+    Entry("nn.MultiheadAttention, time first, no bias", nn.MultiheadAttention(48, 4, bias=False)),
     Entry(
         "nn.MultiheadAttention as a class", nn.MultiheadAttention, {"init": {"embed_dim": 48, "num_heads": 4}}
     ),
@@ -431,16 +355,14 @@ ENTRIES = [
     Entry("kdim unlike vdim", nn.MultiheadAttention(48, 4, kdim=20, vdim=24, batch_first=True)),
     Entry("lazy layers", Lazy),
     Entry("one sequence", OneSequence),
+    Entry("bare parameters", BareParameters),
     Entry("mask (B, S) of tokens", PaddingOfTokens),
-    Entry("padding mask, True is padding", PaddingIsTrue),
     Entry("causal=True of the constructor", Selectable, {"init": {"causal": True}}),
     Entry("dim= and heads= of the constructor", Selectable, {"init": {"dim": 64, "heads": 8}}),
     Entry("dim= and heads= as options", Selectable, {"dim": 64, "heads": 8}),
     Entry("causal=True as an option", Selectable, {"causal": True}),
     Entry("dropout is None", DropoutIsAModule),
     Entry("dropout is a module", DropoutIsAModule, {"init": {"dropout": nn.Dropout(0.2)}}),
-    Entry("fused parameter (3, H, C, D)", FusedParameter),
-    Entry("heads in lists", HeadsInAList),
     Entry("dim_q and dim_k", HeadWithAnotherWidth, {"init": {"dim_in": 24, "dim_q": 20, "dim_k": 20}}),
     Entry("layers without names", RowsNamedByLetters),
     Entry("v, k, q and a mask of ones that hides", MaskIsAdded, {"true_means": "hide"}),

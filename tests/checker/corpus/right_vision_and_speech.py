@@ -38,22 +38,6 @@ class ViTLayerNorms(ViT):
         self.q_norm, self.k_norm = nn.LayerNorm(self.head_dim), nn.LayerNorm(self.head_dim)
 
 
-class SwinWindow(nn.Module):
-    """Attention in windows (B · nW, N, C), without a relative bias, with an optional shift mask."""
-
-    def __init__(self, dim, num_heads, qkv_bias=True):
-        super().__init__()
-        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
-        self.qkv, self.proj = nn.Linear(dim, dim * 3, bias=qkv_bias), nn.Linear(dim, dim)
-        self.softmax = nn.Softmax(dim=-1)
-
-    def forward(self, x):
-        B_, N, C = x.shape
-        q, k, v = self.qkv(x).reshape(B_, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        attn = self.softmax((q * self.scale) @ k.transpose(-2, -1))
-        return self.proj((attn @ v).transpose(1, 2).reshape(B_, N, C))
-
-
 class ChannelsFirst(nn.Module):
     """Images (B, C, H, W): 1 × 1 convolutions make queries, keys and values of every pixel."""
 
@@ -139,23 +123,6 @@ class Diffusers(nn.Module):
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
         return self.to_out[1](self.to_out[0](mixed.transpose(1, 2).flatten(2)))
-
-
-class LatentsAsQueries(nn.Module):
-    """Perceiver: learned latents ask the input; the latents are an argument."""
-
-    def __init__(self, dim, heads=4, dim_head=12):
-        super().__init__()
-        inner = heads * dim_head
-        self.heads, self.scale = heads, dim_head**-0.5
-        self.to_q, self.to_kv = nn.Linear(dim, inner, bias=False), nn.Linear(dim, inner * 2, bias=False)
-        self.to_out = nn.Linear(inner, dim)
-
-    def forward(self, latents, context):
-        q, (k, v) = self.to_q(latents), self.to_kv(context).chunk(2, dim=-1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        weights = (torch.einsum("bhid,bhjd->bhij", q, k) * self.scale).softmax(dim=-1)
-        return self.to_out(torch.einsum("bhij,bhjd->bhid", weights, v).transpose(1, 2).flatten(2))
 
 
 class PerceiverPool(nn.Module):
@@ -273,29 +240,6 @@ class T5(nn.Module):
         return self.o(mixed.transpose(1, 2).flatten(2))
 
 
-class Whisper(nn.Module):
-    """Whisper: keys without a bias, the scale on both sides, cross-attention from xa."""
-
-    def __init__(self, n_state, n_head):
-        super().__init__()
-        self.n_head = n_head
-        self.query, self.key = nn.Linear(n_state, n_state), nn.Linear(n_state, n_state, bias=False)
-        self.value, self.out = nn.Linear(n_state, n_state), nn.Linear(n_state, n_state)
-
-    def forward(self, x, xa=None, mask=None):
-        q, k, v = self.query(x), self.key(x if xa is None else xa), self.value(x if xa is None else xa)
-        B, T, C = q.shape
-        root = (C // self.n_head) ** -0.25
-        q = q.view(B, T, self.n_head, -1).permute(0, 2, 1, 3) * root
-        k = k.view(*k.shape[:2], self.n_head, -1).permute(0, 2, 3, 1) * root
-        v = v.view(*v.shape[:2], self.n_head, -1).permute(0, 2, 1, 3)
-        qk = q @ k
-        if mask is not None:
-            qk = qk + mask[:T, :T]
-        w = F.softmax(qk, dim=-1).to(q.dtype)
-        return self.out((w @ v).permute(0, 2, 1, 3).flatten(start_dim=2)), qk.detach()
-
-
 class SpeechEncoder(nn.Module):
     """Speech toolkits: linear_q, linear_k, linear_v, and a mask (B, 1, S) in which 0 hides."""
 
@@ -373,20 +317,17 @@ class DownsampledHeads(nn.Module):
 ENTRIES = [
     Entry("ViT", ViT),
     Entry("ViT with layer norms of queries and keys", ViTLayerNorms),
-    Entry("Swin window", SwinWindow),
     Entry("images, channels first", ChannelsFirst),
     Entry("images, channels first, norm and residual", ChannelsFirstResidual),
     Entry("signals, channels first", SignalChannelsFirst),
     Entry("images, channels last", ImagesLast),
     Entry("diffusers, self-attention", Diffusers),
     Entry("diffusers, cross-attention", Diffusers, {"init": {"cross_attention_dim": 32}}),
-    Entry("Perceiver, latents as an argument", LatentsAsQueries),
     Entry("Perceiver, latents as a parameter", PerceiverPool, verdict="undecided", why="latents"),
     Entry("CLIP", ClipText),
     Entry("BERT, self", BertSelf),
     Entry("BERT, with its output", BertWhole),
     Entry("T5, scale stated", T5, {"scale": 1.0}),
-    Entry("Whisper", Whisper),
     Entry("speech toolkit", SpeechEncoder),
     Entry("time first", TimeFirst),
     Entry("inner width below the model's", DownsampledHeads),

@@ -1,9 +1,9 @@
 """Masks that hide with a finite number: low enough for any score, or for small scores only."""
 
 import torch
-from torch import nn
 
 from tests.checker.corpus import Entry
+from tests.checker.layers import FusedHeads
 
 
 def filled(value):
@@ -33,19 +33,13 @@ def padded(q, k, v, key_padding_mask=None):
     return scores.softmax(-1) @ v
 
 
-class Layer(nn.Module):
+class Layer(FusedHeads):
     """Attention whose mask is an argument of its forward pass."""
 
     value = -torch.inf
 
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-
     def forward(self, x, mask=None):
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return self.proj(filled(self.value)(q, k, v, mask).transpose(1, 2).flatten(2))
+        return self.merge(filled(self.value)(*self.split(x), mask))
 
 
 class WeakLayer(Layer):
@@ -60,13 +54,13 @@ class TokenLayer(WeakLayer):
 
 
 def weak(name, thing):
-    return Entry(f"mask: {name}", thing, verdict="wrong", mistakes=("weak-mask-value",))
+    return Entry(name, thing, verdict="wrong", mistakes=("weak-mask-value",))
 
 
 ENTRIES = [
-    Entry("mask: filled with -inf", Layer),
-    Entry("mask: filled with -1e9", filled(-1e9)),
-    Entry("mask: added as -1e4", added(-1e4)),
+    Entry("filled with -inf", Layer),
+    Entry("filled with -1e9", filled(-1e9)),
+    Entry("added as -1e4", added(-1e4)),
     weak("filled with -100", filled(-100.0)),
     weak("filled with -50", filled(-50.0)),
     weak("filled with -73", filled(-73.0)),

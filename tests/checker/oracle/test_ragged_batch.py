@@ -66,11 +66,14 @@ def test_gradients_flow_to_every_item():
     assert all(x.grad.abs().amax((1, 2, 3)).gt(0).all() for x in (case.v,))
 
 
-@pytest.mark.parametrize("mistake", THEMES["kernels"], ids=lambda m: m.name)
-def test_every_mistake_of_kernels_changes_some_answer(mistake):
+def test_every_mistake_of_kernels_changes_some_answer():
     cases = [question(**changes) for changes in QUESTIONS.values()]
-    cases = [case for case in cases if not mistake.layouts or case.layout in mistake.layouts]
-    for change in mistake.changes:
-        variant = replace(CORRECT, **change)
-        errors = [relative_error(variant.answer(c, Wiring()), expected_answer(c, Wiring())) for c in cases]
-        assert max(errors) > 1e-3, change
+    right = [(case, expected_answer(case, Wiring())) for case in cases]
+    for mistake in THEMES["kernels"]:
+        for change in mistake.changes:
+            variant = replace(CORRECT, **change)
+            assert any(
+                relative_error(variant.answer(case, Wiring()), answer) > 1e-3
+                for case, answer in right
+                if not mistake.layouts or case.layout in mistake.layouts
+            ), (mistake.name, change)

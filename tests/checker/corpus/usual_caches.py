@@ -1,11 +1,10 @@
-"""Caches of the usual shapes are found and tried: past_key_value, layer_past, and gpt-fast's kv_cache."""
+"""Caches of the usual shapes, right and wrong: past_key_value, layer_past, and the kv_cache of gpt-fast."""
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import regard
+from tests.checker.corpus import right, wrong
 
 
 def split(x, heads):
@@ -144,37 +143,14 @@ class AtSlotZero(Preallocated):
         return input_pos - input_pos[0]
 
 
-@pytest.mark.parametrize("cls", [PastKeyValue, LayerPast, Preallocated])
-def test_a_right_cache_is_tried(cls):
-    report = regard.check(cls)
-    assert report.verdict == "right", str(report)
-    assert "cache" in {check.name for check in report.passed}
-    assert not report.untried
-
-
-@pytest.mark.parametrize(
-    ("cls", "mistake"),
-    [
-        (WrongOrder, "cache-in-wrong-order"),
-        (TopLeft, "top-left-causal"),
-        (LayerPastInFront, "cache-in-wrong-order"),
-        (TopLeftOfSeveral, "top-left-causal"),
-        (LastOfPieceLost, "cached-key-lost"),
-        (AtSlotZero, "cache-overwritten"),
-    ],
-)
-def test_a_wrong_cache_is_named(cls, mistake):
-    report = regard.check(cls)
-    assert report.verdict == "wrong", str(report)
-    assert report.diagnoses[0].name == mistake, str(report)
-
-
-def test_masks_of_tokens_do_not_keep_from_half_precision():
-    report = regard.check(PastKeyValue)
-    assert {"bfloat16", "float16"} <= {check.name for check in report.passed}, str(report)
-
-
-def test_rotary_tables_of_gpt_oss_under_the_name_of_transformers():
-    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
-    report = regard.check(modeling.GptOssAttention)
-    assert report.verdict == "right", str(report)
+ENTRIES = [
+    right(PastKeyValue),
+    right(LayerPast),
+    right(Preallocated),
+    wrong(WrongOrder, "cache-in-wrong-order"),
+    wrong(TopLeft, "top-left-causal"),
+    wrong(LayerPastInFront, "cache-in-wrong-order"),
+    wrong(TopLeftOfSeveral, "top-left-causal"),
+    wrong(LastOfPieceLost, "cached-key-lost"),
+    wrong(AtSlotZero, "cache-overwritten"),
+]

@@ -1,11 +1,10 @@
 """Dropout at the rate that was set: right code in many styles, and code that drops at another rate."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import regard
+from tests.checker.corpus import Entry, right, wrong
 
 
 class Base(nn.Module):
@@ -145,31 +144,6 @@ class SparesItself(Layer):
         return torch.where(own, weights, self.drop(weights))
 
 
-RIGHT = [
-    Layer,
-    AfterProjection,
-    Both,
-    FixedBehind,
-    Fused,
-    StoredKeep,
-    KeepProb,
-    DropKey,
-    StochasticDepth,
-    SharedOverHeads,
-    SparesItself,
-]
-
-
-@pytest.mark.parametrize("cls", RIGHT, ids=lambda cls: cls.__name__)
-def test_right_code_is_not_called_wrong(cls):
-    report = regard.check(cls)
-    assert report.verdict == "right", report
-
-
-def test_pytorch_is_right():
-    assert regard.check(nn.MultiheadAttention, batch_first=True, dropout=0.1).verdict == "right"
-
-
 class WritesItsRate(Layer):
     def mix(self, weights):
         return F.dropout(weights, 0.1, self.training)
@@ -221,23 +195,6 @@ class KeepsOutput(AfterProjection):
         return F.dropout(output, 1 - self.drop.p, self.training)
 
 
-WRONG = {
-    WritesItsRate: "dropout-rate-ignored",
-    FixedLayer: "dropout-rate-ignored",
-    DefaultBeside: "dropout-rate-ignored",
-    FusedFixed: "dropout-rate-ignored",
-    TurnedMask: "dropout-rate-inverted",
-    KeepProbAsRate: "dropout-rate-inverted",
-    KeepsOutput: "dropout-rate-inverted",
-}
-
-
-@pytest.mark.parametrize("cls", WRONG, ids=lambda cls: cls.__name__)
-def test_another_rate_is_named(cls):
-    report = regard.check(cls)
-    assert [d.name for d in report.diagnoses] == [WRONG[cls]], report
-
-
 def attention(q, k, v, dropout_p=0.0):
     return F.dropout((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), dropout_p) @ v
 
@@ -249,26 +206,6 @@ def kept_attention(q, k, v, dropout_p=0.0):
 
 def fixed_attention(q, k, v, dropout_p=0.0):
     return attention(q, k, v, 0.5 if dropout_p else 0.0)
-
-
-def without_dropout(q, k, v, dropout_p=0.0):
-    return attention(q, k, v)
-
-
-@pytest.mark.parametrize(
-    ("function", "names"),
-    [
-        (attention, []),
-        (without_dropout, []),
-        (F.scaled_dot_product_attention, []),
-        (kept_attention, ["dropout-rate-inverted"]),
-        (fixed_attention, ["dropout-rate-ignored"]),
-    ],
-    ids=lambda x: getattr(x, "__name__", ""),
-)
-def test_the_argument_of_a_function_sets_the_rate(function, names):
-    report = regard.check(function)
-    assert [d.name for d in report.diagnoses if not d.warning] == names, report
 
 
 def drops_weights(q, k, v, dropout_p=0.0, training=False):
@@ -302,32 +239,22 @@ def drops_scores(q, k, v, dropout_p=0.0):
     return F.dropout(q @ k.mT * q.shape[-1] ** -0.5, dropout_p).softmax(-1) @ v
 
 
-@pytest.mark.parametrize(
-    "function", [drops_weights, drops_weights_by_hand, F.scaled_dot_product_attention, takes_a_layer]
-)
-def test_the_dropout_of_a_right_function_is_right(function):
-    report = regard.check(function)
-    assert report.verdict == "right", report
-    assert [check.status for check in report.checks if check.name == "dropout in training"] == ["passed"]
-
-
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (drops_the_output, "dropout-on-output"),
-        (drops_without_a_factor, "dropout-not-rescaled"),
-        (drops_scores, "dropout-on-scores"),
-    ],
-)
-def test_the_dropout_of_a_function_has_a_place_and_a_factor(function, name):
-    assert [diagnosis.name for diagnosis in regard.check(function).diagnoses] == [name]
-
-
-def ignores_its_rate(q, k, v, dropout_p=0.0):
+def drops_nothing(q, k, v, dropout_p=0.0):
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
 
-def test_a_function_that_drops_nothing_is_right_as_far_as_tried():
-    report = regard.check(ignores_its_rate)
-    assert report.verdict == "right"
-    assert "dropout_p" in report.summary, report
+RIGHT = [Layer, AfterProjection, Both, FixedBehind, Fused, StoredKeep, KeepProb, DropKey, StochasticDepth]
+RIGHT += [SharedOverHeads, SparesItself, F.scaled_dot_product_attention]
+RIGHT += [attention, drops_weights, drops_weights_by_hand, takes_a_layer]
+IGNORED = [WritesItsRate, FixedLayer, DefaultBeside, FusedFixed, fixed_attention]
+INVERTED = [TurnedMask, KeepProbAsRate, KeepsOutput, kept_attention]
+ENTRIES = [
+    *(right(thing) for thing in RIGHT),
+    right(nn.MultiheadAttention, batch_first=True, dropout=0.1),
+    Entry("drops nothing", drops_nothing, why="dropout_p"),  # right as far as tried
+    *(wrong(thing, "dropout-rate-ignored") for thing in IGNORED),
+    *(wrong(thing, "dropout-rate-inverted") for thing in INVERTED),
+    wrong(drops_the_output, "dropout-on-output"),
+    wrong(drops_without_a_factor, "dropout-not-rescaled"),
+    wrong(drops_scores, "dropout-on-scores"),
+]

@@ -2,6 +2,8 @@
 
 import torch
 
+from tests.checker.corpus import right
+
 
 def _attend(q, k, v, scale=None, causal=False, softcap=0.0, window=(-1, -1), sinks=None):
     """Attention of q (H, T, D) on k (G, S, D); returns the output and the natural lse."""
@@ -125,14 +127,14 @@ def sink_attention(q, k, v, sinks, sm_scale):
     return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ v
 
 
-STYLES = (
-    flash_attn_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
-    paged_attention_into,
-    unified_attention,
-    decode_attention,
-    attention_lse_base2,
-    sink_attention,
-)
+ENTRIES = [
+    right(flash_attn_varlen_func),
+    right(flash_attn_func),
+    right(flash_attn_varlen_qkvpacked_func),
+    right(flash_attn_with_kvcache),
+    right(paged_attention_into),
+    right(unified_attention),
+    right(decode_attention),
+    right(attention_lse_base2),
+    right(sink_attention),
+]
