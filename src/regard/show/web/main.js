@@ -166,8 +166,7 @@ function settled(meta, now) {
   const known = Number.isInteger(now.text) && meta.texts[now.text] && !meta.texts[now.text].removed;
   const text = known ? now.text : meta.texts.findIndex(({ removed }) => !removed);
   const layers = meta.texts[text].layers;
-  /** @param {string | undefined} key */
-  const named = (key) => layers.find((one) => one.key === key);
+  const named = (/** @type {string | undefined} */ key) => layers.find((one) => one.key === key);
   const layer = named(now.layer) ?? named(meta.start?.layer) ?? layers[0];
   const wanted = [now.head, layer.key === meta.start?.layer ? meta.start.head : -1];
   const head = wanted.find((one) => layer.heads.includes(one)) ?? layer.heads[0];

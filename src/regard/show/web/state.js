@@ -87,7 +87,6 @@ export function parse(hash) {
 /**
  * The address's part after # for a state.
  * @param {State} state
- * @returns {string}
  */
 export function format(state) {
   const parts = new URLSearchParams();
@@ -111,8 +110,7 @@ export function makeState() {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer = 0;
 
-  /** @param {boolean} step */
-  const write = (step) => {
+  const write = (/** @type {boolean} */ step) => {
     clearTimeout(timer);
     if (location.protocol === "about:") return; // a frame in a notebook has no address of its own
     const address = format(state);
@@ -120,8 +118,7 @@ export function makeState() {
     if (step) history.pushState(null, "", address);
     else timer = setTimeout(() => history.replaceState(null, "", format(state)), 60); // browsers allow few
   };
-  /** @param {State} before */
-  const tell = (before) => {
+  const tell = (/** @type {State} */ before) => {
     for (const listener of [...listeners]) listener(state, before);
   };
   addEventListener("popstate", () => {

@@ -290,7 +290,6 @@ interface Source {
   row: AskLine;
   /** A weight for each query. */
   column: AskLine;
-  heads(text: number): Promise<HeadScores[]>;
   /** The same of one layer, which is there much sooner. */
   layerHeads(text: number, layer: string): Promise<HeadScores[]>;
   /** The scores of every head on random tokens, repeated; null where they are not known. */

@@ -27,8 +27,7 @@ export function drawComputed(canvas, steps, colours) {
   canvas.style.height = `${high}px`;
   const context = contextOf(canvas);
   context.scale(pixel, pixel);
-  /** @param {Drawing} drawing */
-  const paint = (drawing) => {
+  const paint = (/** @type {Drawing} */ drawing) => {
     const { fontFamily, color } = getComputedStyle(canvas);
     drawing.font = `12px ${fontFamily}`;
     WAYS.forEach((way, n) => {

@@ -74,8 +74,7 @@ function sumOf(steps, name) {
  */
 export function medianTimes(steps) {
   const later = (steps.length > 1 ? steps.slice(1) : steps).map((step) => step.seconds);
-  /** @param {(number | null)[]} times */
-  const middle = (times) => {
+  const middle = (/** @type {(number | null)[]} */ times) => {
     const sorted = times.filter((time) => time !== null).sort((a, b) => a - b);
     return sorted[Math.floor(sorted.length / 2)] ?? null;
   };

@@ -106,11 +106,7 @@ export class EvictionPolicy {
     const { layers } = this.app.meta.texts[this.text];
     this.window.fill(tables[0].windows, size.window);
     this.sinks.fill(tables[0].sinks, size.sinks);
-    /**
-     * @param {number} y
-     * @param {number} x
-     */
-    const loss = (y, x) => lossOf(tables[y], x, size);
+    const loss = (/** @type {number} */ y, /** @type {number} */ x) => lossOf(tables[y], x, size);
     this.paint(layers, loss);
     const losses = layers.flatMap((layer, y) => layer.heads.map((_, x) => loss(y, x)));
     const ahead = tables.some((table) => table.ahead);
@@ -148,8 +144,7 @@ export class EvictionPolicy {
    * @param {(y: number, x: number) => number | null} value
    */
   paint(layers, value) {
-    /** @param {number} x */
-    const brief = (x) => (x < 0.005 ? "·" : String(Math.round(100 * x)));
+    const brief = (/** @type {number} */ x) => (x < 0.005 ? "·" : String(Math.round(100 * x)));
     this.table.fill(layers, { top: 1, value, say: percent, brief });
     this.ramp.show("0%", "100%");
   }

@@ -181,8 +181,7 @@ export class CompareView {
       return;
     }
     const layer = layerOf(app.meta, pair[0].text, pair[0].layer);
-    /** @param {Axis} axis */
-    const named = (axis) =>
+    const named = (/** @type {Axis} */ axis) =>
       `“${short(tokenAt(app.meta, pair[0].text, layer, axis, axis === "queries" ? cell.row : cell.col), 20)}”`;
     const numbers = shown.map(({ map }, n) => {
       const found = map?.pyramid.cell(cell.row, cell.col, Math.log2(cell.size));

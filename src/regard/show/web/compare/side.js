@@ -51,9 +51,7 @@ export class ComparedSide {
     return { text: place.text, layer: layer.key, head };
   }
 
-  /**
-   * @param {HeadPlace} place
-   */
+  /** @param {HeadPlace} place */
   show(place) {
     this.place = place;
     const { meta, runs } = this.app;

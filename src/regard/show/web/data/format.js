@@ -7,7 +7,6 @@ const minus = (text) => (/^-0\.?0*$/.test(text) ? text.slice(1) : text.replace("
 /**
  * A weight with four digits that count.
  * @param {number} weight
- * @returns {string}
  */
 export function exact(weight) {
   if (weight === 0) return "0";
@@ -18,7 +17,6 @@ export function exact(weight) {
 /**
  * The same, and a dash for what is not a number.
  * @param {number | null | undefined} x
- * @returns {string}
  */
 export function weight(x) {
   return x === null || x === undefined || Number.isNaN(x) ? "–" : exact(x);
@@ -27,7 +25,6 @@ export function weight(x) {
 /**
  * A share with few digits, for labels: 0.31.
  * @param {number | null | undefined} x
- * @returns {string}
  */
 export function share(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
@@ -38,7 +35,6 @@ export function share(x) {
  * Any number, with so many decimals; −∞ and the like as signs.
  * @param {number | null | undefined} x
  * @param {number} [digits]
- * @returns {string}
  */
 export function number(x, digits = 3) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
@@ -63,7 +59,6 @@ export function isShare(name) {
  * A score by its name: shares in percent, the others with as many digits as they need.
  * @param {string} name
  * @param {number | null | undefined} x
- * @returns {string}
  */
 export function score(name, x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
@@ -81,10 +76,7 @@ export function briefScore(name, x) {
   return isShare(name) ? String(Math.round(100 * x)) : score(name, x);
 }
 
-/**
- * @param {number} n
- * @returns {string}
- */
+/** @param {number} n */
 export function count(n) {
   return n.toLocaleString("en-US");
 }
@@ -92,7 +84,6 @@ export function count(n) {
 /**
  * 1.5 MiB.
  * @param {number} n
- * @returns {string}
  */
 export function bytes(n) {
   const units = ["bytes", "KiB", "MiB", "GiB"];
@@ -107,7 +98,6 @@ export function bytes(n) {
 /**
  * 12.3 ms.
  * @param {number} seconds
- * @returns {string}
  */
 export function milliseconds(seconds) {
   const ms = seconds * 1000;
@@ -118,7 +108,6 @@ export function milliseconds(seconds) {
  * "one head", "2 heads".
  * @param {number} n
  * @param {string} thing
- * @returns {string}
  */
 export function some(n, thing) {
   return n === 1 ? `one ${thing}` : `${count(n)} ${thing}s`;
@@ -141,7 +130,6 @@ export function brief(value, digits = 2) {
 /**
  * A probability in percent: 31%, 4.2%, 0.03%.
  * @param {number} p
- * @returns {string}
  */
 export function percent(p) {
   const x = 100 * p;

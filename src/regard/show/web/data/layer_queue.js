@@ -13,8 +13,7 @@ const AT_ONCE = 2; // so that the next question is there when an answer leaves
  */
 export function nearestLayer(all, left, chosen) {
   const at = Math.max(0, all.indexOf(chosen));
-  /** @param {string} key */
-  const far = (key) => Math.abs(all.indexOf(key) - at - 0.1);
+  const far = (/** @type {string} */ key) => Math.abs(all.indexOf(key) - at - 0.1);
   let best;
   for (const key of left) if (best === undefined || far(key) < far(best)) best = key;
   return best;

@@ -58,12 +58,10 @@ function positionOf({ predicted }, { row }) {
  * token if it is those that are shown.
  * @param {Meta} meta
  * @param {Pick<State, "text" | "layer" | "head" | "row" | "shade" | "token">} state
- * @returns {number[]}
  */
 export function comparable(meta, state) {
   const { text, layer: key, head } = state;
-  /** @param {number} n */
-  const layerIn = (n) => meta.texts[n].layers.find((one) => one.key === key);
+  const layerIn = (/** @type {number} */ n) => meta.texts[n].layers.find((one) => one.key === key);
   const own = layerIn(text);
   return [...meta.texts.keys()].filter((n) => {
     const other = layerIn(n);

@@ -9,9 +9,7 @@ const FIRST = new RegExp(`^${MARK}`, "su");
 const LAST = new RegExp(`${MARK}$`, "su");
 const MARK_LENGTH = 3;
 
-/**
- * @param {RegExpExecArray | null} match
- */
+/** @param {RegExpExecArray | null} match */
 function pieceOf(match) {
   if (!match) return null;
   const [written, character, number, count] = match;
@@ -105,7 +103,6 @@ export function joinTokens(tokens) {
  * as its last piece is there.
  * @param {string[]} tokens
  * @param {string} token
- * @returns {string[]}
  */
 export function withToken(tokens, token) {
   const last = pieceOf(FIRST.exec(token));

@@ -27,7 +27,6 @@ const UNSEEN = new RegExp(`${JOINED}|${HIDDEN}`, "gu");
 /**
  * A token in full, with everything visible: what nobody sees has a sign, its name or its number.
  * @param {string} token
- * @returns {string}
  */
 export function visible(token) {
   return token === "" ? "∅" : token.replace(UNSEEN, nameOf);
@@ -38,8 +37,7 @@ export function visible(token) {
  * @param {string} text
  */
 export function visibleLines(text) {
-  /** @param {string} part */
-  const shown = (part) => part && visible(part);
+  const shown = (/** @type {string} */ part) => part && visible(part);
   return text.split("\n").map((line) => line.split(" ").map(shown).join(" "));
 }
 
@@ -57,7 +55,6 @@ function nameOf(mark) {
  * At most `most` characters of it, with … for what is left out.
  * @param {string} token
  * @param {number} [most]
- * @returns {string}
  */
 export function short(token, most = 16) {
   const shown = visible(token.length > 400 ? token.slice(0, 400) : token);
@@ -90,7 +87,6 @@ export function axisOf(meta, text, layer, axis) {
  * @param {Layer} layer
  * @param {Axis} axis
  * @param {number} index
- * @returns {string}
  */
 export function tokenAt(meta, text, layer, axis, index) {
   const found = axisOf(meta, text, layer, axis);
@@ -107,7 +103,6 @@ export function tokenAt(meta, text, layer, axis, index) {
  * @param {Axis} axis
  * @param {number} index
  * @param {number} most
- * @returns {string}
  */
 export function labelAt(meta, text, layer, axis, index, most) {
   const token = tokenAt(meta, text, layer, axis, index);

@@ -3,7 +3,7 @@
 // may have a thousand heads.
 
 import { empty } from "../parts/controls.js";
-import { element } from "../parts/dom.js";
+import { element, onKeys } from "../parts/dom.js";
 import { layerOf } from "../data/layers.js";
 import { paintHead } from "../parts/map_scale.js";
 import { headCard } from "./card.js";
@@ -176,10 +176,7 @@ export class Gallery {
       this.current = slot?.getAttribute("data-name") ?? this.current;
       this.reach();
     });
-    this.list.addEventListener("keydown", (event) => {
-      if (event.altKey || event.ctrlKey || event.metaKey) return;
-      if (this.press(event.key)) event.preventDefault();
-    });
+    onKeys(this.list, (key) => this.press(key));
   }
 
   /**

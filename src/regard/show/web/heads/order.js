@@ -41,8 +41,7 @@ export function highestRow(heads, name) {
  * @param {Pick<GalleryChoice, "label" | "layerFilter">} choice
  */
 export function filterHeads(heads, { label, layerFilter }) {
-  /** @param {string[]} labels */
-  const fits = (labels) =>
+  const fits = (/** @type {string[]} */ labels) =>
     label === "any" || (label === "none" ? labels.length === 0 : labels.includes(label));
   return heads.filter(
     (head) => (layerFilter === "all" || head.layer === layerFilter) && fits(labelsOf(head)),
@@ -58,8 +57,7 @@ export function filterHeads(heads, { label, layerFilter }) {
 export function sortHeads(heads, name, order) {
   if (!name) return heads;
   const sign = order === "low" ? 1 : -1;
-  /** @param {HeadScores} head */
-  const value = (head) => head.scores[name]?.value ?? null;
+  const value = (/** @type {HeadScores} */ head) => head.scores[name]?.value ?? null;
   return heads.toSorted((a, b) => {
     const [x, y] = [value(a), value(b)];
     if (x === null || y === null) return Number(x === null) - Number(y === null);
@@ -74,8 +72,7 @@ export function sortHeads(heads, name, order) {
  */
 export function labelOptions(heads) {
   const all = [...new Set(heads.flatMap(labelsOf))].sort();
-  /** @param {string} label */
-  const count = (label) => filterHeads(heads, { label, layerFilter: "all" }).length;
+  const count = (/** @type {string} */ label) => filterHeads(heads, { label, layerFilter: "all" }).length;
   return [
     ["any", "any"],
     .../** @type {[string, string][]} */ (

@@ -51,8 +51,7 @@ export function sentence(name, one) {
  */
 export function scoreBar(one, end, kind = "") {
   const bar = element("span", { class: `score-bar ${kind}`, "aria-hidden": "true" });
-  /** @param {number} x */
-  const at = (x) => String(Math.min(1, Math.max(0, x / end)));
+  const at = (/** @type {number} */ x) => String(Math.min(1, Math.max(0, x / end)));
   /**
    * @param {string} name
    * @param {number} from

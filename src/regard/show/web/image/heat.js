@@ -2,6 +2,7 @@
 // The colours of attention over a picture: from clear over amber to red, the same in both themes, since the picture
 // under them is grey in both.
 
+import { barWithEnds } from "../parts/controls.js";
 import { contextOf, element } from "../parts/dom.js";
 
 const STOPS = [
@@ -14,7 +15,6 @@ const STOPS = [
 /**
  * The colour of a place between 0 and 1.
  * @param {number} t
- * @returns {string}
  */
 export function heatColour(t) {
   const along = Math.min(1, Math.max(0, t)) * (STOPS.length - 1);
@@ -26,8 +26,6 @@ export function heatColour(t) {
 /** The colours as a strip over grey, with what stands at its two ends. */
 export function heatBar() {
   const canvas = element("canvas", { width: 128, height: 8, "aria-hidden": "true" });
-  const [low, high] = [element("span"), element("span")];
-  const box = element("span", { class: "ramp small quiet" }, low, canvas, high);
   const context = contextOf(canvas);
   context.fillStyle = "#808080";
   context.fillRect(0, 0, 128, 8);
@@ -35,13 +33,5 @@ export function heatBar() {
     context.fillStyle = heatColour(x / 127);
     context.fillRect(x, 0, 1, 8);
   }
-  /**
-   * @param {string} least
-   * @param {string} most
-   */
-  const show = (least, most) => {
-    low.textContent = least;
-    high.textContent = most;
-  };
-  return Object.assign(box, { show });
+  return barWithEnds(canvas);
 }

@@ -3,7 +3,7 @@
 // to, or what attends to it, as heat over the picture. It knows one row or one column of weights at a time.
 
 import { latest } from "../parts/controls.js";
-import { ARROWS, element } from "../parts/dom.js";
+import { ARROWS, element, onKeys } from "../parts/dom.js";
 import { percent } from "../data/format.js";
 import { layerOf } from "../data/layers.js";
 import { isTower, layoutOf, patchOf } from "../data/patch_layout.js";
@@ -139,8 +139,7 @@ export class ImageView {
     for (const [number, picture] of this.pictures.entries()) {
       const { span } = picture;
       const values = new Float32Array(span.rows * span.cols);
-      /** @param {number} token */
-      const place = (token) => {
+      const place = (/** @type {number} */ token) => {
         const patch = patchOf(theirs.layout, token);
         return patch?.span === number ? patch.row * span.cols + patch.col : -1;
       };
@@ -237,10 +236,7 @@ export class ImageView {
       const token = this.tokenOf(event);
       if (token >= 0) this.toggle(token);
     });
-    stage.addEventListener("keydown", (event) => {
-      if (event.altKey || event.ctrlKey || event.metaKey) return;
-      if (this.press(event.key)) event.preventDefault();
-    });
+    onKeys(stage, (key) => this.press(key));
   }
 
   /**

@@ -23,7 +23,6 @@ export function tokenOfPatch({ spans }, { span: number, row, col }) {
  * @param {number} text
  * @param {Layer} layer
  * @param {Axis} axis
- * @returns {number[]}
  */
 export function otherTokens(meta, text, layer, axis) {
   const found = axisOf(meta, text, layer, axis);
@@ -42,8 +41,7 @@ export function otherTokens(meta, text, layer, axis) {
  * @param {number} size of the axis
  */
 export function firstChoice(layout, from, size) {
-  /** @param {number} token */
-  const isThere = (token) => token >= from && token < from + size;
+  const isThere = (/** @type {number} */ token) => token >= from && token < from + size;
   const special = layout.special.find(([token]) => isThere(token));
   if (special) return special[0];
   const isText = layout.spans.reduce((sum, span) => sum + span.tokens, 0) < size;

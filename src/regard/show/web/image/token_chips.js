@@ -71,11 +71,7 @@ export class TokenChips {
    */
   paint(heat, same, pinned) {
     const shade = makeScale({ scale: "linear", top: Math.max(heat.top, 0.25), bottom: 1e-4 });
-    /**
-     * @param {HTMLElement} chip
-     * @param {number} token
-     */
-    const fill = (chip, token) => {
+    const fill = (/** @type {HTMLElement} */ chip, /** @type {number} */ token) => {
       const weight = heat.weights[token - heat.from];
       const [, number] = chip.children;
       number.textContent = weight === undefined ? "" : percent(weight);

@@ -48,11 +48,7 @@ export function drawLabels(context, scene, name) {
   const room = scene.labelRoom?.[name] ?? (queries ? gutter.labels : gutter.top) - BESIDE;
   const mark = queries ? marked.row : marked.col;
   const known = axisOf(scene.meta, scene.text, layer, name) !== null;
-  /**
-   * @param {number} index
-   * @param {boolean} strong
-   */
-  const label = (index, strong) => {
+  const label = (/** @type {number} */ index, /** @type {boolean} */ strong) => {
     const [px, py] = camera.point(index + 0.5, index + 0.5);
     const along = queries ? gutter.top + py : gutter.left + px;
     if (along < (queries ? gutter.top : gutter.left)) return;

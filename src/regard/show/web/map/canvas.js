@@ -389,7 +389,7 @@ export class MapCanvas {
         const at = cell(px, py);
         if (at) this.closeUp(at.col, at.row);
       },
-      key: (name, event) => this.press(name, event.shiftKey),
+      key: (name, shift) => this.press(name, shift),
     };
   }
 

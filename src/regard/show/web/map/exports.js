@@ -37,8 +37,7 @@ export async function cellsIn(app, { camera, z, state, layer, look, quantity }, 
   const [y0, y1] = [edge(Math.floor(top / size), layer.rows), edge(Math.ceil(bottom / size), layer.rows)];
   const cols = x1 - x0;
   const values = new Float32Array((y1 - y0) * cols);
-  /** @param {number} cell */
-  const tileOf = (cell) => Math.floor(cell / side);
+  const tileOf = (/** @type {number} */ cell) => Math.floor(cell / side);
   for (let i = tileOf(y0); i <= tileOf(y1 - 1); i++) {
     for (let j = tileOf(x0); j <= tileOf(x1 - 1); j++) {
       const tile = await app.source.tile(state.text, layer.key, state.head, z, i, j, { without, quantity });

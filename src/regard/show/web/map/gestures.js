@@ -2,6 +2,8 @@
 // The reader's hand on the map: mouse, wheel, touch and keys become a few plain wishes.
 // It knows events; what a wish does is the map's business.
 
+import { onKeys } from "../parts/dom.js";
+
 const TAP = 4; // pixels that a finger may move in a tap
 
 /**
@@ -11,7 +13,7 @@ const TAP = 4; // pixels that a finger may move in a tap
  * @property {(point: Point | null) => void} hover
  * @property {(px: number, py: number) => void} tap
  * @property {(px: number, py: number) => void} double
- * @property {(name: string, event: KeyboardEvent) => boolean} key says whether it took the key
+ * @property {(name: string, shift: boolean) => boolean} key says whether it took the key
  */
 
 /**
@@ -53,8 +55,7 @@ export function listen(canvas, wishes) {
     else return; // the start of a drag counts once it is one
     fingers.set(event.pointerId, [x, y]);
   });
-  /** @param {PointerEvent} event */
-  const leave = (event) => {
+  const leave = (/** @type {PointerEvent} */ event) => {
     if (!fingers.delete(event.pointerId)) return;
     if (fingers.size === 0) canvas.classList.remove("dragging");
     if (event.type === "pointerup" && moved <= TAP && fingers.size === 0) wishes.tap(...point(event));
@@ -73,10 +74,7 @@ export function listen(canvas, wishes) {
     },
     { passive: false },
   );
-  canvas.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (wishes.key(event.key, event)) event.preventDefault();
-  });
+  onKeys(canvas, wishes.key);
 }
 
 /**

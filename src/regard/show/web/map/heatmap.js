@@ -290,8 +290,7 @@ function cells(context, { camera, hover, cursor, colours }) {
  */
 export function drawingColours(root) {
   const style = getComputedStyle(root);
-  /** @param {string} name */
-  const get = (name) => resolved(root, style.getPropertyValue(name).trim());
+  const get = (/** @type {string} */ name) => resolved(root, style.getPropertyValue(name).trim());
   return {
     paper: get("--paper"),
     sunken: get("--sunken"),

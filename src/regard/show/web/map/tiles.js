@@ -118,8 +118,7 @@ export class TilePyramid {
     }
     drawn.sort((a, b) => b.z - a.z);
     const middle = [(frame.top + frame.bottom) / 2 / span - 0.5, (frame.left + frame.right) / 2 / span - 0.5];
-    /** @param {TilePlace} place */
-    const far = ([, i, j]) => (i - middle[0]) ** 2 + (j - middle[1]) ** 2;
+    const far = (/** @type {TilePlace} */ [, i, j]) => (i - middle[0]) ** 2 + (j - middle[1]) ** 2;
     missing.sort((a, b) => far(a) - far(b));
     return { drawn, missing };
   }

@@ -92,7 +92,6 @@ function clear({ data, at, step }, rows, width) {
  * @param {EdgeCut[]} cuts of the layer
  * @param {number} head
  * @param {number} query
- * @returns {number[]}
  */
 export function visibleKeys(window, cuts, head, query) {
   let stretches = [window === null ? 0 : Math.max(0, query + 1 - window), query + 1];

@@ -7,16 +7,12 @@
  * @returns {ModelWeights}
  */
 export function arrangeWeights(config, tensors) {
-  /**
-   * @param {string} name
-   * @returns {Float32Array}
-   */
+  /** @param {string} name */
   const tensor = (name) => {
     if (!tensors[name]) throw new Error(`The model in this file has no tensor "${name}".`);
     return tensors[name];
   };
-  /** @param {string} name */
-  const optional = (name) => tensors[name] ?? null;
+  const optional = (/** @type {string} */ name) => tensors[name] ?? null;
   /** @param {string} name */
   const linear = (name) => ({ weight: tensor(`${name}.weight`), bias: optional(`${name}.bias`) });
   const layers = Array.from({ length: config.num_layers }, (_, layer) => {

@@ -13,7 +13,6 @@ const NAME_HEIGHT = 14; // pixels from one name to the next
  * @param {number} low
  * @param {number} high
  * @param {number} [count]
- * @returns {number[]}
  */
 export function ticks(low, high, count = 4) {
   const span = high - low || 1;
@@ -188,8 +187,7 @@ export function chart(height = 240, choose = () => {}) {
     pointer.point(id);
   };
   new ResizeObserver(paint).observe(box);
-  /** @param {ChartData} next */
-  const draw = (next) => {
+  const draw = (/** @type {ChartData} */ next) => {
     data = next;
     paint();
   };

@@ -28,7 +28,6 @@ const made = new Map();
  * @param {number} lightness
  * @param {number} chroma
  * @param {number} hue
- * @returns {number[]}
  */
 function rgb(lightness, chroma, hue) {
   const a = chroma * Math.cos((hue * Math.PI) / 180);
@@ -92,7 +91,6 @@ function diverging(name, step) {
  * @param {number} t
  * @param {ThemeName} [name]
  * @param {boolean} [signed]
- * @returns {string}
  */
 export function css(t, name = theme(), signed = false) {
   return `rgb(${colourAt(t, name, signed).join(" ")})`;
@@ -128,7 +126,6 @@ function colourAt(t, name, signed) {
  * @param {number} t
  * @param {ThemeName} [name]
  * @param {boolean} [signed]
- * @returns {string}
  */
 export function inkOn(t, name = theme(), signed = false) {
   return luminance(colourAt(t, name, signed)) > GREY ? "#000000" : "#ffffff";

@@ -22,11 +22,7 @@ export function select(label, choose) {
     box,
   );
   let shown = "";
-  /**
-   * @param {string[][]} options
-   * @param {string | number} value
-   */
-  const fill = (options, value) => {
+  const fill = (/** @type {string[][]} */ options, /** @type {string | number} */ value) => {
     const now = JSON.stringify(options);
     if (now !== shown)
       box.replaceChildren(...options.map(([v, text]) => element("option", { value: v, text })));
@@ -90,11 +86,25 @@ export function weightChoices(app, view, titles) {
   };
 }
 
+/**
+ * A strip of colours with what stands at its two ends, which `show` says.
+ * @param {HTMLCanvasElement} canvas
+ */
+export function barWithEnds(canvas) {
+  const [low, high] = [element("span"), element("span")];
+  const box = element("span", { class: "ramp small quiet" }, low, canvas, high);
+  const show = (/** @type {string} */ least, /** @type {string} */ most) => {
+    low.textContent = least;
+    high.textContent = most;
+  };
+  return Object.assign(box, { show });
+}
+
 /** The ramp as a strip, with what stands at its two ends. */
 export function rampBar() {
   const canvas = element("canvas", { width: 256, height: 1, "aria-hidden": "true" });
-  const [low, high] = [element("span"), element("span")];
-  const box = element("span", { class: "ramp small quiet" }, low, canvas, high);
+  const bar = barWithEnds(canvas);
+  const { show: showEnds } = bar;
   /**
    * @param {string} least
    * @param {string} most
@@ -105,10 +115,9 @@ export function rampBar() {
     const image = context.createImageData(256, 1);
     new Uint32Array(image.data.buffer).set(ramp(theme(), signed).pixels);
     context.putImageData(image, 0, 0);
-    low.textContent = least;
-    high.textContent = most;
+    showEnds(least, most);
   };
-  return Object.assign(box, { show });
+  return Object.assign(bar, { show });
 }
 
 /**
@@ -183,8 +192,7 @@ export function fold(title, ...parts) {
   const box = element("div", { class: "fold", id }, ...parts);
   const button = element("button", { class: "button fold-button", type: "button", text: title });
   button.setAttribute("aria-controls", id);
-  /** @param {boolean} open */
-  const unfold = (open) => {
+  const unfold = (/** @type {boolean} */ open) => {
     box.hidden = !open;
     button.setAttribute("aria-expanded", String(open));
   };

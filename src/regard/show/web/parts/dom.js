@@ -107,6 +107,34 @@ export function choice(legend, name, options, choose) {
 }
 
 /**
+ * Folds a menu with Escape, when its button takes the focus, and with a press elsewhere if it may.
+ * @param {HTMLDetailsElement} menu
+ * @param {() => boolean} [may]
+ */
+export function foldAway(menu, may = () => true) {
+  menu.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !menu.open) return;
+    menu.open = false;
+    menu.querySelector("summary")?.focus();
+  });
+  addEventListener("pointerdown", (event) => {
+    if (!(event.target instanceof Node && menu.contains(event.target)) && may()) menu.open = false;
+  });
+}
+
+/**
+ * Listens to keys on an element; `press` says whether there was something to do.
+ * @param {HTMLElement} part
+ * @param {(key: string, shift: boolean) => boolean} press
+ */
+export function onKeys(part, press) {
+  part.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (press(event.key, event.shiftKey)) event.preventDefault();
+  });
+}
+
+/**
  * What draws on a canvas.
  * @param {HTMLCanvasElement} canvas
  */
@@ -143,11 +171,7 @@ export function badge(evidence, words = badgeWords(evidence)) {
  */
 export function reveal(part, box) {
   const [inner, outer] = [part.getBoundingClientRect(), box.getBoundingClientRect()];
-  /**
-   * @param {"left" | "top"} first
-   * @param {"right" | "bottom"} last
-   */
-  const by = (first, last) =>
+  const by = (/** @type {"left" | "top"} */ first, /** @type {"right" | "bottom"} */ last) =>
     Math.min(0, inner[first] - outer[first]) || Math.max(0, inner[last] - outer[last]);
   box.scrollBy({ left: by("left", "right"), top: by("top", "bottom"), behavior: "instant" });
 }

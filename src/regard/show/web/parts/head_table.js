@@ -40,11 +40,7 @@ export function headTable(label, choose, { numbered = false } = {}) {
   const reach = (button) => {
     for (const cell of cells.flat()) cell.button.tabIndex = cell.button === button ? 0 : -1;
   };
-  /**
-   * @param {HeadTableLayer[]} layers
-   * @param {HeadTableOptions} options
-   */
-  const fill = (layers, options) => {
+  const fill = (/** @type {HeadTableLayer[]} */ layers, /** @type {HeadTableOptions} */ options) => {
     const wanted = JSON.stringify(layers.map((layer) => [layer.key, layer.heads]));
     if (wanted !== shape) {
       cells = build(table, layers, choose);
@@ -168,8 +164,7 @@ function showBeside(table, layers, { top, say, brief, signed = false }, { name, 
  * @param {[number, number]} move rows and columns
  */
 function cellBesideFocus(cells, [down, right]) {
-  /** @param {HeatmapCell} cell */
-  const focused = ({ button }) => button === document.activeElement;
+  const focused = (/** @type {HeatmapCell} */ { button }) => button === document.activeElement;
   const y = cells.findIndex((row) => row.some(focused));
   if (y < 0) return null;
   const row = cells[Math.min(cells.length - 1, Math.max(0, y + down))];

@@ -76,8 +76,7 @@ export function headSentence(app, came = () => {}) {
     sentence.textContent = row?.sentence ?? "";
     came(row);
   });
-  /** @param {State} state */
-  const show = (state) => {
+  const show = (/** @type {State} */ state) => {
     const name = [state.text, state.layer, state.head].join(" ");
     if (name === shown) return;
     shown = name;

@@ -43,11 +43,7 @@ export function drawLetters(context, node, parent, style, opacity) {
  * @returns {{ text: string, box: DOMRect }[]}
  */
 function linesOf(range, node, index, word) {
-  /**
-   * @param {number} first
-   * @param {number} end
-   */
-  const boxes = (first, end) => {
+  const boxes = (/** @type {number} */ first, /** @type {number} */ end) => {
     range.setStart(node, first);
     range.setEnd(node, end);
     return [...range.getClientRects()].filter((box) => box.width > 0);

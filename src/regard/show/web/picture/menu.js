@@ -1,7 +1,7 @@
 // @ts-check
 // A menu that saves what a view shows: the picture as SVG or PNG, printed to PDF, and its numbers.
 
-import { element } from "../parts/dom.js";
+import { element, foldAway } from "../parts/dom.js";
 import { printPicture, writePng } from "./output.js";
 
 /**
@@ -48,14 +48,7 @@ export function exportMenu(app, exported) {
   offerFile("SVG", "vectors and text", svg);
   offerFile("PNG", "pixels", async () => writePng(await exported.picture()));
   for (const [kind, make] of Object.entries(exported.numbers ?? {})) offerFile(kind, "numbers in view", make);
-  menu.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    menu.open = false;
-    summary.focus();
-  });
-  addEventListener("pointerdown", (event) => {
-    if (!(event.target instanceof Node && menu.contains(event.target))) menu.open = false;
-  });
+  foldAway(menu);
   return menu;
 }
 

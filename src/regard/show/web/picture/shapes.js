@@ -3,13 +3,12 @@
 
 import { parseColour } from "./colour.js";
 import { written } from "./boxes.js";
+import { paint } from "./svg_drawing.js";
 
-const STEP = 3; // pixels between the points that a curve is drawn through
-const STRAIGHT = /^[\sMLZ\d.,e+-]*$/;
-const SEGMENT = /([ML])\s*([-\d.e+]+)[\s,]+([-\d.e+]+)|Z/g;
+const GEOMETRY = ["d", "x", "y", "x1", "y1", "x2", "y2", "width", "height", "rx", "cx", "cy", "r"];
 
 /**
- * Draws a shape with its style.
+ * Copies a shape with its style.
  * @param {SvgDrawing} context
  * @param {SVGGeometryElement} shape
  * @param {CSSStyleDeclaration} style
@@ -18,48 +17,28 @@ const SEGMENT = /([ML])\s*([-\d.e+]+)[\s,]+([-\d.e+]+)|Z/g;
 export function drawShape(context, shape, style, opacity) {
   const matrix = shape.getScreenCTM();
   if (!matrix) return;
-  context.save();
-  context.transform([matrix.a, matrix.b, matrix.c, matrix.d, matrix.e, matrix.f]);
-  context.beginPath();
-  trace(context, shape);
-  if (style.fill !== "none") {
-    context.fillStyle = written(parseColour(style.fill), opacity * Number(style.fillOpacity || 1));
-    context.fill();
-  }
-  if (style.stroke !== "none") {
-    context.strokeStyle = written(parseColour(style.stroke), opacity * Number(style.strokeOpacity || 1));
-    context.lineWidth = parseFloat(style.strokeWidth) || 1;
-    const dash = style.strokeDasharray;
-    context.setLineDash(dash === "none" ? [] : dash.split(/[\s,]+/).map(parseFloat));
-    context.stroke();
-    context.setLineDash([]);
-  }
-  context.restore();
+  const { a, b, c, d, e, f } = matrix;
+  const given = GEOMETRY.filter((name) => shape.hasAttribute(name));
+  const attributes = {
+    ...Object.fromEntries(given.map((name) => [name, shape.getAttribute(name)])),
+    transform: `matrix(${[a, b, c, d, e, f].join(" ")})`,
+    ...shapePaint("fill", style.fill, opacity * Number(style.fillOpacity || 1)),
+    ...shapePaint("stroke", style.stroke, opacity * Number(style.strokeOpacity || 1)),
+    "stroke-width": parseFloat(style.strokeWidth) || 1,
+    "stroke-dasharray": style.strokeDasharray === "none" ? null : style.strokeDasharray.replaceAll("px", ""),
+    "stroke-linejoin": style.strokeLinejoin,
+  };
+  context.addShape(shape.localName, attributes, shape.getBoundingClientRect());
 }
 
 /**
- * @param {SvgDrawing} context
- * @param {SVGGeometryElement} shape
+ * @param {"fill" | "stroke"} name
+ * @param {string} colour of the style
+ * @param {number} opacity
  */
-function trace(context, shape) {
-  const path = shape.getAttribute("d") ?? "";
-  if (shape instanceof SVGPathElement && STRAIGHT.test(path)) {
-    for (const [, letter, x, y] of path.replaceAll("L", " L").matchAll(SEGMENT)) {
-      if (letter === "M") context.moveTo(Number(x), Number(y));
-      else if (letter === "L") context.lineTo(Number(x), Number(y));
-      else context.closePath();
-    }
-    return;
-  }
-  const length = shape.getTotalLength();
-  const straight = shape instanceof SVGLineElement;
-  const count = straight ? 1 : Math.min(400, Math.max(8, Math.ceil(length / STEP)));
-  for (let n = 0; n <= count; n++) {
-    const { x, y } = shape.getPointAtLength((length * n) / count);
-    if (n === 0) context.moveTo(x, y);
-    else context.lineTo(x, y);
-  }
-  if (shape instanceof SVGCircleElement || shape instanceof SVGRectElement) context.closePath();
+function shapePaint(name, colour, opacity) {
+  const [red, green, blue, alpha] = parseColour(colour === "none" ? "rgba(0, 0, 0, 0)" : colour);
+  return alpha ? paint(name, [red, green, blue, alpha * opacity]) : { [name]: "none" };
 }
 
 /**

@@ -305,6 +305,17 @@ export class SvgDrawing {
   }
 
   /**
+   * A shape of SVG whose points are the picture's, unlike those of a path.
+   * @param {string} name
+   * @param {Record<string, string | number | null>} attributes
+   * @param {Rectangle} box that it takes
+   */
+  addShape(name, attributes, box) {
+    this.lines.push(`<${name}${listed(attributes)}/>`);
+    this.see(box);
+  }
+
+  /**
    * Draws all of another drawing, moved.
    * @param {SvgDrawing} other
    * @param {number} dx
@@ -395,10 +406,12 @@ function listed(attributes) {
 }
 
 /**
+ * A colour as attributes of SVG.
  * @param {"fill" | "stroke"} name
  * @param {Colour} colour
+ * @returns {Record<string, string | null>}
  */
-function paint(name, [red, green, blue, alpha]) {
+export function paint(name, [red, green, blue, alpha]) {
   const hex = [red, green, blue].map((byte) => Math.round(byte).toString(16).padStart(2, "0")).join("");
   return { [name]: `#${hex}`, [`${name}-opacity`]: alpha < 1 ? tidy(alpha) : null };
 }

@@ -56,9 +56,7 @@ function textLine(app, text) {
   return `${textsName(app.meta)}: “${app.meta.texts[original].title}”.${run}`;
 }
 
-/**
- * @param {string} text
- */
+/** @param {string} text */
 function sentenceOf(text) {
   return `${text[0].toUpperCase()}${text.slice(1)}`.replace(/[^.]$/, "$&.");
 }

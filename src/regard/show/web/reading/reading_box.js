@@ -2,7 +2,7 @@
 // “Read another text”, in the header of every view: hands the model a text, and removes texts from the page.
 // Where there is no model it is hidden.
 
-import { element, makeButton } from "../parts/dom.js";
+import { element, foldAway, makeButton } from "../parts/dom.js";
 import { count, howFar } from "../data/format.js";
 import { TooLongError } from "../source/too_long.js";
 import { openText, textsChanged } from "./text_choice.js";
@@ -54,19 +54,10 @@ export class ReadingBox {
     const { box, area } = this;
     box.addEventListener("toggle", () => box.open && area.focus());
     box.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && box.open) this.close();
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.read();
     });
-    document.addEventListener("pointerdown", (event) => {
-      if (!(event.target instanceof Node && box.contains(event.target)) && !this.running) box.open = false;
-    });
+    foldAway(box, () => !this.running);
     area.addEventListener("input", () => (this.shorten.hidden = true));
-  }
-
-  /** Folds the box; its button takes the focus. */
-  close() {
-    this.box.open = false;
-    this.box.querySelector("summary")?.focus();
   }
 
   /**
@@ -94,7 +85,8 @@ export class ReadingBox {
       );
       this.said.textContent = "";
       this.area.value = "";
-      this.close();
+      this.box.open = false;
+      this.box.querySelector("summary")?.focus();
       openText(this.app, text);
     } catch (error) {
       this.explain(error);

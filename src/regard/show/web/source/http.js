@@ -95,10 +95,7 @@ export function openHttp() {
 
 const NAME = "regard-token";
 
-/**
- * The token, or "" if there is none.
- * @returns {string}
- */
+/** The token, or "" if there is none. */
 export function takeToken() {
   const token = new URLSearchParams(location.search).get("token");
   if (token !== null) history.replaceState(null, "", location.pathname + location.hash);

@@ -60,12 +60,6 @@ export function withModel(source, ask, lossesOf) {
     /** @type {Source["attribution"]} */
     attribution: (text, position, token) =>
       text < stored ? file.attribution(text, position, token) : ask("attribution", { text, position, token }),
-    /** @type {Source["heads"]} */
-    async heads(text) {
-      if (text < stored) return file.heads(text);
-      const layers = source.meta.texts[text].layers.map(({ key }) => source.layerHeads(text, key));
-      return (await Promise.all(layers)).flat();
-    },
     /** @type {Source["layerHeads"]} */
     layerHeads(text, layer) {
       if (text < stored) return file.layerHeads(text, layer);

@@ -88,7 +88,6 @@ export async function openSaved() {
     column: (text, layer, head, index, quantity = PLAIN) =>
       ask("column", { text, layer, head, index, quantity }),
     attribution: async (text, position, token) => storedAttribution(attributions[text], position, token),
-    heads: async (text) => heads[text],
     layerHeads: async (text, layer) => heads[text].filter((row) => row.layer === layer),
     repeats: async () => repeats,
     steps: (text, layer, head, row) => ask("steps", { text, layer, head, row }),

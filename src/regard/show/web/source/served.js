@@ -123,7 +123,6 @@ export async function openServed({ ask, follow }, firstMeta = ask("meta", {})) {
       once(`attribution ${text} ${position} ${token}`, async () =>
         (await ask("attribution", { text, ...logitQuery(position, token) })).json(),
       ),
-    heads: (text) => once(`heads ${text}`, async () => (await ask("heads", { text })).json()),
     layerHeads: (text, layer) =>
       once(`heads ${text} ${layer}`, async () => (await ask("layer_heads", { text, layer })).json()),
     repeats: () =>

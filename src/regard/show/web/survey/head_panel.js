@@ -1,13 +1,14 @@
 // @ts-check
 // One head of a survey: its sentence, its strongest examples, its top tokens, and the distances that it bridges.
 
+import { headName } from "../heads/order.js";
 import { latest } from "../parts/controls.js";
 import { element } from "../parts/dom.js";
 import { count, percent } from "../data/format.js";
 import { labelTags } from "../parts/head_words.js";
 import { directionOf, short } from "../data/tokens.js";
 import { inRunningText } from "../text/layout.js";
-import { excerptOf, rangeName, rowName } from "./rows.js";
+import { excerptOf, rangeName } from "./rows.js";
 
 /** The panel; `show(row)` says whose. */
 export class HeadPanel {
@@ -42,7 +43,7 @@ export class HeadPanel {
     const text = texts[this.app.state.text];
     const layer = text.layers.find(({ key }) => key === row.layer);
     this.open.hidden = text.model !== survey?.model || !layer?.heads.includes(row.head);
-    if (this.row && rowName(this.row) === rowName(row)) return;
+    if (this.row && headName(this.row) === headName(row)) return;
     this.row = row;
     this.title.textContent = `Layer ${row.layer}, head ${row.head}`;
     this.tags.replaceChildren(...labelTags(row));

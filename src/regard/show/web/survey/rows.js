@@ -1,16 +1,12 @@
 // @ts-check
 // What the Survey view shows of which head: the two scores, the points, the chosen head. It knows numbers and names.
 
+import { headName } from "../heads/order.js";
 import { isShare, score } from "../data/format.js";
 import { inListOrder, scoreTitle } from "../data/score_words.js";
 
 /** Scores that tell most heads apart, first those to begin with: from left to right, and from bottom to top. */
 const FIRST = ["previous_token", "induction"];
-
-/** @param {SurveyRow} row */
-export function rowName({ layer, head }) {
-  return `${layer}/${head}`;
-}
 
 /**
  * The names of the two scores: those of the state where they exist, else the first ones.
@@ -34,7 +30,7 @@ export function pointsOf({ heads }, { across, up }) {
   return heads
     .filter(({ scores }) => Object.hasOwn(scores, across) && Object.hasOwn(scores, up))
     .map((row) => ({
-      id: rowName(row),
+      id: headName(row),
       x: row.scores[across],
       y: row.scores[up],
       labelled: row.labels.length > 0,
@@ -53,7 +49,7 @@ export function pointsOf({ heads }, { across, up }) {
 export function chosenRow({ heads }, chosen, up) {
   const high = (/** @type {SurveyRow} */ row) => row.scores[up] ?? -Infinity;
   return (
-    heads.find((row) => rowName(row) === chosen) ??
+    heads.find((row) => headName(row) === chosen) ??
     heads.reduce((best, row) => (high(row) > high(best) ? row : best), heads[0])
   );
 }

@@ -2,6 +2,7 @@
 // Every head over a whole corpus, as `regard survey` found it: a scatter of the heads over two scores, and what the
 // survey kept of the chosen one.
 
+import { headName } from "../heads/order.js";
 import { select } from "../parts/controls.js";
 import { element } from "../parts/dom.js";
 import { count, score, some } from "../data/format.js";
@@ -9,7 +10,7 @@ import { inListOrder, scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { surveyExports } from "./exports.js";
 import { HeadPanel } from "./head_panel.js";
-import { axisEnd, chosenRow, chosenScores, pointsOf, rowName } from "./rows.js";
+import { axisEnd, chosenRow, chosenScores, pointsOf } from "./rows.js";
 import { Scatter } from "./scatter.js";
 
 export class SurveyView {
@@ -55,7 +56,7 @@ export class SurveyView {
 
   /** @param {string} id */
   point(id) {
-    const row = this.survey.heads.find((one) => rowName(one) === id);
+    const row = this.survey.heads.find((one) => headName(one) === id);
     const point = this.points.find((one) => one.id === id);
     this.pointed.textContent = row && point ? `${point.name}. ${row.sentence}` : "";
   }
@@ -91,7 +92,7 @@ export class SurveyView {
         up,
         this.points.map(({ y }) => y),
       ),
-      chosen: row ? rowName(row) : "",
+      chosen: row ? headName(row) : "",
       label: `Every head by its ${scoreTitle(across)} and ${scoreTitle(up)}`,
     });
     if (row) this.panel.show(row);

@@ -8,7 +8,6 @@ import { visible, visibleLines } from "../data/tokens.js";
  * @param {HTMLElement[]} spans
  * @param {number} from
  * @param {1 | -1} step
- * @returns {number}
  */
 export function beside(spans, from, step) {
   const here = spans[from].getBoundingClientRect();

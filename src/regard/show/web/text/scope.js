@@ -18,7 +18,6 @@ export function layersInScope(layers, layer, scope) {
  * The mean over the heads of several layers, from each layer's own mean.
  * @param {Float32Array[]} means
  * @param {number[]} heads how many each layer has
- * @returns {Float32Array}
  */
 export function meanOverHeads(means, heads) {
   const all = heads.reduce((sum, n) => sum + n, 0);

@@ -5,7 +5,7 @@
 import { ArcLayer } from "../parts/arcs.js";
 import { AttributionPanel } from "../parts/attribution_panel.js";
 import { latest } from "../parts/controls.js";
-import { element } from "../parts/dom.js";
+import { element, onKeys } from "../parts/dom.js";
 import { doubts, layerOf } from "../data/layers.js";
 import { layoutOf, NO_PATCHES } from "../data/patch_layout.js";
 import { isSigned, quantityOf } from "../data/quantity.js";
@@ -262,10 +262,7 @@ export class TextView {
       const token = this.page.tokenOf(event);
       if (token >= 0) this.toggle(token);
     });
-    body.addEventListener("keydown", (event) => {
-      if (event.altKey || event.ctrlKey || event.metaKey) return;
-      if (this.press(event.key)) event.preventDefault();
-    });
+    onKeys(body, (key) => this.press(key));
     body.addEventListener("focus", () => {
       if (this.pinned < 0 && this.at < 0) this.point(Math.max(0, this.offsets.mine));
     });

@@ -62,8 +62,7 @@ export class TimeView {
    * @param {HTMLElement} table
    */
   nameLine(table) {
-    /** @param {Event} event */
-    const point = ({ target }) =>
+    const point = (/** @type {Event} */ { target }) =>
       this.lines.pointer.point((target instanceof HTMLElement && target.dataset.head) || "");
     for (const name of ["pointerover", "focusin"]) table.addEventListener(name, point);
     for (const name of ["pointerleave", "focusout"])
@@ -128,8 +127,7 @@ export class TimeView {
     const step = run.steps[at];
     const top = historyTop(name, history);
     const chosen = chosenRunHead(state.chosenHead, history);
-    /** @param {number | null} x */
-    const say = (x) => score(name, x);
+    const say = (/** @type {number | null} */ x) => score(name, x);
     this.table.fill(
       history.heads[0].map((row, y) => ({ key: String(y), heads: row.map((_, x) => x) })),
       {

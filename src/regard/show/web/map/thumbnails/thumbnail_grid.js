@@ -117,8 +117,7 @@ export function columnNumbers(layers, columns) {
  * @param {Uint8Array} b
  */
 export function pictureDifference(a, b) {
-  /** @param {number} byte */
-  const mass = (byte) => (Math.max(0, byte - 1) / 254) ** 2;
+  const mass = (/** @type {number} */ byte) => (Math.max(0, byte - 1) / 254) ** 2;
   return a.map((byte, n) => {
     if (byte === 0 && b[n] === 0) return 0;
     const difference = mass(byte) - mass(b[n]);

@@ -8,7 +8,6 @@ const MOST_BYTES = 4; // of a character in UTF-8
 /**
  * The text of each token of a sequence, of which those that hold parts of characters are bytes.
  * @param {(string | Uint8Array)[]} tokens
- * @returns {string[]}
  */
 export function writePieces(tokens) {
   /** @type {string[]} */
@@ -33,7 +32,6 @@ export function writePieces(tokens) {
 /**
  * The texts of tokens in a row that are bytes.
  * @param {Uint8Array[]} run
- * @returns {string[]}
  */
 function writeRun(run) {
   const owner = run.flatMap((piece, number) => Array.from(piece, () => number)); // of each byte

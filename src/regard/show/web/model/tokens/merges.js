@@ -59,7 +59,6 @@ export class Merges {
   /**
    * The ids of a word, from those of its smallest symbols.
    * @param {number[]} symbols
-   * @returns {number[]}
    */
   merge(symbols) {
     const size = symbols.length;

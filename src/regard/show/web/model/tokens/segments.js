@@ -40,7 +40,6 @@ export const isSpace = (text) => text.length > 0 && [...text].every((character) 
 /**
  * The edges of the characters that a reader takes for one each, from 0 to the text's length.
  * @param {string[]} text code points
- * @returns {number[]}
  */
 export function characters(text) {
   const edges = [0];
@@ -114,7 +113,6 @@ function joinsSyllable(before, after) {
 /**
  * The edges of the words of a text.
  * @param {string[]} text code points
- * @returns {number[]}
  */
 export function words(text) {
   const edges = characters(text);
@@ -164,7 +162,6 @@ function joins(before, sign, after) {
 /**
  * The edges of the sentences of a text.
  * @param {string[]} text code points
- * @returns {number[]}
  */
 export function sentences(text) {
   const edges = characters(text);

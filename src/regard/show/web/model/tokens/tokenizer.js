@@ -27,7 +27,6 @@ export class Tokenizer {
   /**
    * The ids of a text, with the tokens that stand before every text.
    * @param {string} text
-   * @returns {number[]}
    */
   encode(text) {
     const ids = [...this.data.prefix];
@@ -76,7 +75,6 @@ export class Tokenizer {
   /**
    * The ids of a word's bytes or characters; characters that have none are left out.
    * @param {string} word
-   * @returns {number[]}
    */
   symbols(word) {
     const pieces = this.data.bytes
@@ -88,7 +86,6 @@ export class Tokenizer {
   /**
    * The texts of tokens that follow one another; pieces of one character are that character with a mark.
    * @param {ArrayLike<number>} ids
-   * @returns {string[]}
    */
   texts(ids) {
     return writePieces(Array.from(ids, (id) => this.decode(id)));
@@ -97,7 +94,6 @@ export class Tokenizer {
   /**
    * The text of one token by itself.
    * @param {number} id
-   * @returns {string}
    */
   text(id) {
     return this.texts([id])[0];
@@ -119,10 +115,7 @@ export class Tokenizer {
   }
 }
 
-/**
- * The printable character that stands for each byte in the pieces of a byte-level tokenizer, as in GPT-2.
- * @returns {string[]}
- */
+/** The printable character that stands for each byte in the pieces of a byte-level tokenizer, as in GPT-2. */
 function byteSigns() {
   const printable = (/** @type {number} */ byte) =>
     (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte !== 0xad);

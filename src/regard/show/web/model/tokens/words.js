@@ -40,10 +40,7 @@ export class CharacterClasses {
     return end;
   }
 
-  /**
-   * @param {string} text which is well-formed
-   * @returns {string[]}
-   */
+  /** @param {string} text which is well-formed */
   words(text) {
     const words = [];
     for (let at = 0; at < text.length;) {

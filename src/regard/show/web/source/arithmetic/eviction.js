@@ -4,7 +4,6 @@
 /**
  * Sizes of a window worth trying on S keys: 4, 6, 8, 12, 16, 24 … below S.
  * @param {number} S
- * @returns {number[]}
  */
 function windows(S) {
   /** @type {number[]} */

@@ -103,10 +103,7 @@ function read(planes, count, type) {
 /** @type {Float32Array | null} */
 let table = null;
 
-/**
- * Every float16 as a float32.
- * @returns {Float32Array}
- */
+/** Every float16 as a float32. */
 function halves() {
   if (table) return table;
   table = new Float32Array(1 << 16);

@@ -223,8 +223,7 @@ export class Head extends HeadMap {
 function cellsOf(edges, size, z, index) {
   const units = edges ? edges.length - 1 : size;
   const start = index * settings.tile;
-  /** @param {number} cell */
-  const edge = (cell) => {
+  const edge = (/** @type {number} */ cell) => {
     const unit = Math.min(units, (start + cell) * 2 ** z);
     return edges ? edges[unit] : unit;
   };
