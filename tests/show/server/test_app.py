@@ -108,6 +108,17 @@ def serve() -> Iterator[Callable[..., BackgroundServer]]:
         running.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[BackgroundServer]:
+    """One server for all tests that change nothing."""
+    site = Site(Contents(captured(), start=None), read=reader, generate=writer, limits=SMALL)
+    with BackgroundServer(site) as running:
+        # Its threads are there before the first test: `global_state` compares them after each.
+        for work in [site.workers.submit(patience, time.sleep, 0.2) for patience in (0, 0, 1)]:
+            work.result()
+        yield running
+
+
 def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(40)
     running = serve(seen)
@@ -124,29 +135,27 @@ def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]
     torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_everything_the_page_asks_for_is_there(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
-    meta = ask(running, "/api/meta").json
+def test_everything_the_page_asks_for_is_there(shared: BackgroundServer) -> None:
+    meta = ask(shared, "/api/meta").json
     assert meta["can"] == {"generate": True, "capture": True, "cut": False, "values": True, "repeats": False}
     assert len(meta["texts"][0]["tokens"]) == 40
-    assert len(ask(running, "/api/thumbs?text=0&layer=0").body) == 4 * 64 * 64 + 4 * 2 * 8
-    heads = ask(running, "/api/heads?text=0").json
+    assert len(ask(shared, "/api/thumbs?text=0&layer=0").body) == 4 * 64 * 64 + 4 * 2 * 8
+    heads = ask(shared, "/api/heads?text=0").json
     assert len(heads) == 8
-    assert ask(running, "/api/layer_heads?text=0&layer=1").json == heads[4:]
-    steps = ask(running, "/api/steps?text=0&layer=0&head=1&row=20").json
+    assert ask(shared, "/api/layer_heads?text=0&layer=1").json == heads[4:]
+    steps = ask(shared, "/api/steps?text=0&layer=0&head=1&row=20").json
     assert steps["sum"] == pytest.approx(1, abs=1e-5)
-    page = ask(running, "/")
+    page = ask(shared, "/")
     assert page.headers["content-type"].startswith("text/html")
     for path in ("main.js", "later.js", "style.css"):
-        assert ask(running, f"/web/{path}").status == 200
+        assert ask(shared, f"/web/{path}").status == 200
 
 
-def test_words_and_contributions_are_asked_for_by_name(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
-    words = len(ask(running, "/api/meta").json["texts"][0]["spans"]["tokens"]["words"]) - 1
-    row = ask(running, "/api/row?text=0&layer=0&head=1&row=3&units=words")
+def test_words_and_contributions_are_asked_for_by_name(shared: BackgroundServer) -> None:
+    words = len(ask(shared, "/api/meta").json["texts"][0]["spans"]["tokens"]["words"]) - 1
+    row = ask(shared, "/api/row?text=0&layer=0&head=1&row=3&units=words")
     assert len(row.body) == 4 * words
-    tile = ask(running, "/api/tile?text=0&layer=0&head=1&z=0&i=0&j=0&units=words&units_of=0")
+    tile = ask(shared, "/api/tile?text=0&layer=0&head=1&z=0&i=0&j=0&units=words&units_of=0")
     assert len(tile.body) == 2 * 4 * words**2
     for wrong in (
         "units=letters",
@@ -155,14 +164,13 @@ def test_words_and_contributions_are_asked_for_by_name(serve: Callable[..., Back
         "shade=logit&position=3",
         "units=words&units_of=9",
     ):
-        answer = ask(running, f"/api/row?text=0&layer=0&head=1&row=3&{wrong}")
+        answer = ask(shared, f"/api/row?text=0&layer=0&head=1&row=3&{wrong}")
         assert answer.status in (400, 404), wrong
         assert "expected" in answer.json["error"], wrong
-    assert "contributions=True" in ask(running, "/api/attribution?text=0&position=3").json["error"]
+    assert "contributions=True" in ask(shared, "/api/attribution?text=0&position=3").json["error"]
 
 
-def test_only_the_files_of_the_page_are_served(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
+def test_only_the_files_of_the_page_are_served(shared: BackgroundServer) -> None:
     for path in (
         "/web/../server.py",
         "/web/%2e%2e/server.py",
@@ -178,7 +186,7 @@ def test_only_the_files_of_the_page_are_served(serve: Callable[..., BackgroundSe
         "/web/index.html%00.js",
         "/api/file?path=/etc/passwd",
     ):
-        assert ask(running, path).status == 404, path
+        assert ask(shared, path).status == 404, path
 
 
 def test_without_a_model_nothing_can_be_read_or_generated(serve: Callable[..., BackgroundServer]) -> None:
@@ -189,10 +197,8 @@ def test_without_a_model_nothing_can_be_read_or_generated(serve: Callable[..., B
 
 
 @pytest.mark.parametrize("path", ["/", "/api/meta", "/web/style.css", "/nothing", "/api/tile"])
-def test_every_answer_has_the_headers_that_keep_a_browser_safe(
-    path: str, serve: Callable[..., BackgroundServer]
-) -> None:
-    answer = ask(serve(), path)
+def test_every_answer_has_the_headers_that_keep_a_browser_safe(path: str, shared: BackgroundServer) -> None:
+    answer = ask(shared, path)
     assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
     policy = answer.headers["content-security-policy"]
     assert "unsafe" not in policy
@@ -202,18 +208,16 @@ def test_every_answer_has_the_headers_that_keep_a_browser_safe(
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1:1", "localhost", ""])
-def test_another_name_for_this_machine_is_refused(host: str, serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
+def test_another_name_for_this_machine_is_refused(host: str, shared: BackgroundServer) -> None:
     for path in ("/", "/api/meta"):
-        answer = ask(running, path, headers={"host": host.format(port=running.bound_address.port)})
+        answer = ask(shared, path, headers={"host": host.format(port=shared.bound_address.port)})
         assert answer.status == 421
         assert "this server answers only to" in answer.json["error"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "[::1]:{port}"])
-def test_its_own_names_are_served(host: str, serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
-    answer = ask(running, "/api/meta", headers={"host": host.format(port=running.bound_address.port)})
+def test_its_own_names_are_served(host: str, shared: BackgroundServer) -> None:
+    answer = ask(shared, "/api/meta", headers={"host": host.format(port=shared.bound_address.port)})
     assert answer.status == 200
 
 
@@ -267,11 +271,10 @@ def test_without_the_key_there_is_nothing_but_the_refusal(
     assert len({BoundAddress("0.0.0.0", 80).secrets.token for _ in range(3)}) == 3
 
 
-def test_the_key_is_in_no_representation_and_in_no_message(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
-    wrong_host = ask(running, "/", headers={"host": "evil.example"})
-    shown = f"{running!r} {running.bound_address!r} {wrong_host.body!r} {wrong_host.headers}"
-    secrets = running.bound_address.secrets
+def test_the_key_is_in_no_representation_and_in_no_message(shared: BackgroundServer) -> None:
+    wrong_host = ask(shared, "/", headers={"host": "evil.example"})
+    shown = f"{shared!r} {shared.bound_address!r} {wrong_host.body!r} {wrong_host.headers}"
+    secrets = shared.bound_address.secrets
     for secret in (secrets.token, secrets.cookie, secrets.ticket):
         assert secret not in shown
 
@@ -302,9 +305,9 @@ def test_the_address_gives_a_cookie_for_the_page_s_files_alone(
 
 
 def test_a_browser_without_the_key_gets_a_page_that_says_where_it_is(
-    serve: Callable[..., BackgroundServer],
+    shared: BackgroundServer,
 ) -> None:
-    answer = ask(serve(), "/", headers={"accept": "text/html,*/*"}, key=False)
+    answer = ask(shared, "/", headers={"accept": "text/html,*/*"}, key=False)
     assert answer.status == 403
     assert answer.headers["content-type"].startswith("text/html")
     assert "the terminal" in answer.body.decode()
@@ -359,9 +362,9 @@ def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Callable[...
     assert len(ask(running, "/api/row?text=1&layer=0&head=0&row=2").floats) == 3
 
 
-def test_generating_comes_line_by_line(serve: Callable[..., BackgroundServer]) -> None:
+def test_generating_comes_line_by_line(shared: BackgroundServer) -> None:
     asked = {"text": "a", "tokens": 2, "window": 5, "sinks": 1, "temperature": 0.5}
-    lines = ask(serve(), "/api/generate", body=asked).lines
+    lines = ask(shared, "/api/generate", body=asked).lines
     assert lines[0] == {"start": {"window": 5, "sinks": 1, "temperature": 0.5}}
     assert [line["step"]["token"] for line in lines[1:]] == ["<0>", "<1>"]
 
@@ -399,13 +402,12 @@ def test_generating_comes_line_by_line(serve: Callable[..., BackgroundServer]) -
     ],
 )
 def test_what_is_too_much_or_wrong_is_said(
-    path: str, body: Any, status: int, message: str, serve: Callable[..., BackgroundServer]
+    path: str, body: Any, status: int, message: str, shared: BackgroundServer
 ) -> None:
-    running = serve()
-    answer = ask(running, f"/api/{path}", body=body, headers={"content-type": "application/json"})
+    answer = ask(shared, f"/api/{path}", body=body, headers={"content-type": "application/json"})
     assert answer.status == status
     assert message in answer.json["error"]
-    assert ask(running, "/api/meta").status == 200
+    assert ask(shared, "/api/meta").status == 200
 
 
 @pytest.mark.parametrize(
@@ -427,10 +429,8 @@ def test_what_is_too_much_or_wrong_is_said(
         ("steps?text=0&layer=0&head=0&row=999", 404, "row: expected a number"),
     ],
 )
-def test_what_is_not_there_is_said(
-    query: str, status: int, message: str, serve: Callable[..., BackgroundServer]
-) -> None:
-    answer = ask(serve(), f"/api/{query}")
+def test_what_is_not_there_is_said(query: str, status: int, message: str, shared: BackgroundServer) -> None:
+    answer = ask(shared, f"/api/{query}")
     assert answer.status == status
     assert message in answer.json["error"]
 
@@ -567,20 +567,19 @@ def wait_until(happens: Callable[[], bool]) -> None:
     pytest.fail("it did not happen within half a minute")
 
 
-def test_a_slow_client_holds_nobody_up(serve: Callable[..., BackgroundServer]) -> None:
-    running = serve()
+def test_a_slow_client_holds_nobody_up(shared: BackgroundServer) -> None:
     slow = []
     for _ in range(10):
-        connection = socket.create_connection(("127.0.0.1", running.bound_address.port), timeout=HANGING)
+        connection = socket.create_connection(("127.0.0.1", shared.bound_address.port), timeout=HANGING)
         connection.sendall(b"GET /api/meta HTTP/1.1\r\nHo")  # and no more, for now
         slow.append(connection)
     for _ in range(5):
-        assert ask(running, "/api/meta").status == 200
-    slow[0].sendall(f"st: 127.0.0.1:{running.bound_address.port}\r\n{key_line(running)}\r\n".encode())
+        assert ask(shared, "/api/meta").status == 200
+    slow[0].sendall(f"st: 127.0.0.1:{shared.bound_address.port}\r\n{key_line(shared)}\r\n".encode())
     assert slow[0].recv(4096).startswith(b"HTTP/1.1 200")
     for connection in slow:
         connection.close()
-    assert ask(running, "/api/meta").status == 200
+    assert ask(shared, "/api/meta").status == 200
 
 
 def test_a_request_that_announces_too_much_is_refused_before_it_comes(
@@ -781,15 +780,14 @@ def test_more_connections_than_allowed_are_answered_with_503(serve: Callable[...
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("key", [False, True])
 def test_a_refusal_can_be_read_by_one_who_is_still_sending(
-    chunked: bool, key: bool, serve: Callable[..., BackgroundServer]
+    chunked: bool, key: bool, shared: BackgroundServer
 ) -> None:
-    running = serve()
     size = 8 << 20
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
-    head = request(running, "POST /api/capture", "Content-Type: application/json", length)
+    head = request(shared, "POST /api/capture", "Content-Type: application/json", length)
     part = b"100000\r\n" + b" " * (1 << 20) + b"\r\n" if chunked else b" " * (1 << 20)
     head = head if key else head.replace(b"Bearer ", b"Bearer x")
-    with closing(connect(running, head)) as client:
+    with closing(connect(shared, head)) as client:
         for _ in range(8):
             client.sendall(part)
         answer = b""
@@ -798,13 +796,10 @@ def test_a_refusal_can_be_read_by_one_who_is_still_sending(
     assert answer.startswith(b"HTTP/1.1 413 " if key else b"HTTP/1.1 403 ")
 
 
-def test_what_is_not_http_is_refused(
-    serve: Callable[..., BackgroundServer], caplog: pytest.LogCaptureFixture
-) -> None:
-    running = serve()
-    long = request(running, "GET /", "X-Long: " + "x" * (1 << 20))
+def test_what_is_not_http_is_refused(shared: BackgroundServer, caplog: pytest.LogCaptureFixture) -> None:
+    long = request(shared, "GET /", "X-Long: " + "x" * (1 << 20))
     for sent in (b"nonsense\r\n\r\n", long):
-        with closing(connect(running, sent)) as client:
+        with closing(connect(shared, sent)) as client:
             answer = client.recv(4096)
         assert answer.startswith(b"HTTP/1.1 400 ")
     assert caplog.text == ""
