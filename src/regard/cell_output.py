@@ -63,6 +63,13 @@ def text_output(text: str) -> dict[str, str]:
     return bundle(text, f"<pre>{html.escape(text)}</pre>")
 
 
+class PrintedOutput:
+    """A result that a notebook shows as `print` does."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return text_output(str(self))
+
+
 def _cell(value: object) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     side = "right" if is_number else "left"

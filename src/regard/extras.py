@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class MissingExtraError(ImportError):
@@ -29,3 +30,12 @@ def extra(name: str, purpose: str) -> Iterator[None]:
         raise MissingExtraError(
             f'{purpose} needs {library}, which is not installed: pip install "regard[{name}]"', name=library
         ) from None
+
+
+def data_frame(data: Any, columns: list[str] | None = None) -> Any:
+    """A DataFrame from records or columns; pandas is in no extra, so ImportError says how to install it."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("to_pandas needs pandas: pip install pandas") from None
+    return pandas.DataFrame(data, columns=columns)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.cell_output import text_output
+from regard.cell_output import PrintedOutput
 from regard.comparison.aligned_maps import select_positions, total_variation
 from regard.comparison.alignment import Alignment, align
 from regard.escapes import escape
+from regard.extras import data_frame
 from regard.maps import AttentionMap
 from regard.spans.text_maps import choose_text, text_positions
 
@@ -85,7 +86,7 @@ class ComparedText:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(PrintedOutput):
     """Two captures, head by head, on the tokens that they share: the result of `regard.compare`."""
 
     a: ComparedText
@@ -147,15 +148,7 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head, the one that differs most first."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_pandas needs pandas: pip install pandas") from None
-        return pandas.DataFrame(self.heads)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows: what differs most."""
-        return text_output(str(self))
+        return data_frame(self.heads)
 
     def __repr__(self) -> str:
         shared = len(next(iter(self.alignments.values()))[0].a)

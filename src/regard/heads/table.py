@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regard.atomic import atomic_write
-from regard.extras import extra
+from regard.extras import data_frame, extra
 from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text, shorten
 from regard.heads.head_sentence import describe_head, label_title
 from regard.heads.labels import sort_labels
@@ -273,12 +273,8 @@ class HeadTable:
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head and the columns of `columns()`."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_pandas needs pandas: pip install pandas") from None
         whole = {name: "Int64" for name in ("sink_key", "offset", "token")}
-        return pandas.DataFrame(self.columns()).astype(whole)
+        return data_frame(self.columns()).astype(whole)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the table to `path`, atomically, in the format of its suffix: .json, .csv or .parquet."""

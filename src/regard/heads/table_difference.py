@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regard.cell_output import text_output
+from regard.cell_output import PrintedOutput
 from regard.escapes import escape
+from regard.extras import data_frame
 from regard.heads.score_words import title
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ComparedRow:
 
 
 @dataclass(frozen=True)
-class TableDifference:
+class TableDifference(PrintedOutput):
     """Every head of two tables, with the change of its scores and labels. Made by `table.compare(other)`.
 
     The interval of a difference is computed from the intervals of both scores as if they were independent:
@@ -115,20 +116,12 @@ class TableDifference:
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head and score."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_pandas needs pandas: pip install pandas") from None
         records = [
             {"layer": row.before.key, "head": row.before.head, "score": name} | score._asdict()
             for row in self.rows
             for name, score in row.scores.items()
         ]
-        return pandas.DataFrame(records)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows: the heads whose labels changed."""
-        return text_output(str(self))
+        return data_frame(records)
 
     def __repr__(self) -> str:
         return f"TableDifference({len(self)} heads, {len(self.changed)} with other labels)"

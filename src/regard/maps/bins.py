@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.attention.backends.runs import join_runs
 from regard.attention.masks.grid import Blocks
+from regard.maps.spans import number_members
 
 PADDING_SHARE = 8  # bins are padded where that adds at most one place to so many
 CHUNK = 16  # numbers that are added one after another; in longer sums they would lose digits
@@ -107,10 +108,7 @@ def make_bins(
     pad = pad and fits and 0 < PADDING_SHARE * added <= int(sizes.sum())
     lengths = torch.full_like(sizes, largest) if pad else sizes  # in places
     chunks = -(-lengths // CHUNK)
-    bin_of_place = torch.arange(len(sizes), device="cpu").repeat_interleave(lengths)
-    first_place = lengths.cumsum(0) - lengths
-    # The number of each place in its bin.
-    number = torch.arange(len(bin_of_place), device="cpu") - first_place[bin_of_place]
+    bin_of_place, number = number_members(lengths)
     last_number = sizes[bin_of_place] - 1
     places, padding = starts[bin_of_place] + torch.minimum(number, last_number), number > last_number
     chunk_of_place = (chunks.cumsum(0) - chunks)[bin_of_place] + number // CHUNK

@@ -68,6 +68,7 @@ class HeadPass:
         mask_tiles: MaskTiles,
         gain: Tensor | None = None,
     ) -> None:
+        self.b, self.h = b, h
         self.q_bins, self.k_bins, self.mask_tiles = q_bins, k_bins, mask_tiles
         self.scale, self.softcap = m.scale, m.softcap
         self.mask = m.mask.select(slice(b, b + 1), slice(h, h + 1))

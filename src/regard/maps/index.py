@@ -131,3 +131,10 @@ def _check_positions(index: Tensor, size: int, name: str) -> Tensor:
     if len(index) and not (-size <= int(index.min()) and int(index.max()) < size):
         raise IndexError(f"index: expected {name} from {-size} to {size - 1}, got up to {int(index.max())}")
     return index % size
+
+
+def diagonal_spans(offset: int, T: int, S: int) -> tuple[slice, slice]:
+    """The rows and the keys of the entries [i, i + offset] of a matrix (T, S)."""
+    first = max(0, -offset)
+    length = max(0, min(T - first, S - offset - first))
+    return slice(first, first + length), slice(first + offset, first + offset + length)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.runs import join_runs
+from regard.maps.spans import number_members
 
 MIN_QUERIES = 4096  # of a map: a smaller one is pooled in no time when its overview is asked for
 MIN_SIZE = 128  # of a cell: the largest block of keys of the attention kernels
@@ -64,8 +65,7 @@ class KeptOverview(NamedTuple):
             return None
         first = starts // self.size
         counts = (stops + self.size - 1) // self.size - first
-        spans = torch.arange(len(starts), device="cpu").repeat_interleave(counts)
-        number = torch.arange(len(spans), device="cpu") - (counts.cumsum(0) - counts)[spans]
+        spans, number = number_members(counts)
         return first[spans] + number, spans, len(starts)
 
 

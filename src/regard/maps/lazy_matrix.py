@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,14 @@ class LazyMatrix(ABC):
     """
 
     axes: Axes
+    signed: ClassVar[bool] = True
+    """Whether entries may be below 0."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: a picture of the first heads, and the map as text."""
+        from regard.maps.picture import map_output
+
+        return map_output(self, self.signed)
 
     @property
     @abstractmethod
@@ -88,19 +96,19 @@ class LazyMatrix(ABC):
         return self._expand_values(v) is not None
 
     @property
-    def _value_heads(self) -> tuple[int, ...]:
-        """How many heads values may have."""
-        return (self.matrix[1],)
+    def _key_heads(self) -> int:
+        """How many heads its keys have, as many as values may have; H unless heads share their keys."""
+        return self.matrix[1]
 
     def _expand_values(self, v: Tensor) -> Tensor | None:
-        """Expand v (…, S, E) to one (S, E) for each sequence and head, (B, n, S, E) with n of `_value_heads`.
+        """Expand v (…, S, E) to one (S, E) for each sequence and head: (B, n, S, E), n the key heads or H.
 
         Leading dimensions broadcast to the axes that the map shows. Returns None if they do not fit.
         """
-        B, _, _, S = self.matrix
+        B, H, _, S = self.matrix
         if v.ndim < 2 or v.shape[-2] != S:
             return None
-        for n in dict.fromkeys(self._value_heads):
+        for n in dict.fromkeys((self._key_heads, H)):
             shown = self.axes.visible((B, n))
             lead = (1,) * (len(shown) - (v.ndim - 2)) + tuple(v.shape[:-2])
             if len(lead) == len(shown) and all(a in (1, b) for a, b in zip(lead, shown, strict=True)):

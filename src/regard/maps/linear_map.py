@@ -20,93 +20,19 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks
 from regard.attention.masks.named_masks import causal
-from regard.attention.tensors import check_floats
 from regard.maps import storage
 from regard.maps.bins import Bins
-from regard.maps.index import Axes, select_kv_heads
+from regard.maps.index import Axes, diagonal_spans, select_kv_heads
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
 from regard.maps.overview import MapSummary, Overview, larger_magnitude
 from regard.maps.recurrence import ChunkedRecurrence, KeyBlock, RecurrenceInputs
 from regard.maps.signed_map import SignedMap, SignedTile
+from regard.maps.spans import number_members
 from regard.maps.sweep import RowStatistics
 
 NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 29}  # of a tensor (heads, T, width) that are computed at a time
 STRIP_NUMBERS = {"cpu": 1 << 23, "cuda": 1 << 27}  # entries of whole rows that are computed at a time
 NEAR_DIAGONALS = 64  # diagonals up to this far from the main one are computed token by token
-
-
-def linear_attention_map(
-    q: Tensor,
-    k: Tensor,
-    *,
-    decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    delta_rule: bool = False,
-    skip: Tensor | None = None,
-    scale: float = 1.0,
-    qk_norm: float | None = None,
-) -> LinearAttentionMap:
-    """The map of a linear-attention or state-space layer, as entries W with o_t = Σ_s W_ts v_s.
-
-    The layer's state is S_t = (I − β_t k_t k_tᵀ) e^{g_t} S_{t−1} + β_t k_t v_tᵀ, without the bracket unless
-    `delta_rule`, and its output o_t = scale · S_tᵀ q_t + skip · v_t.
-
-    - `q`, `k`: (B, G, T, D), where each of the G heads serves as many of the layer's H heads. For Mamba-2
-      they are C and B.
-    - `decay`: g, the logarithm of what the state keeps, at most 0: (B, H, T), or (B, H, T, D) for a decay of
-      each channel (KDA, GLA). None for no decay.
-    - `beta`: β, (B, H, T); 1 by default. For Mamba-2 it is the time step.
-    - `skip`: (H,), what a token's own value adds beside the recurrence (Mamba-2's D).
-    - `qk_norm`: if given, q and k are divided by √(Σ x² + qk_norm) first.
-
-    >>> import torch, regard
-    >>> q = k = torch.eye(3)[None, None]
-    >>> m = regard.linear_attention_map(q, k, decay=torch.full((1, 1, 3), -0.5))
-    >>> m
-    LinearAttentionMap(1×1×3×3, linear attention with decay, float32)
-    >>> regard.linear_attention_map(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), delta_rule=True)[0, 0, 2]
-    tensor([0., 0., 1.])
-    """
-    for name, x in (("q", q), ("k", k)):
-        if check_floats(name, x).ndim != 4:
-            raise ValueError(f"{name}: expected (B, G, T, D), got {tuple(x.shape)}")
-    if q.shape != k.shape:
-        raise ValueError(f"k: expected {tuple(q.shape)}, as q has, got {tuple(k.shape)}")
-    B, G, T, D = q.shape
-    working = working_dtype(q.dtype)
-    H = next((x.shape[1] for x in (decay, beta) if x is not None and x.ndim >= 3), G)
-    if skip is not None and decay is None and beta is None:
-        H = len(skip)
-    if H % max(G, 1):
-        raise ValueError(f"q: expected a number of heads that divides the layer's {H}, got {G}")
-    expected: dict[str, list[tuple[int, ...]]] = {
-        "decay": [(B, H, T), (B, H, T, D)],
-        "beta": [(B, H, T)],
-        "skip": [(H,)],
-    }
-    given = {"decay": decay, "beta": beta, "skip": skip}
-    for name, tensor in given.items():
-        if tensor is None:
-            continue
-        if tuple(check_floats(name, tensor).shape) not in expected[name]:
-            shapes = " or ".join(map(str, expected[name]))
-            raise ValueError(f"{name}: expected {shapes}, got {tuple(tensor.shape)}")
-        if tensor.device != q.device:
-            raise ValueError(f"{name}: expected it on {q.device}, where q is, got {tensor.device}")
-    if k.device != q.device:
-        raise ValueError(f"k: expected it on {q.device}, where q is, got {k.device}")
-    decay = q.new_zeros(B, H, T, dtype=working) if decay is None else decay
-    beta = q.new_ones(B, H, T, dtype=working) if beta is None else beta
-    return LinearAttentionMap(
-        q=q.detach(),
-        k=k.detach(),
-        decay=decay.detach(),
-        beta=beta.detach(),
-        skip=None if skip is None else skip.detach(),
-        delta_rule=delta_rule,
-        scale=float(scale),
-        qk_norm=qk_norm,
-    )
 
 
 class AbsoluteStatistics(NamedTuple):
@@ -462,20 +388,18 @@ class LinearAttentionMap(SignedMap):
         return torch.cat(parts, 1)[:, :, rows.start :]
 
     @property
-    def _value_heads(self) -> tuple[int, int]:
-        """How many heads values may have: one for each key head or for each head."""
-        return self.k.shape[1], self.matrix[1]
+    def _key_heads(self) -> int:
+        return self.k.shape[1]
 
     @torch.no_grad()
     def diagonal(self, offset: int = 0) -> Tensor:
         """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
         _, _, T, S = self.matrix
-        first = max(0, -offset)
-        length = max(0, min(T - first, S - offset - first))
+        rows, _ = diagonal_spans(offset, T, S)
         back = self.rows.start - offset  # by how much a key comes before its query
         if back > NEAR_DIAGONALS:
             return super().diagonal(offset)
-        entries = torch.zeros(*self.matrix[:2], length, dtype=self.dtype, device=self.device)
+        entries = torch.zeros(*self.matrix[:2], rows.stop - rows.start, dtype=self.dtype, device=self.device)
         if back < 0 or not entries.numel():
             return self._shaped(entries)
         for part, heads in self._head_groups():
@@ -487,7 +411,7 @@ class LinearAttentionMap(SignedMap):
                 inputs.keys(everything),
             )
             k = keys * norms
-            at = torch.arange(first, first + length, device=self.device) + self.rows.start
+            at = torch.arange(rows.start, rows.stop, device=self.device) + self.rows.start
             u = inputs.queries(at)
             for step in range(back):
                 s = at - step
@@ -512,6 +436,5 @@ def _as_index(index: slice | Tensor, size: int) -> Tensor:
 def _owners(bounds: Tensor) -> tuple[Tensor, Tensor]:
     """For spans between bounds (2, n), the span of each place and its position."""
     starts, stops = bounds.cpu()
-    owner = torch.arange(len(starts), device="cpu").repeat_interleave(stops - starts)
-    offset = torch.arange(len(owner), device="cpu") - ((stops - starts).cumsum(0) - (stops - starts))[owner]
-    return owner, starts[owner] + offset
+    owner, number = number_members(stops - starts)
+    return owner, starts[owner] + number

@@ -28,7 +28,8 @@ from regard.files import (
 )
 from regard.maps.index import Axes
 from regard.maps.kept_overview import KeptOverview
-from regard.maps.linear_map import LinearAttentionMap, linear_attention_map
+from regard.maps.linear_layer import linear_attention_map
+from regard.maps.linear_map import LinearAttentionMap
 from regard.maps.map import AttentionMap
 from regard.maps.storage import FORMAT, KEPT, LINEAR_FORMAT
 

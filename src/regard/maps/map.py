@@ -89,6 +89,8 @@ class AttentionMap(MapData, LazyMatrix):
     overview that a capture with `overviews=True` has computed with the attention, from which `pool` answers.
     """
 
+    signed = False
+
     @property
     def nbytes(self) -> int:
         """Bytes of q, k and lse, and of the overview that is kept with them."""
@@ -104,12 +106,6 @@ class AttentionMap(MapData, LazyMatrix):
             settings.append("sink logits")
         dtype = str(self.q.dtype).removeprefix("torch.")
         return f"AttentionMap({size}, {', '.join(settings)}, {dtype}, {memory})"
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows: a picture of the first heads, and the map as text."""
-        from regard.maps.picture import map_output
-
-        return map_output(self, signed=False)
 
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
         """The weights of some rows and some keys, each a slice or a tensor of indices: (B, H, rows, keys)."""
@@ -292,9 +288,8 @@ class AttentionMap(MapData, LazyMatrix):
         raise ValueError(f"v: expected ({', '.join(map(str, lead))}, E), got {got}")
 
     @property
-    def _value_heads(self) -> tuple[int, int]:
-        """How many heads values may have: one for each key/value head or for each query head."""
-        return self.k.shape[1], self.matrix[1]
+    def _key_heads(self) -> int:
+        return self.k.shape[1]
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file, atomically; `regard.load(path)` opens it again."""

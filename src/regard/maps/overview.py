@@ -100,16 +100,11 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
         return sums
     q_bins = make_bins(find_runs(rows.cpu()), head_pass.QUERIES, m.device)
     k_bins = whole_bins(S, head_pass.KEYS, m.device)
-    mask_tiles, shares = MaskTiles(m, q_bins, k_bins), _shares(m)
 
-    def work(unit: tuple[int, int, int]) -> Tensor:
-        b, h, share = unit
-        head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles)
-        part = head.receive(_share(head.tiles(), share, shares), row_weights[b, h])
-        return k_bins.by_position(part, S)
+    def receive(head: HeadPass, tiles: list[ScoreTile]) -> Tensor:
+        return k_bins.by_position(head.receive(tiles, row_weights[head.b, head.h]), S)
 
-    units = list(product(range(B), range(H), range(shares)))
-    for (b, h, _), part in zip(units, _run_all(work, units, m.device), strict=True):
+    for b, h, part in _fold_tiles(m, q_bins, k_bins, receive):
         total[b, h] += part
     return total
 
@@ -186,22 +181,17 @@ def _pass_over_tiles(
         return overview, sweep.statistics(m)
     q_bins = make_bins(rows, head_pass.QUERIES, m.device, pad=cells, interleave=cells)
     k_bins = make_bins(cols, head_pass.KEYS, m.device, pad=cells)
-    mask_tiles, shares = MaskTiles(m, q_bins, k_bins), _shares(m)
     larger = torch.maximum if gain is None else larger_magnitude
     stats = RowStatistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
     total = m.lse.new_zeros(B, H, T)
 
-    def work(unit: tuple[int, int, int]) -> tuple[Overview | None, PlaceStatistics | None]:
-        b, h, share = unit
-        head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles, None if gain is None else gain[b, h])
+    def sweep_head(head: HeadPass, tiles: list[ScoreTile]) -> tuple[Overview | None, PlaceStatistics | None]:
         pooled = head.empty_cells() if cells else None
         of_places = head.empty_statistics() if statistics else None
-        head.sweep(_share(head.tiles(), share, shares), pooled, of_places)
+        head.sweep(tiles, pooled, of_places)
         return None if pooled is None else _overview(pooled, q_bins), of_places
 
-    # Add up the shares of every head in a fixed order, so that the result does not depend on timing.
-    units = list(product(range(B), range(H), range(shares)))
-    for (b, h, _), (pooled, of_places) in zip(units, _run_all(work, units, m.device), strict=True):
+    for b, h, (pooled, of_places) in _fold_tiles(m, q_bins, k_bins, sweep_head, gain):
         if pooled is not None:
             overview.mass[b, h] += pooled.mass
             overview.max[b, h] = larger(overview.max[b, h], pooled.max)
@@ -224,28 +214,36 @@ def larger_magnitude(x: Tensor, y: Tensor) -> Tensor:
     return y.where(y.abs() > x.abs(), x)
 
 
-Unit = TypeVar("Unit")
 Result = TypeVar("Result")
 
 
-def _threads(device: torch.device) -> int:
-    """How many units of work run at once: on a CPU one a core, better than cores that share a tile."""
-    return torch.get_num_threads() if device.type == "cpu" else 1
+def _fold_tiles(
+    m: MapData,
+    q_bins: Bins,
+    k_bins: Bins,
+    reduce: Callable[[HeadPass, list[ScoreTile]], Result],
+    gain: Tensor | None = None,
+) -> Iterator[tuple[int, int, Result]]:
+    """What the tiles of every head are reduced to, with the sequence and the head, from a thread a core.
 
+    Where there are fewer heads than cores, the tiles of a head are shared out, and it comes several times.
+    The order is fixed, so that sums do not depend on timing.
+    """
+    B, H = m.matrix[:2]
+    # On a CPU a unit of work a core, which is better than cores that share a tile.
+    threads = torch.get_num_threads() if m.device.type == "cpu" else 1
+    shares = -(-threads // max(B * H, 1))
+    mask_tiles = MaskTiles(m, q_bins, k_bins)
 
-def _shares(m: MapData) -> int:
-    """The number of shares of one head's tiles, where there are fewer heads than cores."""
-    return -(-_threads(m.device) // max(m.matrix[0] * m.matrix[1], 1))
+    @torch.no_grad()
+    def work(unit: tuple[int, int, int]) -> tuple[int, int, Result]:
+        b, h, share = unit
+        head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles, None if gain is None else gain[b, h])
+        tiles = head.tiles()
+        first, stop = (n * len(tiles) // shares for n in (share, share + 1))
+        return b, h, reduce(head, tiles[first:stop])
 
-
-def _share(tiles: list[ScoreTile], share: int, shares: int) -> list[ScoreTile]:
-    """One of so many equal shares of the tiles, of neighbours."""
-    return tiles[share * len(tiles) // shares : (share + 1) * len(tiles) // shares]
-
-
-def _run_all(work: Callable[[Unit], Result], units: list[Unit], device: torch.device) -> Iterator[Result]:
-    """The results of the work for every unit, in order, from a thread a core."""
-    threads, work = _threads(device), torch.no_grad()(work)
+    units = product(range(B), range(H), range(shares))
     if threads == 1:
         yield from map(work, units)
         return

@@ -15,6 +15,7 @@ from regard.attention.masks.grid import grid
 from regard.maps import kernels, overview, precision, sweep
 from regard.maps.data import MapData
 from regard.maps.dense_rows import partial_weights, tile_weights
+from regard.maps.index import diagonal_spans
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
 from regard.maps.product import multiply
 
@@ -110,9 +111,6 @@ def _band_mass(m: MapData, mask: Mask) -> Tensor | None:
 
 def diagonal(m: MapData, offset: int) -> Tensor:
     """The weights A[i, i + offset], (B, H, N): as many dot products as the diagonal is long."""
-    _, _, T, S = m.matrix
-    first = max(0, -offset)
-    length = max(0, min(T - first, S - offset - first))
-    rows, keys = slice(first, first + length), slice(first + offset, first + offset + length)
+    rows, keys = diagonal_spans(offset, *m.matrix[2:])
     (weights,) = precision.compute(m, lambda group: [sweep.diagonal(group.data, rows, keys)], rows)
     return weights

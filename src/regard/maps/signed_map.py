@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.attention.arguments import check_whole_number
 from regard.attention.masks.grid import Blocks
 from regard.maps.bins import Bins, TileSide, block_table, find_runs, make_bins, whole_bins
-from regard.maps.index import Axes
+from regard.maps.index import Axes, diagonal_spans
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
 from regard.maps.overview import Overview, larger_magnitude
 
@@ -50,12 +50,6 @@ class SignedMap(LazyMatrix):
     def __repr__(self) -> str:
         size = "×".join(str(n) for n in self.shape)
         return f"{type(self).__name__}({size}, {str(self.dtype).removeprefix('torch.')})"
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows: a picture of the first heads, and the map as text."""
-        from regard.maps.picture import map_output
-
-        return map_output(self, signed=True)
 
     def __sub__(self, other: object) -> DifferenceMap:
         return DifferenceMap(self, other) if isinstance(other, LazyMatrix) else NotImplemented
@@ -147,12 +141,10 @@ class SignedMap(LazyMatrix):
 
     def diagonal(self, offset: int = 0) -> Tensor:
         """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
-        T, S = self.shape[-2:]
-        first = max(0, -offset)
-        length = max(0, min(T - first, S - offset - first))
+        rows, _ = diagonal_spans(offset, *self.shape[-2:])
         parts = [torch.zeros(*self.shape[:-2], 0, dtype=self.dtype, device=self.device)]
-        for i in range(first, first + length, SIDES[0]):
-            j = min(i + SIDES[0], first + length)
+        for i in range(rows.start, rows.stop, SIDES[0]):
+            j = min(i + SIDES[0], rows.stop)
             square = self.tile(slice(i, j), slice(i + offset, j + offset))
             parts.append(square.diagonal(dim1=-2, dim2=-1))
         return torch.cat(parts, -1)

@@ -168,3 +168,14 @@ def _whole_numbers(name: str, values: Sequence[int] | Tensor) -> list[int]:
         raise ValueError(f"{name}: expected whole positions in one dimension, got {tuple(tensor.shape)}")
     numbers: list[int] = tensor.tolist()
     return numbers
+
+
+def number_members(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """For groups of so many members, all of them in order: the group of each, and its number in it.
+
+    >>> import torch
+    >>> [x.tolist() for x in number_members(torch.tensor([2, 3]))]
+    [[0, 0, 1, 1, 1], [0, 1, 0, 1, 2]]
+    """
+    group = torch.arange(len(counts), device="cpu").repeat_interleave(counts)
+    return group, torch.arange(len(group), device="cpu") - (counts.cumsum(0) - counts)[group]

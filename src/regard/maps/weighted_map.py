@@ -86,9 +86,8 @@ class WeightedMap(SignedMap):
         return self._shaped(multiply(self.attention, values).to(v.dtype))
 
     @property
-    def _value_heads(self) -> tuple[int, int]:
-        """How many heads values may have: one for each key/value head or for each query head."""
-        return self.attention.k.shape[1], self.matrix[1]
+    def _key_heads(self) -> int:
+        return self.attention.k.shape[1]
 
     def diagonal(self, offset: int = 0) -> Tensor:
         """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""

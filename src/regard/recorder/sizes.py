@@ -17,7 +17,7 @@ from torch import nn
 
 from regard.attention.arguments import check_whole_number
 from regard.attention.inputs import working_dtype
-from regard.cell_output import text_output
+from regard.cell_output import PrintedOutput
 from regard.gpt import Config
 from regard.recorder.layer import LayerId
 from regard.recorder.placement import kv_slots
@@ -58,7 +58,7 @@ class LayerSize(NamedTuple):
         return values + B * ((H * self.T + G * self.S) * self.D * dtype.itemsize + H * self.T * working)
 
 
-class CaptureSize(int):
+class CaptureSize(PrintedOutput, int):
     """The number of bytes that a capture will store; prints with the options that make it smaller."""
 
     layers: dict[int | str, int]
@@ -77,10 +77,6 @@ class CaptureSize(int):
         width = max(map(len, self.options), default=0)
         lines += [f"  {option:<{width}}  {format_bytes(size)}" for option, size in self.options.items()]
         return "\n".join([*lines, f"  (the matrices themselves: {format_bytes(self.dense)})"])
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows: the size, and the options that make it smaller."""
-        return text_output(str(self))
 
     def __repr__(self) -> str:
         return f"CaptureSize({format_bytes(self)})"

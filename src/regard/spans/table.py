@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.cell_output import text_output
+from regard.cell_output import PrintedOutput
 from regard.escapes import escape
+from regard.extras import data_frame
 from regard.heads.running_sums import students_t
 from regard.heads.without_sink import MIN_REST
 
@@ -40,7 +41,7 @@ class SpanHead(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SpanTable:
+class SpanTable(PrintedOutput):
     """The mass that each row span puts on each column span: the mean over the queries of the row.
 
     Made by `seen.spans(rows, cols)` and by `regard.mean(captures, spans=…)`. Prints as a table.
@@ -162,10 +163,6 @@ class SpanTable:
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head, row span and column span: its mass and the uniform one."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_pandas needs pandas: pip install pandas") from None
         heads, uniform = self.heads, self.uniform.heads
         records = [
             (key, head, row, col, float(heads[n, i, j]), float(uniform[n, i, j]))
@@ -173,11 +170,7 @@ class SpanTable:
             for i, row in enumerate(self.rows)
             for j, col in enumerate(self.cols)
         ]
-        return pandas.DataFrame(records, columns=["layer", "head", "row", "col", "mass", "uniform"])
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows: the mass of every part, as a table."""
-        return text_output(str(self))
+        return data_frame(records, columns=["layer", "head", "row", "col", "mass", "uniform"])
 
     def __repr__(self) -> str:
         return f"SpanTable({len(self.rows)} rows × {len(self.cols)} columns, {len(self.places)} heads)"

@@ -18,45 +18,6 @@ from regard.attention.masks.interval import Interval
 class TilePredicate:
     """What a mask answers about tiles and blocks; `allowed` is its own, the rest follows from it."""
 
-    def allowed(self, at: Grid) -> Tensor:
-        """Whether each query sees each key of the tile `at`: boolean, broadcastable to (B, H, rows, cols).
-
-        An answer by arithmetic, comparisons and `& | ~` on `at.q` and `at.k` serves `block_bounds` as well. A
-        mask that holds other masks asks their `evaluate`.
-        """
-        raise NotImplementedError
-
-    def score_bias(self, at: Grid) -> Tensor | None:
-        """The numbers added to the scores of the tile `at`, broadcastable to (B, H, rows, cols), or None."""
-        return None
-
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        """Why this mask does not fit (B, H, T, S), where B or H may be None for any, or None if it fits."""
-        return None
-
-    def evaluate(self, at: Grid) -> Tensor:
-        """What is `allowed` in a tile, or in blocks: an interval of truth values for each (`Blocks.grid`)."""
-        k: Any = at.k
-        if not isinstance(k, Interval):
-            return self.allowed(at)
-        answer: Any = None
-        # A mask that cannot compute with intervals, as one that asks a tensor or a function of PyTorch, is
-        # asked about each entry instead, where its errors show.
-        with contextlib.suppress(Exception):
-            answer = self.allowed(at)
-        if not isinstance(answer, Interval) or answer.least.dtype != torch.bool:
-            true = always(k.least)
-            answer = Interval(~true, true)
-        return cast(Tensor, answer)
-
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """For each of the `blocks`: whether anything in it may be visible, and whether everything in it is.
-
-        A mask that cannot tell without looking at each entry answers (True, False), which is always safe.
-        """
-        bounds: Any = self.evaluate(blocks.grid())
-        return bounds.most, bounds.least
-
     def tile(
         self,
         rows: Span,
@@ -127,6 +88,45 @@ class TilePredicate:
         B, H = shape[:2] if len(shape) == 4 else (None, None)
         if (reason := self.shape_error(B, H, T, S)) is not None:
             raise ValueError(f"mask {self}: {reason}")
+
+    def allowed(self, at: Grid) -> Tensor:
+        """Whether each query sees each key of the tile `at`: boolean, broadcastable to (B, H, rows, cols).
+
+        An answer by arithmetic, comparisons and `& | ~` on `at.q` and `at.k` serves `block_bounds` as well. A
+        mask that holds other masks asks their `evaluate`.
+        """
+        raise NotImplementedError
+
+    def score_bias(self, at: Grid) -> Tensor | None:
+        """The numbers added to the scores of the tile `at`, broadcastable to (B, H, rows, cols), or None."""
+        return None
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        """Why this mask does not fit (B, H, T, S), where B or H may be None for any, or None if it fits."""
+        return None
+
+    def evaluate(self, at: Grid) -> Tensor:
+        """What is `allowed` in a tile, or in blocks: an interval of truth values for each (`Blocks.grid`)."""
+        k: Any = at.k
+        if not isinstance(k, Interval):
+            return self.allowed(at)
+        answer: Any = None
+        # A mask that cannot compute with intervals, as one that asks a tensor or a function of PyTorch, is
+        # asked about each entry instead, where its errors show.
+        with contextlib.suppress(Exception):
+            answer = self.allowed(at)
+        if not isinstance(answer, Interval) or answer.least.dtype != torch.bool:
+            true = always(k.least)
+            answer = Interval(~true, true)
+        return cast(Tensor, answer)
+
+    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """For each of the `blocks`: whether anything in it may be visible, and whether everything in it is.
+
+        A mask that cannot tell without looking at each entry answers (True, False), which is always safe.
+        """
+        bounds: Any = self.evaluate(blocks.grid())
+        return bounds.most, bounds.least
 
 
 def _spread(answer: Tensor, at: Grid) -> Tensor:

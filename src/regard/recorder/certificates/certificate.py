@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.cell_output import bundle, table_html, text_output
+from regard.cell_output import PrintedOutput, bundle, table_html
 from regard.lru import LRUCache
 from regard.recorder.placement import Runs
 
@@ -36,7 +36,7 @@ NO_TOKENS = "its axes are not known to be the tokens"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(PrintedOutput):
     """The comparison of one layer's map with what the model computed."""
 
     difference: float
@@ -111,10 +111,6 @@ class Evidence:
         if self.sinks:
             parts.append("sink logits")
         return ", ".join(parts)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows: the evidence as a sentence."""
-        return text_output(str(self))
 
     def __str__(self) -> str:
         compared = f"{self.rows:,} of {self.total_rows:,} rows"
