@@ -24,7 +24,7 @@ from regard.files import (
     read_json,
     read_text,
 )
-from regard.gpt import GPT
+from regard.gpt import GPT, Config
 from regard.gpt.training.corpus import read
 from regard.heads.corpus import digest, read_chunks
 
@@ -140,44 +140,28 @@ def test_what_is_no_regular_file_is_never_opened(
         GPT.from_pretrained(path)
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"]
-)
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_every_file_of_a_model_is_a_regular_one(name: str, kind: str, tmp_path: Path) -> None:
-    from regard.gpt import Config
-
-    model = GPT(Config(vocab_size=8, context_length=4, num_layers=1, num_heads=1, d_model=2))
-    model.save(tmp_path / "model")
-    (tmp_path / "model" / name).unlink(missing_ok=True)
-    make(tmp_path, kind).rename(tmp_path / "model" / name)
-    with pytest.raises(ModelFileError, match=f"{name}, which is a"):
-        GPT.from_pretrained(tmp_path / "model")
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "config.json",
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "generation_config.json",
-    ],
+    "name", ["config.json", "model.safetensors", INDEX, "tokenizer.json", "generation_config.json"]
 )
-@pytest.mark.parametrize(("target", "says"), LINKS)
-def test_a_link_of_a_model_that_leads_nowhere_is_not_an_absent_file(
-    name: str, target: str, says: str, tmp_path: Path
-) -> None:
+def test_every_file_of_a_model_is_a_regular_one_and_no_link_to_nowhere(name: str, tmp_path: Path) -> None:
     """Without its tokenizer or generation config a model would load, and be another one."""
-    from regard.gpt import Config
-
     model = GPT(Config(vocab_size=8, context_length=4, num_layers=1, num_heads=1, d_model=2))
     model.save(tmp_path / "model")
-    (tmp_path / "model" / name).unlink(missing_ok=True)
-    (tmp_path / "model" / name).symlink_to(target.format(name=name))
-    with pytest.raises(ModelFileError, match=f"{name}, which {says}"):
-        GPT.from_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / name
+    path.unlink(missing_ok=True)
+    for kind in ("pipe", "folder", "device") if name != INDEX else ():
+        make(tmp_path, kind).rename(path)
+        with pytest.raises(ModelFileError, match=f"{name}, which is a"):
+            GPT.from_pretrained(tmp_path / "model")
+        path.rename(tmp_path / kind)
+    for target, says in LINKS:
+        path.symlink_to(target.format(name=name))
+        with pytest.raises(ModelFileError, match=f"{name}, which {says}"):
+            GPT.from_pretrained(tmp_path / "model")
+        path.unlink()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "heads.jsonl"])

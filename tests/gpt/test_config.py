@@ -34,33 +34,33 @@ def test_json_and_back(name: str) -> None:
     assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_layers": 0}, "num_layers: expected a whole number of at least 1, got 0"),
-        ({"vocab_size": 2.5}, "vocab_size: expected a whole number of at least 1, got 2.5"),
-        ({"num_heads": 5}, "num_heads: expected a divisor of d_model=24, got 5; or give head_dim"),
-        ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads=4, got 3"),
-        ({"num_kv_heads": 0}, "num_kv_heads: expected a whole number of at least 1, got 0"),
-        ({"norm": "batch"}, "norm: expected one of 'layer', 'rms', got 'batch'"),
-        ({"positions": "sine"}, "positions: expected one of 'learned', 'rotary', got 'sine'"),
-        ({"activation": "relu"}, "activation: expected one of 'gelu', 'gelu_tanh', 'swiglu', got 'relu'"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected True or False, got 1"),
-        ({"norm_eps": 0.0}, "norm_eps: expected a number above 0, got 0.0"),
-        (
-            {"positions": "rotary", "head_dim": 5},
-            "head_dim: expected an even number for rotary positions, got 5",
-        ),
-        ({"dropout": 1.0}, "dropout: expected a probability from 0 to below 1, got 1.0"),
-        ({"window": (1, 2)}, "window: expected one for each of 3 layers, got 2"),
-        ({"window": 0}, "window: expected a whole number of at least 1, got 0"),
-        ({"eos_token_id": (61,)}, "eos_token_id: expected tokens below vocab_size=61, got 61"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes: dict, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        Config(**{**SIZES, **changes})
-    assert str(caught.value).startswith(message)
+WRONG: list[tuple[dict, str]] = [
+    ({"num_layers": 0}, "num_layers: expected a whole number of at least 1, got 0"),
+    ({"vocab_size": 2.5}, "vocab_size: expected a whole number of at least 1, got 2.5"),
+    ({"num_heads": 5}, "num_heads: expected a divisor of d_model=24, got 5; or give head_dim"),
+    ({"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads=4, got 3"),
+    ({"num_kv_heads": 0}, "num_kv_heads: expected a whole number of at least 1, got 0"),
+    ({"norm": "batch"}, "norm: expected one of 'layer', 'rms', got 'batch'"),
+    ({"positions": "sine"}, "positions: expected one of 'learned', 'rotary', got 'sine'"),
+    ({"activation": "relu"}, "activation: expected one of 'gelu', 'gelu_tanh', 'swiglu', got 'relu'"),
+    ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected True or False, got 1"),
+    ({"norm_eps": 0.0}, "norm_eps: expected a number above 0, got 0.0"),
+    (
+        {"positions": "rotary", "head_dim": 5},
+        "head_dim: expected an even number for rotary positions, got 5",
+    ),
+    ({"dropout": 1.0}, "dropout: expected a probability from 0 to below 1, got 1.0"),
+    ({"window": (1, 2)}, "window: expected one for each of 3 layers, got 2"),
+    ({"window": 0}, "window: expected a whole number of at least 1, got 0"),
+    ({"eos_token_id": (61,)}, "eos_token_id: expected tokens below vocab_size=61, got 61"),
+]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for changes, message in WRONG:
+        with pytest.raises(ValueError) as caught:
+            Config(**{**SIZES, **changes})
+        assert str(caught.value).startswith(message)
 
 
 def test_json_with_missing_and_unknown_names() -> None:

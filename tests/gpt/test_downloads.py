@@ -57,21 +57,13 @@ def change(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     monkeypatch.setitem(downloads.DOWNLOADS, "small", downloads.DOWNLOADS["small"]._replace(**changes))
 
 
-def test_one_file_comes_out_and_nothing_else(cache: Path, requested: list[str]) -> None:
+def test_one_file_comes_out_once_and_nothing_else(cache: Path, requested: list[str]) -> None:
     path = downloads.fetch("small")
-    assert path == cache / "small.txt" == downloads.cached_path("small")
+    assert path == cache / "small.txt" == downloads.cached_path("small") == downloads.fetch("small")
     assert path.read_bytes() == TEXT
     assert list(cache.iterdir()) == [path]
-
-
-def test_it_is_fetched_once(cache: Path, requested: list[str]) -> None:
-    downloads.fetch("small")
-    downloads.fetch("small")
     assert requested == ["small==1.0"]
-
-
-def test_a_damaged_file_is_fetched_again(cache: Path, requested: list[str]) -> None:
-    downloads.fetch("small").write_bytes(TEXT[:-1] + b"?")
+    path.write_bytes(TEXT[:-1] + b"?")  # damaged, and fetched again
     assert downloads.fetch("small").read_bytes() == TEXT
     assert requested == ["small==1.0"] * 2
 
@@ -158,6 +150,7 @@ def test_the_command(cache: Path, requested: list[str]) -> None:
     assert isinstance(run(app, ["data", "gpt5"]).exception, ValueError)
 
 
+@pytest.mark.skipif("REGARD_ALL" not in os.environ, reason="downloads, or waits for an index out of reach")
 def test_tiny_shakespeare_for_real(cache: Path) -> None:
     try:
         path = downloads.fetch("shakespeare")

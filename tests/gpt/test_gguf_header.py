@@ -45,42 +45,42 @@ def test_a_header_is_read(tmp_path: Path) -> None:
 TINY = struct.pack("<4sIQQQ3sIIQ", b"GGUF", 3, 0, 1, 3, b"key", 9, 4, 1 << 40)  # an array of 2^40 numbers
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"", "empty"),
-        (b"GGU", "magic: expected 4 bytes from byte 0 on, but the file ends after 3"),
-        (b"GGML" + bytes(40), r"magic: expected b'GGUF', got b'GGML'"),
-        (b"GGUF" + struct.pack(">I", 3) + bytes(40), "big-endian"),
-        (TINY, "length of 'key': expected at most 0, since 0 bytes are left, got 1,099,511,627,776"),
-        (TINY[:-8] + struct.pack("<Q", (1 << 64) - 1), "length of 'key': expected at most 0"),
-        (encode_gguf(FIELDS, TENSORS, (1 << 40, 3)), "tensor_count: expected at most"),
-        (encode_gguf(FIELDS, TENSORS, (3, 1 << 60)), "metadata_kv_count: expected at most"),
-        (changed("x", 9, (8, ["a"], 1 << 40)), "length of 'x': expected at most"),
-        (changed("x", 9, (9, [(9, [(9, [(9, [(9, [], 0)], 1)], 1)], 1)], 1)), "arrays at most 4 deep"),
-        (changed("x", 9, (13, [], 0)), "'x': expected an array of a type from 0 to 12, got 13"),
-        (encode_gguf([*FIELDS, FIELDS[0]], TENSORS), "'general.architecture': expected each field once"),
-        (changed("general.alignment", 4, 0), "general.alignment: expected a multiple of 8, got 0"),
-        (changed("general.alignment", 8, "32"), "general.alignment: expected a multiple of 8, got '32'"),
-        (changed("llama.block_count", 4, 1_000_000), "llama.block_count: expected at most 20 layers"),
-        (changed("llama.block_count", 8, "2"), "llama.block_count: expected a whole number, got '2'"),
-        (changed("llama.embedding_length", 4, 1 << 31), r"expected \(10, 2147483648\)"),
-        (changed("llama.attention.head_count", 4, 0), "num_attention_heads: expected a whole number"),
-        (changed("tokenizer.ggml.tokens", 4, 1), "tokenizer.ggml.tokens: expected a list, got 1"),
-        (changed("tokenizer.ggml.merges", 9, (8, ["ab"], 1)), "a vocabulary and its merges"),
-        (with_tensor(shape=(1 << 40, 1 << 40)), "expected .* bytes for"),
-        (with_tensor(shape=(0,)), r"expected sizes of at least 1, got \[0\]"),
-        (with_tensor(shape=(1,) * 5), "expected from 1 to 4 dimensions, got 5"),
-        (with_tensor(kind=99), "expected a tensor type of GGUF, got type 99"),
-        (with_tensor(offset=1 << 40), "but the file has"),
-        (with_tensor(offset=0), "expected bytes of its own"),
-        (with_tensor(offset=33), "at a multiple of 32 bytes"),
-        (with_tensor(name="token_embd.weight"), "tensors: expected each name once"),
-        (with_tensor(name="model.embed_tokens.weight"), "expected the names of llama.cpp"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(data: bytes, says: str, tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").write_bytes(data)
-    with pytest.raises(ModelFileError, match=says) as caught:
-        GPT.from_pretrained(tmp_path / "a.gguf")
-    assert "a.gguf" in str(caught.value)
+WRONG: list[tuple[bytes, str]] = [
+    (b"", "empty"),
+    (b"GGU", "magic: expected 4 bytes from byte 0 on, but the file ends after 3"),
+    (b"GGML" + bytes(40), r"magic: expected b'GGUF', got b'GGML'"),
+    (b"GGUF" + struct.pack(">I", 3) + bytes(40), "big-endian"),
+    (TINY, "length of 'key': expected at most 0, since 0 bytes are left, got 1,099,511,627,776"),
+    (TINY[:-8] + struct.pack("<Q", (1 << 64) - 1), "length of 'key': expected at most 0"),
+    (encode_gguf(FIELDS, TENSORS, (1 << 40, 3)), "tensor_count: expected at most"),
+    (encode_gguf(FIELDS, TENSORS, (3, 1 << 60)), "metadata_kv_count: expected at most"),
+    (changed("x", 9, (8, ["a"], 1 << 40)), "length of 'x': expected at most"),
+    (changed("x", 9, (9, [(9, [(9, [(9, [(9, [], 0)], 1)], 1)], 1)], 1)), "arrays at most 4 deep"),
+    (changed("x", 9, (13, [], 0)), "'x': expected an array of a type from 0 to 12, got 13"),
+    (encode_gguf([*FIELDS, FIELDS[0]], TENSORS), "'general.architecture': expected each field once"),
+    (changed("general.alignment", 4, 0), "general.alignment: expected a multiple of 8, got 0"),
+    (changed("general.alignment", 8, "32"), "general.alignment: expected a multiple of 8, got '32'"),
+    (changed("llama.block_count", 4, 1_000_000), "llama.block_count: expected at most 20 layers"),
+    (changed("llama.block_count", 8, "2"), "llama.block_count: expected a whole number, got '2'"),
+    (changed("llama.embedding_length", 4, 1 << 31), r"expected \(10, 2147483648\)"),
+    (changed("llama.attention.head_count", 4, 0), "num_attention_heads: expected a whole number"),
+    (changed("tokenizer.ggml.tokens", 4, 1), "tokenizer.ggml.tokens: expected a list, got 1"),
+    (changed("tokenizer.ggml.merges", 9, (8, ["ab"], 1)), "a vocabulary and its merges"),
+    (with_tensor(shape=(1 << 40, 1 << 40)), "expected .* bytes for"),
+    (with_tensor(shape=(0,)), r"expected sizes of at least 1, got \[0\]"),
+    (with_tensor(shape=(1,) * 5), "expected from 1 to 4 dimensions, got 5"),
+    (with_tensor(kind=99), "expected a tensor type of GGUF, got type 99"),
+    (with_tensor(offset=1 << 40), "but the file has"),
+    (with_tensor(offset=0), "expected bytes of its own"),
+    (with_tensor(offset=33), "at a multiple of 32 bytes"),
+    (with_tensor(name="token_embd.weight"), "tensors: expected each name once"),
+    (with_tensor(name="model.embed_tokens.weight"), "expected the names of llama.cpp"),
+]
+
+
+def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+    for data, says in WRONG:
+        (tmp_path / "a.gguf").write_bytes(data)
+        with pytest.raises(ModelFileError, match=says) as caught:
+            GPT.from_pretrained(tmp_path / "a.gguf")
+        assert "a.gguf" in str(caught.value)

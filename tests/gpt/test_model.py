@@ -14,6 +14,7 @@ from regard import causal, documents, window
 from regard.gpt import GPT
 from regard.layers import KVCache, WindowCache
 from tests.gpt.architectures import ARCHITECTURES, small
+from tests.sampling import combine
 
 names = pytest.mark.parametrize("name", ARCHITECTURES)
 CUTS = [(0, 7), (7, 8), (8, 9), (9, 15), (15, 16)]
@@ -35,8 +36,7 @@ def test_cached_logits_are_the_uncached_ones(name: str) -> None:
     assert whole.std() > 0.5  # large enough for that to mean something
 
 
-@names
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("name", "side"), combine(ARCHITECTURES, ["left", "right"]))
 def test_padding_changes_nothing(name: str, side: str) -> None:
     """Each text in a padded batch gets the logits that it gets alone, with a cache and without."""
     model, lengths, T = small(name), [16, 9, 1], 16

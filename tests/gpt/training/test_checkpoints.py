@@ -15,6 +15,7 @@ from torch import nn
 from regard import checkpoint_files
 from regard.gpt.training import checkpoints
 from regard.gpt.training.optimizer import Muon, adamw
+from tests.sampling import share
 
 
 def trained(seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
@@ -80,11 +81,11 @@ def test_other_safetensors_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_flipped_byte_anywhere_is_noticed(tmp_path: Path) -> None:
-    """Every byte of the file, in the header and in the tensors."""
+    """In the header and in the tensors: some bytes of the file, or every one."""
     checkpoints.save(tmp_path, *trained(0), {"step": 3})
     path, draw = tmp_path / checkpoints.FILE, random.Random(0)
     good = path.read_bytes()
-    for position in range(len(good)):
+    for position in share(range(len(good)), 41):
         path.write_bytes(
             good[:position] + bytes([good[position] ^ 1 << draw.randrange(8)]) + good[position + 1 :]
         )
