@@ -15,6 +15,8 @@ from regard.recorder.sources.structure_of_models.head_order import LeadingAxes
 LOW = -1e3  # scores that are set to less than this are masked
 PRIMES = (2, 3, 5, 7, 11, 13, 17)  # lengths of axes that show how a function permutes them
 RESHAPING = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"}
+# Graphs of torch.export write a reshape as this operator.
+RESHAPING |= {"unsafe_view"}
 PERMUTING = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "adjoint"}
 SELECTING = {
     "__getitem__",
@@ -41,6 +43,11 @@ SAME = {
     "detach",
     "data",
 }
+# Graphs of torch.export write a cast, a copy and a constant as these operators.
+SAME |= {"to_copy", "alias", "lift_fresh_copy"}
+# They leave ordinary scores as they are: GroundingDINO clamps its own, XGLM takes the maximum with the
+# lowest number. Where one of them did change a score, the weights do not agree and are kept themselves.
+SAME |= {"nan_to_num", "clamp", "clamp_min", "clamp_max", "maximum", "max", "dropout", "cuda", "cpu"}
 CONCATENATING = {"cat", "concat", "concatenate"}
 SECOND_SOFTMAX = "it takes a softmax of a softmax"
 CHANGED = "its weights are changed between the softmax and the product with the values"
