@@ -16,7 +16,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from regard.attention.masks.base import Mask, full, grid
 from regard.attention.masks.named_masks import Padding, Relative, TensorMask, Window, causal
 
-CHUNK_ROWS = 1024  # rows of a mask that are compared at a time
+# All rows at once would take several copies of a mask of T×S entries.
+CHUNK_ROWS = 1024
 
 
 class MaskReading(NamedTuple):
@@ -65,7 +66,8 @@ def _read_detached(mask: Tensor, T: int, S: int) -> MaskReading:
     if cached is not None and cached[:2] == (T, S) and _is_unchanged(mask, cached[2]):
         return cached[3]
     whole = mask.detach().view((1,) * (4 - mask.ndim) + mask.shape)
-    whole = whole[..., :S].expand(-1, -1, -1, S)  # one entry may stand for all keys
+    # One entry may stand for all keys.
+    whole = whole[..., :S].expand(-1, -1, -1, S)
     masked = masked_entries(whole)
     empty = masked.all(-1)
     empty_rows = empty if bool(empty.any()) else None
@@ -105,6 +107,7 @@ def masked_entries(mask: Tensor) -> Tensor:
     if not bool(rows.any()):
         return low
     greatest = mask == mask.amax(-1, keepdim=True)
+    # The softmax of such a row is 1 at its greatest entry.
     return low & ~(rows & greatest & (greatest.sum(-1, keepdim=True) == 1) & (mask.shape[-1] > 1))
 
 
@@ -138,6 +141,7 @@ def as_rule(mask: Tensor, T: int | None = None) -> Mask:
     rule = TensorMask(allowed) if named is None else named
     if mask.dtype == torch.bool or bool((masked | (mask == 0)).all()):
         return rule
+    # One row for several queries goes by the key and not by the distance.
     bias = _by_distance(mask, masked) if mask.shape[2] > 1 or T == 1 else None
     if bias is None:
         return TensorMask(mask.masked_fill(masked, -torch.inf))
@@ -147,6 +151,7 @@ def as_rule(mask: Tensor, T: int | None = None) -> Mask:
 def _by_distance(bias: Tensor, masked: Tensor) -> Mask | None:
     """Return the mask for biases (B, H, T, S) that depend, where visible, only on the distance; else None."""
     _, H, T, S = bias.shape
+    # A learned bias keeps its gradient only as the tensor that it is.
     if bias.requires_grad:
         return None
     # A few rows hold every distance: the last, and in each text the first that has a visible key.
@@ -182,6 +187,7 @@ def _named_mask(allowed: Tensor) -> Mask | None:
     _, H, T, S = allowed.shape
     if bool(allowed.all()):
         return full
+    # No named mask is another one in another head.
     if H > 1:
         return None
     if T == 1:
@@ -206,6 +212,7 @@ def _narrow(mask: Tensor) -> Tensor:
     """Reduce the batch, head and query axes along which a tensor does not vary to one entry."""
     for dim in (0, 1, 2):
         first = mask.narrow(dim, 0, 1)
+        # An expanded axis is equal without a look, for which a GPU would be asked.
         if mask.shape[dim] > 1 and (mask.stride(dim) == 0 or bool((mask == first).all())):
             mask = first
     return mask
