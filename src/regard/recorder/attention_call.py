@@ -138,6 +138,7 @@ class AttentionCall(NamedTuple):
         if self.lse is not None:
             return self
         with torch.no_grad():
+            # Any values do for the lse; the keys are at hand.
             return self._replace(lse=self.attend_to(self.k)[1])
 
     def attend_to(self, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,7 @@ class CaptureBlock:
             if self.recording.stream is not None:
                 undo.enter_context(self.recording.stream.attached())
             undo.enter_context(observed(self.model, self.recording, self.sources))
+            # If one of them cannot be opened, those before it are undone.
             self._undo = undo.pop_all()
         return self.recording.seen
 
@@ -128,6 +129,7 @@ class CaptureBlock:
             )
             return
         is_mixed = is_mixed or any(layer.is_linear for layer in recording.seen.layers)
+        # Convolutions outside of the blocks are not reported, and carry a change on to other tokens, too.
         is_mixed = is_mixed or any(isinstance(x, (*CONVOLUTIONS, nn.RNNBase)) for x in self.model.modules())
         captured = recording.first_queries()
         probed = probe_tokens(self.model, recording.arguments, ids, self.sources, captured, is_mixed)

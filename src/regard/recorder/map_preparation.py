@@ -34,6 +34,7 @@ class ScoreSettings:
     @classmethod
     def of(cls, x: AttentionMap | LinearAttentionMap | AttentionCall) -> ScoreSettings:
         """Return those of a map or of a call."""
+        # Sink logits are parameters, which a training step writes to.
         return cls(x.scale, x.softcap, None if x.sinks is None else x.sinks.detach().clone())
 
     def __eq__(self, other: object) -> bool:
@@ -46,6 +47,7 @@ class ScoreSettings:
     __hash__ = None  # type: ignore[assignment]
 
 
+# Bounded, since a generation makes another mask at every step.
 MASK_COPIES = 16
 """How many copies of the tensors in masks a recording compares a tensor with."""
 
@@ -81,7 +83,8 @@ def select_heads(m: AttentionMap | LinearAttentionMap, heads: Sequence[int] | No
 def cast_map(m: AttentionMap, dtype: torch.dtype) -> AttentionMap:
     """Return the map with q and k in another dtype, and the lse that belongs to the rounded q and k."""
     q, k, lse = m.q.to(dtype), m.k.to(dtype), m.lse.to(working_dtype(dtype))
-    if torch.promote_types(dtype, m.q.dtype) != dtype:  # rounded queries and keys have other scores
+    # Rounded queries and keys have other scores.
+    if torch.promote_types(dtype, m.q.dtype) != dtype:
         lse = attention_map(q, k, mask=m.mask, scale=m.scale, softcap=m.softcap, sinks=m.sinks).lse
     return m._with(q=q, k=k, lse=lse)
 
@@ -106,6 +109,7 @@ class MaskCopies:
         changed = {name: value for name, value in owned.items() if value is not vars(mask)[name]}
         if not changed:
             return mask
+        # A mask of the user's need not be a dataclass, so that `dataclasses.replace` would not serve.
         own = copy.copy(mask)
         vars(own).update(changed)
         return own

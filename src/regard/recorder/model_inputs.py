@@ -25,6 +25,7 @@ def model_name(model: nn.Module) -> str:
 def context_length(model: nn.Module) -> int | None:
     """Return the most tokens that a model can read, or None if its config does not say."""
     config = getattr(model, "config", None)
+    # Regard's name for it, and Transformers'.
     lengths = (getattr(config, name, None) for name in ("context_length", "max_position_embeddings"))
     return next((length for length in lengths if isinstance(length, int)), None)
 
@@ -85,10 +86,12 @@ def model_inputs(model: nn.Module, encoding: dict[str, Tensor]) -> dict[str, Any
         # Positions count from the first token of each text, as under `generate`.
         positions = encoding["attention_mask"].cumsum(1) - 1
         encoding = {**encoding, "position_ids": positions.clamp(min=0)}
+    # A model of somebody's own calls its ids as it likes.
     if "input_ids" not in parameters and not takes_any:
         return {next(iter(parameters)): encoding["input_ids"].to(device)}
     arguments = {name: x.to(device) for name, x in encoding.items() if takes_any or name in parameters}
     start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    # T5 and other encoder-decoders raise without a decoder's tokens; `generate` begins with this one.
     if "decoder_input_ids" in parameters and start is not None:
         arguments["decoder_input_ids"] = torch.full((len(encoding["input_ids"]), 1), start, device=device)
     return arguments

@@ -69,7 +69,8 @@ def _run_generation(receiver: CallReceiver, generate: Callable[..., Any], *args:
     The calls do not show it: a prompt may be read in chunks, and guesses of several tokens may follow it.
     """
     prompt = as_ids(args[0] if args else kwargs.get("inputs", kwargs.get("input_ids")))
-    if receiver.prompt is not None or prompt is None:  # early exit calls it again for its guesses
+    # Early exit calls it again for its guesses.
+    if receiver.prompt is not None or prompt is None:
         return generate(*args, **kwargs)
     receiver.prompt = prompt.shape[1]
     try:
@@ -81,6 +82,7 @@ def _run_generation(receiver: CallReceiver, generate: Callable[..., Any], *args:
 def _keeps_order(module: nn.Module) -> bool:
     """Whether a model's code is known to keep its texts and tokens in order: Transformers' and Regard's."""
     package = type(module).__module__
+    # A `PreTrainedModel` whose code comes from the Hub is nobody's known code.
     return isinstance(module, GPT) or (listener.is_pretrained(module) and package.startswith("transformers."))
 
 
@@ -96,6 +98,7 @@ def _run_pass(
     arguments = ModelArguments(args, kwargs)
     tokens = _pass_tokens(forward, arguments)
     with receiver.forward_pass(tokens, in_decoder), ExitStack() as undo:
+        # A model inside of the model is given embeddings or a part of the text.
         if receiver.keeps_arguments and receiver.running == 1:
             receiver.arguments = arguments
         if _keeps_order(model):
@@ -111,6 +114,7 @@ def _pass_tokens(forward: Callable[..., Any], arguments: ModelArguments) -> Pass
     (args, kwargs), ids = arguments, arguments.ids
     mask = kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.dtype.is_floating_point:
+        # Copied, since the caller may write to it later.
         mask = mask.detach().cpu().to(torch.bool, copy=True)
     else:
         mask = None

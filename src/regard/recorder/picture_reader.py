@@ -91,6 +91,7 @@ class PictureReader:
         parts = torch.split(pixels, [rows * cols for _, rows, cols in sizes])
         for (_, rows, cols), part in list(zip(sizes, parts, strict=True))[:MAX_PICTURES]:
             x = part.view(rows // m, cols // m, m, m, tower.channels, tower.frames, high, wide)
+            # Qwen2-VL repeats a still picture for the frames that its embedding joins.
             x = x[:, :, :, :, :, 0].permute(4, 0, 2, 5, 1, 3, 6)  # (C, rows / m, m, high, cols / m, m, wide)
             images.append(x.reshape(tower.channels, rows * high, cols * wide))
         return self._show(images, [(rows, cols) for _, rows, cols in sizes])
@@ -130,6 +131,7 @@ class PictureReader:
             keys = self._tower_layouts(read, layer, B, S)
             if keys is None:
                 continue
+            # SigLIP pools its patches by attention from one learned query.
             pooled = (PatchLayout(special={0: "pooling query"}),) * B if T == 1 != S else None
             queries = keys if T == S else pooled
             axes[layer.key] = (number(queries), number(keys))
@@ -247,6 +249,6 @@ def _span(picture: int, first: int, grid: Grid, merge: int = 1) -> PatchSpan:
 
 def _image_token(model: nn.Module) -> int | None:
     """Return the id of the tokens that stand for patches in a text, if the model's config has one."""
-    config = getattr(model, "config", None)
-    ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
-    return next((number for number in ids if isinstance(number, int)), None)
+    # Configurations that call it image_token_index, as LLaVA's, have this name for it as well.
+    number = getattr(getattr(model, "config", None), "image_token_id", None)
+    return number if isinstance(number, int) else None

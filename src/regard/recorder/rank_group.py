@@ -25,6 +25,7 @@ class RankGroup:
     def __init__(self, group: Any = None) -> None:
         self.group = group
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
+        # NCCL sends tensors of a GPU only.
         on_gpu = "nccl" in distributed.get_backend(group)
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
@@ -75,6 +76,7 @@ def find_group(model: nn.Module, group: Any = None) -> RankGroup | None:
 
 def _detected_group(model: nn.Module) -> Any:
     """Return the process group of a model's tensor and pipeline parallelism, or None."""
+    # Private, but where Transformers keeps its stage of a pipeline.
     stage = getattr(model, "_pp_stage", None)
     meshes = [mesh for x in model.parameters() if is_dtensor(x) and (mesh := _tensor_parallel_mesh(model, x))]
     if stage is None:

@@ -167,8 +167,8 @@ class CallReceiver:
     def _belongs(self, tokens: PassTokens, in_decoder: bool) -> bool:
         """Return whether a model inside the model reads the text of this forward pass.
 
-        What it reads counts if the model around it did not show its text, or a decoder's text, and also if it
-        is the first to read anything: it may have been handed a part of the text.
+        Its ids are used if the outer call had none (`inputs_embeds`) or none of a decoder, or if nothing has
+        attended yet: it may have been handed a part of the text.
         """
         ids, announced = tokens.ids, self._tokens
         if ids is None or announced is None:
@@ -209,7 +209,8 @@ class CallReceiver:
         self._calls[layer_id.name] += not same_call
         repeats = self._calls[layer_id.name] - 1
         slot = (layer_id.name, repeats)
-        if repeats:  # a model that runs one module several times, as if it were several layers
+        # ALBERT runs one module several times, as if it were several layers.
+        if repeats:
             number = layer_id.number + repeats * self._modules[layer_id.stack]
             layer_id = layer_id._replace(number=number, name=f"{layer_id.name}#{repeats}")
         if self._names.setdefault(layer_id.key, layer_id.name) != layer_id.name:  # of another module

@@ -147,6 +147,8 @@ class Recording(CallReceiver):
     def record(self, layer_id: LayerId, call: Call) -> Call:
         """Record an attention call that a module has made, and return it."""
         is_again = isinstance(call, AttentionCall) and call.again
+        # Private, but nothing else says whether a backward pass is running, which computes checkpointed
+        # blocks again.
         if torch._C._current_graph_task_id() != -1 or is_again:
             return call  # recomputed in a backward pass (gradient checkpointing), and recorded before
         # Without `DisableTorchFunction` every operation here goes through the mode that listens to the model.
@@ -340,7 +342,9 @@ class Recording(CallReceiver):
         order, problem = batch_order([addition.step for _, addition in additions], self._read_ids())
         for strip, addition in additions:
             if addition.step.kind == "after" and self.seen.boundary is None:
+                # A decoder's prompt is its start token, and not what `generate` was given.
                 is_prompt_known = self._prompt is not None and self.seen.target_ids is None
+                # Without `generate`, as in a loop of the user's, the first step of one token ends the prompt.
                 if is_prompt_known or addition.sizes.T == 1:
                     self.seen.boundary = self._prompt if is_prompt_known else strip.T
             if problem is not None:

@@ -177,6 +177,7 @@ def _layer_sizes(model: Any, source: int, target: int) -> Iterator[LayerSize]:
             yield LayerSize(layer_id, H, G, D, D, source, source)
         for mha, layer_id in torch_mha.layer_ids(model).items():
             T, S = _lengths(layer_id.stack, source, target)
+            # `add_bias_kv` and `add_zero_attn` append a key each.
             S += (mha.bias_k is not None) + bool(mha.add_zero_attn)
             yield LayerSize(layer_id, mha.num_heads, mha.num_heads, mha.head_dim, mha.head_dim, T, S)
         if (config := _config_of(model)) is not None:
@@ -192,6 +193,7 @@ def _config_of(model: nn.Module) -> Any:
     """Return the configuration of the first Transformers model inside a module, or None."""
     for module in model.modules():
         config = getattr(module, "config", None)
+        # Transformers' configurations have it; other code has attributes of that name, too.
         if hasattr(config, "to_diff_dict"):
             return config
     return None
@@ -225,7 +227,8 @@ def _config_sizes(config: Any, source: int, target: int) -> Iterator[LayerSize]:
         G = _key_heads(config, setting, H) if stack == "" else H
         D = setting("head_dim", "d_kv", default=width // H)
         E = setting("v_head_dim", default=D)
-        if (plain := setting("qk_nope_head_dim")) is not None:  # every head computes its own keys
+        # Multi-head latent attention (DeepSeek) computes keys for every head from one latent vector.
+        if (plain := setting("qk_nope_head_dim")) is not None:
             G, D = H, plain + setting("qk_rope_head_dim", default=0)
         for n in range(count):
             yield LayerSize(LayerId(n, "", stack), H, G, D, E, *_lengths(stack, source, target))
@@ -235,6 +238,7 @@ def _key_heads(config: Any, setting: Any, H: int) -> int:
     """Return the number of key heads."""
     if getattr(config, "new_decoder_architecture", False):
         return H  # Falcon repeats its keys before it attends
+    # Falcon-7B and StarCoder have one head of keys.
     if getattr(config, "multi_query", False):
         return 1
     heads: int = setting("num_key_value_heads", "num_kv_heads", default=H)
@@ -245,7 +249,7 @@ def _dtype(model: Any) -> torch.dtype:
     """Return the dtype of a model's parameters, or the one that a configuration names."""
     if isinstance(model, nn.Module):
         return next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
-    dtype = getattr(model, "dtype", None) or getattr(model, "torch_dtype", None)
+    dtype = getattr(model, "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
@@ -278,6 +282,7 @@ def format_bytes(size: int) -> str:
 def free_memory(device: torch.device) -> int | None:
     """Return the free bytes of the memory that a device uses; None if that cannot be determined."""
     if device.type == "cuda":
+        # What PyTorch has reserved and does not use is free for it as well.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
     if device.type != "cpu":
@@ -292,6 +297,7 @@ def _available_to_system() -> int | None:
         match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
         if match is not None:
             return int(match[1]) * 1024
+        # Linux before 3.14 has no MemAvailable.
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
         return None
@@ -299,6 +305,7 @@ def _available_to_system() -> int | None:
 
 def _available_to_container() -> int | None:
     """Return the bytes that a container may still take; file pages that can be dropped count as free."""
+    # cgroup v2, and v1, where `total_` includes the groups inside.
     cgroups = (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
         (

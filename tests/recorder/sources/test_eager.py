@@ -73,7 +73,7 @@ def scaled_queries_and_where(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tupl
 
 def low_number(self: Own, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     visible = (~hidden()).float()
-    scores = (q @ k.mT) * D**-0.5 * visible - 1e4 * (1 - visible)
+    scores = (q @ k.mT).clamp(-5e4, 5e4) * D**-0.5 * visible - 1e4 * (1 - visible)
     return scores.softmax(-1) @ v, scores.softmax(-1)
 
 

@@ -22,7 +22,9 @@ from regard.cell_output import PrintedOutput, bundle, table_html
 from regard.lru import LRUCache
 from regard.recorder.placement import Runs
 
-ROWS = 64  # the number of rows that are compared if a map has more
+# A wrong mask, scale or head shows in every row. If a tenth of the rows were wrong at random, 64 would miss
+# them all with probability 0.0015.
+ROWS = 64
 HALF_PRECISION = 1e-3  # a tolerance of weights above this one means that they are in half precision
 CERTIFIED = (
     "A layer is certified if its weights times the values give the output of the model's own attention."
@@ -158,6 +160,7 @@ class Certificate(Sequence[Evidence]):
     def __getitem__(self, key):  # type: ignore[no-untyped-def]
         """Return the evidence of a layer by its key, or by position where no layer has such a key."""
         for layer_key, evidence in zip(self.keys, self.evidence, strict=True):
+            # A key may come as text from an address or a command line: "3".
             if str(layer_key) == str(key):
                 return evidence
         if isinstance(key, str):
@@ -288,16 +291,19 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
 
 def sampled_rows(T: int, max_rows: int = ROWS) -> Tensor:
     """Return all row numbers, or `max_rows` of them: the first, the last and a fixed random sample."""
-    return _samples.get((T, max_rows), lambda: _sample_rows(T, max_rows))  # every layer asks for the same
+    # Every layer of a model asks for the same sample.
+    return _samples.get((T, max_rows), lambda: _sample_rows(T, max_rows))
 
 
 _samples: LRUCache[Tensor] = LRUCache(64)
 
 
 def _sample_rows(T: int, max_rows: int) -> Tensor:
-    with torch.inference_mode(False):  # they are used later, perhaps outside of that mode
+    # They are used later, perhaps outside of that mode.
+    with torch.inference_mode(False):
         if max_rows >= T:
             return torch.arange(T, device="cpu")
+        # The same rows in every run, so that a certificate can be repeated.
         generator = torch.Generator().manual_seed(T)
         between = torch.randperm(T - 2, generator=generator, device="cpu")[: max_rows - 2] + 1
         return torch.cat([torch.tensor([0, T - 1], device="cpu"), between]).sort().values

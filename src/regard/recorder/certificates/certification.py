@@ -57,12 +57,14 @@ def certify(weights: AttentionMap | Tensor, v: Tensor, output: Tensor, *, verify
     model_output = _output(output, (*shape[:-1], v.shape[-1])).detach().reshape(B, H, T, -1)
     max_rows = None if verify else ROWS
     if isinstance(weights, AttentionMap):
+        # The map of one head has fewer axes, and the comparison takes all four.
         m = weights._with(axes=Axes())
         if values.shape[1] != m.k.shape[1]:  # a head of both for each query head, then
             values, k = (x.repeat_interleave(H // x.shape[1], 1) for x in (values, m.k))
             m = m._with(k=k)
         return examine(m, values, model_output, against=OUTPUT, max_rows=max_rows)
     dense = DenseWeights(weights.detach().reshape(B, H, T, S))
+    # Weights of both signs may sum to 1 and give the right output.
     problem = NEGATIVE if bool((weights < 0).any()) else None
     evidence = examine(dense, values, model_output, problem=problem, against=OUTPUT, max_rows=max_rows)
     return replace(evidence, mask="weights given as a tensor")

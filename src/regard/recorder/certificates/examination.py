@@ -209,6 +209,7 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
 
     # A weight below the smallest number of its dtype is lost, whatever its value.
     smallest = max(smallest_error(output.dtype), smallest_error(m.stored_dtype))
+    # The model's own weights or lse confirm a map whatever its values are, and one key has the weight 1.
     is_judged = first.problem is None and first.weights is None and not first.own_lse and S > 1
     zero = v.new_zeros(n, dtype=m.dtype)
     numbers: list[Tensor] = []
@@ -224,6 +225,7 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         values = v[:, kv_heads].to(m.dtype)  # (B, g, S, E)
         part_weights = part.tile(rows)  # (B, h, rows, S)
         lse = part.lse if is_every_row else part.lse[:, :, rows]  # (B, h, rows)
+        # NaN is not the mark of a row without a visible key, and is not to be left out like one.
         visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
 
         # The output that the map's weights give, against the model's own.
@@ -241,11 +243,14 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         product, tolerance = (x.reshape(model_output.shape) for x in (product, sizes * rounding + lost))
         ratio = (product - model_output).abs() / tolerance
         if first.softly_masked_rows:
+            # In such rows Transformers' eager attention gives the mean of the values, and PyTorch's kernels
+            # give zeros.
             mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
             room = (sizes_of_values.mean(2, keepdim=True) * rounding + lost).repeat_interleave(group, 1)
             ratio = ratio.where(visible[..., None], _empty_row_error(model_output, mean) / room)
             tolerance = tolerance.where(visible[..., None], room)
         else:
+            # What a kernel returns for a row without a visible key is its own business: zeros, NaN or a mean.
             ratio = ratio.masked_fill(~visible[..., None], 0.0)
         at_worst = [zero, zero]
         if ratio.numel():
@@ -297,7 +302,8 @@ def _own_weight_error(
     assert c.weights is not None
     own_weights = c.weights[:, heads].to(weights.dtype)
     error = _weight_error(weights, own_weights, visible)
-    if part.sinks is not None:  # some implementations return weights without the sink logit's share
+    # Some implementations return weights without the sink logit's share.
+    if part.sinks is not None:
         total = weights.sum(-1, keepdim=True)
         normalised = _weight_error(weights / total, own_weights, visible & (total[..., 0] > 0))
         error = torch.minimum(error, normalised)

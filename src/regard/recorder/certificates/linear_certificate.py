@@ -24,7 +24,8 @@ from regard.recorder.certificates.examination import (
     smallest_error,
 )
 
-CHUNK = 64  # tokens whose decays kernels add up
+# Transformers' fallback and flash-linear-attention add up the decays of 64 tokens at a time.
+CHUNK = 64
 LARGEST_DECAY_ERROR = 2.0**-9  # beyond this a layer that forgets so fast is not certified by its rounding
 ENTRY_UNITS = 8  # units in the last place by which an entry may be off, relative to its two vectors
 CLOSED_GATE = "its gate is 0 throughout a head, so that its output does not determine its weights"
@@ -71,6 +72,7 @@ def examine_linear(
             *(None if x is None else x[:, heads] for x in (initial_state, final_state, gate)),
         )
         at = int(ratio.nan_to_num(torch.inf, torch.inf).argmax())
+        # `not … <=`, since NaN is worse than any number.
         if not math.isnan(worst) and not ratio[at] <= worst:
             worst, tolerance = float(ratio[at]), float(allowed[at])
         similar |= T > 1 and _are_similar(v[:, heads], _rounding(m, output))
@@ -157,6 +159,7 @@ def _compare(
     lengths = m.inputs(torch.float64).queries(at).square().sum(-1, keepdim=True)
     compared = [(recurrence.back(rows), squares.back(rows), lengths, output, factor, own)]
     if final_state is not None:
+        # The same directions in every run, on any device.
         generator = torch.Generator().manual_seed(0)
         probes = torch.randn(
             PROBES, m.k.shape[-1], generator=generator, dtype=torch.float64, device="cpu"

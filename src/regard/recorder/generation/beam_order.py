@@ -16,6 +16,7 @@ def batch_order(steps: list[StripStep], ids: Tensor | None) -> tuple[Tensor | No
     """
     if all(step.new is None for step in steps):
         return None, None
+    # The layers of a model may be on several devices.
     matches = [match.cpu() for step in steps if (match := step.match()) is not None]
     common = torch.stack(matches).all(0)  # (B, B)
     if not bool(common.any(1).all()):

@@ -69,6 +69,7 @@ class PiecewiseMask(Mask):
             inside = (row >= 0) & (row < T)
             if not bool(inside.any()):
                 continue
+            # Entries outside of the segment are left out below: any index that its mask knows will do.
             clamped = (row.flatten().clamp(0, T - 1), key.flatten().clamp(0, S - 1))
             local = grid(*clamped, (at.b.shape[0], at.h.shape[1], T, S), at.k.device)
             yield mask, inside & (key >= 0) & (key < S), local._replace(b=at.b, h=at.h)

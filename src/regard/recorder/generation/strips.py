@@ -55,6 +55,7 @@ def _matched(
     kind: Literal["after", "again"], olds: tuple[Tensor, ...], news: tuple[Tensor, ...]
 ) -> StripStep | None:
     """Return the step of a call whose keys or states equal the strip's, the batch in any order."""
+    # Nearly always: only a beam search puts the batch in another order.
     if all(map(torch.equal, olds, news)):
         return StripStep(kind, olds)
     step = StripStep(kind, olds, news)
@@ -174,6 +175,7 @@ class Strip:
         new = {"after": T, "again": 0, "beside": S}[step.kind]
         if new < S:
             of_keys = tensors.keys() & {"k", VALUES}
+            # A view of the new keys would hold the old ones in memory as well.
             tensors |= {name: tensors[name][:, :, S - new :].clone() for name in of_keys}
         return Addition(step, tensors, m.mask, CallSizes(T, S), evidence, state)
 
@@ -207,6 +209,7 @@ class Strip:
                 first = first[:, :, : self.first_keys]
             tensors[name] = torch.cat([first, *(part.to(x.device) for part in self.added[name])], 2)
         values = tensors.pop(VALUES, None)
+        # Rows that were taken back had been counted.
         evidence = replace(self.evidence, rows=min(self.evidence.rows, self.T), total_rows=self.T)
         return layer._with_data(LayerData(m._with_tokens(tensors, self.mask), values), evidence)
 
@@ -216,6 +219,7 @@ def take_back_guesses(cache: Any, strips: Iterable[Strip]) -> int | None:
 
     Returns the number of tokens that are left; None if nothing was taken back.
     """
+    # Transformers' caches say how long they are; other code has caches that do not.
     length: int | None = getattr(cache, "get_seq_length", lambda: None)()
     strips = [strip for strip in strips if not strip.layer.is_linear]
     if not length or not strips or not all(x.can_rewind and x.T == strips[0].T > length for x in strips):

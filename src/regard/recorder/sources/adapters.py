@@ -47,6 +47,7 @@ def layer_ids(
                 f"adapters[{pattern!r}]: expected a function of (module, args, kwargs, output), "
                 f"got {type(adapter).__name__}"
             )
+        # A name with brackets in it does not match itself as a pattern.
         matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
         if not matching:
             similar = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
@@ -79,9 +80,11 @@ def _adapted_forward(
     def adapted(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = forward(*args, **kwargs)
         if receiver.selects(layer_id):
+            # An adapter may compute projections again, whose graph nobody needs.
             with torch.no_grad():
                 description = adapter(module, args, kwargs, result)
-                if description is not None:  # None: this call computed no attention
+                # An adapter returns None for a call that computed no attention.
+                if description is not None:
                     call = _checked_call(f"adapters[{layer_id.name!r}]", description)
                     receiver.record(layer_id, call)
         return result
@@ -91,10 +94,12 @@ def _adapted_forward(
 
 def _checked_call(name: str, description: Any) -> AttentionCall:
     """Check what an adapter returned and turn it into a call; `name` begins every error message."""
+    # An adapter may also return a NamedTuple, such as an `AttentionCall`.
     fields = description._asdict() if hasattr(description, "_asdict") else description
     expected = ", ".join(REQUIRED) + " and optionally " + ", ".join(OPTIONAL)
     if not isinstance(fields, Mapping):
         raise ValueError(f"{name}: expected a dict of {expected}, got {type(description).__name__}")
+    # The fields of a NamedTuple that are not given are None.
     fields = {key: x for key, x in fields.items() if x is not None}
     if unknown := sorted(fields.keys() - {*REQUIRED, *OPTIONAL}):
         raise ValueError(f"{name}: expected {expected}, got also {', '.join(map(str, unknown))}")

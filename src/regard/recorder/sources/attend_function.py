@@ -51,14 +51,15 @@ def observed_attend(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute a call of `attend` and pass it to the listeners of this context."""
-    plain = functools.partial(
-        attend_by_plan, q, k, v, mask, scale, softcap, sinks, dropout, backend
-    )  # which takes `return_lse`
+    plain = functools.partial(attend_by_plan, q, k, v, mask, scale, softcap, sinks, dropout, backend)
     listeners = sdpa.current_listeners()
-    caller = sys._getframe(2).f_globals.get("__name__", "")  # of the code that called `attend`
+    # Of the code that called `attend`, two frames up.
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    # Regard's layers are heard by `gpt`, and its attention for Transformers by the interface.
     if not listeners or sdpa.is_computing() or caller.startswith("regard."):
         return plain(return_lse)
     with sdpa.computing():
+        # Without a width there is no output to compare; the model is to go on all the same.
         unreadable = "its values have a width of 0" if v.shape[-1] == 0 else None
         if torch._C._functorch.peek_interpreter_stack() is not None:
             unreadable = "it runs inside a transform of torch.func, which hides its numbers"
@@ -67,19 +68,24 @@ def observed_attend(
             return plain(return_lse)
         problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
         device, results = q.device.type, None
-        lowers = torch.is_autocast_enabled(device)  # in some kernels, and not in those that return the lse
+        # Autocast lowers some kernels, and not those that return the lse: to ask for it would change the
+        # output.
+        lowers = torch.is_autocast_enabled(device)
         if backend == "auto" and not dropout and not lowers and sdpa.wants_overview(listeners):
             results = sdpa.attend_with_overview(problem)
         output, lse, kept = (*plain(return_lse or not lowers), None) if results is None else results
         called_q, called_k, called_v = (x.to(output.dtype) for x in (problem.q, problem.k, problem.v))
         heads = output.reshape(*problem.q.shape[:-1], v.shape[-1])
+        # Under autocast the kernel has rounded its inputs to the dtype of its output.
         tensors = called_q, called_k, called_v, heads
         own_lse = None if lse is None or lowers else lse.reshape(problem.q.shape[:-1])
+        # The caller may write to the one that it is given.
         if return_lse and own_lse is not None:
-            own_lse = own_lse.clone()  # as the caller may write to the other
+            own_lse = own_lse.clone()
         with sdpa.reading_mode(listeners), sdpa.listening(), without_autocast(q.device):
             call: Call
-            if isinstance(mask, Tensor) and q.ndim == 4:  # which may be one of Regard's masks as a matrix
+            # A tensor may be one of Regard's masks as a matrix, and is read as that mask.
+            if isinstance(mask, Tensor) and q.ndim == 4:
                 call = sdpa.read_or_explain(attention_call, *tensors, mask, False, problem.scale, own_lse)
             else:
                 rule, is_own = as_batch_mask(mask, q), own_lse is not None

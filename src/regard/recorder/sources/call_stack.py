@@ -14,12 +14,15 @@ NO_MODULE = nn.Module()
 
 def calling_modules() -> Iterator[nn.Module]:
     """Yield the modules whose code is running, the innermost first."""
+    # `inspect.stack` would read source files at every call.
     frame: FrameType | None = sys._getframe(1)
     last = None
     while frame is not None:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        # Transformers' attention functions take their module as a first argument called `module`.
         if names and names[0] in ("self", "module"):
             module = frame.f_locals.get(names[0])
+            # A module has several frames: `_wrapped_call_impl`, `_call_impl`, `forward`.
             if isinstance(module, nn.Module) and module is not last:
                 last = module
                 yield module

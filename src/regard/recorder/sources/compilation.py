@@ -40,12 +40,16 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     wrappers = MethodWrappers()
     modules = modules_of(model).values()
     for module in modules:
+        # `module.compile()` stores the compiled call under this private name, and `__call__` prefers it.
         if getattr(module, "_compiled_call_impl", None) is not None:
             wrappers.add(module, "_compiled_call_impl", _in_place_of(module._call_impl))
+        # Private, but the only place where `torch.compile(function)` keeps the function.
         original = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
+        # A compiled module has such a `forward` as well, and is replaced by its `__call__` below.
         if original is not None and not isinstance(module, _compiled_kind() or ()):
             wrappers.add(module, "forward", _in_place_of(original))
-        if hasattr(module, "get_compiled_call"):  # of Transformers, for generation with a static cache
+        # Transformers generates with it if the cache is static.
+        if hasattr(module, "get_compiled_call"):
             wrappers.add(module, "get_compiled_call", functools.partial(_plain_call, module))
     with _override.opened(), _captured.added(frozenset(modules)), wrappers.active():
         if (kind := _compiled_kind()) is not None:
@@ -79,5 +83,6 @@ def compiled_methods(model: nn.Module) -> Iterator[str]:
     """Yield the compiled methods and functions that the modules of a model hold, beside their `forward`."""
     for name, module in model.named_modules():
         for attribute, value in {**vars(type(module)), **vars(module)}.items():
+            # A compiled `forward` runs uncompiled inside a capture; what else is compiled does not.
             if attribute != "forward" and hasattr(value, "_torchdynamo_orig_callable"):
                 yield f"{name}.{attribute}" if name else attribute

@@ -72,6 +72,7 @@ def _announce(
     **options: Any,
 ) -> Tensor:
     """Run a GPT's `states`, which both a plain call and `generate` use, as a pass of the receiver."""
+    # Copied, since the caller may write to them later.
     ids = input_ids.detach().cpu().clone() if isinstance(input_ids, Tensor) else None
     is_token = attention_mask.detach().cpu().bool() if isinstance(attention_mask, Tensor) else None
     with receiver.forward_pass(PassTokens(ids, None, is_token)):
@@ -102,8 +103,9 @@ class LayerWatch:
         self, own_attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask
     ) -> Tensor:
         """Run the layer's attention and pass it to every receiver that watches the layer."""
+        # Nested captures and interventions wrap a layer several times, and its attention is to run once.
         if isinstance(getattr(getattr(own_attend, "func", None), "__self__", None), LayerWatch):
-            return own_attend(q, k, v, mask)  # the innermost of several watches does it for all
+            return own_attend(q, k, v, mask)
         layer = self.layer
         dropout = layer.dropout if layer.training else 0.0
         settings: dict[str, Any] = {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
@@ -123,9 +125,11 @@ class LayerWatch:
             else:
                 output = own_attend(q, k, v, mask)
                 with torch.no_grad():
+                    # Any values do for the lse; the keys are at hand.
                     lse = attend(q, k, k, mask=mask, **settings, return_lse=True)[1]
         settings["scale"] = q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
         all_k, v, mask = self._with_evicted_keys(q, k, v, mask)
+        # An overview is of the keys that the kernel saw, without those that were evicted.
         k, kept = all_k, kept if all_k is k else None
         problem = dropout_problem(dropout)
         call: Call = AttentionCall(
@@ -146,11 +150,14 @@ class LayerWatch:
     def _with_evicted_keys(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
         """Return keys, values and mask with the keys that the cache has evicted, if all were seen here."""
         cache, call_mask = self._arguments
+        # Only a `SinkCache` evicts keys in the middle; what others evict comes first, and strips are joined
+        # without it.
         if cache is None or not cache.first:
             return k, v, mask
         new, old = q.shape[2], cache.length - q.shape[2]
         k_new, v_new = (x[:, :, x.shape[2] - new :].detach() for x in (k, v))
         if self._past is None or not old or self._past[0].shape[2] != old or len(k) != len(self._past[0]):
+            # A capture that was opened after the first tokens cannot show those that were evicted before.
             self._past = None if old else (k_new.clone(), v_new.clone())
         else:
             self._past = torch.cat([self._past[0], k_new], 2), torch.cat([self._past[1], v_new], 2)

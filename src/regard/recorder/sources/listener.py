@@ -44,11 +44,14 @@ SHARED_KEYS = (
     "name num_heads in the module"
 )
 PARTS = "its module attends in several calls, each with some of its queries or keys"
-MULTI_HEAD = "multi_head_attention_forward"  # which some modules call without `nn.MultiheadAttention`
+# WavLM (Transformers) calls it in a module of its own, without `nn.MultiheadAttention`.
+MULTI_HEAD = "multi_head_attention_forward"
 FUNCTIONS = frozenset(
     ("scaled_dot_product_attention", MULTI_HEAD, "ALL_ATTENTION_FUNCTIONS", "dispatch_attention_fn")
 )
 """Names in the code of a module whose attention can be heard; the last is diffusers'."""
+# By name, since their code has the same products as attention. A pooler is none whatever it is called, such
+# as AIMv2's AttentionPoolingHead; any other class with "att" in its name is attention.
 NO_LAYERS = re.compile(
     r"pool|^(?!.*att).*(rout|moe|expert|gate|gating|sampl|norm|embed|rotary|position)", re.IGNORECASE
 )
@@ -66,6 +69,8 @@ def _attention_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for name, module in model.named_modules()
+        # PyTorch's module and Regard's layer are sources of their own (`torch_mha`, `gpt`), and would be
+        # heard twice.
         if not isinstance(module, nn.MultiheadAttention)
         and not (isinstance(module, Attention) and type(module).forward is Attention.forward)
         and (
@@ -153,6 +158,7 @@ class EarlierCall(NamedTuple):
     def unchanged(self) -> bool:
         """Whether q, k and the mask have certainly not been written to since."""
         now = _write_counts(self.q, self.k, self.mask)
+        # In inference mode PyTorch counts no writes, so that nothing is certain.
         return None not in self.write_counts and self.write_counts == now
 
     def same_weights(self, earlier: EarlierCall) -> bool:
@@ -183,7 +189,7 @@ class EarlierCall(NamedTuple):
     def is_cut_like(self, first: EarlierCall) -> bool:
         """Whether two calls of one module have other tokens of the same queries or keys."""
         pairs = ((self.q, first.q), (self.k, first.k))
-        return self is not first and any(x.ndim == y.ndim and _other_tokens(x, y) for x, y in pairs)
+        return self is not first and any(_other_tokens(x, y) for x, y in pairs)
 
     def place_after(self, first: EarlierCall) -> str:
         """Which part of its module's attention it is beside the first call, in words."""
@@ -215,6 +221,8 @@ class EarlierCall(NamedTuple):
             and apart == rows * _strides(self.q, first.q)[2]
             and self.k.data_ptr() == first.k.data_ptr()
             and _strides(self.k, first.k) == _strides(first.k, self.k)
+            # Causal code hands each chunk the keys up to its own end, other code all keys. As many queries as
+            # keys are no chunk: that is attention once more.
             and (S == rows + T == calls[-1].k.shape[2] + T or T < S == first.k.shape[2])
         )
 
@@ -228,6 +236,7 @@ def _other_tokens(q: Tensor, other: Tensor) -> bool:
     if not _is_one(q, other):
         return False
     step = (strides := _strides(q, other))[2]
+    # An expanded axis has stride 0.
     apart, rest = divmod(abs(int(q.storage_offset()) - int(other.storage_offset())), max(step, 1))
     # A stride larger than a token's is that of a head or a text, and spans all the tokens.
     tokens = min((x // step for x in strides[:2] if x > step), default=apart + 1) if step else 0
@@ -284,7 +293,9 @@ class Listener:
         if isinstance(call, AttentionCall):
             this = EarlierCall.of(call)
             same = next((i for i, other in enumerate(earlier) if this.same_weights(other)), None)
-            if call.problem is None and same is not None:  # the same weights applied to other values
+            # The same weights applied to other values are no second map. A call with a problem is recorded
+            # all the same: dropout in the second one would be lost otherwise.
+            if call.problem is None and same is not None:
                 layer_id = _numbered(layer_id, earlier[: same + 1])
                 return self.receiver.record(layer_id, call._replace(again=True))
             part = this.part_of(earlier) if earlier else None
@@ -296,9 +307,12 @@ class Listener:
         slot = self.receiver.last_slot(layer_id.name)
         if earlier and isinstance(call, AttentionCall):
             earlier[-1] = earlier[-1]._replace(slot=slot)
+            # A part that could not be joined has other rows or keys than the tokens, and so has the first
+            # one.
             if part is None and earlier[-1].is_cut_like(earlier[0]):
                 self.receiver.unplace(earlier[0].slot, PARTS)
                 self.receiver.unplace(slot, earlier[-1].place_after(earlier[0]))
+        # Only these modules run in `run_and_disown`, which knows when an output was not used.
         if module in self.modules:
             sdpa.if_unused(functools.partial(self.receiver.disown, slot))
         return call
@@ -317,7 +331,8 @@ class Listener:
 
     def layer_id(self, module: nn.Module) -> LayerId:
         """Return the layer id of a module."""
-        if module not in self.layer_ids:  # nothing showed that it would be heard
+        # Any running module may call the function, also one whose code did not show it beforehand.
+        if module not in self.layer_ids:
             return LayerId(number_in(self.names[module], 0), self.names[module])
         return self.layer_ids[module]
 
@@ -327,6 +342,7 @@ class Listener:
         try:
             return sdpa.run_and_disown(forward, *args, **kwargs)
         finally:
+            # Earlier calls hold queries and keys, which are to be freed with the module's own.
             self.earlier.pop(module, None)
 
 
@@ -358,13 +374,17 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
         for listener in _eager_listeners.get()
         if (module := listener.module_of(attention.modules)) is not None
     ]
+    # A transform of torch.func hides its numbers; `TokenMixers` then names the module as missing.
     if not takers or torch._C._functorch.peek_interpreter_stack() is not None:
         return None
+    # Editors first, so that a recording receives the call as it was edited.
     takers.sort(key=lambda taker: not taker.is_editor)
     if has_heads_first(attention, attention.modules[-1]):
         attention = attention.exchanged()
     device, scores = attention.v.device, attention.weights.scores
+    # Asked of the tensors as the model has them, before reading makes copies that nothing follows.
     independent = token_order.why_independent(scores.left, scores.right) if scores.is_known else None
+    # Reading the call multiplies and takes a softmax itself, which is not the model's attention.
     with sdpa.reading_mode(takers), sdpa.listening(), eager_trace.paused():
         call = _eager_call(attention, independent)
         with without_autocast(device):
@@ -402,6 +422,8 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         if is_transformers(model):
             from regard.recorder.sources.transformers_library import transformers_interface
 
+            # Every Transformers model fits, so that one without known attention is refused by the names of
+            # its classes.
             if not modules and not linear_modules(model):
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))

@@ -25,6 +25,7 @@ from regard.recorder.storage.layer_file import storable_mask
 
 def may_attend_on_ring(module: nn.Module) -> bool:
     """Whether the code of a module calls `attend`, in a process that is one of several."""
+    # Without a process group there is no ring, and the name "attend" alone says little.
     if not (distributed.is_available() and distributed.is_initialized()):
         return False
     return "attend" in module_names(module) and not isinstance(module, Attention)
@@ -54,11 +55,13 @@ def attention_call(call: RingCall) -> AttentionCall:
     whole = AttentionCall(*tensors, call.mask, *settings, own_lse=True)
     H, (G, S) = call.q.shape[1], call.k.shape[1:3]
     rows = torch.cat([torch.arange(run.start, run.stop, device="cpu") for run in call.q_runs])
-    if len(rows) == call.T:  # a ring of one
+    # A ring of one process has all rows.
+    if len(rows) == call.T:
         return whole
     runs = (tuple((run.start, run.stop) for run in of_rank if run) for of_rank in (call.q_runs, call.k_runs))
     return whole._replace(
         mask=Positions(call.mask, rows, torch.arange(S, device="cpu"), call.T, S),
         placement=Placement(H, tuple(range(G)), *runs),
+        # A user's function cannot be written to the folder of all ranks, so that it is stored as a tensor.
         whole_mask=storable_mask(call.mask, (len(call.q), H, call.T, S), call.q.device),
     )

@@ -42,10 +42,12 @@ def attention_call(
             mask, keys, empty_rows, softly_masked = read_mask(whole[..., :reach], T, reach)
         k, v = k[:, :, :keys], v[:, :, :keys]
     if is_causal:
+        # PyTorch's `is_causal` aligns queries with the first keys, Regard's `causal` with the last.
         order = causal if k.shape[2] == T else causal.top_left
         mask = order if mask is None else mask & order
     own_lse = lse is not None
-    if lse is not None and empty_rows is not None:  # PyTorch's kernels give 0 there
+    # PyTorch's kernels return an lse of 0 for rows without a visible key.
+    if lse is not None and empty_rows is not None:
         lse = lse.masked_fill(empty_rows, -torch.inf)
     mask = full if mask is None else mask
     return AttentionCall(
@@ -64,6 +66,7 @@ def attention_call(
 
 def several_axes(shape: Sequence[int]) -> str | None:
     """Return why queries (…, T, D) with more than two axes before T are not those of texts and heads."""
+    # An axis of length 1 cannot stand for windows.
     lead = [n for n in shape[:-2] if n > 1]
     if len(lead) < 3:
         return None
@@ -101,10 +104,12 @@ def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def written_keys(mask: Tensor, k: Tensor) -> int:
     """Return how many keys have been written: a static cache holds zeros after them, which are masked."""
     S = k.shape[2]
+    # A last key that is not all zeros was written, and so were those before it.
     if mask.shape[-1] != S or bool(k[:, :, -1:].any()):
         return S
     visible = (~masked_entries(mask)).flatten(0, -2).any(0).nonzero()
     reach = int(visible[-1]) + 1 if len(visible) else S
+    # Keys that are masked and not zero are padding, not room in a static cache.
     return S if bool(k[:, :, reach:].any()) else reach
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+# The stack of modes is private, but only a mode that is off it costs nothing.
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -48,6 +50,7 @@ def why_independent(q: Tensor, k: Tensor) -> str | None:
     if (order := _active.get()) is None or not (order.is_independent(q) or order.is_independent(k)):
         return None
     if order.is_independent(q) and order.reason is None:
+        # The layers after it have rows for these queries, not for tokens.
         order.reason = "a layer before it attended from queries of its own, such as latents"
     return "its queries or keys do not depend on the token ids"
 
@@ -68,7 +71,8 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     - `model`: its parameters and buffers are tables, which may be cut in any way.
     """
 
-    supports_higher_order_operators = True  # flex_attention is one, and is refused by a mode without this
+    # flex_attention is such an operator, and refuses to run in a mode without this.
+    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -113,13 +117,17 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        # Higher-order operators such as flex_attention have no schema.
         if self.reason is None and not _paused.get() and hasattr(func, "_schema"):
+            # An operator that writes in place does to the order what its namesake does.
             name = func._schema.name.removeprefix("aten::").removesuffix("_")
             try:
+                # A literal such as torch.tensor([1, 2]) is a constant, whatever its memory held before.
                 inputs = [] if name == "lift_fresh" else _tensors((*args, *(kwargs or {}).values()))
                 self.reason = self._explain(name, args)
                 self._follow(inputs, [_memory(x) for x in _tensors((output,))])
-            except (RuntimeError, TypeError, IndexError) as error:  # a kind of tensor without memory or shape
+            # Some kinds of tensors have no memory or no shape.
+            except (RuntimeError, TypeError, IndexError) as error:
                 self.reason = f"its operator {name} could not be followed ({error})"
         return output
 
@@ -129,7 +137,8 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Whole numbers and single ones that come from elsewhere are constants.
         numbers = (x for x in inputs if x.is_floating_point() and x.ndim)
         is_independent = not depends and all(_memory(x) in self._independent for x in numbers)
-        for memory in outputs:  # which may have been another tensor's before
+        # PyTorch may have given the memory of an earlier tensor to an output.
+        for memory in outputs:
             (self._dependent.add if depends else self._dependent.discard)(memory)
             if memory not in self.tables:
                 (self._independent.add if is_independent else self._independent.discard)(memory)
@@ -139,16 +148,19 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "embedding":
             return self._explain_lookup(args[0], args[1])
         if name == "index" and _memory(args[0]) in self.tables:  # table[ids]
+            # With two indices it is a cut of a table, not a lookup of ids.
             return self._explain_lookup(args[0], args[1][0]) if len(args[1]) == 1 else None
         if name in ("stack", "cat"):
             return self._explain_join(args)
         if name in PRODUCTS:
             return self._explain_product(*_tensors(args)[-2:])
         x = args[0] if args else None
+        # Tables of rotary positions and masks may be cut in any way: they hold no tokens.
         if not isinstance(x, Tensor) or x.is_nested or _memory(x) in self._independent:
             return None
         if name in ("view", "_unsafe_view", "reshape"):
             return self._explain_view(x, args[1])
+        # With other numbers of texts and tokens the shape of the map shows an exchange.
         if name in EXCHANGING and self.B == self.T and self._is_exchanged(x, args[1:]):
             return "its texts are as many as their tokens, and it exchanged the two (transpose)"
         if name in ("slice", "constant_pad_nd") and self._is_shifted(name, x, args[1:]):
@@ -162,6 +174,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _axis_of(self, x: Tensor, axis: int) -> str | None:
         """Return what an axis of a tensor holds, if it has as many entries as there are texts or tokens."""
+        # The last axis of numbers holds channels, which rotary positions cut in halves.
         is_channels = axis == x.ndim - 1 and x.ndim > 1 and x.is_floating_point()
         # Another axis of that length may be the one: B heads, or the three of (3, B, H, T, D) for 3 texts.
         if is_channels or list(x.shape).count(x.shape[axis]) > 1:
@@ -179,6 +192,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._tables_otherwise.add(_memory(table))
             if _memory(ids) in self.others and len(table) > TYPES:
                 return "the model read the ids of a second argument, too"
+        # A Siamese model reads a second text by the same table.
         if self._tables_read & self._tables_otherwise:
             return "the model also read other token ids than those it was given"
         return None
@@ -196,6 +210,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return a reason if tokens or texts were multiplied by a square matrix that is not made of them."""
         constant = [x.shape[-2:] for x in (left, right) if _memory(x) in self._independent]
         for n, what in ((self.T, "tokens"), (self.B, "texts")):
+            # A square matrix as wide as the embeddings is a projection of channels.
             if n not in (1, self._width) and (n, n) in constant:
                 return f"it multiplied its {what} by a constant matrix before this layer"
         return None
@@ -203,9 +218,11 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_shifted(self, name: str, x: Tensor, args: tuple[Any, ...]) -> bool:
         """Whether tokens were padded in front, or something that stood before them now counts as one."""
         if name == "constant_pad_nd":
-            lengths = reversed(x.shape)  # its list begins at the last axis, with the padding in front
+            # Its list begins at the last axis, with the padding in front.
+            lengths = reversed(x.shape)
             return any(n == self.T and front for n, front in zip(lengths, args[0][::2], strict=False))
         axis, length = _slice(x, args)
+        # Ids (B, T) or states (B, T, C); with more axes the second one counts heads.
         is_sequence = x.ndim <= 3 and axis == 1 and x.shape[0] == self.B
         return is_sequence and length == self.T < x.shape[1]
 
@@ -214,6 +231,7 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _explain_view(self, x: Tensor, shape: Sequence[int]) -> str | None:
         """Return a reason if a new shape cuts the tokens of x (…, T, …) into groups, or counts others."""
+        # Two axes as long as the text cannot be told apart, and the last one is that of the channels.
         if x.ndim < 2 or self.T < 2 or list(x.shape).count(self.T) != 1 or x.shape[-1] == self.T:
             return None
         inside = x.shape[list(x.shape).index(self.T) + 1 :].numel()
@@ -232,7 +250,8 @@ class TokenOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.B > 1 and x.ndim > 2 and (moved == [1, 0] or (moved == [0, 1] and axes is args))
 
 
-TYPES = 8  # a table with no more rows is not one of words: token types, segments
+# A table with no more rows is not one of words, but of token types or segments.
+TYPES = 8
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
 
@@ -247,6 +266,7 @@ def _memory(x: Tensor) -> int:
     try:
         return x.untyped_storage().data_ptr()
     except RuntimeError:
+        # Negative, so that it is no address.
         return -id(x)
 
 

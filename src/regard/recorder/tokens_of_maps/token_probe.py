@@ -49,6 +49,7 @@ class _Held(CallReceiver):
         if isinstance(call, UnreadableCall):
             return call
         _, layer_id = self._locate(layer_id, call)
+        # The model may write to its tensors before the next run is compared with them.
         inputs = _Inputs(*(x.detach().clone() for x in (call.q, call.k, call.output)))
         self.calls.append(inputs)
         if self.held is None:
@@ -168,9 +169,11 @@ def _run(
     """Run a model on a text, with the outputs that its attention had before, if they are `held`."""
     receiver = _Held(held)
     args, kwargs = arguments.with_ids(ids)
+    # `fork_rng` would save the state of every GPU of the machine.
     devices = list({x.device for x in model.parameters() if x.device.type == "cuda"})
     with torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(0)  # the same dropout in every run
+        # So that dropout is the same in every run.
+        torch.manual_seed(0)
         with observed(model, receiver, sources):
             model(*args, **kwargs)
     return receiver

@@ -27,6 +27,7 @@ def join_token_rows(seen: Capture, ranks: RankGroup) -> None:
     everyone: list[dict[str, Any]] = [
         json.loads(text) for text in ranks.exchange(json.dumps({"rows": rows, **own}))
     ]
+    # Under tensor and pipeline parallelism every rank is given all rows.
     if any(of_rank["rows"] is None for of_rank in everyone):
         return
     for name, table in tables.items():

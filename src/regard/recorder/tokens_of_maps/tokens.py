@@ -64,6 +64,7 @@ def encode_text(tokenizer: Any, text: str | Sequence[str], side: Side = "right")
 
 def _encode_each(tokenizer: Any, texts: list[str]) -> dict[str, list[list[int]]]:
     """The fields that a tokenizer gives for each text, such as its ids, without padding."""
+    # Tokenizers of the `tokenizers` package have it, those of Transformers do not.
     if not hasattr(tokenizer, "encode_batch"):
         fields = tokenizer(texts, padding=False)
         return {name: [list(row) for row in rows] for name, rows in fields.items() if _is_table(rows)}
@@ -116,6 +117,7 @@ def _decode(tokenizer: Any, number: int) -> str | bytes:
         piece, text = tokenizer.id_to_token(number), tokenizer.decode([number], skip_special_tokens=False)
     else:
         piece, text = tokenizer.convert_ids_to_tokens(number), tokenizer.decode([number])
+    # A model may have more embeddings than its tokenizer has tokens.
     if piece is None:
         return f"<{number}>"
     if (data := _bytes_of(piece, text)) is not None:
@@ -135,6 +137,7 @@ def _bytes_of(piece: str | bytes, text: str) -> bytes | None:
         return piece
     if byte := BYTE.fullmatch(piece):
         return bytes([int(byte[1], 16)])
+    # Ordinary words are written in the same letters: only what is no text by itself is bytes.
     if REPLACEMENT in text and all(letter in BYTE_LEVEL for letter in piece):
         return bytes(BYTE_LEVEL[letter] for letter in piece)
     if not text and len(piece) == 1 and ord(piece) < 0x100:  # ByT5 drops what is no character

@@ -30,17 +30,22 @@ DENSE_LIMIT = 1 << 28  # bytes of weights, or of a bias, that a call keeps
 def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCall:
     """Return an attention that a module computed as an `AttentionCall`; a ValueError says why it is none."""
     whole, v, output = attention.unchanged, attention.v, attention.output
+    # Nyström attention multiplies weights on landmarks with weights of landmarks: neither are weights on the
+    # text.
     if attention.is_composed:
         raise ValueError("its values are themselves a product with attention weights")
     if whole is None:
         raise ValueError(CHANGED)
     T, S = whole.shape[-2:]
     lead = output.shape[:-2]
+    # LongT5's encoder attends from blocks of tokens to these and the blocks next to them.
     if len([n for n in lead if n > 1]) > 2 and T != S:
         raise ValueError(f"it attends in blocks of {T} queries and {S} keys, which are no map of the text")
+    # `torch.cat(heads, 0)` puts heads in front of texts, which nothing but the number of tensors shows later.
     if attention.stacked in head_counts(module) and len(lead) == 1 and lead[0] > attention.stacked > 1:
         raise HeadOrderError(HEADS_FIRST)
     if (axes := attention.leading_axes) is not None and math.prod(axes.sizes) == math.prod(lead):
+        # Called for its error alone: merged axes of which the heads come first.
         axes.split(head_counts(module))
     if not _sums_to_one(whole):
         raise ValueError("its weights do not sum to 1 over the keys that they are multiplied with")
@@ -54,6 +59,7 @@ def attention_call(attention: EagerAttention, module: nn.Module) -> AttentionCal
     known: AttentionCall | None = None
     if scores is not None and not _too_large(scores.terms):
         known = _known_call(scores, shape, v, output, weights, problem)
+        # With a problem the call is not certified in any form, and this one takes the least memory.
         if problem is not None or is_certified(known):
             return known
     if weights.nbytes > DENSE_LIMIT:
@@ -79,12 +85,14 @@ def _is_unchanged(attention: EagerAttention) -> bool:
     weights, used, unchanged = attention.weights, attention.used.detach(), attention.unchanged
     if unchanged is None or write_count(weights.whole) != weights.count:
         return False
+    # Rows without a visible key are NaN in both.
     return torch.equal(used.nan_to_num(), unchanged.detach().to(used.dtype).nan_to_num())
 
 
 def _sums_to_one(weights: Tensor) -> bool:
     """Whether every row of weights (…, T, S) sums to 1, or is empty."""
     sums = weights.detach().nan_to_num().float().sum(-1)
+    # Weights in half precision are rounded one by one, and their errors add up as the root of their number.
     tolerance = 1e-3 + 2 * math.sqrt(weights.shape[-1]) * torch.finfo(weights.dtype).eps
     return bool((((sums - 1.0).abs() <= tolerance) | (sums == 0)).all())
 
@@ -148,6 +156,7 @@ def _known_call(
     own = torch.Size(_lead_of(scores))
     q, k = autocast(scores.left, scores.right)
     q, k = (_four(x, own, shape) for x in (q, k))
+    # A map needs q, k and v of one dtype.
     k, v = equal_heads(k, v.to(q.dtype) if v.dtype != q.dtype else v)
     T, S = q.shape[2], k.shape[2]
     masks: list[Mask] = []
@@ -161,10 +170,14 @@ def _known_call(
         v,
         output,
         None,
+        # Masks such as `causal` are one object each, and may be in several terms.
         conjunction({id(part): part for mask in masks for part in mask.conjuncts()}.values()),
+        # `tanh` was taken of scale · q k, and a soft cap is cap · tanh(scale · q k / cap).
         scores.scale if softcap is None else scores.scale * softcap,
         softcap=softcap,
         weights=weights.detach(),
+        # Terms that are added may hide every key of a row by finite numbers, as −10,000, and its softmax is
+        # then uniform.
         softly_masked_rows=bool(masks),
         problem=problem,
     )
@@ -183,6 +196,7 @@ def _readable(term: Tensor) -> Tensor:
     """Return a mask tensor whose low numbers, such as −10,000, are written as booleans."""
     if term.dtype == torch.bool or term.requires_grad:
         return term
+    # OpenAI's GPT hides keys by −10,000, which `masked_entries` takes for a bias.
     low = term <= LOW
     is_mask = bool(low.any()) and bool(((term == 0) | low).all())
     return ~low if is_mask and bool((term > torch.finfo(term.dtype).min / 2).all()) else term
@@ -207,7 +221,8 @@ def _is_nan_beside_empty_rows(weights: Tensor, mask: Mask | None) -> bool:
 
 def _log_weights(weights: Tensor) -> LogWeights:
     """Return the logarithms of weights; a sum that is 1 but for rounding is exact."""
-    wide = weights.to(torch.promote_types(weights.dtype, torch.float32)).nan_to_num(0.0)  # of empty rows
+    # Rows without a visible key are NaN in some code.
+    wide = weights.to(torch.promote_types(weights.dtype, torch.float32)).nan_to_num(0.0)
     sums, is_zero = wide.detach().sum(-1), wide == 0
     is_rounding = (sums - 1.0).abs() <= 8 * torch.finfo(weights.dtype).eps
     logs = wide.masked_fill(is_zero, 1.0).log().masked_fill(is_zero, -torch.inf)

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from regard.recorder.sources.structure_of_models.head_order import LeadingAxes
 
-LOW = -1e3  # scores that are set to less than this are masked
+# Scores that are set to less are masked: next to ordinary scores their exponential is 0.
+LOW = -1e3
 PRIMES = (2, 3, 5, 7, 11, 13, 17)  # lengths of axes that show how a function permutes them
 RESHAPING = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"}
+# Graphs of torch.export write a reshape as this operator.
+RESHAPING |= {"unsafe_view"}
 PERMUTING = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "adjoint"}
 SELECTING = {
     "__getitem__",
@@ -41,6 +44,11 @@ SAME = {
     "detach",
     "data",
 }
+# Graphs of torch.export write a cast, a copy and a constant as these operators.
+SAME |= {"to_copy", "alias", "lift_fresh_copy"}
+# They leave ordinary scores as they are: GroundingDINO clamps its own, XGLM takes the maximum with the
+# lowest number. Where one of them did change a score, the weights do not agree and are kept themselves.
+SAME |= {"nan_to_num", "clamp", "clamp_min", "clamp_max", "maximum", "max", "dropout", "cuda", "cpu"}
 CONCATENATING = {"cat", "concat", "concatenate"}
 SECOND_SOFTMAX = "it takes a softmax of a softmax"
 CHANGED = "its weights are changed between the softmax and the product with the values"
@@ -172,9 +180,11 @@ def next_scores(
         condition, value = others
         visible = condition if is_method or position == 1 else ~condition
         return _with_term(scores, visible) if _is_low(value) else None
+    # A mask or a bias before a `tanh` is squashed by it, which no map of ours can say.
     if name == "tanh" and not scores.terms and scores.softcap is None:
         return dataclasses.replace(scores, softcap=1.0)
     if name in PERMUTING and position == 0:
+        # The function itself is asked, so that every way to name axes is understood.
         lengths = func(torch.empty(PRIMES[: x.ndim], device="meta"), *args[1:], **kwargs).shape
         moved = [PRIMES.index(n) for n in lengths]  # axis i of the result was axis moved[i]
         axes = tuple(moved.index(axis) for axis in scores.axes)
@@ -187,6 +197,7 @@ def next_scores(
 
 def _scaled(scores: Scores, factor: Any, divide: bool) -> Scores | None:
     """Return scores times a number, or times a tensor that belongs to the queries or the keys."""
+    # A learned temperature is a tensor.
     if isinstance(factor, Tensor) and factor.numel() == 1:
         factor = float(factor)
     if isinstance(factor, Tensor):
@@ -196,12 +207,14 @@ def _scaled(scores: Scores, factor: Any, divide: bool) -> Scores | None:
             or scores.softcap is not None
             or not factor.is_floating_point()
         ):
-            # Some models multiply with a mask of 0 and 1 before they add a low number where it is 0.
+            # OpenAI's GPT multiplies its scores by a mask of 0 and 1 before it adds −10,000 where it is 0. A
+            # factor that is no such mask gives other weights, which are then kept themselves.
             return scores
         wide = _as_wide(factor, len(scores.axes))
         wide = wide.reciprocal() if divide else wide
         if wide.shape[-1] == 1:
             return dataclasses.replace(scores, left=scores.left * wide)
+        # A factor for each key belongs to the keys, unless it is such a mask.
         if wide.shape[-2] == 1 and not bool(((wide == 0) | (wide == 1)).all()):
             return dataclasses.replace(scores, right=scores.right * wide.mT)
         return scores

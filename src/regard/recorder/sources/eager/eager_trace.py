@@ -86,6 +86,8 @@ class EagerTrace(TorchFunctionMode):
     def __init__(self, hear: Hear) -> None:
         super().__init__()
         self.hear = hear
+        # By identity, since tensors compare entry by entry; weak, since nothing that the model frees is to
+        # stay.
         self.scores: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -99,11 +101,13 @@ class EagerTrace(TorchFunctionMode):
         if _paused.get() or torch.compiler.is_compiling():
             return func(*args, **kwargs)
         name = _name(func)
+        # What the softmax returned is compared with what was multiplied, so that it is needed as it was.
         if args and isinstance(args[0], Tensor) and args[0] in self.weights and _writes(func):
             self._copy_weights(args[0])
         output = func(*args, **kwargs)
         note_axes(func, args, output)
         tensors = _tensors_among(args, kwargs)
+        # Heads that are put in front of texts in this way have the axis of texts.
         if name in CONCATENATING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0:
             self.stacked[output] = len(tensors)
         if name in products.NAMES and isinstance(output, Tensor):
@@ -117,6 +121,7 @@ class EagerTrace(TorchFunctionMode):
         elif any(x in self.scores for x in tensors):
             for x in _tensors_in(output):
                 self.scores[x] = self._scores_after(func, name, args, kwargs, x)
+        # After a projection they may be the values of the next attention.
         elif any(x in self.mixed for x in tensors) and not any(map(_is_parameter, tensors)):
             for x in _tensors_in(output):
                 self.mixed[x] = True
@@ -170,6 +175,7 @@ class EagerTrace(TorchFunctionMode):
 
     def _multiply_values(self, product: Product, output: Tensor) -> Tensor:
         """Take a product of weights, on the left, and values."""
+        # Weights times weights are no output yet, as between the factors of Nyström attention.
         if product.right in self.weights or product.right in self.scores:
             return output
         weights: Weights = self.weights[product.left]
@@ -292,6 +298,7 @@ class EagerTrace(TorchFunctionMode):
 def _name(func: Any) -> str:
     """Return the name of a torch function: without the marks of operators and of writing in place."""
     name = function_name(func)
+    # `x.T` and `x.mT` are attributes, whose function is a getter.
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", "")
     if name in products.NAMES or name == "__getitem__":

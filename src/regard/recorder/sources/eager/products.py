@@ -82,6 +82,7 @@ def read_product(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Prod
     if name == "baddbmm":
         names = ("input", "batch1", "batch2", "beta", "alpha")
         bound = {"beta": 1, "alpha": 1, **dict(zip(names, args, strict=False)), **kwargs}
+        # The operator of exported graphs calls its first argument `self`.
         bound["input"] = bound.get("input", bound.get("self"))
         if not all(isinstance(bound.get(x), Tensor) for x in names[:3]):
             return None
@@ -89,6 +90,7 @@ def read_product(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Prod
         beta = float(bound["beta"])
         added = None if beta == 0 else bound["input"] if beta == 1 else bound["input"] * beta
         return None if product is None else product._replace(factor=float(bound["alpha"]), added=added)
+    # `torch.matmul` calls its second argument `other`, `Tensor.matmul` `tensor2` and `bmm` `mat2`.
     tensors = [*args, *(kwargs[x] for x in ("other", "mat2", "tensor2") if x in kwargs)]
     if len(tensors) != 2 or not all(isinstance(x, Tensor) for x in tensors):
         return None
@@ -97,6 +99,7 @@ def read_product(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Prod
 
 def _matmul(left: Tensor, right: Tensor) -> Product | None:
     """Return a matrix product of batches, which are broadcast."""
+    # A vector has no axis that counts queries or keys.
     if min(left.ndim, right.ndim) < 2:
         return None
     lead = string.ascii_lowercase[: max(left.ndim, right.ndim) - 2]  # aligned at the last
@@ -107,6 +110,7 @@ def _matmul(left: Tensor, right: Tensor) -> Product | None:
 
 def _read_einsum(args: Sequence[Any]) -> Product | None:
     """Return an einsum of two tensors with an equation."""
+    # `einsum` also takes its operands in a list.
     operands = args[1:] if len(args) != 2 or isinstance(args[1], Tensor) else args[1]
     if not isinstance(args[0], str) or len(operands) != 2:
         return None

@@ -64,6 +64,7 @@ class LightningRun:
     ) -> Any:
         """Run the module and pass on what was heard."""
         read_state = functools.partial(_state, past_key_values, getattr(self.module, "layer_idx", None))
+        # The cache gets the new state from the module, and the old one is gone then.
         before = read_state()
         result = forward(
             hidden_states,
@@ -72,6 +73,7 @@ class LightningRun:
             past_key_values=past_key_values,
             **kwargs,
         )
+        # Compiled code is traced and not run.
         if not torch.compiler.is_compiling() and self.projected is not None and self.output is not None:
             with torch.no_grad():
                 self.take(self.module, self._call(attention_mask, before, read_state()))
@@ -85,8 +87,10 @@ class LightningRun:
         B, T, _ = projected.shape
         heads, width = module.num_attention_heads, module.head_dim
         qkv = module.act_fn(projected.detach())
+        # MiniMax sets padding to zero after the activation (`apply_mask_to_padding_states`).
         if mask is not None:
             qkv = (qkv * mask[:, :, None]).to(qkv.dtype)
+        # MiniMax has q, k and v of a head next to one another, not those of all heads.
         q, k, v = qkv.view(B, T, heads, 3 * width).transpose(1, 2).split(width, -1)
         slope = module.slope_rate.detach().float().view(1, heads, 1)
         decay = -slope.expand(B, heads, T)
@@ -96,6 +100,7 @@ class LightningRun:
 
 def _state(cache: Any, layer: int | None) -> Tensor | None:
     """Return a copy of the state that a cache holds for a layer, or None if it holds none."""
+    # Only MiniMax's own cache has it; others hold no state.
     if cache is None or not hasattr(cache, "get_linear_cache"):
         return None
     state = cache.get_linear_cache(layer)

@@ -35,7 +35,8 @@ from regard.recorder.sources.linear_attention.linear_modules import (
 )
 from regard.recorder.sources.listener import attention_modules, numbered_modules
 
-QK_NORM = 1e-6  # what the kernels add to the sum of squares
+# What `l2norm` of Transformers and of flash-linear-attention adds to the sum of squares.
+QK_NORM = 1e-6
 Arguments = Mapping[str, Any]
 Read = Callable[[Arguments, Tensor | None, Any], Call | None]
 """`read(arguments, state before, result)`: the call, or None if the function computed nothing."""
@@ -52,6 +53,7 @@ class LinearListener:
         if isinstance(call, AttentionCall) and call.recurrence is not None:
             recurrence = call.recurrence._replace(convolution=_convolution(module))
             call = call._replace(recurrence=recurrence)
+        # Of the receivers only a recording makes maps of recurrences.
         if isinstance(call, UnreadableCall) or self.receiver.takes_recurrences:
             self.receiver.record(self.layer_ids[module], call)
 
@@ -105,7 +107,9 @@ def _observed(read: Read, function: Callable[..., Any]) -> Callable[..., Any]:
         listeners = tuple(x for x in listeners if caller in x.layer_ids)
         arguments = _arguments(signature, args, kwargs) if listeners else {}
         state = arguments.get("state")
-        before = state.detach().clone() if isinstance(state, Tensor) else None  # it is written to in place
+        # Mamba-2's step writes the new state into the same tensor (`state.copy_`).
+        before = state.detach().clone() if isinstance(state, Tensor) else None
+        # Chunks and padding inside of it look like tokens that are cut and shifted.
         with token_order.paused():
             result = function(*args, **kwargs)
         if listeners:
@@ -142,6 +146,7 @@ def _first(arguments: Arguments, *names: str) -> Any:
 
 def _read_delta_rule(arguments: Arguments, before: Tensor | None, result: Any) -> Call:
     """Read a call of a gated delta rule."""
+    # A state that begins again inside of a row is not in the formula of the map.
     if _first(arguments, "cu_seqlens", "cu_seq_lens_q") is not None:
         return UnreadableCall("it reads several packed texts at once")
     q, k, v = (_first(arguments, *names) for names in (("query", "q"), ("key", "k"), ("value", "v")))
@@ -150,6 +155,7 @@ def _read_delta_rule(arguments: Arguments, before: Tensor | None, result: Any) -
     scale = _first(arguments, "scale")
     q, k = _without_repeats(*(x.detach().transpose(1, 2) for x in (q, k)))
     recurrence = Recurrence(
+        # Transformers' fallback computes the recurrence in float32, whatever its inputs are.
         decay=decay.detach().transpose(1, 2).float(),
         beta=beta.detach().transpose(1, 2).float(),
         delta_rule=True,
@@ -186,6 +192,7 @@ def _read_scan(arguments: Arguments, before: Tensor | None, result: Any) -> Call
 def _read_step(arguments: Arguments, before: Tensor | None, result: Any) -> Call:
     """Read a call of Mamba-2's recurrence for one token: all its tensors are repeated along the channels."""
     x, A, D = arguments["hidden_states"], arguments["A"], arguments.get("D")
+    # Mamba-2 hands over a decay for each head, expanded with stride 0; Mamba-1 has one for each channel.
     if before is None or x.ndim != 3 or A.stride()[1:] != (0, 0):
         return UnreadableCall("every channel decays on its own")
     dt = _time_steps(arguments["dt"], arguments)[..., :1].float()  # (B, H, 1)
@@ -204,6 +211,7 @@ def _read_step(arguments: Arguments, before: Tensor | None, result: Any) -> Call
 def _read_whole(arguments: Arguments, before: Tensor | None, result: Any) -> Call | None:
     """Explain why a layer in one kernel cannot be read; None comes back if there is no such kernel."""
     return (
+        # Transformers calls this name without a kernel, too, and then goes on with `mamba2_chunk_scan`.
         None if result is None else UnreadableCall("its kernel computes the whole layer: run it in eval mode")
     )
 
@@ -220,6 +228,7 @@ def _time_steps(dt: Tensor, arguments: Arguments) -> Tensor:
     """Return the time steps as the model computes them, in the dtype that it computes them in."""
     dt, bias = dt.detach(), arguments.get("dt_bias")
     if bias is not None:
+        # In half precision the sum is rounded, as the model's is.
         dt = dt + bias.detach().to(dt.dtype)
     return F.softplus(dt) if arguments.get("dt_softplus") else dt
 
@@ -234,6 +243,7 @@ def _gate(z: Tensor | None) -> Tensor | None:
 def _without_repeats(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Return q and k (B, H, T, D) with heads that are the same for a whole group of heads stored once."""
     H, T = q.shape[1:3]
+    # Most tensors differ at a few tokens already, which costs little to see.
     some = slice(None, None, max(1, T // 16))
     for group in (n for n in range(H, 1, -1) if H % n == 0):
         if all(_repeats(x[:, :, some], group) for x in (q, k)) and all(_repeats(x, group) for x in (q, k)):

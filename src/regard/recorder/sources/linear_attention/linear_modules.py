@@ -34,11 +34,13 @@ MAMBA2_WHOLE = ("mamba2_split_conv1d_scan_combined",)
 """Functions that compute a whole layer of Mamba-2 in one kernel, where nothing can be heard."""
 FUNCTIONS = (*GATED_DELTA_RULE, *MAMBA2_SCAN, *MAMBA2_STEP, *MAMBA2_WHOLE)
 LIGHTNING_PARTS = ("qkv_proj", "act_fn", "norm", "slope_rate", "num_attention_heads", "head_dim")
-LINEAR_STACK = "linear"  # the stack of linear layers where each stands beside a layer of attention
+# Where each linear layer stands next to a layer of attention, as in Falcon-H1 and Zamba2.
+LINEAR_STACK = "linear"
 
 
 def is_lightning(module: nn.Module) -> bool:
     """Whether a module is lightning attention, as MiniMax has it."""
+    # By its name and its parts: its recurrence is in its own code, where no function can be intercepted.
     return "LightningAttention" in type(module).__name__ and all(
         hasattr(module, name) for name in LIGHTNING_PARTS
     )

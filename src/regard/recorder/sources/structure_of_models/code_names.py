@@ -145,11 +145,13 @@ def _names_in(functions: Iterable[Any]) -> frozenset[str]:
         if function is attend:
             names.add(ATTEND)
             continue
+        # PyTorch's functions are built in: they have a name and no code.
         if isinstance(function, BuiltinFunctionType):
             names.add(function.__name__)
         code = getattr(function, "__code__", None)
         if code is None or id(function) in visited:
             continue
+        # It is held, so that its id is not given to another.
         visited[id(function)] = function
         inner = list(_codes_in(code))
         for part in inner:
@@ -229,6 +231,7 @@ def _loads_attend(loaded: frozenset[str], variables: Mapping[str, Any]) -> bool:
 
 def _is_set(cell: Any) -> bool:
     """Whether a cell of a closure has a value."""
+    # A function that is not defined yet when another refers to it leaves an empty cell, which raises.
     try:
         return cell.cell_contents is not cell
     except ValueError:

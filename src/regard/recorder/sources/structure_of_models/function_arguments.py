@@ -64,6 +64,7 @@ class ArgumentUse(NamedTuple):
 def argument_use(function: Callable[..., Any]) -> ArgumentUse:
     """Determine from its bytecode which arguments a function reads; all of them if it has no bytecode."""
     plain: Any = inspect.unwrap(function)
+    # A `functools.partial` has no code of its own.
     plain = getattr(plain, "func", plain)
     code = getattr(plain, "__code__", None)
     if code is None:
@@ -74,6 +75,7 @@ def argument_use(function: Callable[..., Any]) -> ArgumentUse:
     everything = any(x.kind is x.VAR_POSITIONAL for x in parameters)
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
     for step, after, key in zip(steps, steps[1:], steps[2:], strict=False):
+        # Python 3.13 loads two variables by one instruction, whose argument is a pair.
         loaded = step.argval if isinstance(step.argval, tuple) else (step.argval,)
         if collected is None or collected not in loaded:
             continue
@@ -118,6 +120,7 @@ def attention_call(
             q, k, v[:, :, :S], output, m.lse, m.mask, **settings, own_lse=True, problem=problem, kept=m.kept
         )
     sinks = used.get("s_aux")
+    # The eager attention of gpt-oss reads `module.sinks`, although it is also passed `s_aux`.
     if sinks is None and "sinks" in use.attributes:
         sinks = getattr(module, "sinks", None)
     settings = {
@@ -196,6 +199,7 @@ def _output(result: Any, shape: tuple[int, int, int, int]) -> Tensor | None:
     if not isinstance(output, Tensor):
         return None
     B, H, T, E = shape
+    # Some functions merge their heads before they return.
     if output.shape == (B, T, H, E) or (output.numel() == B * H * T * E and output.shape[-1] == H * E):
         return output.reshape(B, T, H, E).transpose(1, 2)
     return None

@@ -45,7 +45,8 @@ class LeadingAxes(NamedTuple):
     def has_heads_first(self, counts: Collection[int]) -> bool:
         """Whether the axes are (H, B) and not (B, H), beside the numbers of heads that a module names."""
         first, second = (n in counts for n in self.sizes)
-        if first == second:  # then memory has to tell, which it does not of an axis of length 1
+        # Then memory has to tell, which it does not of an axis of length 1.
+        if first == second:
             return self.is_inner_first is True and 1 not in self.sizes
         return first and self.sizes[0] > 1 and self.is_inner_first is not False
 
@@ -83,7 +84,8 @@ def _axes_of(x: Tensor) -> LeadingAxes | None:
     if x.ndim != 4 or x.is_nested:
         return None
     sizes, (first, second, third, _) = (x.shape[0], x.shape[1]), x.stride()
-    is_shown = 0 not in (first, second) and not first >= second >= third  # an expanded axis has stride 0
+    # An expanded axis has stride 0.
+    is_shown = 0 not in (first, second) and not first >= second >= third
     return LeadingAxes(sizes, first < second if is_shown else None)
 
 

@@ -36,6 +36,7 @@ def local_slice(parameter: Any) -> Slice | None:
     split = [
         (dim, placement)
         for dim, placement in enumerate(parameter.placements)
+        # A mesh of one process splits nothing.
         if not placement.is_replicate() and mesh.size(dim) > 1
     ]
     if not split:
@@ -45,7 +46,8 @@ def local_slice(parameter: Any) -> Slice | None:
         raise ValueError(f"it is split as {parameter.placements}")
     axis = placement.dim % parameter.ndim
     total, ranks, rank = parameter.shape[axis], mesh.size(dim), mesh.get_local_rank(dim)
-    step = -(-total // ranks)  # as torch.chunk cuts it
+    # DTensor cuts as `torch.chunk` does: the last ranks may have less, or nothing.
+    step = -(-total // ranks)
     first = min(rank * step, total)
     return Slice(axis, first, min(step, total - first), total)
 

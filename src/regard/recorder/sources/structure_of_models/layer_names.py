@@ -44,7 +44,9 @@ def _group(name: str, module: nn.Module) -> str:
     parts = name.split(".")
     first = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     rest = ".".join(parts[first:]).lower()
+    # GPT-2 calls it crossattention, BART encoder_attn and T5 EncDecAttention.
     is_cross = any(mark in rest for mark in ("cross", "encoder_attn", "encdec"))
+    # GPT-2's module says so itself.
     if is_cross or getattr(module, "is_cross_attention", False) is True:
         return ".".join([*parts[:first], "cross"])
     return ".".join(parts[:first])

@@ -28,6 +28,7 @@ from regard.recorder.sources.structure_of_models.code_names import (
 )
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 
+# By name, since such layers call no function in common (RWKV, Hyena, S4, RG-LRU).
 MIXERS = re.compile(
     r"attention|attn|mamba|ssm|ssd|statespace|delta(net|rule)|recurrent|rglru|lstm|gru|rnn|retention|rwkv|hyena"
     r"|shortconv|longconv|convolution|conv\dd|conv(module|block)|depthwise|dwconv|lightning|fourier|tokenmix"
@@ -48,11 +49,8 @@ TOKENWISE = re.compile(
 """Matches the ends of the names of classes that process every token on its own."""
 ROUTERS = re.compile(r"moe|expert|rout|gate|norm|embed|rotary|position", re.IGNORECASE)
 """Matches the names of classes whose softmax is not over tokens, such as routers."""
-FUSED = (
-    nn.MultiheadAttention,
-    nn.TransformerEncoder,
-    nn.TransformerEncoderLayer,
-)  # these leave their fused kernels if they are hooked
+# They leave their fused kernels if they are hooked, or run in a mode.
+FUSED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 SCANS = {"cumsum", "cumprod", "cummax", "logcumsumexp", "roll", "fft", "rfft", "conv1d", "flip"}
@@ -103,6 +101,7 @@ def _model_names(model: nn.Module) -> dict[str, str]:
     names: dict[str, set[str]] = {}
     for module in model.modules():
         names.setdefault(type(module).__module__, set()).add(type(module).__name__)
+    # The common prefix of one class is its whole name.
     return {file: _common_prefix(kinds) for file, kinds in names.items() if len(kinds) > 2}
 
 
@@ -135,12 +134,14 @@ def computes_softmax_attention(module: nn.Module) -> bool:
         return False
     if not _has_softmax(names) and not any(isinstance(x, nn.Softmax) for x in module.children()):
         return False
+    # In a mode PyTorch leaves its fused kernels.
     return not any(isinstance(x, FUSED) for x in module.modules())
 
 
 @functools.cache
 def _has_softmax(names: frozenset[str]) -> bool:
     """Whether code that uses these names names a softmax."""
+    # A log_softmax is that of a loss.
     return any(name.lower().endswith("softmax") and "log" not in name for name in names)
 
 

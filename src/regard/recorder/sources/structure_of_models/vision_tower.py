@@ -105,10 +105,13 @@ def find_vision_tower(model: nn.Module, attention_names: Collection[str]) -> Vis
     """Return the first vision tower of a model whose attention modules have these names, or None."""
     modules = modules_of(model)
     for name, module in modules.items():
+        # Pictures have one channel or three; other convolutions are inside of a network.
         if not isinstance(module, nn.Conv2d | nn.Conv3d) or module.in_channels not in (1, 3):
             continue
         patch, stride = module.kernel_size[-2:], module.stride[-2:]
+        # As text it can only be "valid": PyTorch refuses "same" with a stride.
         padding = (0, 0) if isinstance(module.padding, str) else module.padding[-2:]
+        # A convolution of one pixel mixes channels.
         if patch != stride or patch == (1, 1):
             continue
         parent = name

@@ -139,11 +139,14 @@ def _run_operations(layer: EncoderLayer) -> tuple[Tensor, AttentionCall]:
         weights = torch._masked_softmax(weights, layer.mask, 3, layer.mask_type)
         largest, key = weights.max(-1)
         top = torch.linalg.vecdot(scaled_q, k.gather(2, key[..., None].expand_as(k)))
+    # The softmax of a row without a visible key is NaN.
     lse = (top - largest.log()).nan_to_num_(nan=-torch.inf)
     # In the memory of the scaled queries, which k and v hold on to.
     output = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=scaled_q.flatten(0, 1)).view_as(v)
     mixed = linear(output.transpose(1, 2).reshape(B, T, width), layer.proj_weight, layer.proj_bias)
+    # T×T numbers for each head are not to be held while the feed-forward layers run.
     del weights
+    # The kernel's own queries are divided by √D.
     q = (qkv[..., :width] + layer.qkv_bias[:width]).view(B, T, heads, -1).transpose(1, 2)
     call = AttentionCall(
         q,
@@ -163,6 +166,7 @@ def _operations_agree(
     run: Callable[..., Tensor], dtype: torch.dtype, norm_first: bool, use_gelu: bool, mask_type: int | None
 ) -> bool:
     """Whether the operations give the bits of the kernel `run` in this version here, on a small layer."""
+    # PyTorch's global generator is the user's.
     generator = torch.Generator("cpu").manual_seed(0)
 
     def draw(*shape: int) -> Tensor:

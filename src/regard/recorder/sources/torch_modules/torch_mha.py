@@ -162,6 +162,7 @@ def _edited_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """Run `multi_head_attention_forward` under an edit: return its output and the edited weights."""
     average, batched = bound.arguments["average_attn_weights"], bound.arguments["query"].ndim == 3
+    # As above: with weights PyTorch goes by the mask and not by the hint.
     bound.arguments |= {"need_weights": False, "is_causal": False}
     calls: list[Call] = []
     with listening(_collector(calls, listeners)):
@@ -191,6 +192,7 @@ def _fused_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     def observed(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         result: tuple[Tensor, Tensor] = run(*args, **kwargs)
         if listeners := current_listeners():
+            # What is computed again here is not the model's.
             with token_order.paused():
                 _notify_unchanged(listeners, torch_fused.attention(result[0], *args, **kwargs))
         return result

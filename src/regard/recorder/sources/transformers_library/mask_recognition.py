@@ -18,7 +18,8 @@ from regard.attention.masks.named_masks import causal
 from regard.attention.masks.position_masks import Window
 from regard.attention.masks.tensor_masks import Padding, Relative, TensorMask
 
-CHUNK_ROWS = 1024  # rows of a mask that are compared at a time
+# All rows at once would take several copies of a mask of T×S entries.
+CHUNK_ROWS = 1024
 
 
 class MaskReading(NamedTuple):
@@ -67,7 +68,8 @@ def _read_detached(mask: Tensor, T: int, S: int) -> MaskReading:
     if cached is not None and cached[:2] == (T, S) and _is_unchanged(mask, cached[2]):
         return cached[3]
     whole = mask.detach().view((1,) * (4 - mask.ndim) + mask.shape)
-    whole = whole[..., :S].expand(-1, -1, -1, S)  # one entry may stand for all keys
+    # One entry may stand for all keys.
+    whole = whole[..., :S].expand(-1, -1, -1, S)
     masked = masked_entries(whole)
     empty = masked.all(-1)
     empty_rows = empty if bool(empty.any()) else None
@@ -107,6 +109,7 @@ def masked_entries(mask: Tensor) -> Tensor:
     if not bool(rows.any()):
         return low
     greatest = mask == mask.amax(-1, keepdim=True)
+    # The softmax of such a row is 1 at its greatest entry.
     return low & ~(rows & greatest & (greatest.sum(-1, keepdim=True) == 1) & (mask.shape[-1] > 1))
 
 
@@ -140,6 +143,7 @@ def as_rule(mask: Tensor, T: int | None = None) -> Mask:
     rule = TensorMask(allowed) if named is None else named
     if mask.dtype == torch.bool or bool((masked | (mask == 0)).all()):
         return rule
+    # One row for several queries goes by the key and not by the distance.
     bias = _by_distance(mask, masked) if mask.shape[2] > 1 or T == 1 else None
     if bias is None:
         return TensorMask(mask.masked_fill(masked, -torch.inf))
@@ -149,6 +153,7 @@ def as_rule(mask: Tensor, T: int | None = None) -> Mask:
 def _by_distance(bias: Tensor, masked: Tensor) -> Mask | None:
     """Return the mask for biases (B, H, T, S) that depend, where visible, only on the distance; else None."""
     _, H, T, S = bias.shape
+    # A learned bias keeps its gradient only as the tensor that it is.
     if bias.requires_grad:
         return None
     # A few rows hold every distance: the last, and in each text the first that has a visible key.
@@ -184,6 +189,7 @@ def _named_mask(allowed: Tensor) -> Mask | None:
     _, H, T, S = allowed.shape
     if bool(allowed.all()):
         return full
+    # No named mask is another one in another head.
     if H > 1:
         return None
     if T == 1:
@@ -208,6 +214,7 @@ def _narrow(mask: Tensor) -> Tensor:
     """Reduce the batch, head and query axes along which a tensor does not vary to one entry."""
     for dim in (0, 1, 2):
         first = mask.narrow(dim, 0, 1)
+        # An expanded axis is equal without a look, for which a GPU would be asked.
         if mask.shape[dim] > 1 and (mask.stride(dim) == 0 or bool((mask == first).all())):
             mask = first
     return mask

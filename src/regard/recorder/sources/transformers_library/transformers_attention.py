@@ -21,7 +21,8 @@ from regard.recorder.sources.sdpa import attend_with_overview, autocast, current
 from regard.recorder.sources.transformers_library.mask_recognition import as_bias, read_mask
 from regard.recorder.sources.transformers_library.transformers_masks import RuleMask, rule_mask
 
-NAME = "regard"  # names with "flash", "sdpa" or "flex" in them switch on other code in Transformers
+# Names with "flash", "sdpa" or "flex" in them switch on other code in Transformers.
+NAME = "regard"
 
 IGNORED = frozenset(
     (
@@ -82,6 +83,7 @@ def attention(
             f'attn_implementation "regard": {type(module).__name__} passes {", ".join(unknown)}, which is '
             'not supported: use "sdpa" or "eager", which a capture can listen to'
         )
+    # Autocast lowers PyTorch's function, in whose place this one stands.
     query, key, value = autocast(query, key, value)
     mask, S = _rule(attention_mask, bool(is_causal), query.shape[2], key.shape[2])
     key, value = key[:, :, :S], value[:, :, :S]
@@ -116,6 +118,8 @@ def _rule(mask: Tensor | None, is_causal: bool, T: int, S: int) -> tuple[Mask, i
         return (causal, T) if T <= S else (causal.top_left, S)
     if isinstance(mask, RuleMask):
         return mask.rule, mask.keys
+    # A mask function as FlashAttention's returns the padding (B, tokens); a sliding cache holds the last S of
+    # them.
     if mask.ndim == 2:
         return Padding(mask[:, -S:].bool()), S
     return read_mask(mask, T, S)[:2]

@@ -48,6 +48,7 @@ def intercepted(listener: Listener) -> Iterator[None]:
     register()
     with _override.opened():
         _override.replace(AttentionInterface, "get_interface", _get_interface)
+        # Most models call `get_interface`; EdgeTAM and others index the interface.
         _override.replace(AttentionInterface, "__getitem__", _getitem)
         _override.replace(AttentionMaskInterface, "__getitem__", _get_mask_function)
         with _listeners.added(listener):
@@ -78,6 +79,7 @@ def _get_mask_function(get: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
         def make_and_note(*args: Any, **kwargs: Any) -> Any:
             mask = make(*args, **kwargs)
+            # A `RuleMask` describes itself. Transformers passes these arguments by name.
             if type(mask) is Tensor and not args:
                 origins[mask] = functools.partial(mask_origin, **kwargs)
             return mask
@@ -89,6 +91,7 @@ def _get_mask_function(get: Callable[..., Any]) -> Callable[..., Any]:
 
 def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an attention function so that the listeners of the calling module receive its calls."""
+    # One of the two methods may return what the other has wrapped.
     if not _listeners.get() or hasattr(function, "_regard_observed"):
         return function
 
@@ -123,6 +126,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
             return any(x.wants_overview(module_of_call) for x in listeners)
 
         collector = sdpa.CallListener(edit_and_collect, bool(editors), wants_overview)
+        # Eager attention is read by its arguments here, and not followed as a module's own code.
         with sdpa.listening(collector), eager_trace.paused():
             result = run(module, query, *args, **kwargs)
         calls = inner
@@ -177,6 +181,7 @@ def _checked_calls(
 
 def _change_problem(outputs: list[Tensor], returned: Any) -> str | None:
     """Return a problem if a function returned (B, T, H, E) other numbers than PyTorch's attention gave it."""
+    # Nearly always: one call, whose output is returned without a copy.
     if len(outputs) == 1 and isinstance(returned, Tensor) and _is_same(returned, outputs[0].transpose(1, 2)):
         return None
     # One call computes it all; several compute it in parts of the tokens, or of the heads.
@@ -187,6 +192,7 @@ def _change_problem(outputs: list[Tensor], returned: Any) -> str | None:
                 isinstance(returned, Tensor)
                 and whole is not None
                 and returned.shape in (whole.shape, whole.flatten(2).shape)
+                # Rows without a visible key may be NaN.
                 and torch.equal(
                     returned.reshape(whole.shape).nan_to_num(), whole.to(returned.dtype).nan_to_num()
                 )
@@ -201,6 +207,7 @@ def _is_same(returned: Tensor, output: Tensor) -> bool:
     if returned.dtype != output.dtype or returned.shape not in ((B, T, H, E), (B, T, H * E)):
         return False
     returned = returned.reshape(output.shape)
+    # Numbers in the same memory need no comparison, for which a GPU would be asked.
     in_place = returned.data_ptr() == output.data_ptr() and returned.stride() == output.stride()
     return in_place or torch.equal(returned, output)
 
@@ -214,11 +221,15 @@ def _concatenated(outputs: list[Tensor], dim: int) -> Tensor | None:
 def _without_repeated_heads(call: AttentionCall, key: Tensor, value: Tensor) -> AttentionCall:
     """Return the call with the keys and values of grouped heads stored once, as the model passes them."""
     H, G, keys = call.k.shape[1], key.shape[1] if key.ndim == 4 else 0, call.k.shape[2]
+    # Transformers' sdpa repeats the keys of grouped heads (`repeat_kv`) where PyTorch's `enable_gqa` does not
+    # serve.
     if not 0 < G < H or H % G or len(key) != len(call.k) or key.shape[2] < keys:
         return call
     k, v = key[:, :, :keys], value[:, :, :keys]
-    if k.dtype != call.k.dtype:  # autocast
+    # Autocast has lowered the call's own keys.
+    if k.dtype != call.k.dtype:
         k, v = k.to(call.k.dtype), v.to(call.v.dtype)
+    # A sample is enough: the certificate compares what comes of it.
     rows = sampled_rows(keys, 16).to(k.device)
     for whole, once in ((call.k, k), (call.v, v)):
         repeated = once[:, :, rows].repeat_interleave(H // G, dim=1)

@@ -40,6 +40,7 @@ class MatrixPart(NamedTuple):
         """Return the columns of a (B, positions) table for these keys, filled up with `missing`."""
         part = table.to(self.device)[:, self.kv_offset : self.kv_offset + self.S]
         short = self.S - part.shape[1]
+        # A static cache has room for more keys than the table has columns.
         return torch.nn.functional.pad(part, (0, short), value=missing) if short else part
 
 
@@ -63,6 +64,7 @@ class RuleMask(Tensor):
 
     def dense_tensor(self) -> Tensor:
         """Return the mask as a dense boolean tensor."""
+        # Its own shape would come back to `__torch_function__` otherwise.
         with torch._C.DisableTorchFunctionSubclass():
             B, H, T, S = self.shape
             allowed = self.rule.tile(range(T), range(self.keys), (B, H, T, self.keys), device=self.device)
@@ -93,6 +95,7 @@ def _plain(x: Any) -> Any:
     return type(x)(map(_plain, x)) if type(x) in (list, tuple) else x
 
 
+# Models ask these of a mask that they only pass on, for which no dense tensor is to be made.
 _INSPECTIONS = {
     getattr(Tensor, name).__get__
     for name in (
@@ -157,7 +160,9 @@ def mask_request(
     **others: Any,
 ) -> MaskRequest:
     """Read the arguments that Transformers passes to a mask function. This is their only signature here."""
-    if cache_position is not None:  # before Transformers 5
+    # Transformers 5.0 to 5.3 pass positions, in place of a length and an offset
+    # (huggingface/transformers#44181).
+    if cache_position is not None:
         q_length, q_offset = len(cache_position), int(cache_position[0])
         device = cache_position.device
     if q_length is None:
@@ -200,6 +205,7 @@ def _rule_of(predicate: Predicate, part: MatrixPart, use_vmap: bool) -> tuple[Ma
     exact = _predicate_mask(predicate, part, use_vmap)
     if 0 < reach < part.S:  # a static cache: the keys after the last query are not written yet
         mask = recognise(predicate, part._replace(S=reach))
+        # Only a causal mask hides all keys after the last query, which may not have been written.
         if mask is not None and causal in mask.conjuncts() and _agree(mask, reach, exact, part):
             return mask, reach
     mask = recognise(predicate, part)
@@ -212,6 +218,7 @@ def recognise(predicate: Predicate, part: MatrixPart) -> Mask | None:
     """Return the rule for one of Transformers' own mask functions, or None for any other function."""
     if getattr(predicate, "__module__", "") != "transformers.masking_utils":
         return None
+    # They are closures: `sliding_window_overlay.<locals>.inner_mask`.
     name = predicate.__qualname__.split(".")[0]
     closure = predicate.__closure__ or ()
     variables = dict(zip(predicate.__code__.co_freevars, (c.cell_contents for c in closure), strict=True))
@@ -241,8 +248,10 @@ def recognise(predicate: Predicate, part: MatrixPart) -> Mask | None:
     if name == "sliding_window_overlay":
         return Window(variables["sliding_window"])
     if name == "sliding_window_bidirectional_overlay":
+        # Transformers' window of w to both sides includes the distance w; the causal one does not.
         return Window(variables["sliding_window"] + 1, variables["sliding_window"])
     if name == "chunked_overlay":
+        # Llama 4 counts its chunks from the first token of each text, after the padding.
         shift = part.kv_offset - variables["left_padding"].to(part.device).view(-1, 1)
         if not bool((shift % variables["chunk_size"]).any()):
             return Chunks(variables["chunk_size"])
@@ -251,6 +260,7 @@ def recognise(predicate: Predicate, part: MatrixPart) -> Mask | None:
         return Documents(part.keys(variables["packed_sequence_mask"]))
     if name == "blockwise_overlay":
         ids = part.keys(variables["block_sequence_ids"], missing=-1)
+        # Text has the block −1, which sees nothing by this mask.
         return Documents(ids) & Padding(ids >= 0)
     return None
 
@@ -264,6 +274,8 @@ def _predicate_mask(predicate: Predicate, part: MatrixPart, use_vmap: bool) -> M
         if not use_vmap:
             allowed: Tensor = predicate(b, h, q, k)
             return allowed
+        # Private, but Transformers itself uses it for these functions: vmap cannot index a tensor by a tensor
+        # without.
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
         each = predicate
