@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regard.gpt import GPT, Config, loader
-from regard.gpt.families import FAMILIES, add_head
+from regard.gpt import GPT, Config
+from regard.gpt.files import loader
+from regard.gpt.files.families import FAMILIES, add_head
 
 PROMPT, NEW = 16, 64
 PADDED = (16, 13, 9, 4)

@@ -8,8 +8,8 @@ import torch
 
 import regard
 from regard.heads import SurveyResult, describe
-from regard.heads.description import LayerHeads
-from regard.heads.examples import collect_examples
+from regard.heads.corpus_survey.examples import collect_examples
+from regard.heads.tables.description import LayerHeads
 from regard.recorder import Capture, Evidence, Layer
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 

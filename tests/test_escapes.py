@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from regard.checker import Check, CheckError, Diagnosis, Report
 from regard.cli import app, check, main
 from regard.cli.heads import _title
-from regard.cli.model import Model
+from regard.cli.shared.model import Model
 from regard.escapes import escape
 from regard.gpt.training.progress import Progress
 from regard.heads import HeadTable
-from regard.heads.table import HeadRow, Score
-from regard.heads.table_summary import summarised
+from regard.heads.tables.table import HeadRow, Score
+from regard.heads.tables.table_summary import summarised
 
 HOSTILE = (
     "\x1b[31mred\x1b]52;c;bWluZQ==\x07\x1b]8;;http://example.org\x1b\\\x9b2J\r\x08\x7f\x85"

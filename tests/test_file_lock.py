@@ -203,7 +203,7 @@ READ_ONLY = """
 import os, sys
 from pathlib import Path
 from regard.gpt.training.train import check_folder
-from regard.heads.survey import check_out
+from regard.heads.corpus_survey.survey import check_out
 if os.getuid() == 0:
     os.setuid(65534)  # root may write anywhere: another user tries
 folder = Path(sys.argv[1])

@@ -26,7 +26,7 @@ from regard.files import (
 )
 from regard.gpt import GPT, Config
 from regard.gpt.training.corpus import read
-from regard.heads.corpus import digest, read_chunks
+from regard.heads.corpus_survey.corpus import digest, read_chunks
 
 LINKS = [
     ("nowhere", "is a symbolic link to a file that does not exist"),

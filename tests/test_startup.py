@@ -123,7 +123,7 @@ def test_every_name_and_subpackage_is_found() -> None:
 def test_a_documented_module_is_reached_from_the_package_and_a_model_opened_without_a_compiler() -> None:
     model = "regard.gpt.GPT.from_pretrained('default').generate('The', max_new_tokens=2)"
     modules = imported_by(f"import regard; regard.attention.steps.trace; {model}")
-    assert "regard.gpt.loader" in modules
+    assert "regard.gpt.files.loader" in modules
     assert "torch._dynamo" not in modules  # takes as long as the rest of PyTorch
 
 

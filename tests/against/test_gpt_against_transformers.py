@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from regard.gpt import GPT, downloads
-from regard.gpt.gguf import read
+from regard.gpt import GPT
+from regard.gpt.files import downloads
+from regard.gpt.files.gguf import read
 from tests.sampling import share
 
 transformers = pytest.importorskip("transformers")

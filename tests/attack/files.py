@@ -426,8 +426,8 @@ def _write_family(folder: Path, kind: str) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from regard.gpt.families import FAMILIES, add_head
-    from regard.gpt.parameters import parameter_shapes
+    from regard.gpt.files.families import FAMILIES, add_head
+    from regard.gpt.files.parameters import parameter_shapes
 
     settings: dict[str, Any] = {"model_type": kind, "vocab_size": 10, "eos_token_id": [1, 2]}
     if kind == "gpt2":
@@ -569,8 +569,8 @@ def read_capture(path: Path) -> None:
 
 
 def write_survey(folder: Path) -> Path:
-    from regard.heads.survey import Shard, survey_shard
-    from regard.heads.survey_chunks import chunk_file
+    from regard.heads.corpus_survey.survey import Shard, survey_shard
+    from regard.heads.corpus_survey.survey_chunks import chunk_file
 
     folder.mkdir(exist_ok=True)
     (folder / "corpus.txt").write_text("abc cab gag fed\n" * 40)
@@ -583,7 +583,7 @@ def _survey(folder: Path) -> tuple[Any, Any]:
     import torch
 
     from regard.gpt import GPT, Config
-    from regard.heads.survey import SurveyModel, SurveyPlan
+    from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan
 
     torch.manual_seed(0)
     gpt = GPT(Config(vocab_size=10, context_length=32, num_layers=2, num_heads=2, d_model=8)).eval()
@@ -597,14 +597,14 @@ def _survey(folder: Path) -> tuple[Any, Any]:
 
 
 def read_survey(path: Path) -> None:
-    from regard.heads.survey import Shard, survey_shard
+    from regard.heads.corpus_survey.survey import Shard, survey_shard
 
     folder = path.parent.parent
     survey_shard(*_survey(folder), folder / "heads.csv", Shard(0, 1))  # reads the chunks that are there
 
 
 def write_examples(folder: Path) -> Path:
-    from regard.heads.survey import join_survey
+    from regard.heads.corpus_survey.survey import join_survey
 
     write_survey(folder)
     join_survey(*_survey(folder), folder / "heads.csv")
@@ -620,7 +620,7 @@ def read_examples(path: Path) -> None:
 
 
 def write_table(folder: Path) -> Path:
-    from regard.heads.table import HeadRow, HeadTable, Score
+    from regard.heads.tables.table import HeadRow, HeadTable, Score
 
     folder.mkdir(exist_ok=True)
     score = Score(0.5, 0.1, math.nan, 0.4, 0.6, 0.5)
@@ -693,7 +693,7 @@ def write_text(folder: Path) -> Path:
 def read_text(path: Path) -> None:
     from regard.files import TextFileError
     from regard.gpt.training.corpus import read
-    from regard.heads.corpus import read_chunks
+    from regard.heads.corpus_survey.corpus import read_chunks
 
     try:
         read(path)
@@ -728,7 +728,7 @@ def write_code(folder: Path) -> Path:
 
 def read_code(path: Path) -> None:
     from regard.checker import CheckError
-    from regard.checker.subject.locate import locate, split
+    from regard.checker.subject.construction.locate import locate, split
 
     before = list(sys.path)
     with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
-from regard.show.data.units import text_units
+from regard.show.data.map_view.units import text_units
 from tests.browser.eventually import eventually, link, state
 from tests.captures import captured
 from tests.sampling import combine, share

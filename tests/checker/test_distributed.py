@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from regard.checker import CheckError, check, distributed, sandbox
+from regard.checker import CheckError, check, sandbox
 from regard.checker.catalogue import THEMES
-from regard.checker.distributed import adapt_for_ranks, expected_of_reference, judge, make_trials, run_ranks
 from regard.checker.examples import DISTRIBUTED_TEMPLATES, NAMES, plant_mistake
+from regard.checker.ranks import distributed
+from regard.checker.ranks.distributed import (
+    adapt_for_ranks,
+    expected_of_reference,
+    judge,
+    make_trials,
+    run_ranks,
+)
 from tests.checker.planting import load, uproot
 from tests.patience import HANGING
 

@@ -12,7 +12,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app, main, welcome
+from regard.cli import app, main
+from regard.cli.shared import welcome
 
 run = CliRunner().invoke
 NAMES = ("cpu", "shakespeare")  # a sentence may begin with a value

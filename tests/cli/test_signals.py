@@ -12,8 +12,8 @@ import pytest
 
 from regard.atomic import atomic_write
 from regard.cli import main
-from regard.cli.signals import end_on_signals, unwind_on_signals
-from regard.gpt import downloads
+from regard.cli.shared.signals import end_on_signals, unwind_on_signals
+from regard.gpt.files import downloads
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

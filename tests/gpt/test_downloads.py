@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.gpt import downloads
+from regard.gpt.files import downloads
 
 TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from regard.cli import app
 from regard.extras import MissingExtraError
 from regard.gpt import GPT
-from regard.gpt import gguf as gguf_file
+from regard.gpt.files import gguf as gguf_file
 
 gguf = pytest.importorskip("gguf")
 

@@ -10,7 +10,7 @@ import pytest
 
 from regard.files import ModelFileError
 from regard.gpt import GPT
-from regard.gpt.gguf_header import read_header
+from regard.gpt.files.gguf_header import read_header
 from tests.attack.files import encode_gguf, gguf_parts
 
 pytest.importorskip("gguf")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.gpt import GPT
-from regard.gpt.loader import INCLUDED_MODEL
+from regard.gpt.files.loader import INCLUDED_MODEL
 from regard.gpt.training.evaluation import next_token_loss
 from regard.heads import HeadScores, probe, repeated
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.files import ModelFileError
-from regard.gpt import GPT, Config, loader
+from regard.gpt import GPT, Config
+from regard.gpt.files import loader
 from regard.gpt.tokens import bpe_tokenizer, character_tokenizer
 from tests.gpt.architectures import small
 

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from regard.gpt import GPT, Config
-from regard.gpt.parameters import parameter_shapes
+from regard.gpt.files.parameters import parameter_shapes
 
 
 def test_the_shapes_are_those_of_the_modules() -> None:

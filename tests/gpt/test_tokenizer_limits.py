@@ -15,8 +15,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.files import ModelFileError
-from regard.gpt.loader import _read_tokenizer
-from regard.gpt.tokenizer_limits import MAX_GROWTH, check_limits
+from regard.gpt.files.loader import _read_tokenizer
+from regard.gpt.files.tokenizer_limits import MAX_GROWTH, check_limits
 from regard.gpt.tokens import bpe_tokenizer
 from tests.patience import HANGING
 
@@ -272,7 +272,7 @@ def test_a_pattern_too_large_to_compile_prints_nothing(tmp_path: Path) -> None:
     plain = described() | {"normalizer": replace("((a{0,1000}){0,1000}){0,1000}", "a", "Regex")}
     (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
     code = (
-        "import sys; from pathlib import Path; from regard.gpt.loader import _read_tokenizer\n"
+        "import sys; from pathlib import Path; from regard.gpt.files.loader import _read_tokenizer\n"
         "try: _read_tokenizer(Path(sys.argv[1]))\n"
         "except ValueError as error: print(error)"
     )

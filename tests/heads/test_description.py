@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import alibi, attention_map, capture, causal, padding, window
 from regard.gpt import GPT, Config
 from regard.heads import describe, study
-from regard.heads.query_scores import TextScorer
+from regard.heads.measures.query_scores import TextScorer
 from regard.maps import AttentionMap
 from tests.heads.made_heads import inducing, looking_at, previous, repeats
 from tests.sampling import examples

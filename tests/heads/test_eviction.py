@@ -11,7 +11,7 @@ import regard
 from regard.gpt import GPT, Config
 from regard.gpt.cache_demo import compare_with_and_without_cache
 from regard.heads import describe
-from regard.heads.eviction import eviction_loss
+from regard.heads.measures.eviction import eviction_loss
 from regard.show.data.eviction import layer_eviction
 
 

@@ -12,10 +12,17 @@ from torch import Tensor
 import regard
 from regard.files import SurveyFileError
 from regard.heads import SurveyResult, read_survey, write_headvis
-from regard.heads.description import LayerHeads
-from regard.heads.examples import EDGES, FIRST_QUERY, KEYS, LENGTH, add_examples, collect_examples
-from regard.heads.survey_result import decode_words, result_path, write_result
-from regard.heads.table import HeadRow, HeadTable, Score
+from regard.heads.corpus_survey.examples import (
+    EDGES,
+    FIRST_QUERY,
+    KEYS,
+    LENGTH,
+    add_examples,
+    collect_examples,
+)
+from regard.heads.corpus_survey.survey_result import decode_words, result_path, write_result
+from regard.heads.tables.description import LayerHeads
+from regard.heads.tables.table import HeadRow, HeadTable, Score
 from regard.maps import AttentionMap
 from regard.safetensor_files import read_safetensors, write_safetensors
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from regard.heads import HeadRow, Score
-from regard.heads.head_sentence import TARGETS, describe_head, head_title
 from regard.heads.labels import MIN_SCORES
+from regard.heads.tables.head_sentence import TARGETS, describe_head, head_title
 
 
 def score(value: float, null: float = 0.02) -> Score:

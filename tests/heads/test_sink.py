@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import regard
-from regard.cli.demo_text import STORY
+from regard.cli.shared.demo_text import STORY
 from regard.gpt import GPT
 from regard.heads import describe
-from regard.heads.sink import find_sink_keys
+from regard.heads.measures.sink import find_sink_keys
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from tests.captures import captured

@@ -18,10 +18,10 @@ from regard.cli import app
 from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe, read_survey
-from regard.heads.corpus import batches
-from regard.heads.survey import SurveyModel, SurveyPlan, survey
-from regard.heads.survey_chunks import chunk_file, chunk_folder
-from regard.heads.survey_result import result_path
+from regard.heads.corpus_survey.corpus import batches
+from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan, survey
+from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
+from regard.heads.corpus_survey.survey_result import result_path
 from regard.processes import Processes
 from tests.patience import HANGING
 
@@ -66,7 +66,7 @@ def reader() -> SurveyModel:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of few batches, so that a short corpus has several."""
-    monkeypatch.setattr("regard.heads.survey.CHUNK", CHUNK)
+    monkeypatch.setattr("regard.heads.corpus_survey.survey.CHUNK", CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def whole(reader: SurveyModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("whole")
     corpus, out = write_corpus(folder / "corpus.txt", 75), folder / "whole.csv"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("regard.heads.survey.CHUNK", CHUNK)
+        patch.setattr("regard.heads.corpus_survey.survey.CHUNK", CHUNK)
         survey(reader, SurveyPlan(corpus, length=32), out, ranks=RANKS)
     return out
 

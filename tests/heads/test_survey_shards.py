@@ -11,9 +11,16 @@ import torch
 
 from regard.files import SurveyFileError
 from regard.gpt import GPT, Config
-from regard.heads.survey import Shard, SurveyModel, SurveyPlan, join_survey, survey, survey_shard
-from regard.heads.survey_chunks import chunk_file, chunk_folder
-from regard.heads.survey_result import result_path
+from regard.heads.corpus_survey.survey import (
+    Shard,
+    SurveyModel,
+    SurveyPlan,
+    join_survey,
+    survey,
+    survey_shard,
+)
+from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
+from regard.heads.corpus_survey.survey_result import result_path
 from regard.processes import Processes
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -23,7 +30,7 @@ SIZES = {"length": 16, "batch": 2}
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.heads.survey.CHUNK", CHUNK)
+    monkeypatch.setattr("regard.heads.corpus_survey.survey.CHUNK", CHUNK)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from regard.heads import HeadRow, HeadTable, Score
-from regard.heads.table_summary import clearest, summarised
+from regard.heads.tables.table_summary import clearest, summarised
 
 
 def score(value: float, reach: float = 0.02, null: float = 0.03) -> Score:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard import attention_map, causal, full
 from regard.heads import telling_head
-from regard.heads.induction import copy_mass, find_blocks
+from regard.heads.measures.induction import copy_mass, find_blocks
 from regard.heads.telling_head import expected_keys, find_selective_head, find_telling_head
 from regard.maps import AttentionMap
 from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan

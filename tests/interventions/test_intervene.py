@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.gpt import GPT, Config
-from regard.heads.table import HeadRow, HeadTable
+from regard.heads.tables.table import HeadRow, HeadTable
 from tests.interventions.references import build, inputs_of, transformers
 
 

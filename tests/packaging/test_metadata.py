@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 import regard
-from regard.gpt.loader import INCLUDED_MODEL
+from regard.gpt.files.loader import INCLUDED_MODEL
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

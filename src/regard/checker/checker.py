@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from regard.checker.distributed import check_on_processes
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
@@ -37,14 +36,15 @@ from regard.checker.probes.output_comparison.masks import probe_masks
 from regard.checker.probes.output_comparison.output_probe import probe_output
 from regard.checker.probes.positions import probe_positions
 from regard.checker.probes.switches import probe_switches
+from regard.checker.ranks.distributed import check_on_processes
 from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.construct import add_promises
-from regard.checker.subject.error_place import error_place
-from regard.checker.subject.parts import attention_parts, model_sentence
+from regard.checker.subject.construction.construct import add_promises
+from regard.checker.subject.construction.error_place import error_place
+from regard.checker.subject.roles_of_parts.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
 from regard.checker.whole_models.model_check import check_model
 from regard.checker.whole_models.model_run import find_model

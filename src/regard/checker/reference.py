@@ -25,7 +25,7 @@ from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.call_tensors import arguments_of
-from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
+from regard.checker.subject.construction.construct import SIZES, add_promises, constructor_arguments
 from regard.checker.subject.subject import SEQUENCES, Subject
 
 # The layouts of functions on split heads.

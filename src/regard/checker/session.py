@@ -20,7 +20,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.reports.report import Check, Diagnosis
 from regard.checker.shared_weights import WeightMatch
 from regard.checker.subject.call_tensors import copy_module, in_dtype
-from regard.checker.subject.source import source_of
+from regard.checker.subject.construction.source import source_of
 from regard.checker.subject.subject import Subject
 
 # The checks that compare the output with the oracle's.

@@ -14,7 +14,6 @@ from regard.cli import (
     ablate,
     audit,
     check,
-    data,
     explain_mistake,
     generate,
     heads,
@@ -23,9 +22,9 @@ from regard.cli import (
     stages,
     survey,
     train,
-    welcome,
 )
-from regard.cli.signals import unwind_on_signals
+from regard.cli.shared import data, welcome
+from regard.cli.shared.signals import unwind_on_signals
 from regard.escapes import escape
 from regard.extras import MissingExtraError
 from regard.version import __version__

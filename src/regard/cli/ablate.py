@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.demo_text import UNFINISHED_STORY
-from regard.cli.input_texts import cut_windows, read_texts
-from regard.cli.options import Files, ModelName, Texts
+from regard.cli.shared.demo_text import UNFINISHED_STORY
+from regard.cli.shared.input_texts import cut_windows, read_texts
+from regard.cli.shared.options import Files, ModelName, Texts
 from regard.escapes import escape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from regard.cli.model import Model
+    from regard.cli.shared.model import Model
     from regard.interventions import Edit, Effect
     from regard.interventions.ablation import Replacement
 
@@ -63,8 +63,8 @@ def ablate(
     from rich.console import Console
     from rich.text import Text
 
-    from regard.cli.model import Model
-    from regard.cli.progress_bar import progress_bar
+    from regard.cli.shared.model import Model
+    from regard.cli.shared.progress_bar import progress_bar
     from regard.interventions import ablate as edit_heads
     from regard.interventions import effect, mean_outputs
 
@@ -86,7 +86,7 @@ def ablate(
 
 def _parse_heads(heads: list[str], label: str | None) -> Any:
     """The heads of the options as pairs (layer, head), or a label."""
-    from regard.heads.table_summary import check_label
+    from regard.heads.tables.table_summary import check_label
 
     if bool(heads) == (label is not None):
         raise ValueError("--head: expected the heads to cut, as --head 5.3, or --label induction")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.signals import allow_closed_pipe
+from regard.cli.shared.signals import allow_closed_pipe
 from regard.escapes import escape
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def masks(
 def _audit(target: str, outside: bool) -> Audit:
     from regard.auditor.model_audit import audit as run
     from regard.checker.errors import CheckError
-    from regard.checker.subject.locate import locate
+    from regard.checker.subject.construction.locate import locate
 
     try:
         model, batch = _model_and_batch(locate(target), target)

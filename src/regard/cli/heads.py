@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.demo_text import STORY
-from regard.cli.input_texts import cut_windows, read_texts
-from regard.cli.options import Files, ModelName, Texts
+from regard.cli.shared.demo_text import STORY
+from regard.cli.shared.input_texts import cut_windows, read_texts
+from regard.cli.shared.options import Files, ModelName, Texts
 from regard.escapes import escape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.cli.model import Model
+    from regard.cli.shared.model import Model
     from regard.heads import HeadTable
 
 CLEAREST = 3  # heads of each kind that are shown
@@ -82,11 +82,11 @@ def heads(
     from rich.console import Console
     from rich.text import Text
 
-    from regard.cli.model import Model
-    from regard.cli.progress_bar import progress_bar
-    from regard.heads.table import check_writable
-    from regard.heads.table_summary import check_label, summarised
-    from regard.heads.table_text import caption
+    from regard.cli.shared.model import Model
+    from regard.cli.shared.progress_bar import progress_bar
+    from regard.heads.tables.table import check_writable
+    from regard.heads.tables.table_summary import check_label, summarised
+    from regard.heads.tables.table_text import caption
     from regard.interventions import importance
 
     for path in (json_file, csv_file):

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import Device, ModelName
+from regard.cli.shared.options import Device, ModelName
 from regard.escapes import escape
 
 
@@ -85,13 +85,20 @@ def survey(
       regard survey corpus.txt --shard 0/8   (to 7/8, on any machines)
       regard survey corpus.txt --join
     """
-    from regard.cli.model import Model
+    from regard.cli.shared.model import Model
     from regard.files import TextFileError, check_regular_file
+    from regard.heads.corpus_survey.survey import (
+        Shard,
+        SurveyModel,
+        SurveyPlan,
+        check_out,
+        join_survey,
+        survey_shard,
+    )
+    from regard.heads.corpus_survey.survey import survey as run
+    from regard.heads.corpus_survey.survey_chunks import chunk_folder
+    from regard.heads.corpus_survey.survey_result import read_survey
     from regard.heads.headvis import check_headvis, write_headvis
-    from regard.heads.survey import Shard, SurveyModel, SurveyPlan, check_out, join_survey, survey_shard
-    from regard.heads.survey import survey as run
-    from regard.heads.survey_chunks import chunk_folder
-    from regard.heads.survey_result import read_survey
     from regard.processes import process_group
     from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.attention.arguments import check_whole_number
 from regard.gpt.map_hooks import LayerInputs, record_layer_inputs
 from regard.gpt.sampler import Sampler
-from regard.heads.eviction import eviction_loss
+from regard.heads.measures.eviction import eviction_loss
 from regard.layers import KVCache
 
 if TYPE_CHECKING:

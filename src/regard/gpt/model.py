@@ -17,9 +17,10 @@ from torch.nn.functional import dropout, embedding, linear
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import as_mask, padding
 from regard.attention.tensors import WHOLE_NUMBERS, check_tensor
-from regard.gpt import folder, generation, loader
+from regard.gpt import generation
 from regard.gpt.block import Block, make_norm
 from regard.gpt.config import Config
+from regard.gpt.files import folder, loader
 from regard.gpt.generation import Prompt
 from regard.gpt.map_hooks import record_layer_inputs
 from regard.layers import Attention, KVCache, Rotary, WindowCache

@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from regard.heads.running_sums import Estimate, RunningSums
+from regard.heads.corpus_survey.running_sums import Estimate, RunningSums
 
 MIN_SCORES = {
     "induction": 0.2,

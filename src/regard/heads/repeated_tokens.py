@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
-from regard.heads.head_scores import HeadScores, scores_and_null
-from regard.heads.query_scores import TextScorer
+from regard.heads.measures.head_scores import HeadScores, scores_and_null
+from regard.heads.measures.query_scores import TextScorer
 from regard.maps import AttentionMap
 
 

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
-from regard.heads.description import LayerHeads, name_layer
+from regard.heads.corpus_survey.running_sums import Estimate, ratio_interval
 from regard.heads.labels import earned_labels
+from regard.heads.measures.visibility import uniform
 from regard.heads.needle_texts import FILLER, NEEDLES, Needle
-from regard.heads.running_sums import Estimate, ratio_interval
-from regard.heads.table import HeadRow, HeadTable, Score, split_key
-from regard.heads.table_summary import summarised
-from regard.heads.table_text import as_text
-from regard.heads.visibility import uniform
+from regard.heads.tables.description import LayerHeads, name_layer
+from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
+from regard.heads.tables.table_summary import summarised
+from regard.heads.tables.table_text import as_text
 from regard.maps import AttentionMap
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.attention.masks.views import MaskOnly
 from regard.heads.labels import MARGIN, MIN_QUERIES, MIN_SCORES
-from regard.heads.visibility import find_visibility
+from regard.heads.measures.visibility import find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.pictures.patch_layout import PatchAxes
 

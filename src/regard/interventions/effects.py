@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
 from regard.cell_output import bundle, table_html
-from regard.heads.running_sums import ratio_interval, students_t
+from regard.heads.corpus_survey.running_sums import ratio_interval, students_t
 from regard.interventions.edit import Edit
 from regard.interventions.intervention import intervene
 from regard.interventions.metrics import Metric, TextMetric, TokenPositions

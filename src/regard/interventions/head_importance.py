@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from regard.heads.description import name_layer
-from regard.heads.table import HeadRow, HeadTable, Score, split_key
+from regard.heads.tables.description import name_layer
+from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
 from regard.interventions.ablation import Replacement, ablate
 from regard.interventions.effects import (
     PassCounter,

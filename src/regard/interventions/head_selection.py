@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from regard.attention.arguments import check_whole_number
-from regard.heads.description import study
 from regard.heads.repeated_tokens import draw_repeats
-from regard.heads.table import HeadRow, HeadTable
-from regard.heads.table_summary import check_label
+from regard.heads.tables.description import study
+from regard.heads.tables.table import HeadRow, HeadTable
+from regard.heads.tables.table_summary import check_label
 from regard.recorder.context import capture
 from regard.recorder.layer import LayerId
 from regard.recorder.model_inputs import context_length

@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.checker.errors import CheckError
 from regard.checker.sandbox import run_in_process
-from regard.checker.subject.locate import import_place
+from regard.checker.subject.construction.locate import import_place
 from regard.files import TextFileError, read_text
 from regard.learn.course import get_lesson
 from regard.learn.error_hints import find_hint

@@ -184,7 +184,7 @@ class Capture:
 
         `options` are those of `regard.heads.describe`.
         """
-        from regard.heads.description import describe
+        from regard.heads.tables.description import describe
 
         table = describe(
             self,

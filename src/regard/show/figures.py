@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from regard.heads.score_words import title as score_title
+from regard.heads.tables.score_words import title as score_title
 from regard.invisible_characters import show_invisible
 from regard.maps import AttentionMap, SignedMap
 from regard.maps.index import Axes

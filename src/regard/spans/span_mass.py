@@ -1,7 +1,7 @@
 """Measures the attention between the spans of a text: one pooled pass over each layer of a capture.
 
 The baseline is uniform attention to the visible keys. It is the same for all layers with the same mask, and
-computed once for them. Which key is a head's sink is decided by `regard.heads.sink`.
+computed once for them. Which key is a head's sink is decided by `regard.heads.measures.sink`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.heads.query_scores import columns
-from regard.heads.sink import SINK, find_sink_keys
-from regard.heads.visibility import Visibility, find_visibility
+from regard.heads.measures.query_scores import columns
+from regard.heads.measures.sink import SINK, find_sink_keys
+from regard.heads.measures.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap
 from regard.maps.spans import Spans
 from regard.spans.table import REST_NAME, SINK_NAME, SpanTable

@@ -16,8 +16,8 @@ from torch import Tensor
 from regard.cell_output import PrintedOutput
 from regard.escapes import escape
 from regard.extras import data_frame
-from regard.heads.running_sums import students_t
-from regard.heads.without_sink import MIN_REST
+from regard.heads.corpus_survey.running_sums import students_t
+from regard.heads.measures.without_sink import MIN_REST
 
 SINK_NAME, REST_NAME = "[sink]", "[rest]"
 NAME_WIDTH = 32  # characters of a name in the printed table

@@ -11,7 +11,7 @@ import torch
 
 import regard
 from regard.files import RunFileError
-from regard.gpt.loader import INCLUDED_MODEL
+from regard.gpt.files.loader import INCLUDED_MODEL
 from regard.gpt.training import history
 from regard.gpt.training.history import (
     HEADS_FILE,

@@ -12,7 +12,7 @@ from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.contributions import telling_position
-from regard.show.data.quantity import Quantity
+from regard.show.data.map_view.quantity import Quantity
 from tests.captures import captured
 
 TEXT = (

@@ -6,7 +6,7 @@ import torch
 
 from regard import attention_map, causal
 from regard.maps import AttentionMap
-from regard.show.data.display_precision import for_display
+from regard.show.data.map_view.display_precision import for_display
 from tests.captures import captured
 
 

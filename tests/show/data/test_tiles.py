@@ -10,8 +10,8 @@ import regard
 from regard.lru import LRUCache
 from regard.maps import kept_overview
 from regard.recorder import Capture
-from regard.show.data import tiles
 from regard.show.data.contents import Contents
+from regard.show.data.map_view import tiles
 from tests.captures import captured
 
 MASKS = [

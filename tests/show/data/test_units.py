@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from regard.show.data import tiles
 from regard.show.data.contents import Contents
-from regard.show.data.quantity import Quantity
-from regard.show.data.units import axis_edges, text_units
+from regard.show.data.map_view import tiles
+from regard.show.data.map_view.quantity import Quantity
+from regard.show.data.map_view.units import axis_edges, text_units
 from tests.captures import HOSTILE, captured
 from tests.sampling import examples
 

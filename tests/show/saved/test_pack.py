@@ -18,7 +18,7 @@ import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
-from regard.show.data.quantity import Quantity
+from regard.show.data.map_view.quantity import Quantity
 from regard.show.saved import pack as packing
 from regard.show.saved.bundle import bundle_modules, write
 from regard.show.saved.pack import pack

@@ -27,7 +27,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.source import numbers_of, source_of, tensors_of
+from regard.checker.subject.construction.source import numbers_of, source_of, tensors_of
 from regard.checker.subject.subject import Subject
 
 

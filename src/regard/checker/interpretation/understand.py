@@ -38,13 +38,13 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import apply_rotary
-from regard.checker.subject.error_place import lines_reached
-from regard.checker.subject.forms import forms, is_certain, with_open_masks
-from regard.checker.subject.observe import ObservedSubject, observed_wirings
-from regard.checker.subject.projections import find_wirings, head_counts
+from regard.checker.subject.construction.error_place import lines_reached
+from regard.checker.subject.construction.forms import forms, is_certain, with_open_masks
+from regard.checker.subject.construction.source import source_of
 from regard.checker.subject.reply import OutputShapeError, Reply
-from regard.checker.subject.roles import describe_core, named_roles, observe_core
-from regard.checker.subject.source import source_of
+from regard.checker.subject.roles_of_parts.observe import ObservedSubject, observed_wirings
+from regard.checker.subject.roles_of_parts.projections import find_wirings, head_counts
+from regard.checker.subject.roles_of_parts.roles import describe_core, named_roles, observe_core
 from regard.checker.subject.subject import SEQUENCES, Subject
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.

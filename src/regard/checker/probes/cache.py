@@ -25,10 +25,10 @@ from regard.checker.probes.leaks import find_leak
 from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module, in_dtype
+from regard.checker.subject.construction.source import source_of
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
-from regard.checker.subject.observe import ObservedWiring
 from regard.checker.subject.reply import Reply
-from regard.checker.subject.source import source_of
+from regard.checker.subject.roles_of_parts.observe import ObservedWiring
 
 ADAPTER = (
     "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "

@@ -15,7 +15,7 @@ from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.oracle import relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
-from regard.checker.subject.call_values import make_values
+from regard.checker.subject.construction.call_values import make_values
 from regard.checker.subject.subject import SEQUENCES
 
 

@@ -9,7 +9,7 @@ import torch
 
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
-from regard.checker.subject.source import block_sizes
+from regard.checker.subject.construction.source import block_sizes
 
 _LENGTHS = ((5, 3, 6), (7, 3, 11))  # queries and keys of three items
 _TOLD = {"lengths", "query starts", "key starts"}  # arguments that tell a kernel the lengths

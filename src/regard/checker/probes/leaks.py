@@ -15,7 +15,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import name_visibility
 from regard.checker.probes.number_comparison.backward import BackwardPass, run_backward
 from regard.checker.session import CheckSession
-from regard.checker.subject.source import source_of
+from regard.checker.subject.construction.source import source_of
 from regard.checker.subject.subject import Subject
 
 

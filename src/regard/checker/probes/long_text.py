@@ -22,7 +22,7 @@ from regard.checker.probes.number_comparison.gradients import gradient_failure
 from regard.checker.probes.output_comparison.failure import COMPARE
 from regard.checker.probes.rebuilt import rebuild
 from regard.checker.session import CheckSession
-from regard.checker.subject.source import block_sizes, whole_numbers
+from regard.checker.subject.construction.source import block_sizes, whole_numbers
 
 LENGTH = 150  # tokens: several blocks of 64, which most code has
 ROTATED = 300  # with rotary positions: bfloat16 has the whole numbers up to 256 only

@@ -10,7 +10,7 @@ from regard.checker.probes.number_comparison.gradients import gradient_failure
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.construct import build
+from regard.checker.subject.construction.construct import build
 from regard.checker.subject.subject import SEQUENCES, Subject
 
 # Nine is neither even nor a power of two, as some code needs it; then eight decide.

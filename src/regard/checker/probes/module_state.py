@@ -17,8 +17,8 @@ from regard.checker.oracle.oracle import describe_difference, relative_error
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module, in_dtype
-from regard.checker.subject.construct import build
-from regard.checker.subject.parameter_use import unused_parameters
+from regard.checker.subject.construction.construct import build
+from regard.checker.subject.roles_of_parts.parameter_use import unused_parameters
 
 
 def probe_module_state(session: CheckSession) -> None:

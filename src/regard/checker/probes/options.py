@@ -22,8 +22,8 @@ from regard.checker.probes.number_comparison.gradients import gradient_failure
 from regard.checker.probes.output_comparison.failure import describe_failure
 from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
 from regard.checker.session import CheckSession
+from regard.checker.subject.construction.source import prose_of
 from regard.checker.subject.layouts.layout import parameters_of
-from regard.checker.subject.source import prose_of
 from regard.checker.subject.subject import SEQUENCES
 
 _SCALE = 0.7  # unlike 1/√D of every width

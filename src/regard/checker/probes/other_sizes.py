@@ -21,7 +21,7 @@ from regard.checker.probes.number_comparison.gradients import gradient_failure
 from regard.checker.probes.rebuilt import check_output, constructor_parameters, rebuild
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
-from regard.checker.subject.source import BLOCK_NAME
+from regard.checker.subject.construction.source import BLOCK_NAME
 from regard.checker.subject.subject import Subject
 
 # Pairs of sizes, the first of which a kernel takes; many take powers of two only.

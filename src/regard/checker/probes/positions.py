@@ -18,7 +18,7 @@ from regard.checker.interpretation.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import relative_difference
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module
-from regard.checker.subject.observe import ObservedWiring
+from regard.checker.subject.roles_of_parts.observe import ObservedWiring
 
 _TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$)", re.I)
 

@@ -18,7 +18,7 @@ from regard.checker.probes.rebuilt import check_output, constructor_parameters, 
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import arguments_of
-from regard.checker.subject.construct import SIZES
+from regard.checker.subject.construction.construct import SIZES
 
 _MOST = 6  # switches that are tried
 _MOST_UNKNOWN = 2  # of those that are not understood, each of which takes a few seconds

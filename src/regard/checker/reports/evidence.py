@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
-from regard.checker.subject.observe import ObservedSubject
+from regard.checker.subject.roles_of_parts.observe import ObservedSubject
 
 _SLACK = 1e-6
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import arguments_of, copy_module
-from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.construction.construct import SIZES, build
 from regard.checker.subject.function_state import FunctionState
 from regard.checker.subject.layouts.layout import is_required
 from regard.checker.subject.layouts.recognize import recognize_layouts

@@ -30,7 +30,7 @@ from regard.checker.subject.call_tensors import (
     tensors_in_result,
     to_array,
 )
-from regard.checker.subject.call_values import make_values
+from regard.checker.subject.construction.call_values import make_values
 from regard.checker.subject.function_state import FunctionState
 from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
 from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of, to_device

@@ -21,7 +21,6 @@ from regard.attention.masks.named_masks import tensor_mask
 from regard.attention.tensors import check_floats, check_tensor
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.checker import ask, check
-from regard.checker.distributed import adapt_for_ranks, make_trials
 from regard.checker.examples import (
     DISTRIBUTED_TEMPLATES,
     KERNEL_TEMPLATES,
@@ -38,7 +37,8 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT, Answer
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.number_comparison.precision import LIMIT
-from regard.checker.ring import predict_mistakes
+from regard.checker.ranks.distributed import adapt_for_ranks, make_trials
+from regard.checker.ranks.ring import predict_mistakes
 from regard.checker.subject.adapt import adapt
 from regard.checker.visibility.asked_question import LACKING, NEEDS, Asked
 from regard.checker.visibility.table import CLEAR, KINDS, MistakeDistance, VisibilityTable

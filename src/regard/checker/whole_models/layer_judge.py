@@ -21,7 +21,7 @@ from regard.checker.oracle.variant import Answer
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.reports.report import Diagnosis, LayerVerdict, Report
 from regard.checker.subject import vocabulary
-from regard.checker.subject.parts import attention_parts
+from regard.checker.subject.roles_of_parts.parts import attention_parts
 from regard.checker.whole_models.model_run import ModelRun, attention_unit
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 

@@ -21,10 +21,10 @@ from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
 from regard.checker.subject.call_tensors import in_dtype, tensors_in_result
-from regard.checker.subject.call_values import make_values
-from regard.checker.subject.construct import build, depth_left_out
-from regard.checker.subject.forms import forms
-from regard.checker.subject.parts import attention_parts
+from regard.checker.subject.construction.call_values import make_values
+from regard.checker.subject.construction.construct import build, depth_left_out
+from regard.checker.subject.construction.forms import forms
+from regard.checker.subject.roles_of_parts.parts import attention_parts
 from regard.checker.subject.subject import Subject
 from regard.checker.whole_models.differences import differ
 from regard.recorder.attention_call import Call

@@ -30,8 +30,8 @@ from regard.checkpoint_files import remove_unfinished
 from regard.file_lock import FileLock, LostLockError
 from regard.files import RunFileError, get_field, naming_errors, shorten
 from regard.gpt.config import Config
-from regard.gpt.folder import CONFIG, TOKENIZER, WEIGHTS
-from regard.gpt.meta_device import without_weights
+from regard.gpt.files.folder import CONFIG, TOKENIZER, WEIGHTS
+from regard.gpt.files.meta_device import without_weights
 from regard.gpt.model import GPT
 from regard.gpt.training import checkpoints, history
 from regard.gpt.training.checkpoints import Checkpoint

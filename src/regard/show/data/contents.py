@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.heads import HeadTable, SurveyResult
-from regard.heads.score_words import SCORE_WORDS
+from regard.heads.tables.score_words import SCORE_WORDS
 from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.invisible_characters import ABBREVIATIONS
 from regard.lru import LRUCache
@@ -24,21 +24,22 @@ from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
 from regard.maps.index import Axes
 from regard.recorder import Capture, Layer
 from regard.recorder.contributions import Attribution
-from regard.show.data import contributions, eviction, predictions, row_steps, thumbnails, tiles
+from regard.show.data import contributions, eviction, predictions, row_steps
 from regard.show.data.copies import first_copies
 from regard.show.data.cuts import Cut
-from regard.show.data.display_precision import for_display
 from regard.show.data.head_rows import TextHeads
 from regard.show.data.layer_description import describe_layer, find_axis_tokens
+from regard.show.data.map_view import thumbnails, tiles
+from regard.show.data.map_view.display_precision import for_display
+from regard.show.data.map_view.quantity import PLAIN, Quantity, Shade
+from regard.show.data.map_view.thumbnails import Thumbnail
+from regard.show.data.map_view.tiles import TileCells, TilePyramid
+from regard.show.data.map_view.units import axis_edges, text_units
 from regard.show.data.patch_tokens import describe_pictures, patch_axes, token_lists
-from regard.show.data.quantity import PLAIN, Quantity, Shade
 from regard.show.data.stage_example import build_example
 from regard.show.data.survey_rows import describe_survey
 from regard.show.data.telling_token import telling_query
-from regard.show.data.thumbnails import Thumbnail
-from regard.show.data.tiles import TileCells, TilePyramid
 from regard.show.data.titles import title_of_tokens
-from regard.show.data.units import axis_edges, text_units
 
 VERSION = 1
 CACHED_TILES = 192  # of at most 512 KiB each

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.recorder import Capture, Layer
 from regard.recorder.contributions import Attribution
-from regard.show.data.quantity import Shade
+from regard.show.data.map_view.quantity import Shade
 
 
 def available_shades(capture: Capture) -> list[Shade]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from regard.heads.eviction import eviction_loss
+from regard.heads.measures.eviction import eviction_loss
 from regard.maps import AttentionMap, LinearAttentionMap
 
 QUERIES = 256  # sampled at most

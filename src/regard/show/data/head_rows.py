@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from regard.heads import HeadRow, describe
-from regard.heads.head_sentence import describe_head
-from regard.heads.outliers import find_outlier_keys
-from regard.heads.query_scores import TextScorer
+from regard.heads.measures.query_scores import TextScorer
+from regard.heads.tables.head_sentence import describe_head
+from regard.heads.tables.outliers import find_outlier_keys
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.recorder import Capture, Layer
 from regard.show.data.layer_description import find_axis_tokens

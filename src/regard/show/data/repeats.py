@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard.heads import HeadTable
-from regard.heads.description import ON_REPEATS
+from regard.heads.tables.description import ON_REPEATS
 
 
 def repeat_rows(table: HeadTable | None) -> list[dict[str, Any]] | None:

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from regard.heads import SurveyResult
-from regard.heads.examples import EDGES, LayerExamples
-from regard.heads.head_sentence import describe_head, label_title
+from regard.heads.corpus_survey.examples import EDGES, LayerExamples
+from regard.heads.tables.head_sentence import describe_head, label_title
 
 TOP_TOKENS = 10
 DIGITS = 5  # of a weight that count: the page shows four

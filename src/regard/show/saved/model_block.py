@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.gpt import GPT
-from regard.heads.head_sentence import TARGETS
+from regard.heads.tables.head_sentence import TARGETS
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.predictions import LIKELIEST
 from regard.show.data.contents import Contents

@@ -24,7 +24,7 @@ from regard.gpt import GPT
 from regard.maps import AttentionMap, LinearAttentionMap, linear_attention_map
 from regard.recorder import Layer, Predictions
 from regard.show.data.contents import Contents
-from regard.show.data.quantity import Quantity
+from regard.show.data.map_view.quantity import Quantity
 from regard.show.data.repeats import repeat_rows
 from regard.show.data.survey_rows import describe_survey_heads
 from regard.show.saved.model_block import MOST_BYTES, pack_model

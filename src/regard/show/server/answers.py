@@ -22,7 +22,7 @@ from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.cuts import Cut, parse_cuts
-from regard.show.data.quantity import Quantity
+from regard.show.data.map_view.quantity import Quantity
 from regard.show.data.repeats import repeat_rows
 from regard.show.data.survey_rows import describe_survey_head
 from regard.show.server.jobs import (

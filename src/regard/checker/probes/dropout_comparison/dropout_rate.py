@@ -28,7 +28,7 @@ from regard.checker.probes.dropout_comparison.dropout_effect import (
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module, in_dtype
-from regard.checker.subject.construct import SIZES, build, constructor_arguments
+from regard.checker.subject.construction.construct import SIZES, build, constructor_arguments
 
 # Rates for the code's own parameter: neither is 0.5, F.dropout's default, and they do not add up to 1.
 RATES = (0.2, 0.6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.checker.interpretation.intent import TOLERANCE
 from regard.checker.oracle.oracle import Oracle, describe_agreement, describe_difference, relative_difference
 from regard.checker.session import CheckSession
-from regard.checker.subject.source import returned_names
+from regard.checker.subject.construction.source import returned_names
 
 _SAYS_BASE_2 = re.compile(r"base[ _-]?(2|two)|log_?2|exp_?2", re.I)
 

@@ -27,9 +27,9 @@ from regard.checker.probes.output_comparison.undecided_output import (
 )
 from regard.checker.reports.evidence import against_softmax, excludes_softmax, watch_scores
 from regard.checker.session import CheckSession
-from regard.checker.subject.call_values import is_tensor
-from regard.checker.subject.observe import ObservedSubject
-from regard.checker.subject.source import prose_of
+from regard.checker.subject.construction.call_values import is_tensor
+from regard.checker.subject.construction.source import prose_of
+from regard.checker.subject.roles_of_parts.observe import ObservedSubject
 
 _POSITIONS = re.compile(r"rotary|rope\b|apply_rot|\.cos\(|\.sin\(|alibi|relative_|rel_pos|freqs", re.I)
 

@@ -13,7 +13,7 @@ from regard.checker.probes.output_comparison.mask_forms import choose_mask_form,
 from regard.checker.probes.output_comparison.output_diagnosis import diagnose_output, record_results
 from regard.checker.reports.evidence import against_softmax
 from regard.checker.session import CheckSession, Reference
-from regard.checker.subject.parts import attention_parts, model_sentence
+from regard.checker.subject.roles_of_parts.parts import attention_parts, model_sentence
 
 NO_PROJECTIONS = "queries, keys and values could not be found, neither by their names nor by what they do"
 

@@ -1,0 +1,1 @@
+"""Attention over several processes: started, fed, compared, and its mistakes named."""

@@ -1,0 +1,379 @@
+"""Attention on several processes of this machine: ring attention, Ulysses, and other sequence parallelism.
+
+Every rank gets its part of the sequence in contiguous order: rank r of n has tokens r·T/n to (r+1)·T/n − 1.
+The parts of the output are put together and compared with the attention of the whole. The processes are
+started afresh (never forked), meet through a file, and end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.checker.catalogue import get_mistake
+from regard.checker.diagnose import diagnose
+from regard.checker.errors import CheckError
+from regard.checker.interpretation.cases import Cases
+from regard.checker.interpretation.declared_causality import declared_causality
+from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
+from regard.checker.interpretation.understand import Understanding
+from regard.checker.oracle.oracle import relative_difference, relative_error
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import Answer
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.probes.number_comparison.returned_weights import judge_lse
+from regard.checker.probes.output_comparison.failure import describe_failure
+from regard.checker.ranks.ring import predict_mistakes, predict_orders
+from regard.checker.reference import prepare_reference
+from regard.checker.sandbox import TIMEOUT, WorkerResult, run
+from regard.checker.session import CheckSession
+from regard.checker.subject.adapt import adapt
+from regard.checker.subject.reply import Reply
+from regard.checker.subject.subject import Subject
+from regard.processes import is_lost_rank
+
+WAITING = 20.0  # seconds that a rank waits for another
+_MOST = 16  # processes
+_ARGUMENTS = {
+    "group": "group process_group pg ring_group sp_group cp_group sequence_group ulysses_group ring_pg",
+    "rank": "rank cp_rank sp_rank ring_rank",
+    "world_size": "world_size cp_size sp_size ring_size num_ranks n_ranks world",
+}
+
+
+Whole = Callable[[Intent, Question], Answer]
+"""Gives the right answer for the whole sequence."""
+
+
+def check_on_processes(
+    thing: Any,
+    processes: int,
+    init: dict[str, Any],
+    options: dict[str, Any],
+    scale: float | None = None,
+    reference: Any = None,
+) -> CheckSession:
+    """Run a function on several processes and compare it with attention of the whole sequence.
+
+    Arguments:
+        thing: a function of this rank's `(q, k, v)`, of shape (B, H, T/n, D) or (B, T/n, H, D), that other
+            processes can import. A parameter called `group` (or `rank`, `world_size`) gets these.
+        processes: how many, at least 2.
+        init: further arguments of the function.
+        options: those of `check`.
+        scale: the scale that it should have, if not 1/√D.
+        reference: the caller's own version for the whole sequence, to compare with instead.
+
+    Returns the session with the findings; raises `CheckError` if a process fails or waits in vain.
+    """
+    if not isinstance(processes, int) or not 2 <= processes <= _MOST:
+        raise CheckError(f"processes: expected a number from 2 to {_MOST}, got {processes!r}")
+    if "REGARD_RANK" in os.environ:
+        raise CheckError(
+            'put check(…, processes=…) under if __name__ == "__main__":, since every rank imports it'
+        )
+    spec = importable_name(thing, processes)
+    subject = adapt_for_ranks(thing, init, processes)
+    trials = make_trials(subject, processes, options)
+    whole: Whole = expected_of_oracle
+    if reference is not None:
+        whole = expected_of_reference(reference, subject, init, options)
+    answers = run_ranks([spec], processes, init, trials)[spec]
+    if isinstance(answers, str):
+        raise CheckError(f"{subject.name} could not be run on {processes} processes: {answers}")
+    return judge(subject, processes, trials, answers, options, scale, whole)
+
+
+def expected_of_oracle(intent: Intent, question: Question) -> Answer:
+    """Return the attention of the whole sequence."""
+    return intent.answer(question)
+
+
+def expected_of_reference(
+    reference: Any, subject: Subject, init: dict[str, Any], options: dict[str, Any]
+) -> Whole:
+    """Return a function that asks the caller's reference."""
+    theirs = adapt(reference, init)
+    if "causal" in subject.arguments and "causal" not in theirs.arguments and options.get("causal") is None:
+        raise CheckError(
+            f"your reference {theirs.name} has no causal argument: say causal=True or causal=False"
+        )
+    session = prepare_reference(theirs, subject, {}, options)
+
+    def expected(intent: Intent, question: Question) -> Answer:
+        reply = session.subject.run(question.to(session.dtype))
+        if reply.answer is None:
+            shapes = question.shapes()
+            raise CheckError(f"your reference {theirs.name} could not be run on {shapes}: {reply.error_line}")
+        return reply.answer
+
+    return expected
+
+
+def adapt_for_ranks(thing: Any, init: dict[str, Any], world_size: int) -> Subject:
+    """Return a subject whose arguments for the group and the rank hold their meaning as a placeholder."""
+    meanings = {name: meaning for meaning, names in _ARGUMENTS.items() for name in names.split()}
+    target = getattr(thing, "forward", thing)
+    own = {n: meanings[n] for n in inspect.signature(target).parameters if n in meanings and n not in init}
+    if isinstance(thing, type):
+        raise CheckError(
+            f"{thing.__name__} is a class; on several processes, expected a function of (q, k, v)"
+        )
+    values = {name: world_size if meaning == "world_size" else meaning for name, meaning in own.items()}
+    subject = adapt(thing, init | values)
+    if subject.inputs != "qkv" or subject.layout != "BHTD":
+        raise CheckError(
+            f"{subject.name} takes {', '.join(subject.positional)}; on several processes, expected a "
+            "function of (q, k, v), each the part of this rank"
+        )
+    return subject
+
+
+def importable_name(thing: Any, processes: int) -> str:
+    """Return `file.py:name` or `package.module:name`, by which other processes can import a function."""
+    name, module = getattr(thing, "__qualname__", "<"), sys.modules.get(getattr(thing, "__module__", ""))
+    if module is None or "<" in name or not hasattr(module, name.partition(".")[0]):
+        shown = "the function" if "<" in name.rpartition(".")[2] else name.rpartition(".")[2]
+        raise CheckError(
+            f"{shown} cannot be imported by other processes: define it at the top level of a file, or use "
+            f"the command, regard check file.py:name --processes {processes}"
+        )
+    package = module.__name__.partition(".")[0]
+    found = package != "__main__" and PathFinder.find_spec(package) is not None
+    file = getattr(module, "__file__", None)
+    if not found and file is None:
+        raise CheckError(
+            f"{name} is defined in no file, so that other processes cannot import it: save it in one"
+        )
+    return f"{module.__name__}:{name}" if found else f"{Path(str(file)).resolve()}:{name}"
+
+
+def make_trials(subject: Subject, processes: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the sizes and flags to try: H and T are multiples of n, T/n is even and not H."""
+    n, even = processes, processes + 2 - processes % 2
+    sizes: list[dict[str, Any]] = [
+        {"B": 2, "H": 2 * n, "T": (2 * n + 2) * n, "D": 10, "seed": 0},
+        {"B": 1, "H": n, "T": even * n, "D": 6, "seed": 3},
+    ]
+    flags: list[bool | None] = [None]
+    if "causal" in subject.arguments:
+        flags = [False, True] if options.get("causal") is None else [bool(options["causal"])]
+    return [{"sizes": size, "flag": flag} for flag in flags for size in sizes]
+
+
+Answers = dict[str, dict[int, list[Answer]]]
+"""The answers of all ranks by layout and trial."""
+
+
+def run_ranks(
+    specs: list[str], processes: int, init: dict[str, Any], trials: list[dict[str, Any]]
+) -> dict[str, Answers | str]:
+    """Run functions on several processes, in float64 or else in float32.
+
+    Returns for each of `specs`, names that other processes can import, the answers in the layouts in which it
+    ran, or the reason why it did not.
+    """
+    lines = _start_ranks(specs, processes, init, trials, "float64")
+    results = {spec: _collect(lines, spec, len(trials)) for spec in specs}
+    refusing = [spec for spec, result in results.items() if isinstance(result, str) and "dtype" in result]
+    if refusing:
+        lines = _start_ranks(refusing, processes, init, trials, "float32")
+        results |= {spec: _collect(lines, spec, len(trials)) for spec in refusing}
+    return results
+
+
+def _start_ranks(
+    specs: list[str], processes: int, init: dict[str, Any], trials: list[dict[str, Any]], dtype: str
+) -> list[WorkerResult]:
+    """Start one process for each rank and return what each wrote. None of them is left running."""
+    request = {
+        "spec": ", ".join(specs),
+        "specs": specs,
+        "init": init,
+        "trials": trials,
+        "dtype": dtype,
+        "layouts": ["BHTD", "BTHD"],
+        "waiting": WAITING,
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
+    return run("regard.checker.ranks.rank_worker", request, ranks=processes)
+
+
+def _collect(ranks: list[WorkerResult], spec: str, count: int) -> Answers | str:
+    """Return the answers of the layouts in which every rank answered, or the reason why there are none."""
+    answers: Answers = {}
+    for line in (line for rank in ranks for line in rank.lines if line.get("spec") == spec):
+        if "output" not in line:
+            continue
+        lse = None if line["lse"] is None else torch.tensor(line["lse"], dtype=torch.float64)
+        answer = Answer(torch.tensor(line["output"], dtype=torch.float64), None, lse)
+        answers.setdefault(line["layout"], {}).setdefault(line["trial"], []).append(answer)
+    complete = {
+        layout: trials
+        for layout, trials in answers.items()
+        if len(trials) == count and all(len(parts) == len(ranks) for parts in trials.values())
+    }
+    return complete or _explain_failure(ranks, spec)
+
+
+def _explain_failure(ranks: list[WorkerResult], spec: str) -> str:
+    """Return the error that came first: others follow when a rank waits for one that failed."""
+    errors = [
+        f"rank {rank} raised {line['failure']}"
+        for rank, worker in enumerate(ranks)
+        for line in worker.lines
+        if line.get("spec") == spec and "failure" in line
+    ]
+    own = [error for error in errors if not is_lost_rank(error)]
+    if own:
+        return own[0]
+    missing = [rank for rank, worker in enumerate(ranks) if not worker.has_finished]
+    ends = [f"rank {rank} {ranks[rank].end}" for rank in missing if ranks[rank].end]
+    if ends:
+        return ends[0]
+    if missing and len(missing) < len(ranks):
+        return f"rank {missing[0]} hangs without an answer"
+    waits = f"the ranks wait for each other ({WAITING:g} s): is all that is sent received, in the same order?"
+    return waits if errors else f"it did not finish within {TIMEOUT:g} s"
+
+
+def _join(parts: list[Answer]) -> Answer:
+    """Put the answers of the ranks together along the tokens."""
+    lse = [part.lse for part in parts if part.lse is not None]
+    whole = torch.cat(lse, -1) if len(lse) == len(parts) else None
+    return Answer(torch.cat([part.output for part in parts], -2), None, whole)
+
+
+def judge(
+    subject: Subject,
+    processes: int,
+    trials: list[dict[str, Any]],
+    answers: Answers,
+    options: dict[str, Any],
+    scale: float | None = None,
+    whole: Whole = expected_of_oracle,
+) -> CheckSession:
+    """Compare the answers with those of the whole, in a layout in which they are right or a mistake fits."""
+    causal = options.get("causal")
+    declared = causal if causal is not None else declared_causality(subject)
+    choices = [False, True] if declared is None and "causal" not in subject.arguments else [bool(declared)]
+    intents = [Intent(Wiring(scale=scale), choice) for choice in choices]
+    sessions = []
+    for layout, by_trial in answers.items():
+        candidate = subject.replaced(layout=layout)
+        cases = Cases(candidate)
+        observations = [
+            Observation(_question(cases, trial), _join(by_trial[index])) for index, trial in enumerate(trials)
+        ]
+        first = Reply(observations[0].answer)
+        shapes = {"BHTD": "(B, H, T/n, D)", "BTHD": "(B, T/n, H, D)"}[layout]
+        order = f"on {processes} processes, each with consecutive tokens, {shapes}"
+        understanding = Understanding(
+            candidate, candidate, cases, intents, None, torch.float64, first, [order], declared
+        )
+        session = CheckSession(understanding, options)
+        _compare(session, observations, processes, whole)
+        sessions.append((session, observations))
+        if understanding.right_intent is not None:
+            return session
+    for session, observations in sessions if whole is expected_of_oracle else []:
+        if not any(s.undecided or s.diagnoses for s, _ in sessions):
+            _name_mistakes(session, observations)
+    return next((s for s, _ in sessions if s.undecided or s.diagnoses), sessions[0][0])
+
+
+def _question(cases: Cases, trial: dict[str, Any]) -> Question:
+    name = "causal" if trial["flag"] else "output"
+    return replace(cases.plain(name, **trial["sizes"]), flag=trial["flag"])
+
+
+def _errors(observations: list[Observation], intent: Intent, whole: Whole) -> list[float]:
+    return [relative_error(o.answer, whole(intent, o.question)) for o in observations]
+
+
+def _compare(session: CheckSession, observations: list[Observation], processes: int, whole: Whole) -> None:
+    """Record whether the output is right, and which mistake fits if it is not."""
+    understanding = session.understanding
+    intents = sorted(understanding.intents, key=lambda intent: max(_errors(observations, intent, whole)))
+    errors = _errors(observations, intents[0], whole)
+    softmax = whole is expected_of_oracle
+    if max(errors) < TOLERANCE:
+        understanding.right_intent = intents[0]
+    elif softmax and _name_order(session, observations, processes):
+        return
+    for name in dict.fromkeys(o.question.name for o in observations):
+        worst = max(e for e, o in zip(errors, observations, strict=True) if o.question.name == name)
+        if worst < TOLERANCE:
+            session.add_pass(name, f"to {worst:.0e}")
+        else:
+            broken = worst == float("inf")
+            detail = (
+                "NaN or inf instead of numbers" if broken else f"off by {worst:.1g} of the largest number"
+            )
+            session.add_failure(name, detail)
+    if understanding.right_intent is None:
+        if softmax:
+            _name_mistakes_of_processes(session, observations, processes)
+        wrong = min((o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE), key=_size)
+        expected = whole(intents[0], wrong.question).output
+        difference = describe_failure(wrong.question, wrong.answer.output, expected)
+        session.example = f"The smallest failing case:\n{difference}"
+    lse, expected_lse = observations[-1].answer.lse, whole(intents[0], observations[-1].question).lse
+    if understanding.right_intent is not None and lse is not None and expected_lse is not None:
+        judge_lse(session, lse, expected_lse)
+    session.add_skip("gradients and precision", "on several processes only the outputs are compared")
+
+
+def _size(observation: Observation) -> int:
+    return observation.question.q.numel()
+
+
+def _name_order(session: CheckSession, observations: list[Observation], processes: int) -> bool:
+    """Recognise code that is right for tokens in another order than the consecutive one."""
+    for order, fits in _matching(session, observations, predict_orders, processes):
+        if fits < TOLERANCE:
+            session.undecided = (
+                f"it equals causal attention of tokens in {order} order, and the checker gives each rank "
+                "consecutive tokens: check a function that reorders them before and after"
+            )
+            return True
+    return False
+
+
+def _name_mistakes_of_processes(
+    session: CheckSession, observations: list[Observation], processes: int
+) -> None:
+    """Name the mistake of several processes that reproduces every output."""
+    for name, error in _matching(session, observations, predict_mistakes, processes):
+        if error < TOLERANCE and not session.diagnoses:
+            evidence = f"On {processes} processes your output equals attention {get_mistake(name).what}"
+            session.add_diagnosis(name, f"{evidence}, to {max(error, 1e-16):.0e}.", error)
+
+
+def _name_mistakes(session: CheckSession, observations: list[Observation]) -> None:
+    """Name the mistake of the catalogue that reproduces every output."""
+    for match in diagnose(observations, session.understanding.intents)[:1]:
+        worst = max(_errors(observations, session.understanding.intents[0], expected_of_oracle))
+        session.add_match(match, worst / TOLERANCE)
+
+
+def _matching(
+    session: CheckSession, observations: list[Observation], predict: Any, processes: int
+) -> Iterator[tuple[str, float]]:
+    """Yield every prediction by name, with its largest error over all observations."""
+    for intent in session.understanding.intents:
+        errors: dict[tuple[str, int], float] = {}
+        for observation in observations:
+            question, scale = intent.apply(observation.question), intent.wiring.scale
+            for key, output in predict(question, processes, scale):
+                error = relative_difference(observation.answer.output, output)
+                errors[key] = max(error, errors.get(key, 0.0))
+        yield from ((name, error) for (name, _), error in errors.items())

@@ -1,0 +1,1 @@
+"""Which part of a module does what: projections, roles of inputs, products on the way."""

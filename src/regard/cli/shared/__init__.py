@@ -1,0 +1,1 @@
+"""What several commands share: models, texts, options, progress, signals, the page's server."""

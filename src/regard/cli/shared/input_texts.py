@@ -1,0 +1,39 @@
+"""The texts that a command reads: from its options, cut into windows of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.cli.shared.model import Model
+
+
+def read_texts(texts: list[str] | None, files: list[Path] | None, default: str) -> list[str]:
+    """The texts of the options --text and --file, or the `default` if there are none."""
+    from regard.gpt.training.corpus import read
+
+    return [*(texts or []), *(read(path, "file") for path in files or [])] or [default]
+
+
+def cut_windows(model: Model, texts: list[str], length: int, most: int) -> list[Tensor]:
+    """The tokens of the texts, in windows of `length` tokens, at most so many."""
+    import torch
+
+    length = min(length, model.context or length)
+    if length < 2 or most < 1:
+        raise ValueError(f"--length: expected at least 2 tokens, and --windows 1, got {length} and {most}")
+    ids = []
+    for text in texts:
+        found = model.encode(text, whole=True)
+        lead = [] if model.start is None else [model.start]
+        first, room = found[:length], length - len(lead)
+        ids.append(torch.tensor(first, device="cpu"))
+        later = range(length, len(found) - room + 1, room)
+        ids += [torch.tensor(lead + found[i : i + room], device="cpu") for i in later]
+    ids = [window for window in ids if len(window) > 1][:most]
+    if not ids:
+        raise ValueError("text: expected at least two tokens to look at")
+    return ids

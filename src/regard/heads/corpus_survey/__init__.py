@@ -1,0 +1,1 @@
+"""Every head over a corpus: chunks of texts, sums that go on where they stopped, the best examples."""

@@ -1,0 +1,199 @@
+"""Running sums behind the head scores, from which means, baselines and 95% intervals are computed.
+
+The sums of several texts can be added.
+
+A score is a mean over queries, so the sum over queries and their number are enough. The interval treats a
+piece (a text, or a block of a single one) as one observation: neighbouring queries are correlated, so their
+number says little. This file knows sums; it does not know maps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.heads.corpus_survey.tallies import Tallies
+from regard.heads.measures.query_scores import NAMES, QueryScore
+
+BLOCKS = 20  # into which a single text is cut
+SUMS = (
+    "value",
+    "null",
+    "relabelled",
+    "without_sink",
+    "positional",
+)  # each a sum over queries and their number
+MOMENTS = ("pieces", "squares", "products", "counts_squared")  # of value and number, over pieces
+
+
+class Estimate(NamedTuple):
+    """A score of one head. NaN where it is defined for no query."""
+
+    value: float
+    null: float
+    """The same of uniform attention to the visible keys."""
+    relabelled: float
+    """The same with the tokens shuffled, for scores that depend on which tokens are equal."""
+    without_sink: float
+    """The same of rows renormalised without their sink."""
+    low: float
+    high: float
+    """The ends of the 95% interval."""
+    queries: float
+    """The number of queries for which the score is defined."""
+    positional: float = math.nan
+    """The same of attention to one offset, whatever is there, for scores that depend on equal tokens."""
+
+
+@dataclass
+class RunningSums:
+    """The sums of one layer."""
+
+    sums: Tensor
+    """(sum, score, head) in float64."""
+    tallies: Tallies
+    """What every position, offset and token id received."""
+
+    @classmethod
+    def from_pieces(cls, pieces: Mapping[str, Tensor], tallies: Tallies) -> RunningSums:
+        """Reduce the sums and numbers of pieces, (2, scores, H, pieces) for each name of `SUMS`."""
+        value, count = pieces["value"]
+        moments = torch.stack(
+            [
+                (count > 0).double().sum(-1),
+                (value * value).sum(-1),
+                (value * count).sum(-1),
+                (count * count).sum(-1),
+            ]
+        )
+        sums = torch.cat([*(pieces[name].sum(-1) for name in SUMS), moments])
+        return cls(sums, tallies)
+
+    def fits(self, heads: int) -> bool:
+        """Whether its tensors are those of so many heads, as `from_pieces` makes them."""
+        expected = (2 * len(SUMS) + len(MOMENTS), len(NAMES), heads)
+        return (
+            tuple(self.sums.shape) == expected
+            and self.sums.dtype == torch.float64
+            and self.tallies.fits(heads)
+        )
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {"sums": self.sums, **self.tallies.tensors}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> RunningSums:
+        """The same from its tensors by name."""
+        parts = dict(tensors)
+        return cls(parts.pop("sums"), Tallies(**parts))
+
+    def __add__(self, other: RunningSums) -> RunningSums:
+        return RunningSums(self.sums + other.sums, self.tallies + other.tallies)
+
+    def queries(self, name: str, head: int) -> float:
+        """The number of queries for which a score is defined."""
+        return float(self.sums[1, NAMES.index(name), head])
+
+    def estimate(self, name: str, head: int) -> Estimate:
+        """A score of one head with its baselines and its interval."""
+        names = [*(f"{x}{y}" for x in SUMS for y in ("", "_n")), *MOMENTS]
+        sums = dict(zip(names, self.sums[:, NAMES.index(name), head].tolist(), strict=True))
+        value, null, relabelled, without_sink, positional = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
+        low, high = ratio_interval(value, sums["value_n"], *(sums[x] for x in MOMENTS))
+        if name != "distance":
+            low = max(low, 0.0)
+        if name not in ("distance", "patch_distance", "entropy", "effective_length"):
+            high = min(high, max(value, 1.0))
+        return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"], positional)
+
+
+def sum_pieces(
+    scores: Mapping[str, QueryScore], shape: tuple[int, int, int], pieces: int, device: torch.device
+) -> Tensor:
+    """Sum scores (B, H, T) over pieces of texts, and count: (2, scores, B, H, pieces) in float64."""
+    B, H, T = shape
+    sums = torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
+    piece = torch.arange(T, device=device) * pieces // max(T, 1)
+    for name, (values, defined) in scores.items():
+        defined = defined.expand(shape)
+        values = values.expand(shape).double().masked_fill(~defined, 0.0)
+        sums[0, NAMES.index(name)].index_add_(-1, piece, values)
+        sums[1, NAMES.index(name)].index_add_(-1, piece, defined.double())
+    return sums
+
+
+def ratio_interval(
+    ratio: float,
+    count: float,
+    pieces: float,
+    squares: float,
+    products: float,
+    counts_squared: float,
+    share: float = 0.95,
+) -> tuple[float, float]:
+    """The ends of the interval of a ratio Σ value / Σ count over pieces; NaN of fewer than two pieces.
+
+    `share` is its confidence level; `count` is Σ count, `squares` Σ value², `products` Σ value · count, and
+    `counts_squared` Σ count².
+    """
+    if pieces < 2:
+        return math.nan, math.nan
+    # The variance of a ratio of sums, from the residual of every piece.
+    spread = squares - 2 * ratio * products + ratio**2 * counts_squared
+    error = math.sqrt(max(spread, 0.0) * pieces / (pieces - 1)) / count
+    reach = students_t(int(pieces) - 1, share) * error
+    return ratio - reach, ratio + reach
+
+
+def students_t(freedom: int, share: float = 0.95) -> float:
+    """The two-sided quantile of Student's t distribution, for a confidence level `share`.
+
+    >>> [round(students_t(n), 2) for n in (1, 2, 3, 9, 1000)]
+    [12.71, 4.3, 3.18, 2.26, 1.96]
+    >>> round(students_t(4, 1 - 0.05 / 24), 2)
+    7.1
+    """
+    p = (1 + share) / 2
+    if freedom == 1:
+        return math.tan(math.pi * (p - 0.5))
+    if freedom == 2:
+        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+    if freedom <= 30 and share > 0.95:  # the expansion below is coarse there; the angle is atan(t / √freedom)
+        low, high = 0.0, math.pi / 2
+        for _ in range(100):
+            angle = (low + high) / 2
+            low, high = (angle, high) if _t_level(angle, freedom) < share else (low, angle)
+        return math.tan(low) * math.sqrt(freedom)
+    z, n = NormalDist().inv_cdf(p), freedom  # in the expansion of Cornish and Fisher
+    return (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
+    )
+
+
+def _t_level(angle: float, freedom: int) -> float:
+    """The probability that |t| is below tan(angle) · √freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+    level = math.sin(angle) * total
+    return 2 / math.pi * (angle + level) if odd else level
+
+
+def _ratio(total: float, count: float) -> float:
+    """total / count, NaN for 0 / 0."""
+    return total / count if count else math.nan

@@ -1,0 +1,195 @@
+"""The chunks of a survey: what is kept of consecutive batches, and the files that hold it.
+
+Batches are added up in chunks, and the chunks in their order, as `add_up` adds texts. A chunk file carries
+the checksum of its bytes and the settings of its survey; these files are all that an unfinished survey
+leaves. This file knows what is kept of the windows; `survey` knows how they are read and measured.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from regard import checkpoint_files
+from regard.attention.arguments import check_whole_number
+from regard.files import SurveyFileError, check_type, get_field, parse_object, shorten
+from regard.heads.corpus_survey.examples import LayerExamples, add_examples
+from regard.heads.corpus_survey.running_sums import RunningSums
+from regard.heads.measures.measurement import add_up
+from regard.heads.tables.description import LayerHeads
+from regard.heads.tables.table import split_key
+from regard.safetensor_files import SafetensorContent
+
+FORMAT = "regard.survey chunk 2"
+MAX_EXAMPLES = 64  # of a head
+
+
+class BatchSums(NamedTuple):
+    """What is kept of consecutive batches: counts, sums, and the examples of each layer, if any are kept."""
+
+    batches: int
+    windows: int
+    tokens: int
+    layers: list[LayerHeads]
+    sums: list[RunningSums]
+    examples: list[LayerExamples]
+
+    def followed_by(self, later: BatchSums) -> BatchSums:
+        """Return what is kept of these batches and of later ones."""
+        if [x.key for x in self.layers] != [x.key for x in later.layers] or not all(
+            x.fits(len(layer.heads)) for x, layer in zip(self.sums, later.layers, strict=True)
+        ):
+            raise SurveyFileError(
+                "the unfinished survey is of other layers or heads than the model has: begin with --fresh"
+            )
+        return BatchSums(
+            self.batches + later.batches,
+            self.windows + later.windows,
+            self.tokens + later.tokens,
+            self.layers,
+            add_up([self.sums, later.sums]),
+            add_examples(self.examples, later.examples),
+        )
+
+
+def chunk_folder(out: Path) -> Path:
+    """The folder with the chunks of a survey whose table will be in `out`."""
+    return out.with_name(f"{out.name}.shards")
+
+
+def chunk_file(out: Path, number: int) -> Path:
+    """The file of one chunk."""
+    return chunk_folder(out) / f"chunk-{number:06}.safetensors"
+
+
+def write_chunk(file: Path, chunk: BatchSums, settings: dict[str, Any]) -> None:
+    """Write a chunk of a survey with these settings."""
+    header = {
+        "format": FORMAT,
+        "settings": json.dumps(settings),
+        "batches": json.dumps(_count_batches(chunk)),
+    }
+    checkpoint_files.save(file, _batch_tensors(chunk), header)
+
+
+def read_chunk(file: Path, settings: dict[str, Any]) -> BatchSums | None:
+    """Read a chunk, if it is there; an error if it is damaged, or of a survey with other settings."""
+    try:
+        found = checkpoint_files.load(file, FORMAT, _parse, SurveyFileError)
+    except SurveyFileError as error:
+        raise SurveyFileError(f"{error}: remove it, or start again with --fresh") from None
+    if found is None:
+        return None
+    (old_settings, chunk), _ = found
+    _check_settings(file, settings, old_settings)
+    return chunk
+
+
+def _check_settings(file: Path, settings: dict[str, Any], old_settings: dict[str, Any]) -> None:
+    """Raise a `SurveyFileError` if a file is of a survey with other settings."""
+    if different := [name for name in settings if settings[name] != old_settings.get(name)]:
+        raise SurveyFileError(
+            f"{file} is of a survey with another {', '.join(different)}: "
+            "resume with the same settings, write to another file, or start again with --fresh"
+        )
+
+
+def _parse(content: SafetensorContent) -> tuple[dict[str, Any], BatchSums]:
+    """The settings and the batches of a chunk file; a ValueError names the field that is wrong."""
+    settings, counts = (
+        parse_object(get_field(content.metadata, name, str)) for name in ("settings", "batches")
+    )
+    return settings, _decode_batches(counts, content.tensors)
+
+
+def _batch_tensors(part: BatchSums) -> dict[str, Tensor]:
+    """The tensors of batches, by the names that they have in a file."""
+    tensors = {f"{name}.{i}": x for i, layer in enumerate(part.sums) for name, x in layer.tensors.items()}
+    return tensors | name_tensors(part.examples)
+
+
+def _count_batches(part: BatchSums) -> dict[str, Any]:
+    """What a file holds about batches beside their tensors, as JSON holds it."""
+    return {
+        "batches": part.batches,
+        "windows": part.windows,
+        "tokens": part.tokens,
+        "layers": encode_layers(part.layers),
+        "examples": part.examples[0].weight.shape[1] if part.examples else 0,
+    }
+
+
+def _decode_batches(counts: dict[str, Any], tensors: dict[str, Tensor]) -> BatchSums:
+    """The batches of a file; a ValueError names the field that is wrong."""
+    done = {name: get_field(counts, name, int) for name in ("batches", "windows", "tokens")}
+    for name, count in done.items():
+        check_whole_number(name, count)
+    layers = decode_layers(get_field(counts, "layers", list))
+    examples = decode_examples(tensors, layers, get_field(counts, "examples", int))
+    kinds = ("sums", "keys", "offsets", "tokens")
+    expected = {f"{kind}.{i}" for kind in kinds for i in range(len(layers))}
+    expected |= name_tensors(examples).keys()
+    if not layers or tensors.keys() != expected:
+        raise ValueError(
+            f"tensors: expected {', '.join(kinds)} of {len(layers)} layers, got {shorten(sorted(tensors))}"
+        )
+    sums = []
+    for i, layer in enumerate(layers):
+        one = RunningSums.from_tensors({kind: tensors[f"{kind}.{i}"] for kind in kinds})
+        if not one.fits(len(layer.heads)):
+            raise ValueError(
+                f"layer {i}: expected the sums of {len(layer.heads)} heads, got "
+                + ", ".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in one.tensors.items())
+            )
+        sums.append(one)
+    return BatchSums(done["batches"], done["windows"], done["tokens"], layers, sums, examples)
+
+
+def name_tensors(examples: list[LayerExamples]) -> dict[str, Tensor]:
+    """The tensors of all layers' examples, by the names that they have in a file."""
+    return {
+        f"examples.{name}.{i}": x for i, layer in enumerate(examples) for name, x in layer.tensors.items()
+    }
+
+
+def decode_examples(
+    tensors: dict[str, Tensor], layers: list[LayerHeads], examples: int
+) -> list[LayerExamples]:
+    """The examples of all layers from a file's tensors; a ValueError names what is wrong."""
+    check_whole_number("examples", examples, 0, MAX_EXAMPLES)
+    if not examples:
+        return []
+    decoded = []
+    for i, layer in enumerate(layers):
+        names = LayerExamples.empty(0, 0).tensors
+        if missing := [name for name in names if f"examples.{name}.{i}" not in tensors]:
+            raise ValueError(f"tensors: expected examples.{missing[0]}.{i}, got none")
+        one = LayerExamples(**{name: tensors[f"examples.{name}.{i}"] for name in names})
+        one.check(len(layer.heads), examples)
+        decoded.append(one)
+    return decoded
+
+
+def encode_layers(layers: list[LayerHeads]) -> list[list[Any]]:
+    """The keys and the heads of all layers, as JSON holds them."""
+    return [[x.key, list(x.heads), list(x.kv_heads)] for x in layers]
+
+
+def decode_layers(layers: list[Any]) -> list[LayerHeads]:
+    """The same from JSON; a ValueError names the field that is wrong."""
+    return [_decode_layer(check_type("layers", x, list)) for x in layers]
+
+
+def _decode_layer(fields: list[Any]) -> LayerHeads:
+    """The key and the heads of a layer."""
+    if len(fields) != 3:
+        raise ValueError(f"layers: expected a key, heads and kv_heads, got {shorten(fields)}")
+    key, *numbers = fields
+    heads, kv_heads = ([check_type("heads", n, int) for n in check_type("heads", x, list)] for x in numbers)
+    if len(heads) != len(kv_heads):
+        raise ValueError(f"heads: expected a kv_head for each of {len(heads)}, got {len(kv_heads)}")
+    split_key(check_type("key", key, str))
+    return LayerHeads(key, heads, kv_heads)

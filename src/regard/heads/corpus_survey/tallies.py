@@ -1,0 +1,100 @@
+"""Tallies: what every position, every offset and the strongest token ids received, over all texts of a head.
+
+A score on one text cannot tell a head that attends to a position from one that attends to the token there.
+Over several texts the same position, offset or token id has to receive the attention, and the tallies tell
+which does. This file knows sums; it does not know maps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.heads.measures.sink import find_sink_keys
+
+MOST_TOKENS = 16  # token ids that are kept of each head
+
+
+def _nothing(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.float64, device="cpu")
+
+
+@dataclass
+class Tallies:
+    """Sums of the heads of one layer, in float64; those that are not defined are empty."""
+
+    keys: Tensor
+    """(2, H, S): what every key position received, and the number of queries that see it."""
+    offsets: Tensor = field(default_factory=lambda: _nothing(2, 0, 0))
+    """(2, H, S): the same of every offset."""
+    tokens: Tensor = field(default_factory=lambda: _nothing(0, MOST_TOKENS, 3))
+    """(H, MOST_TOKENS, 3): token ids, what they received, and how many queries see one; −1 for none."""
+
+    def complete(self, H: int) -> Tallies:
+        """The same on the CPU, with zeros where nothing is defined."""
+        offsets = self.offsets.cpu() if self.offsets.numel() else _nothing(*self.keys.shape)
+        tokens = _nothing(H, MOST_TOKENS, 3) - 1
+        for part in torch.split(self.tokens.cpu(), 4 * MOST_TOKENS, 1) if self.tokens.numel() else ():
+            tokens = _merge(torch.cat([tokens, part], 1))
+        return Tallies(self.keys.cpu(), offsets, tokens)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {"keys": self.keys, "offsets": self.offsets, "tokens": self.tokens}
+
+    def fits(self, heads: int) -> bool:
+        """Whether its tensors are those of so many heads."""
+        S = self.keys.shape[-1]
+        shapes = {"keys": (2, heads, S), "offsets": (2, heads, S), "tokens": (heads, MOST_TOKENS, 3)}
+        return all(
+            tuple(x.shape) == shapes[name] and x.dtype == torch.float64 for name, x in self.tensors.items()
+        )
+
+    def __add__(self, other: Tallies) -> Tallies:
+        longest = max(self.keys.shape[-1], other.keys.shape[-1])
+        keys, offsets = (
+            sum(torch.nn.functional.pad(x, (0, longest - x.shape[-1])) for x in pair)
+            for pair in ((self.keys, other.keys), (self.offsets, other.offsets))
+        )
+        return Tallies(keys, offsets, _merge(torch.cat([self.tokens, other.tokens], 1)))  # type: ignore[arg-type]
+
+    def best_key(self, head: int, queries: float) -> tuple[int | None, float]:
+        """The position with the largest mean weight and that weight; `queries` see anything."""
+        return _best(self.keys[:, head], queries)
+
+    def best_offset(self, head: int, queries: float) -> tuple[int | None, float]:
+        """The offset, 2 or more, with the largest mean weight, and that weight."""
+        sums = self.offsets[:, head].clone()
+        sums[:, :2] = 0.0
+        return _best(sums, queries)
+
+    def best_token(self, head: int) -> tuple[int | None, float]:
+        """The token id that received the most in all, and its mean weight over the queries that see one."""
+        table = self.tokens[head]
+        table = table[table[:, 2] > 0]
+        if not len(table):
+            return None, 0.0
+        token, mass, queries = table[table[:, 1].argmax()].tolist()
+        return int(token), mass / queries
+
+
+def _best(sums: Tensor, queries: float) -> tuple[int | None, float]:
+    """The index with the largest mean of (2, S) sums and counts, and that mean."""
+    received, seeing = sums
+    found = find_sink_keys(received, seeing, torch.tensor([int(queries)], device="cpu"))
+    key = int(found.keys)
+    return (None if key < 0 else key), float(found.shares)
+
+
+def _merge(tokens: Tensor) -> Tensor:
+    """Entries (H, n, 3) with those of the same token id added up; the strongest are kept, −1 for none."""
+    ids = tokens[..., 0]
+    same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)) & (ids >= 0).unsqueeze(-1)  # (H, n, n)
+    sums = same.double() @ tokens[..., 1:]
+    is_first = ~same.tril(-1).any(-1) & (ids >= 0)
+    merged = torch.cat([ids.unsqueeze(-1), sums], -1).masked_fill(~is_first.unsqueeze(-1), -1.0)
+    order = merged[..., 1].argsort(dim=1, descending=True, stable=True)[:, :MOST_TOKENS]
+    return merged.gather(1, order.unsqueeze(-1).expand(-1, -1, 3))

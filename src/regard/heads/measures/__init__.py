@@ -1,0 +1,1 @@
+"""What a head does, as numbers: one file a score."""

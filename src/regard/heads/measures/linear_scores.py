@@ -1,0 +1,54 @@
+"""Per-query scores of linear layers, whose weights have either sign.
+
+They are scores of the shares that the magnitudes |W| have in their row, so that they compare with those of
+softmax attention. Scores that depend on weights being probabilities, or on a sink, are not defined.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.heads.measures.query_scores import QueryScore, TextScorer
+from regard.maps import LinearAttentionMap
+
+
+def linear_scores(
+    m: LinearAttentionMap, scorer: TextScorer
+) -> tuple[dict[str, QueryScore], dict[str, QueryScore]]:
+    """The scores of a map (B, H, T, S), and those of uniform attention."""
+    magnitudes, near = m.magnitudes(), scorer.options.near
+    B, H, T, _ = m.matrix
+    total = magnitudes.total.reshape(B, H, T)
+    known = total.clamp(min=torch.finfo(m.dtype).tiny)
+    defined = {name: score.defined for name, score in scorer.null.items()}
+    shares = [_share(m, back, known) for back in range(min(near, T + m.first_position))]
+    zero = torch.zeros_like(known)
+    values = {
+        "previous_token": shares[1] if len(shares) > 1 else zero,
+        "itself": shares[0],
+        "local": sum(shares, zero),
+        "distance": magnitudes.distance.reshape(B, H, T),
+        "effective_length": magnitudes.entropy.reshape(B, H, T).exp(),
+    }
+    scores, null = {}, {}
+    keys = scorer.visibility.keys
+    for name, value in values.items():
+        if name == "effective_length":
+            scores[name] = QueryScore(value, defined["entropy"] & (total > 0))
+            null[name] = QueryScore(keys.to(value), defined["entropy"])
+        elif name in scorer.null:
+            scores[name] = QueryScore(value, defined[name] & (total > 0))
+            null[name] = scorer.null[name]
+    return scores, null
+
+
+def _share(m: LinearAttentionMap, back: int, total: Tensor) -> Tensor:
+    """The share of each query's weight on the key `back` positions before it, (B, H, T); 0 without one."""
+    B, H = m.matrix[:2]
+    offset = m.first_position - back
+    entries = m.diagonal(offset).reshape(B, H, -1).abs()
+    share = torch.zeros_like(total)
+    first = max(0, -offset)
+    share[..., first : first + entries.shape[-1]] = entries
+    return share / total

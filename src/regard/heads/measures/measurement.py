@@ -1,0 +1,151 @@
+"""Measures the maps of one text, or of a batch of texts: running sums of the head scores, one set a layer.
+
+One layer is measured at a time, and only sums are kept of it. Layers of the same shape and mask share their
+visible keys and their baselines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.tensors import check_tensor, check_whole_numbers
+from regard.heads.corpus_survey.running_sums import BLOCKS, RunningSums, sum_pieces
+from regard.heads.corpus_survey.tallies import Tallies
+from regard.heads.measures.linear_scores import linear_scores
+from regard.heads.measures.query_scores import KnownStatistics, Options, TextScorer
+from regard.heads.measures.without_sink import without_sink
+from regard.maps import AttentionMap, LinearAttentionMap
+from regard.pictures.patch_layout import PatchAxes
+
+CHUNK = 16  # texts, or batches of a survey, that are added up before they are added to those before them
+Ids = Tensor | Sequence[Tensor | None] | None
+
+
+class MeasuredLayer(NamedTuple):
+    """The running sums of a layer, and the map that they are of."""
+
+    sums: RunningSums
+    map: AttentionMap | LinearAttentionMap
+
+
+@torch.no_grad()
+def measure(
+    maps: Iterable[AttentionMap | LinearAttentionMap],
+    ids: Ids,
+    is_token: Tensor | None = None,
+    *,
+    crossed: Sequence[bool] | None = None,
+    statistics: Iterable[KnownStatistics] | None = None,
+    options: Options = Options(),  # noqa: B008 (immutable)
+    single: bool = False,
+    scorers: list[TextScorer] | None = None,
+    patches: Sequence[PatchAxes | None] | None = None,
+) -> Iterator[MeasuredLayer]:
+    """Measure every layer.
+
+    `ids` (B, S) are the tokens of all layers, or a list with those of each; `is_token`, boolean, belongs to
+    ids of its shape. `crossed` says which layers attend to another text; `statistics` are those of every map,
+    if known. A `single` text is cut into blocks, as an interval needs several observations. `scorers` are
+    those of earlier layers of the same text; new ones are added. `patches` say for each layer what its tokens
+    are if it attends among the patches of a picture.
+    """
+    scorers = [] if scorers is None else scorers
+    known = None if statistics is None else iter(statistics)
+    for number, m in enumerate(maps):
+        # The tokens of this layer, and whether they are padding, if they are of the same text.
+        is_crossed = crossed is not None and crossed[number]
+        one_for_all = ids is None or isinstance(ids, Tensor)
+        layer_ids = ids if ids is None or isinstance(ids, Tensor) else ids[number]
+        layer_is_token = is_token
+        if is_crossed or not one_for_all:
+            same = layer_ids is not None and is_token is not None and layer_ids.shape == is_token.shape
+            layer_is_token = is_token if same else None
+        if not is_crossed:
+            _check(m, layer_ids, layer_is_token)
+        # Layers that have the same text, shape and mask share a scorer.
+        layer_patches = None if patches is None else patches[number]
+        scorer = next((x for x in scorers if x.fits(m, layer_ids, is_crossed, layer_patches)), None)
+        if scorer is None:
+            scorer = TextScorer(
+                m,
+                layer_ids,
+                layer_is_token,
+                crossed=is_crossed,
+                options=options,
+                patches=layer_patches,
+            )
+            scorers.append(scorer)
+        yield MeasuredLayer(_measure(m, scorer, None if known is None else next(known), single), m)
+
+
+def _measure(
+    m: AttentionMap | LinearAttentionMap,
+    scorer: TextScorer,
+    statistics: KnownStatistics | None,
+    single: bool,
+) -> RunningSums:
+    """The running sums of one layer."""
+    B, H, T, S = m.matrix
+    if isinstance(m, LinearAttentionMap):
+        scores, null = linear_scores(m, scorer)
+        by_name = {"value": scores, "null": null, "relabelled": {}, "without_sink": {}, "positional": {}}
+        tallies = Tallies(torch.zeros(2, H, S, dtype=torch.float64, device="cpu"))
+    else:
+        scores, sink_key, positional, tallies = scorer.score(m, statistics)
+        by_name = {
+            "value": scores,
+            "null": scorer.null,
+            "relabelled": {} if scorer.relabelled is None else scorer.relabelled.token_scores(m),
+            "without_sink": without_sink(scorer, m, scores, sink_key),
+            "positional": positional,
+        }
+    pieces = max(2, min(BLOCKS, T // 2)) if single else 1
+    sums = {
+        name: sum_pieces(part, (B, H, T), pieces, m.device).permute(0, 1, 3, 2, 4).flatten(-2)
+        for name, part in by_name.items()
+    }
+    return RunningSums.from_pieces({name: x.cpu() for name, x in sums.items()}, tallies.complete(H))
+
+
+def _check(m: AttentionMap | LinearAttentionMap, ids: Tensor | None, is_token: Tensor | None) -> None:
+    """Raise ValueError unless map, tokens and attention mask have shapes that belong together."""
+    if m.ndim != 4:
+        raise ValueError(f"maps: expected (B, H, T, S) each, got {tuple(m.shape)}")
+    B, _, T, S = m.matrix
+    if ids is not None:
+        expected_ids = f"whole numbers ({B}, {S}), the tokens of the text"
+        ids = check_whole_numbers("ids", check_tensor("ids", ids), expected_ids)
+        if ids.ndim != 2 or len(ids) != B:
+            raise ValueError(f"ids: expected {expected_ids}, got {tuple(ids.shape)}")
+        if ids.shape[1] not in (T, S):
+            raise ValueError(f"ids: expected ({B}, {S}), a token for each key, got {tuple(ids.shape)}")
+    if is_token is not None:
+        expected = (B, S) if ids is None else tuple(ids.shape)
+        is_token = check_tensor("attention_mask", is_token)
+        if is_token.dtype != torch.bool or is_token.shape != expected:
+            got = f"{tuple(is_token.shape)} {is_token.dtype}"
+            raise ValueError(f"attention_mask: expected booleans {expected}, False for padding, got {got}")
+
+
+def add_up(texts: Iterable[Iterable[RunningSums]]) -> list[RunningSums]:
+    """The running sums of all texts, added layer by layer.
+
+    Texts are added up in chunks of `CHUNK`, and the chunks in their order, so that processes which measure
+    some of the chunks each get the same bits in all.
+    """
+    total: list[RunningSums] = []
+    chunk: list[RunningSums] = []
+    for number, layers in enumerate(texts, 1):
+        chunk = _add_layers(chunk, list(layers))
+        if number % CHUNK == 0:
+            total, chunk = _add_layers(total, chunk), []
+    return _add_layers(total, chunk)
+
+
+def _add_layers(first: list[RunningSums], second: list[RunningSums]) -> list[RunningSums]:
+    """The sums of two texts, of which either may have none."""
+    return [a + b for a, b in zip(first, second, strict=True)] if first and second else first or second

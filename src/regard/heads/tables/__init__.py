@@ -1,0 +1,1 @@
+"""The table of heads, and a head in one sentence."""

@@ -1,0 +1,1 @@
+"""What the Map view shows: tiles of a map, thumbnails, and the numbers in which they are sent."""
