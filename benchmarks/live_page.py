@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.measure import machine
 from benchmarks.page import ROOT, first_picture
 from benchmarks.panning import median
-from regard.cli.shared.demo_text import STORY
-from regard.cli.shared.model import Model
+from regard.cli.parts.demo_text import STORY
+from regard.cli.parts.model import Model
 from regard.show.saved.bundle import write
 
 TOKENS = 64  # that the model writes

@@ -166,7 +166,7 @@ ALL_SCORES = "() => document.querySelector('#view-heads .progress-panel').hidden
 
 
 def read_long_text(times: dict[str, Any]) -> Capture:
-    from regard.cli.shared.model import Model
+    from regard.cli.parts.model import Model
 
     model = Model.open("smollm2")
     text = "".join(path.read_text("utf-8") for path in sorted((ROOT.parent / "docs").glob("*.md")))

@@ -14,8 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.cli.shared.demo_text import STORY, TITLE
-from regard.cli.shared.model import Model
+from regard.cli.parts.demo_text import STORY, TITLE
+from regard.cli.parts.model import Model
 from regard.gpt.training.history import read_run
 from regard.show.data.contents import Contents
 from regard.show.server.app import Site

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from regard.checker import Check, CheckError, Diagnosis, Report
 from regard.cli import app, check, main
 from regard.cli.heads import _title
-from regard.cli.shared.model import Model
+from regard.cli.parts.model import Model
 from regard.escapes import escape
 from regard.gpt.training.progress import Progress
 from regard.heads import HeadTable

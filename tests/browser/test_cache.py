@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from regard.cli.shared.model import Model
+from regard.cli.parts.model import Model
 from regard.gpt import GPT
 from regard.heads import describe
 from regard.show.server.background import BackgroundServer

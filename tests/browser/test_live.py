@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 import regard
-from regard.cli.shared.model import Model
+from regard.cli.parts.model import Model
 from regard.gpt import GPT
 from regard.show.saved.bundle import write
 from tests.browser.eventually import link

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app, main
-from regard.cli.shared import welcome
+from regard.cli.parts import welcome
 
 run = CliRunner().invoke
 NAMES = ("cpu", "shakespeare")  # a sentence may begin with a value

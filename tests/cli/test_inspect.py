@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app, main
-from regard.cli.shared.demo_text import STORY
-from regard.cli.shared.model import Model
+from regard.cli.parts.demo_text import STORY
+from regard.cli.parts.model import Model
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import character_tokenizer
 from regard.show.server.limits import StoppedError

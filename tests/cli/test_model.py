@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.cli.shared.model import Model
+from regard.cli.parts.model import Model
 from regard.files import ModelFileError
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 

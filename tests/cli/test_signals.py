@@ -12,7 +12,7 @@ import pytest
 
 from regard.atomic import atomic_write
 from regard.cli import main
-from regard.cli.shared.signals import end_on_signals, unwind_on_signals
+from regard.cli.parts.signals import end_on_signals, unwind_on_signals
 from regard.gpt.files import downloads
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.cli.shared.demo_text import STORY
+from regard.cli.parts.demo_text import STORY
 from regard.gpt import GPT
 from regard.heads import describe
 from regard.heads.measures.sink import find_sink_keys

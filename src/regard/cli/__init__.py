@@ -23,8 +23,8 @@ from regard.cli import (
     survey,
     train,
 )
-from regard.cli.shared import data, welcome
-from regard.cli.shared.signals import unwind_on_signals
+from regard.cli.parts import data, welcome
+from regard.cli.parts.signals import unwind_on_signals
 from regard.escapes import escape
 from regard.extras import MissingExtraError
 from regard.version import __version__

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared.demo_text import UNFINISHED_STORY
-from regard.cli.shared.input_texts import cut_windows, read_texts
-from regard.cli.shared.options import Files, ModelName, Texts
+from regard.cli.parts.demo_text import UNFINISHED_STORY
+from regard.cli.parts.input_texts import cut_windows, read_texts
+from regard.cli.parts.options import Files, ModelName, Texts
 from regard.escapes import escape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from regard.cli.shared.model import Model
+    from regard.cli.parts.model import Model
     from regard.interventions import Edit, Effect
     from regard.interventions.ablation import Replacement
 
@@ -63,8 +63,8 @@ def ablate(
     from rich.console import Console
     from rich.text import Text
 
-    from regard.cli.shared.model import Model
-    from regard.cli.shared.progress_bar import progress_bar
+    from regard.cli.parts.model import Model
+    from regard.cli.parts.progress_bar import progress_bar
     from regard.interventions import ablate as edit_heads
     from regard.interventions import effect, mean_outputs
 

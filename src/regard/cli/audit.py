@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.shared.signals import allow_closed_pipe
+from regard.cli.parts.signals import allow_closed_pipe
 from regard.escapes import escape
 
 if TYPE_CHECKING:

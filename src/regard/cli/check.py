@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from regard.cli.shared.signals import allow_closed_pipe, end_on_signals
+from regard.cli.parts.signals import allow_closed_pipe, end_on_signals
 from regard.escapes import escape
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.shared.options import ModelName
+from regard.cli.parts.options import ModelName
 from regard.escapes import escape
 
 
@@ -55,7 +55,7 @@ def generate(
       regard generate --model smollm2 "The capital of France is" --tokens 20
       regard generate --model Qwen/Qwen3-0.6B "Attention is" --stop "."
     """
-    from regard.cli.shared.model import Model
+    from regard.cli.parts.model import Model
 
     pieces = Model.open(model, to_generate=True).stream(
         prompt,

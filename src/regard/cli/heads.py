@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.shared.demo_text import STORY
-from regard.cli.shared.input_texts import cut_windows, read_texts
-from regard.cli.shared.options import Files, ModelName, Texts
+from regard.cli.parts.demo_text import STORY
+from regard.cli.parts.input_texts import cut_windows, read_texts
+from regard.cli.parts.options import Files, ModelName, Texts
 from regard.escapes import escape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.cli.shared.model import Model
+    from regard.cli.parts.model import Model
     from regard.heads import HeadTable
 
 CLEAREST = 3  # heads of each kind that are shown
@@ -82,8 +82,8 @@ def heads(
     from rich.console import Console
     from rich.text import Text
 
-    from regard.cli.shared.model import Model
-    from regard.cli.shared.progress_bar import progress_bar
+    from regard.cli.parts.model import Model
+    from regard.cli.parts.progress_bar import progress_bar
     from regard.heads.tables.table import check_writable
     from regard.heads.tables.table_summary import check_label, summarised
     from regard.heads.tables.table_text import caption

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared.options import MODELS, Files, Texts
-from regard.cli.shared.page_server import serve
+from regard.cli.parts.options import MODELS, Files, Texts
+from regard.cli.parts.page_server import serve
 from regard.escapes import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regard.cli.shared.model import Model
+    from regard.cli.parts.model import Model
     from regard.gpt import GPT
     from regard.heads import SurveyResult
     from regard.recorder import Capture
@@ -152,7 +152,7 @@ def inspect(
 
 def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:
     """What is read, each with its title; the built-in text if nothing was given."""
-    from regard.cli.shared.demo_text import STORY, TITLE
+    from regard.cli.parts.demo_text import STORY, TITLE
     from regard.gpt.training.corpus import read
     from regard.show.data.titles import title_of_text
 
@@ -182,7 +182,7 @@ def _loaded(path: Path) -> Capture:
 def _opened(console: Any, name: str) -> Model:
     from rich.text import Text
 
-    from regard.cli.shared.model import Model
+    from regard.cli.parts.model import Model
 
     with console.status(Text(f"Opening {escape(name)} …")):
         return Model.open(name)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.shared.options import Device, ModelName
+from regard.cli.parts.options import Device, ModelName
 from regard.escapes import escape
 
 
@@ -85,7 +85,7 @@ def survey(
       regard survey corpus.txt --shard 0/8   (to 7/8, on any machines)
       regard survey corpus.txt --join
     """
-    from regard.cli.shared.model import Model
+    from regard.cli.parts.model import Model
     from regard.files import TextFileError, check_regular_file
     from regard.heads.corpus_survey.survey import (
         Shard,

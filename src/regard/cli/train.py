@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.shared.options import Device
+from regard.cli.parts.options import Device
 from regard.escapes import escape
 
 

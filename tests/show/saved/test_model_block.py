@@ -17,7 +17,7 @@ from playwright._impl._driver import compute_driver_executable
 from tokenizers import normalizers
 
 import regard
-from regard.cli.shared.model import Model
+from regard.cli.parts.model import Model
 from regard.gpt import GPT, Config
 from regard.gpt.tokens import bpe_tokenizer, character_tokenizer
 from regard.layers import Llama3Scaling

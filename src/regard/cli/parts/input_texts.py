@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.cli.shared.model import Model
+    from regard.cli.parts.model import Model
 
 
 def read_texts(texts: list[str] | None, files: list[Path] | None, default: str) -> list[str]:
