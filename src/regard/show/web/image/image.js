@@ -15,7 +15,15 @@ import { imageExports } from "./exports.js";
 import { makeImageControls } from "./image_controls.js";
 import { ImageNotes } from "./image_notes.js";
 import { HeadPictures } from "./head_pictures.js";
-import { firstChoice, heatTop, middlePatch, otherTokens, outlierTokens, tokenName, tokenOfPatch } from "./patches.js";
+import {
+  firstChoice,
+  heatTop,
+  middlePatch,
+  otherTokens,
+  outlierTokens,
+  tokenName,
+  tokenOfPatch,
+} from "./patches.js";
 import { NO_MARKS, PictureCanvas } from "./picture_canvas.js";
 import { TokenChips } from "./token_chips.js";
 

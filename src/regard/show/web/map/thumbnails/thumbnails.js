@@ -8,7 +8,14 @@ import { LayerQueue } from "../../data/layer_queue.js";
 import { maskName } from "../../data/layers.js";
 import { settings } from "../../data/settings.js";
 import { paintThumb, thumbScale } from "../../parts/map_scale.js";
-import { captureSummary, columnNumbers, gridShare, gridSizes, headBeside, pictureDifference } from "./thumbnail_grid.js";
+import {
+  captureSummary,
+  columnNumbers,
+  gridShare,
+  gridSizes,
+  headBeside,
+  pictureDifference,
+} from "./thumbnail_grid.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement, layer: Layer, head: number }} Thumbnail */
 
