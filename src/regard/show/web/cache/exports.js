@@ -3,7 +3,7 @@
 
 import { plainToken } from "./prompt.js";
 import { writeCsv } from "../picture/numbers.js";
-import { viewFigure } from "../picture/view.js";
+import { viewFigure } from "../picture/figure.js";
 import { textWords } from "../picture/words.js";
 
 /**

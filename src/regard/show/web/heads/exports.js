@@ -3,7 +3,7 @@
 
 import { labelsOf } from "../parts/head_words.js";
 import { writeCsv } from "../picture/numbers.js";
-import { viewFigure } from "../picture/view.js";
+import { viewFigure } from "../picture/figure.js";
 import { textWords } from "../picture/words.js";
 import { namesOf } from "./scores.js";
 

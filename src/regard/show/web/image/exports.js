@@ -3,7 +3,7 @@
 
 import { percent } from "../data/format.js";
 import { writeCsv } from "../picture/numbers.js";
-import { viewFigure } from "../picture/view.js";
+import { viewFigure } from "../picture/figure.js";
 import { headWords, textWords } from "../picture/words.js";
 import { scopeName } from "../text/scope.js";
 

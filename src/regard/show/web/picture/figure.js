@@ -1,8 +1,11 @@
 // @ts-check
-// A picture that stands on its own, for a file: a heading, what it is of, the picture, and what its colours mean.
+// A picture that stands on its own, for a file: a heading, what it is of, the picture, and what its colours mean. It is of
+// a drawing, or of what a view of the page shows, without its controls.
 
 import { css, traceHatch } from "../parts/colours.js";
+import { drawElement } from "./elements.js";
 import { PAPER_SANS } from "./fonts.js";
+import { onPaper } from "./paper.js";
 import { SvgDrawing } from "./svg_drawing.js";
 
 const MARGIN = 12;
@@ -173,4 +176,28 @@ function drawDashes(context, x, y) {
   context.lineTo(x + SWATCH.width, y + SWATCH.height / 2);
   context.stroke();
   context.setLineDash([]);
+}
+
+const MOST_HIGH = 6000; // pixels: of a longer view, such as a long text, the part in sight is drawn
+/** @type {FigureKeys} */
+const NO_KEYS = { bar: null, hatch: "", dashed: "" };
+
+/**
+ * The figure of one or more elements, which stay where they are to each other.
+ * @param {Element[]} elements
+ * @param {FigureWords} words
+ * @param {FigureKeys} [keys]
+ * @returns {Picture}
+ */
+export function viewFigure(elements, words, keys = NO_KEYS) {
+  return onPaper(() => {
+    const shown = elements.filter((element) => element.getClientRects().length > 0);
+    const boxes = shown.map((element) => element.getBoundingClientRect());
+    const high = Math.max(...boxes.map(({ bottom }) => bottom)) - Math.min(...boxes.map(({ top }) => top));
+    const part = high > MOST_HIGH ? { left: 0, top: 0, right: innerWidth, bottom: innerHeight } : null;
+    const notes = part ? [...words.notes, "The part that was in sight."] : words.notes;
+    return composeFigure({ ...words, notes }, keys, (context) => {
+      for (const element of shown) drawElement(context, element, part);
+    });
+  });
 }

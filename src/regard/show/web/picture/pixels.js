@@ -2,6 +2,8 @@
 // The pixels of a canvas in a picture: as rectangles where they are few, so that a cell is a shape that can be chosen
 // and recoloured, and as an image where they are many.
 
+import { contextOf, element } from "../parts/dom.js";
+
 const MOST_CELLS = 10000; // that are rectangles
 const LARGE = 2400; // pixels of an image, at most, to either side
 const OVERLAP = 0.2; // pixels under the next rectangle: seams would show the ground
@@ -97,4 +99,14 @@ export function enlarged({ width, height, data }, wide) {
       out.copyWithin(first + again * width * by, first, first + width * by);
   }
   return { width: width * by, height: height * by, data: new Uint8ClampedArray(out.buffer) };
+}
+
+/**
+ * An image as an address of data.
+ * @param {PixelImage} image
+ */
+export function encodeImage({ width, height, data }) {
+  const canvas = element("canvas", { width, height });
+  contextOf(canvas).putImageData(new ImageData(new Uint8ClampedArray(data), width, height), 0, 0);
+  return canvas.toDataURL("image/png");
 }

@@ -3,7 +3,7 @@
 
 import { parseColour } from "./colour.js";
 import { written } from "./boxes.js";
-import { paint } from "./svg_drawing.js";
+import { paint } from "./svg_markup.js";
 
 const GEOMETRY = ["d", "x", "y", "x1", "y1", "x2", "y2", "width", "height", "rx", "cx", "cy", "r"];
 

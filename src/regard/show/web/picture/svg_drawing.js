@@ -1,10 +1,10 @@
 // @ts-check
 // A canvas that writes SVG, with real text: it understands as much of a canvas's language as our drawings speak.
 
-import { contextOf, element } from "../parts/dom.js";
 import { parseColour } from "./colour.js";
 import { fontFace, textWidth } from "./fonts.js";
-import { cellPaths, enlarged, pixelsOf } from "./pixels.js";
+import { cellPaths, encodeImage, enlarged, pixelsOf } from "./pixels.js";
+import { escaped, listed, paint, tidy } from "./svg_markup.js";
 
 /**
  * From where a canvas sets a letter to its foot, in letters.
@@ -16,9 +16,6 @@ const DESCENT = 0.22; // below, in letters
 /** @type {Matrix} */
 const IDENTITY = [1, 0, 0, 1, 0, 0];
 const NOWHERE = { left: Infinity, top: Infinity, right: -Infinity, bottom: -Infinity };
-/** What XML cannot hold: control characters, and halves of surrogate pairs that stand alone. */
-const CONTROL = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g;
-const ALONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 let clipCount = 0; // the names of clips differ in all drawings, since one can be part of another
 
 /** @typedef {Pick<SvgDrawing, "fillStyle" | "strokeStyle" | "lineWidth" | "font" | "textAlign" | "textBaseline" | "dash" | "matrix" | "shown">} DrawingState */
@@ -383,47 +380,6 @@ export class SvgDrawing {
     if (!(right > left) || !(bottom > top)) return;
     this.bounds = around(around(this.bounds ?? NOWHERE, [left, top]), [right, bottom]);
   }
-}
-
-/** @param {number} value */
-function tidy(value) {
-  return String(Math.round(value * 100) / 100);
-}
-
-/** @param {string | number} text */
-function escaped(text) {
-  return String(text)
-    .replace(CONTROL, "\ufffd")
-    .replace(ALONE, "\ufffd")
-    .replace(/[&<>"']/g, (mark) => `&#${mark.charCodeAt(0)};`);
-}
-
-/** @param {Record<string, string | number | null>} attributes those that are null are left out */
-function listed(attributes) {
-  return Object.entries(attributes)
-    .map(([name, value]) => (value === null ? "" : ` ${name}="${escaped(value)}"`))
-    .join("");
-}
-
-/**
- * A colour as attributes of SVG.
- * @param {"fill" | "stroke"} name
- * @param {Colour} colour
- * @returns {Record<string, string | null>}
- */
-export function paint(name, [red, green, blue, alpha]) {
-  const hex = [red, green, blue].map((byte) => Math.round(byte).toString(16).padStart(2, "0")).join("");
-  return { [name]: `#${hex}`, [`${name}-opacity`]: alpha < 1 ? tidy(alpha) : null };
-}
-
-/**
- * An image as an address of data.
- * @param {PixelImage} image
- */
-function encodeImage({ width, height, data }) {
-  const canvas = element("canvas", { width, height });
-  contextOf(canvas).putImageData(new ImageData(new Uint8ClampedArray(data), width, height), 0, 0);
-  return canvas.toDataURL("image/png");
 }
 
 /**

@@ -3,7 +3,7 @@
 
 import { visible } from "../data/tokens.js";
 import { writeCsv } from "../picture/numbers.js";
-import { viewFigure } from "../picture/view.js";
+import { viewFigure } from "../picture/figure.js";
 import { headWords } from "../picture/words.js";
 
 /**

@@ -3,7 +3,7 @@
 
 import { scoreTitle } from "../data/score_words.js";
 import { writeCsv } from "../picture/numbers.js";
-import { viewFigure } from "../picture/view.js";
+import { viewFigure } from "../picture/figure.js";
 
 /**
  * @param {Pick<import("./survey.js").SurveyView, "column" | "survey" | "names">} view

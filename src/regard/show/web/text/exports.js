@@ -5,7 +5,7 @@ import { makeScale } from "../parts/colours.js";
 import { quantityTitle, spell } from "../data/quantity.js";
 import { visible } from "../data/tokens.js";
 import { writeCsv } from "../picture/numbers.js";
-import { viewFigure } from "../picture/view.js";
+import { viewFigure } from "../picture/figure.js";
 import { headWords, textWords } from "../picture/words.js";
 import { scopeName } from "./scope.js";
 

@@ -3,7 +3,7 @@
 
 import { scoreTitle } from "../data/score_words.js";
 import { writeCsv } from "../picture/numbers.js";
-import { viewFigure } from "../picture/view.js";
+import { viewFigure } from "../picture/figure.js";
 
 /**
  * @typedef {Pick<import("./time.js").TimeView, "column" | "run" | "name" | "scores">} TimeOnPaper
