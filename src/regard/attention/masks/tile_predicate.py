@@ -106,7 +106,7 @@ class TilePredicate:
         return None
 
     def evaluate(self, at: Grid) -> Tensor:
-        """What is `allowed` in a tile, or in blocks: an interval of truth values for each (`Blocks.grid`)."""
+        """What is `allowed` in the tile `at`, or in blocks: an interval of truth values for each of them."""
         k: Any = at.k
         if not isinstance(k, Interval):
             return self.allowed(at)
