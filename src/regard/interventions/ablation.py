@@ -62,6 +62,7 @@ class Ablation(Edit):
 
     def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
         rows = place.rows_of(self.positions, call.output.shape[2], call.output.device)
+        # The call itself shows that the edit has not acted, which is an error if it never does.
         if rows is not None and not bool(rows.any()):
             return call
         return replace_output(call, heads, self._replacement(call, heads, place), rows)

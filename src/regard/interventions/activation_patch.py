@@ -72,6 +72,7 @@ class ActivationPatch(Edit):
 
     def apply(self, call: AttentionCall, heads: list[int], place: CallPlace) -> AttentionCall:
         rows = place.rows_of(self.positions, call.q.shape[2], call.q.device)
+        # The call itself shows that the edit has not acted.
         if rows is not None and not bool(rows.any()):
             return call
         numbers = call.numbers(heads)
@@ -149,11 +150,13 @@ def _with_patterns(
 ) -> AttentionCall:
     """Return a call whose map shows the patterns that were patched, where one map can show them."""
     mask = _joint_mask(call, heads, maps[0].mask)
+    # At some rows only, a head would need the queries and keys of both runs.
     if rows is not None or mask is None:
         return call._replace(problem=call.problem or PATCHED)
     call = call.with_lse()
     assert call.lse is not None
     H, G = call.q.shape[1], call.k.shape[1]
+    # The heads of a group have keys of their own once one of them is patched.
     q, k, lse = call.q.detach().clone(), call.k.detach().repeat_interleave(H // G, 1), call.lse.clone()
     for head, m in zip(heads, maps, strict=True):
         q[:, head], k[:, head], lse[:, head] = m.q[:, 0].to(q), m.k[:, 0].to(k), m.lse[:, 0].to(lse)
@@ -168,6 +171,7 @@ def _joint_mask(call: AttentionCall, heads: list[int], source: Mask) -> Mask | N
     """Return the mask that is the source's for some heads and the call's own for the others, or None."""
     if source == call.mask:
         return call.mask
+    # Masks that add to the scores cannot be joined by `|` or negated.
     if source.biased or call.mask.biased:
         return None
     chosen = head_mask(call, heads)

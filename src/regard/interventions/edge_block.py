@@ -77,9 +77,11 @@ class EdgeBlock(Edit):
         edges = self.edges_in(place, T, S, call.q.device)
         if (error := edges.shape_error(B, call.total_heads, T, S)) is not None:
             raise ValueError(f"edges: {error}")
+        # A rule that names heads means those of the model, of which a rank has some.
         if call.heads is not None:
             edges = edges.select(slice(None), call.heads)
         cut = (call.mask & edges).select(slice(None), heads)
+        # The call itself shows that the edit has not acted: the model hides these edges already.
         if not self._cuts_any(cut, (B, len(heads), T, S), call.q.device):
             return call
         if call.problem is not None and "dropout" in call.problem:
@@ -92,6 +94,7 @@ class EdgeBlock(Edit):
                 "positions or under another bias: make one of the two edits"
             )
         everything = heads == list(range(H))
+        # All heads keep their groups; some of them may be unequal parts of groups, and get keys each.
         kv_heads = list(range(G)) if everything else [head // (H // G) for head in heads]
         edited = call._replace(
             q=call.q if everything else call.q[:, heads],

@@ -245,6 +245,7 @@ def token_ids(arguments: dict[str, Any]) -> Tensor:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run a model in eval mode, without dropout."""
+    # Modules that were in evaluation mode, such as frozen ones, stay in it.
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

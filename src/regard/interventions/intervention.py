@@ -121,7 +121,9 @@ class Intervention(CallReceiver):
         with self._lock:
             if not self._is_alone():
                 raise RuntimeError(self.refusal)
-            if torch._C._current_graph_task_id() != -1:  # recomputed in a backward pass
+            # Gradient checkpointing computes the call again in the backward pass, where the edit has to act
+            # as well. Private, but nothing else says that a backward pass is running.
+            if torch._C._current_graph_task_id() != -1:
                 slot = (layer_id.name, 0)
                 if self._calls[layer_id.name] > 1:
                     raise RuntimeError(
@@ -154,6 +156,7 @@ class Intervention(CallReceiver):
             return CallPlace(key, 0, 0, T, S, UNKNOWN_PLACES[call.part])
         if layer_id.stack.startswith("cross"):
             return self._cross_place(key, T, S)
+        # A static cache, or a workspace of all layers, is written over.
         last_key = call.k[:, :, -1].detach().clone() if S else call.k.new_zeros(0)
         total, unknown, window = S, None, call.mask.window_size()
         if earlier is not None and T < S <= earlier.total + T and _continues(call.k, T, earlier.last_key):

@@ -63,6 +63,7 @@ class TextMetric:
             a, b = self.tokens
             if not 0 <= min(a, b) <= max(a, b) < logits.shape[-1]:
                 raise ValueError(f"tokens: expected ids from 0 to {logits.shape[-1] - 1}, got {a} and {b}")
+            # Two close logits in half precision would cancel.
             return float(logits[-1, a].double() - logits[-1, b].double())
         return self._mean_loss(logits, ids)
 

@@ -32,6 +32,7 @@ def check_positions(name: str, positions: Any) -> Positions:
     try:
         numbers = positions.tolist() if isinstance(positions, Tensor) else positions
         if not isinstance(numbers, Sequence | range):
+            # NumPy's whole numbers are taken as well.
             return operator.index(numbers)
         return [operator.index(i) for i in numbers]
     except TypeError:

@@ -52,6 +52,7 @@ class AttentionSettings(NamedTuple):
 def read_settings(layer: Any) -> AttentionSettings:
     """Return the settings of an attention layer, or raise an `UnsupportedLayerError` that says why not."""
     kind, implementation = type(layer).__name__, getattr(layer, "impl", None)
+    # MLAAttention caches latent vectors, and its kernels are others.
     if kind != "Attention":
         raise UnsupportedLayerError(f"{kind}, which is not supported yet")
     name = type(implementation).__name__
@@ -73,6 +74,7 @@ def read_settings(layer: Any) -> AttentionSettings:
         value_width=layer.head_size_v,
         scale=float(implementation.scale),
         window=_window_size(implementation.sliding_window),
+        # vLLM's implementations write 0 for no soft cap, as FlashAttention does.
         softcap=implementation.logits_soft_cap or None,
         sinks=implementation.sinks,
     )

@@ -173,6 +173,7 @@ class EngineCapture:
             step = EngineStep(
                 request_ids,
                 common.query_start_loc_cpu.tolist(),
+                # vLLM may pad it to the size of a CUDA graph.
                 common.seq_lens[: len(request_ids)].tolist(),
                 common.block_table_tensor,
                 common.causal is True,
@@ -208,6 +209,7 @@ class EngineCapture:
         step = getattr(attn_metadata, STEP, None)  # None while the engine warms up
         if step is not None and self.error is None:
             with self._ended_by_errors(), torch.no_grad():
+                # vLLM passes scales here if the kernel quantises its output.
                 if any(x is not None for x in (*args, *kwargs.values())):
                     raise UnsupportedLayerError(f"{name}: its output is quantised by the same kernel")
                 self._record_step(name, step, query, kv_cache, output)
@@ -226,6 +228,7 @@ class EngineCapture:
         """Record what a layer computed in a step."""
         if not step.is_causal:
             raise UnsupportedLayerError(f"{name}: its queries see later keys, which is not supported yet")
+        # The layers of a step run in order, and its tokens are the same for all.
         is_first = name == next(iter(self.watched))
         if is_first:
             self._write_finished()
@@ -269,6 +272,7 @@ class EngineCapture:
         evidence = examine(m, call.v, call.output, max_rows=self.max_rows)
 
         def stored(x: Tensor) -> Tensor:
+            # On a CPU this would be vLLM's own memory, which the next step writes to.
             return x.to("cpu", copy=True).contiguous()
 
         name = layer.layer_id.name
@@ -343,6 +347,7 @@ class EngineCapture:
             is_whole=self.is_whole,
         )
         seen.seal()
+        # A request's id may be any text that a client sends.
         path = self.folder / re.sub(r"[^\w.-]", "_", name)
         if self.ranks > 1:
             run = hashlib.sha256(request_id.encode()).hexdigest()[:16]  # the same on all ranks
@@ -393,6 +398,7 @@ def _cover(thing: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> Ca
     setattr(thing, name, covered)
 
     def uncover() -> None:
+        # What somebody else has put there since stays.
         if vars(thing).get(name) is covered:
             delattr(thing, name)
 

@@ -89,6 +89,7 @@ def attention_modules(config: Any) -> dict[str, Any]:
     return {
         name: module
         for name, module in config.compilation_config.static_forward_context.items()
+        # The context also holds layers that do not mix tokens, such as experts.
         if hasattr(module, "get_attn_backend")
     }
 

@@ -111,6 +111,7 @@ class Attribution:
         if at.gated_output is not None:
             output = m[self.position].to(value.device).double() @ value.double()  # (E,) before the gate
             gate = at.gated_output[head].to(value.device) / output
+            # Where a head gave 0 its gate is not known, and has added nothing.
             direction = direction * torch.where(output != 0, gate, 0.0)
         u = (value.double() @ direction).to(m.device, working_dtype(value.dtype))  # (S,)
         weighted: WeightedMap = m.weighted(u)
@@ -197,6 +198,7 @@ class _TermSums:
             raise ValueError(f"token: expected an id from 0 to {V - 1}, got {token}")
         state = self.stream_pass.state
         assert state is not None
+        # With a `device_map` the unembedding may be on another device than the blocks.
         direction = self.unembedding.weight[token].to(state.device)
         hidden = state[self.batch, self.row].detach().double()
         self.logit += sign * float(hidden @ direction.double())
@@ -211,6 +213,7 @@ class _TermSums:
             state,
             [term.variable for term in terms],
             gradient,
+            # The capture may be asked about another token.
             retain_graph=True,
             allow_unused=True,
         )
@@ -221,6 +224,7 @@ class _TermSums:
     def _add_term(self, term: StreamTerm, gradient: Tensor, sign: float) -> None:
         """Add what a term gives, for the gradient (…, d) of the logit with respect to it."""
         flat = gradient.reshape(-1, gradient.shape[-1])
+        # The path mixes no tokens, so that nearly all rows have no gradient.
         rows = flat.ne(0).any(-1).nonzero().flatten()
         g = sign * flat[rows].double()  # (rows, d)
         value = term.value if term.kind == "bias" else term.value.reshape(-1, term.value.shape[-1])[rows]

@@ -44,6 +44,7 @@ def is_linear(module: nn.Module) -> bool:
 def linear_weights(module: nn.Module) -> LinearWeights | None:
     """Return the weights of a linear layer, or None for any other module or for weights that are packed."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    # bitsandbytes packs weights of 4 bits into bytes, in a subclass of `nn.Linear`.
     if not is_linear(module) or not isinstance(weight, Tensor) or not weight.is_floating_point():
         return None
     if weight.ndim != 2 or not (bias is None or isinstance(bias, Tensor)):

@@ -108,6 +108,7 @@ def _inside_block(
         yield ModuleRole(name, module, "norm", block)
     elif is_linear(module):
         yield ModuleRole(name, module, "linear", block)
+    # Dropout and activations belong to what is around them.
     elif not any(True for _ in module.parameters()):
         return
     elif not holds_attention and name != block and not any(map(is_norm, module.modules())):

@@ -77,6 +77,7 @@ class OutputProjection:
         # In float64 this moves no norm by more than the rounding of float32, and makes L exist.
         jitter = 4.0 * gram.shape[-1] * torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1)
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        # The part of a head that was pruned is 0, and has no factor L without it.
         gram = gram + jitter.amax(-1).clamp_min(1e-300)[:, None, None] * eye
         triangles = torch.linalg.cholesky(gram).to(device, dtype)
         norms = values.new_empty(B, len(heads), S, dtype=dtype)

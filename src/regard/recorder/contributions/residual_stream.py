@@ -90,6 +90,7 @@ class StreamPass:
         for operation in sorted({node.name().partition("Backward")[0] for node in nodes} & NONLINEAR):
             self.is_linear = False
             self.notes[f"{operation} is on the path to the logits, is not linear and was not frozen"] = None
+        # Only the node that accumulates the gradient of a variable has one.
         reachable = {id(node.variable) for node in nodes if hasattr(node, "variable")}
         self.terms = [term for term in self.terms if id(term.variable) in reachable]
 

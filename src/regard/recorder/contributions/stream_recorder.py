@@ -138,6 +138,7 @@ class StreamRecorder:
             return forward(*args, **kwargs)
         self._depth += 1
         try:
+            # A tensor that is made in inference mode can never be part of a graph.
             with torch.inference_mode(False), torch.no_grad():
                 result = forward(*args, **kwargs)
                 self._compare_logits(result)
@@ -181,6 +182,7 @@ class StreamRecorder:
         if not self._depth:
             return forward(*args, **kwargs)
         terms = len(self._pass.terms)
+        # Not a block: the output projection inside switches gradients on for all that follows it.
         torch.set_grad_enabled(False)
         result = forward(*args, **kwargs)
         torch.set_grad_enabled(True)
@@ -196,6 +198,7 @@ class StreamRecorder:
         if not self._depth:
             return forward(*args, **kwargs)
         with torch.no_grad():
+            # A kernel may be chosen by whether its inputs require gradients.
             result = forward(*_detached(args), **_detached(kwargs))
         kind: Literal["mlp", "other"] = "mlp"
         if role.role == "mixer":
@@ -214,6 +217,7 @@ class StreamRecorder:
         if found is not None:
             call, projection = found
             self._projections[call.layer_id.key], self._found = projection, call
+            # The model may write to the projection's input later.
             return self._add_term("heads", role, output, own_memory(merged), projection, call)
         if self._found is not None and has_same_rows(merged, self._found.output):
             key = self._found.layer_id.key
@@ -223,6 +227,7 @@ class StreamRecorder:
         if role.role == "linear":
             return self._add_term("mlp", role, output)
         # Inside attention: queries, keys and values come before the call, and are no terms of the stream.
+        # The second call of a module is called by its name and "#attention2".
         if any(call.layer_id.name.partition("#")[0] == role.attention for call in self._heard):
             return self._add_term("other", role, output)
         return output
@@ -260,6 +265,7 @@ class StreamRecorder:
         if frozen is None:
             self._note(f"{role.name} is neither an RMSNorm nor a LayerNorm, and was not frozen")
             self._pass.is_linear = False
+            # Once more, with gradients: autograd follows the norm as it is.
             return forward(*args, **kwargs)
         self._pass.rounding = max(self._pass.rounding, frozen.eps)
         return self._through(role, frozen, args[0], output)
@@ -299,6 +305,7 @@ class StreamRecorder:
         """Run `GPT.logits`. In generation it is called outside the model's forward, on the last states."""
         state = states
         if not states.requires_grad and self._state is not None:
+            # A view that is made without gradients has no way back to the terms.
             with torch.inference_mode(False), torch.enable_grad():
                 last = self._state[:, -1] if states.ndim == 2 else self._state[:, -states.shape[1] :]
             state = last if torch.equal(last.detach(), states) else states
@@ -350,6 +357,7 @@ class StreamRecorder:
     def _take_state(self, state: Tensor, output: Tensor) -> None:
         """Keep the input of the unembedding, (B, n, d) or (B, d)."""
         if state.requires_grad and state.ndim in (2, 3):
+            # As above: the view needs its way back.
             with torch.inference_mode(False), torch.enable_grad():
                 self._pass.state = state.unsqueeze(1) if state.ndim == 2 else state
             last = output if output.ndim == 2 else output[:, -1]
@@ -360,6 +368,7 @@ class StreamRecorder:
         logits = getattr(result, "logits", result)
         if self._logits is not None and isinstance(logits, Tensor) and logits.ndim == 3:
             last = logits[:, -1]
+            # Gemma 2 caps its logits, and Cohere scales them.
             self._pass.is_transformed = last.shape == self._logits.shape and not torch.allclose(
                 last.to(self._logits.dtype), self._logits, equal_nan=True
             )
@@ -408,7 +417,8 @@ def _problem(model: nn.Module, roles: tuple[ModuleRole, ...]) -> str | None:
 
 
 def _is_same(weights: LinearWeights, other: LinearWeights) -> bool:
-    """Whether two layers are one: the same weight in memory, and both with a bias or without."""
+    """Whether two layers are one: the same weight in memory."""
+    # A tied weight is one tensor under two names.
     return weights.weight.data_ptr() == other.weight.data_ptr() and weights.weight.shape == other.weight.shape
 
 
@@ -431,6 +441,7 @@ def _replaced(x: Any, replace: Callable[[Tensor], Any]) -> Any:
         return replace(x)
     if isinstance(x, tuple):
         parts = [_replaced(y, replace) for y in x]
+        # A NamedTuple takes its fields one by one, a tuple takes them together.
         return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
     if type(x) is list:
         return [_replaced(y, replace) for y in x]

@@ -30,6 +30,7 @@ def _json_number(value: Any) -> Any:
 
 def read_evidence(described: dict[str, Any]) -> Evidence:
     """The evidence that was described, whose fields have the types that the class declares."""
+    # The annotations of a dataclass are text under `from __future__ import annotations`.
     types = {field.name: str(field.type).split(" | ") for field in dataclasses.fields(Evidence)}
     if unknown := sorted(described.keys() - types):
         raise ValueError(f"evidence: expected the fields {', '.join(types)}, got {shorten(unknown)}")

@@ -48,7 +48,9 @@ SHARDS = "shards.json"
 """The file that a folder has in place of `capture.json` if its capture was made by several processes."""
 SHARDS_FORMAT = "regard.shards 1"
 LOCK = ".lock"
-LAYER_FILE = re.compile(r"\.?layer-[\w.-]{1,200}\.safetensors(\.\w+)?")  # a leading dot: an unfinished write
+# Only files of such names are deleted, so that a user's own stay. A leading dot is that of an unfinished
+# write.
+LAYER_FILE = re.compile(r"\.?layer-[\w.-]{1,200}\.safetensors(\.\w+)?")
 
 
 def save(seen: Capture, path: str | os.PathLike[str]) -> None:
@@ -153,6 +155,7 @@ class Folder(Store):
             )
         check_folder_writable("path", self.path)
         self._lock: FileLock | None = None
+        # Another capture that writes here is refused now, before the model runs.
         self._own()
         self.release()  # until the first layer comes, which may be never
         # No other save uses these names.
@@ -184,8 +187,10 @@ class Folder(Store):
     def put(self, layer: Layer, instead_of: Layer | None = None) -> StoredLayer:
         """Write a layer, perhaps in place of one that has grown, and return one that reads from the file."""
         self._own()
+        # A capture may be saved where it came from.
         if isinstance(layer, StoredLayer) and layer.file.parent.samefile(self.path):
             return layer
+        # A key may be any module's name, and file systems allow 255 bytes.
         name = re.sub(r"[^\w.-]", "_", str(layer.key))[:100]
         file = self.path / f"layer-{name}-{next(self._names)}.safetensors"
         layer_file.write(layer.data(), file, shard_label(layer, self.shard))
@@ -215,6 +220,7 @@ class Folder(Store):
         if seen.fingerprint is None:  # a capture that was put together by hand
             seen.seal()
         pictures = write_pictures(seen.pictures, self.path, next(self._names))
+        # NaN is not JSON, and other readers would refuse the file.
         text = json.dumps(to_json(seen, stored, pictures), ensure_ascii=False, indent=1, allow_nan=False)
         with atomic_write(self.path / INDEX) as file:
             file.write_text(text, encoding="utf-8")
@@ -231,6 +237,7 @@ def versions() -> dict[str, str]:
     """Return the versions of the libraries that make this capture."""
     numbers = {"regard": __version__, "torch": torch.__version__}
     for name in ("transformers", "vllm"):
+        # A library that is not imported took no part.
         if (library := sys.modules.get(name)) is not None:
             numbers[name] = library.__version__
     return numbers

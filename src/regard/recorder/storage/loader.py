@@ -68,10 +68,12 @@ def open_shards(path: Path) -> Capture:
         if (found := described.get("format")) != SHARDS_FORMAT:
             raise ValueError(f"expected format {SHARDS_FORMAT!r}, got {shorten(found)}")
         run, of = get_field(described, "run", str), get_field(described, "of", int)
+        # Bounded before it is checked, since the number comes from a file.
         shards = [ShardId(run, rank, of).check() for rank in range(min(max(of, 1), MAX_RANKS))]
     captures = []
     for shard in shards:
         folder = path / shard.folder
+        # Nothing outside of the folder is opened, whatever it holds.
         if folder.is_symlink() or not folder.is_dir():
             raise CaptureFileError(f"{path} is damaged: expected a folder {shard.folder}, got none")
         captures.append(open_folder(folder))
@@ -257,6 +259,7 @@ def _table(described: dict[str, Any], name: str, dtype: torch.dtype) -> Tensor |
             check_type(name, number, int)
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{name}: expected rows of one length, got {shorten([len(row) for row in rows])}")
+    # Without rows the length of a row cannot be inferred.
     return torch.tensor(rows, dtype=torch.long, device="cpu").view(len(rows), -1 if rows else 0).to(dtype)
 
 

@@ -79,6 +79,7 @@ def read_pictures(described: dict[str, Any], folder: Path, keys: Sequence[int | 
         if not -1 <= group < len(layouts):
             raise ValueError(f"pictures: expected one of {len(layouts)} groups of layouts, got {group}")
     images = tuple(Picture(_read_pixels(file, folder)) for file in files)
+    # Anyone may have written the text, and the page shows it.
     return Pictures(images, get_field(described, "about", str)[:1000], layouts, axes, text)
 
 
@@ -87,6 +88,7 @@ def _read_pixels(file: str, folder: Path) -> Any:
     if not PICTURE_FILE.fullmatch(file) or os.path.islink(folder / file):
         raise ValueError(f"files: expected the name of a picture in the folder, got {shorten(file)}")
     with open_file(folder / file, CaptureFileError, "a picture of a capture") as opened:
+        # One byte more shows that there are more.
         data = opened.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError(f"{file}: expected a picture of at most {MAX_BYTES:,} bytes, got more")

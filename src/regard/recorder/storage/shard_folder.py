@@ -99,6 +99,7 @@ class ShardFolder(Folder):
         except OSError as error:
             raise write_error("path", self.root, error) from None
         for folder in self.root.iterdir():
+            # A run that is still being written keeps its shards.
             if SHARD_FOLDER.fullmatch(folder.name) and folder.name not in names and not _is_in_use(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 

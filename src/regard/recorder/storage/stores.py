@@ -128,6 +128,7 @@ class MemoryStore(Store):
         attention_map = layer.data().map
         device = (layer.summary.entropy if attention_map is None else attention_map.q).device
         free = free_memory(device)
+        # Asked again when a sixteenth of it is filled, since others use memory as well.
         self._unchecked = (free or 0) // 16
         to_come = layer.nbytes * (self._expected - self._stored)  # this one is in memory already
         if free is not None and to_come > free:

@@ -90,8 +90,8 @@ def read_product(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Prod
         beta = float(bound["beta"])
         added = None if beta == 0 else bound["input"] if beta == 1 else bound["input"] * beta
         return None if product is None else product._replace(factor=float(bound["alpha"]), added=added)
-    # `torch.matmul` calls its second argument `other`, `Tensor.matmul` `tensor2` and `bmm` `mat2`.
-    tensors = [*args, *(kwargs[x] for x in ("other", "mat2", "tensor2") if x in kwargs)]
+    # `matmul` calls its second argument `other`, `mm` and `bmm` call it `mat2`.
+    tensors = [*args, *(kwargs[x] for x in ("other", "mat2") if x in kwargs)]
     if len(tensors) != 2 or not all(isinstance(x, Tensor) for x in tensors):
         return None
     return _matmul(*(reversed(tensors) if name == "__rmatmul__" else tensors))

@@ -24,7 +24,6 @@ from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.map_preparation import without_autocast
 from regard.recorder.sources import sdpa
-from regard.recorder.sources.call_stack import calling_module
 from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.sdpa import read_or_explain
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
@@ -103,17 +102,11 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def observed(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Any:
-        listeners = _listeners.get()
-        if not any(module in listener.names for listener in listeners):
-            module_of_call = calling_module()
-        else:
-            module_of_call = module
-        listeners = tuple(x for x in listeners if module_of_call in x.names)
+        listeners = tuple(x for x in _listeners.get() if module in x.names)
         if not listeners or torch.compiler.is_compiling():
             return function(module, query, *args, **kwargs)
         takers = [
-            sdpa.CallListener(functools.partial(x.take, module_of_call), x.receiver.is_editor)
-            for x in listeners
+            sdpa.CallListener(functools.partial(x.take, module), x.receiver.is_editor) for x in listeners
         ]
         editors = [x for x in takers if x.is_editor]
         inner: list[Call] = []
@@ -123,7 +116,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
             return inner[-1]
 
         def wants_overview() -> bool:
-            return any(x.wants_overview(module_of_call) for x in listeners)
+            return any(x.wants_overview(module) for x in listeners)
 
         collector = sdpa.CallListener(edit_and_collect, bool(editors), wants_overview)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
