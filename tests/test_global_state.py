@@ -63,17 +63,9 @@ SETTINGS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "default device": (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
     "threads": (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
     "gradients": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
-    "deterministic": (
-        lambda: torch._C._set_deterministic_algorithms(True),
-        lambda: torch._C._set_deterministic_algorithms(False),
-    ),
     "fast path": (
         lambda: torch.backends.mha.set_fastpath_enabled(False),
         lambda: torch.backends.mha.set_fastpath_enabled(True),
-    ),
-    "flash": (
-        lambda: torch.backends.cuda.enable_flash_sdp(False),
-        lambda: torch.backends.cuda.enable_flash_sdp(True),
     ),
 }
 
@@ -140,28 +132,10 @@ def test_clean():
 
 def test_the_test_is_named_and_its_order_can_be_had_again(tmp_path: Path) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
-    said = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "tests.conftest",
-            "-n",
-            "1",
-            "-q",
-            "--randomly-seed=25",
-            tmp_path,
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTEST_ADDOPTS": "",
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-        },
-    ).stdout
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", "--randomly-seed=25", tmp_path]
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTEST_ADDOPTS": "", "PYTHONPATH": path}
+    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment).stdout
     assert "1 failed, 1 passed, 1 error" in said
     assert "test_leaves.py::test_leaves left something behind:" in said
     assert "os.environ: LEFT was added" in said

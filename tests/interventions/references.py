@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,7 +28,14 @@ OUTPUTS = {  # the end of the name of the attention module, and of its output pr
 
 
 def build(family: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A small model with weights large enough that its heads differ."""
+    """A small model with weights large enough that its heads differ; a copy, which a test may change."""
+    model = copy.deepcopy(_built(family)).to(dtype)
+    torch.manual_seed(0)  # whether or not it was made just now
+    return model
+
+
+@cache
+def _built(family: str) -> nn.Module:
     name, settings = FAMILIES[family]
     kind = getattr(transformers, name)
     torch.manual_seed(0)
@@ -36,7 +44,7 @@ def build(family: str, dtype: torch.dtype = torch.float32) -> nn.Module:
         for parameter in model.parameters():
             if parameter.ndim > 1 or parameter.abs().max() == 0:
                 parameter.normal_(std=0.3)
-    return model.to(dtype)
+    return model
 
 
 def inputs_of(family: str, T: int = 11, batch: int = 2, seed: int = 0) -> dict[str, Tensor]:

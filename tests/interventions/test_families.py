@@ -16,7 +16,7 @@ from tests.interventions.references import (
     masked_edges,
     replaced_slice,
 )
-from tests.sampling import combine
+from tests.sampling import combine, share
 
 IMPLEMENTATIONS = ("sdpa", "eager", "regard")
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}  # eager float32 against fused float32, through three layers
@@ -42,7 +42,7 @@ def test_ablating_any_head_is_a_slice_of_the_output_projection(family: str, impl
     plain = logits(model, inputs)
     means = regard.mean_outputs(model, [inputs])
     for key, (_, projection) in layer_modules(family, reference).items():
-        for head in range(4) if implementation == "sdpa" else (2,):
+        for head in share(range(4), 4, turn=2):
             for by, new in (("zero", 0.0), (means, means[key][head])):
                 with replaced_slice(projection, head, 4, new):
                     expected = logits(reference, inputs)

@@ -117,20 +117,6 @@ def test_generate_is_edited_at_every_step(family: str) -> None:
             torch.testing.assert_close(cached, logits(model, inputs)[:, -1], rtol=1e-3, atol=1e-3)
 
 
-def test_regards_own_gpt_is_edited(gpt: GPT) -> None:
-    plain = gpt(IDS)
-    with regard.intervene(gpt, regard.ablate(1, 2)):
-        edited = gpt(IDS)
-    other = copy.deepcopy(gpt)
-    outs = [m for m in other.modules() if isinstance(m, regard.layers.Attention)]
-    D = outs[1].head_dim
-    with torch.no_grad():
-        outs[1].out.weight[:, 2 * D : 3 * D] = 0
-    torch.testing.assert_close(edited, other(IDS))
-    assert not torch.equal(edited, plain)
-    assert torch.equal(gpt(IDS), plain)
-
-
 def test_gpt_generates_under_an_edit_with_its_cache(gpt: GPT) -> None:
     edits = (regard.block(0, 1, edges=regard.rule(lambda b, h, q, k: k == 4)), regard.ablate(1, 0))
     prompt = IDS[:1]
@@ -275,11 +261,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_use_is_one_sentence(case: str, gpt: GPT) -> None:
-    wrong, message = WRONG[case]
-    with pytest.raises(ValueError, match=message):
-        wrong(gpt)
+def test_wrong_use_is_one_sentence(gpt: GPT) -> None:
+    for wrong, message in WRONG.values():
+        with pytest.raises(ValueError, match=message):
+            wrong(gpt)
 
 
 WRONG_RUNS = {
@@ -347,13 +332,12 @@ WRONG_RUNS = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_RUNS)
-def test_an_edit_that_cannot_act_is_one_sentence(case: str, gpt: GPT) -> None:
-    edit, error, message = WRONG_RUNS[case]
+def test_an_edit_that_cannot_act_is_one_sentence(gpt: GPT) -> None:
     plain = gpt(IDS)
-    with pytest.raises(error, match=message), regard.intervene(gpt, edit(gpt)):
-        gpt(IDS)
-    assert torch.equal(gpt(IDS), plain)
+    for edit, error, message in WRONG_RUNS.values():
+        with pytest.raises(error, match=message), regard.intervene(gpt, edit(gpt)):
+            gpt(IDS)
+        assert torch.equal(gpt(IDS), plain)
 
 
 def test_a_model_that_does_not_run_is_an_error(gpt: GPT) -> None:

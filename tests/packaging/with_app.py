@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
+from pathlib import Path
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -15,4 +20,24 @@ assert seen.certificate.certified
 assert regard.plot(seen[0, 0][0]).axes
 assert "layer" in str(seen.heads())
 seen.show(open=False, block=False).close()
-main()  # `regard --version`, from sys.argv
+
+
+def command(*words: str) -> tuple[object, str]:
+    """The exit code of a command, and what it prints in one line."""
+    sys.argv = ["regard", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code
+    return code, " ".join(printed.getvalue().split())
+
+
+# The course brings its lessons, and judges them.
+assert command("learn", "1", "--no-open")[0] in (None, 0)
+assert Path("regard-lessons", "lesson12.html").exists()
+code, said = command("learn", "1", "--check")
+assert code == 3
+assert "still to write" in said
+print("the app works")

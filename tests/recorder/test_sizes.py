@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from pathlib import Path
 from typing import Any
 
@@ -201,13 +200,6 @@ def test_free_memory() -> None:
     free = sizes.free_memory(torch.device("cpu"))
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 0 < free < total
-    # Touched, so that it is really taken. Other processes free memory meanwhile, and the kernel counts late.
-    held = []
-    while sizes.free_memory(torch.device("cpu")) >= free - (64 << 20):
-        held.append(torch.ones(256 << 20, dtype=torch.uint8))
-        assert len(held) < 16
-        time.sleep(0.2)
-    del held
     assert sizes.free_memory(torch.device("meta")) is None
 
 
@@ -278,10 +270,13 @@ def test_to_a_folder_as_layers_run(tmp_path: Path) -> None:
 def test_a_capture_that_fails_leaves_the_old_one_in_its_folder(tmp_path: Path) -> None:
     model, ids = a_gpt(), torch.randint(0, 32, (1, 20))
     regard.capture(model, inputs={"input_ids": ids}, folder=tmp_path)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as error:
         fails(model, tmp_path)
     assert torch.equal(regard.load(tmp_path).ids, ids)
     assert regard.load(tmp_path)[3].shape == (1, 4, 20, 20)
+    assert not (tmp_path / ".lock").exists()  # while the error still refers to the capture
+    regard.capture(model, inputs={"input_ids": ids}, folder=tmp_path)
+    assert error is not None
 
 
 def fails(model: GPT, folder: Path) -> None:
@@ -340,9 +335,9 @@ def test_too_much_is_refused_at_the_first_layer_with_a_way_out(monkeypatch: pyte
 
 
 def test_no_more_is_held_than_q_and_k_take() -> None:
-    model = a_gpt(num_layers=2, d_model=256, num_kv_heads=4, context_length=4096)
+    model = a_gpt(num_layers=2, d_model=256, num_kv_heads=4, context_length=1024)
     with torch.no_grad(), regard.capture(model) as seen:
-        model(torch.randint(0, 32, (1, 4096)))
+        model(torch.randint(0, 32, (1, 1024)))
     for m in seen:
         held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (m.q, m.k, m.lse)}
         assert sum(held.values()) <= 1.10 * (m.q.nbytes + m.k.nbytes)

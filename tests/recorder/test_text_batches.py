@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import regard
 from tests.recorder.text_models import LEFT, LENGTHS, MODELS, TEXTS, TOKENIZERS, made, words
+from tests.sampling import combine
 
 
 def alone(weights: Tensor, is_token: Tensor | None, *, self_attention: bool) -> Tensor:
@@ -19,8 +20,7 @@ def alone(weights: Tensor, is_token: Tensor | None, *, self_attention: bool) -> 
     return weights[:, is_token] if self_attention else weights
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(("name", "kind"), combine(MODELS, list(TOKENIZERS)))
 def test_each_text_of_a_batch_has_the_maps_that_it_has_alone(name: str, kind: str) -> None:
     model, tokenizer = made(name), TOKENIZERS[kind]()
     together = regard.capture(model, text=TEXTS, tokenizer=tokenizer)

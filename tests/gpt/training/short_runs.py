@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,7 @@ def text(length: int = 3000) -> str:
     return " ".join(draw.choice(words) for _ in range(length // 4))[:length]
 
 
+@cache
 def corpus() -> Corpus:
     return prepare(text(), CONTEXT)
 
@@ -69,12 +74,25 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def in_another_process(folder: Path, resume: bool = True) -> multiprocessing.process.BaseProcess:
-    """The run, begun or resumed in a process of its own. One server imports PyTorch, and forks for each.
+    """The run, begun or resumed in a process of its own."""
+    return started(run, folder, resume)
+
+
+def as_rank(rank: int, port: int, folder: Path) -> None:
+    """A run of half the batch as one of two ranks, in the environment that `torchrun` sets."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ |= {name: str(number) for name, number in names.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    run(folder, settings=replace(SETTINGS, steps=20, batch_size=2), dropout=0.0)
+
+
+def started(target: Callable[..., Any], *args: Any) -> multiprocessing.process.BaseProcess:
+    """A process for a function. One server imports PyTorch, and forks for each.
 
     That includes what PyTorch imports only when the first optimizer is made, which takes two seconds.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["regard.gpt.training.train", "tokenizers", "torch._dynamo"])
-    process = context.Process(target=run, args=(folder, resume))
+    process = context.Process(target=target, args=args)
     process.start()
     return process

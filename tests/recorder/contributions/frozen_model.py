@@ -7,10 +7,12 @@ are computed from their definitions.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,14 +40,20 @@ class Family:
     is_decoder_beside: bool = False
 
     def build(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """A small model whose biases and norms are random too."""
+        """A small model whose biases and norms are random too; a copy, which a test may change."""
+        model = copy.deepcopy(self._model).to(dtype)
+        torch.manual_seed(0)  # whether or not it was made just now
+        return model
+
+    @cached_property
+    def _model(self) -> nn.Module:
         torch.manual_seed(0)
         model = build(self.model, self.settings)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter += 0.1 * torch.randn_like(parameter)
-        return model.to(dtype)
+        return model
 
     def inputs(self) -> dict[str, Tensor]:
         """Two texts."""

@@ -1,11 +1,15 @@
 """What each of two ranks does in the tests of sharded models: it runs them and captures to folders.
 
+At the end rank 1 is killed, and rank 0 has to notice.
+
 `test_sharded_models` starts it as `python -m`, and compares the folders with captures of one process.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +161,19 @@ def capture_data_parallel(folder: Path) -> None:
     regard.capture(model, inputs={"input_ids": ids}, folder=folder / f"fsdp-{rank_number()}")
 
 
+def lose_a_rank(folder: Path) -> None:
+    """Open a capture of one model on both ranks, and kill rank 1 inside of it."""
+    model = llama()
+    with regard.capture(model, group=distributed.group.WORLD, folder=folder), torch.no_grad():
+        model(IDS)
+        if rank_number() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     llama()  # before they meet, since it takes a while to import
     _, target = ranks.join_group(WAITING)
     capture_sharded_models(target)
     distributed.barrier()
-    distributed.destroy_process_group()
+    lose_a_rank(target / "lost")

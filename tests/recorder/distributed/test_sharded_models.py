@@ -19,23 +19,26 @@ from tests.recorder.distributed.sharded_models_program import IDS, KV_HEADS, OTH
 pytest.importorskip("transformers.distributed.tensor_parallel")
 
 PATIENCE = 900.0  # seconds for all processes to end; on a free machine they take a minute
-PROGRAMS = "tests.recorder.distributed"
-
-
-def run_ranks(program: str, folder: Path) -> list[tuple[int, str]]:
-    """Run a program on two ranks; return the status of each and what it wrote to its standard error."""
-    with ranks.started(f"{PROGRAMS}.{program}", 2, folder) as processes:
-        errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-        return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+PROGRAM = "tests.recorder.distributed.sharded_models_program"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks have captured: the processes are started once for all tests."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], list[str]]:
+    """The folder of what two ranks have captured, how they ended, and what they wrote to standard error.
+
+    The processes are started once for all tests.
+    """
     folder = tmp_path_factory.mktemp("ranks")
-    for status, error in run_ranks("sharded_models_program", folder):
-        assert status == 0, error
-    return folder
+    with ranks.started(PROGRAM, 2, folder) as processes:
+        errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+        for rank, error in enumerate(errors):
+            assert (folder / f"about-{rank}.json").exists(), error
+        return folder, [process.returncode for process in processes], errors
+
+
+@pytest.fixture
+def folder(ended: tuple[Path, list[int], list[str]]) -> Path:
+    return ended[0]
 
 
 def about(folder: Path, rank: int) -> dict[str, Any]:
@@ -151,11 +154,10 @@ def test_each_data_parallel_rank_has_its_own_text(folder: Path, rank: int) -> No
     assert_same_maps(seen, regard.capture(llama(), inputs={"input_ids": ids}))
 
 
-def test_a_killed_rank_ends_the_others_with_one_sentence(tmp_path: Path) -> None:
-    (status, error), (killed, _) = run_ranks("killed_rank_program", tmp_path)
-    assert killed == -signal.SIGKILL
-    assert status == 1
-    last = error.strip().splitlines()[-1]
+def test_a_killed_rank_ends_the_others_with_one_sentence(ended: tuple[Path, list[int], list[str]]) -> None:
+    folder, statuses, errors = ended
+    assert statuses == [1, -signal.SIGKILL]
+    last = errors[0].strip().splitlines()[-1]
     assert "LostRankError: rank 0 ends, since another of the 2 processes that run together has ended" in last
     with pytest.raises(CaptureFileError, match="its writing was cut short"):
-        regard.load(tmp_path / "run")
+        regard.load(folder / "lost")

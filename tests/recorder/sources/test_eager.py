@@ -582,12 +582,6 @@ def test_a_thread_that_captures_nothing_is_not_heard() -> None:
     assert torch.equal(outputs[0], model(-x))
 
 
-def test_a_compiled_model_is_captured_through_its_original() -> None:
-    model, x = stack(plain)
-    seen = regard.capture(torch.compile(model, backend="eager"), inputs=x)
-    assert seen.certificate.certified
-
-
 @pytest.mark.parametrize(
     "attend",
     [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import regard
 from regard.recorder import Capture
-from regard.recorder.sources.torch_modules import torch_fused
+from regard.recorder.sources import torch_fused
 from regard.recorder.sources.transformers_library.mask_recognition import as_rule
+from tests.sampling import share
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
@@ -219,10 +220,13 @@ def test_the_fast_path_is_really_taken_and_seen(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(seen[0].to_dense(), alone[0].to_dense())
 
 
-@pytest.mark.parametrize("kind", [None, 0, 1, 2])
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("kind", "norm_first", "activation", "dtype"),
+    share(
+        product([None, 0, 1, 2], [False, True], ["relu", "gelu"], [torch.float32, torch.float64]),
+        5,
+    ),
+)
 def test_the_operations_of_a_fused_layer_give_its_bits(
     kind: int | None, norm_first: bool, activation: str, dtype: torch.dtype
 ) -> None:
@@ -406,71 +410,6 @@ def test_dropout_in_training_is_a_problem_and_nothing_else_changes() -> None:
         assert "dropout 0.5 was on" in str(seen.certificate)
     wanted = heads_of(copy.deepcopy(mha).eval(), x, x, x)
     torch.testing.assert_close(seen[0].to_dense(), wanted)
-
-
-def test_gradients_are_the_same() -> None:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 2)
-    x = torch.randn(2, 9, 16)
-    grads = []
-    for watch in (False, True):
-        model.zero_grad()
-        if watch:
-            with regard.capture(model):
-                model(x).square().mean().backward()
-        else:
-            model(x).square().mean().backward()
-        grads.append([weight.grad.clone() for weight in model.parameters()])
-    assert all(map(torch.equal, *grads))
-
-
-def test_an_exception_leaves_everything_as_it_was() -> None:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
-    with pytest.raises(AssertionError, match="embedding dimension"), regard.capture(model):
-        model(torch.randn(1, 3, 7))
-    assert all("forward" not in vars(module) for module in model.modules())
-
-
-def test_a_forward_of_its_own_is_put_back() -> None:
-    mha = nn.MultiheadAttention(8, 2)
-    own = mha.forward
-    mha.forward = own
-    with regard.capture(mha):
-        mha(*[torch.randn(3, 1, 8)] * 3)
-    assert vars(mha)["forward"] is own
-
-
-def test_captures_in_captures_and_other_models_beside() -> None:
-    model, other = (nn.MultiheadAttention(8, 2).eval() for _ in range(2))
-    x = torch.randn(5, 1, 8)
-    with regard.capture(model) as outer:
-        other(x, x, x)
-        with regard.capture(model) as inner:
-            model(x, x, x)
-    assert torch.equal(outer[0].to_dense(), inner[0].to_dense())
-    assert len(outer) == 1
-
-
-def test_threads_see_their_own() -> None:
-    models = [nn.MultiheadAttention(8, 2).eval() for _ in range(4)]
-    inputs = [torch.randn(n + 3, 1, 8) for n in range(4)]
-    found: list[Any] = [None] * 4
-    together = threading.Barrier(4)
-
-    def work(n: int) -> None:
-        with regard.capture(models[n]) as seen:
-            together.wait()
-            for _ in range(5):
-                models[n](*[inputs[n]] * 3)
-            together.wait()
-        found[n] = seen[0].to_dense()
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for n in range(4):
-        torch.testing.assert_close(found[n], heads_of(models[n], *[inputs[n]] * 3))
 
 
 @given(pick=st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import causal
+from tests.sampling import combine, share
 
 masking_utils = pytest.importorskip("transformers.masking_utils")
 
@@ -62,12 +64,16 @@ def padded(side: str) -> Tensor | None:
     return real if side == "left" else real.flip(1)
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize(("T", "S", "q_offset", "kv_offset"), [(12, 12, 0, 0), (3, 12, 9, 0), (1, 5, 11, 7)])
-def test_the_same_as_the_dense_mask(
-    name: str, side: str, T: int, S: int, q_offset: int, kv_offset: int
-) -> None:
+SIDES = ["none", "left", "right"]
+WHOLE, *PARTS = [(12, 12, 0, 0), (3, 12, 9, 0), (1, 5, 11, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "sizes"),
+    [(*case, WHOLE) for case in combine(FUNCTIONS, SIDES)] + share(product(FUNCTIONS, SIDES, PARTS), 5),
+)
+def test_the_same_as_the_dense_mask(name: str, side: str, sizes: tuple[int, ...]) -> None:
+    T, S, q_offset, kv_offset = sizes
     function, text = FUNCTIONS[name]
     asked = {
         "batch_size": B,

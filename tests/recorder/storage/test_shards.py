@@ -290,48 +290,47 @@ def test_masks_that_differ_in_more_than_their_heads_are_refused(tmp_path: Path) 
         load(tmp_path)[0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"of": 10**12}, "expected a number below that of the ranks"),
-        ({"of": 3}, "expected a folder rank-0-of-3"),
-        ({"of": 0}, "expected a number below"),
-        ({"run": "../../x"}, "expected 8 to 32 hexadecimal digits"),
-        ({"format": "regard.shards 9"}, "expected format 'regard.shards 1'"),
-        ({"run": None}, "run: expected text"),
-    ],
-)
-def test_a_damaged_index_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+WRONG_INDEX: list[tuple[dict[str, Any], str]] = [
+    ({"of": 10**12}, "expected a number below that of the ranks"),
+    ({"of": 3}, "expected a folder rank-0-of-3"),
+    ({"of": 0}, "expected a number below"),
+    ({"run": "../../x"}, "expected 8 to 32 hexadecimal digits"),
+    ({"format": "regard.shards 9"}, "expected format 'regard.shards 1'"),
+    ({"run": None}, "run: expected text"),
+]
+
+
+def test_a_damaged_index_is_refused(tmp_path: Path) -> None:
     save_ranks(tmp_path, by_heads([whole_layer(0, 2)]))
-    edit(tmp_path / "shards.json", changes)
-    with pytest.raises(CaptureFileError, match=message):
-        regard.load(tmp_path)
+    index = tmp_path / "shards.json"
+    whole = json.loads(index.read_text())
+    for changes, message in WRONG_INDEX:
+        index.write_text(json.dumps(whole | changes))
+        with pytest.raises(CaptureFileError, match=message):
+            regard.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kv_heads": [9]}, "kv_heads: expected"),
-        ({"kv_heads": [0, 1, 2]}, "kv_heads: expected as many as divide the 2 heads"),
-        ({"total_heads": 1}, "heads: expected numbers below 1"),
-        ({"rows": [[0, 5]]}, "expected positions for 12 rows"),
-        ({"rows": [[5, 5]]}, "rows: expected increasing runs"),
-        ({"rows": [[0]]}, "rows: expected increasing runs"),
-        ({"rows": [[10**15, 10**15 + 12]]}, "expected rows 0 to"),
-    ],
-)
-def test_a_damaged_placement_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+WRONG_PLACEMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"kv_heads": [9]}, "kv_heads: expected"),
+    ({"kv_heads": [0, 1, 2]}, "kv_heads: expected as many as divide the 2 heads"),
+    ({"total_heads": 1}, "heads: expected numbers below 1"),
+    ({"rows": [[0, 5]]}, "expected positions for 12 rows"),
+    ({"rows": [[5, 5]]}, "rows: expected increasing runs"),
+    ({"rows": [[0]]}, "rows: expected increasing runs"),
+    ({"rows": [[10**15, 10**15 + 12]]}, "expected rows 0 to"),
+]
+
+
+def test_a_damaged_placement_is_refused(tmp_path: Path) -> None:
     run = save_ranks(tmp_path, by_heads([whole_layer(0, 2)]))
     index = tmp_path / ShardId(run, 0, 2).folder / "capture.json"
-    described = json.loads(index.read_text())
-    described["layers"][0]["placement"] |= changes
-    index.write_text(json.dumps(described))
-    with pytest.raises(CaptureFileError, match=message):
-        regard.load(tmp_path)
-
-
-def edit(path: Path, changes: dict[str, Any]) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    whole = index.read_text()
+    for changes, message in WRONG_PLACEMENTS:
+        described = json.loads(whole)
+        described["layers"][0]["placement"] |= changes
+        index.write_text(json.dumps(described))
+        with pytest.raises(CaptureFileError, match=message):
+            regard.load(tmp_path)
 
 
 def test_a_changed_number_of_a_head_is_noticed(tmp_path: Path) -> None:
