@@ -149,6 +149,13 @@ def test_a_text_that_is_all_padding_is_no_alarm(kind: str, implementation: str) 
     assert audit.verdict == "right", audit
 
 
+def test_texts_that_all_end_in_padding_are_judged_with_all_their_keys() -> None:
+    """The padding token's embedding is 0 here, and so are its keys: as in room that a cache has left."""
+    audit = regard.audit(small_model("Llama"), padded("right", (8, 6)), outside=False)
+    assert audit.verdict == "right", audit
+    assert {layer.shape[3] for layer in audit.layers} == {LENGTH}
+
+
 def test_a_batch_of_nothing_but_padding_is_undecided() -> None:
     audit = regard.audit(small_model("Llama"), padded("right", (0, 0)))
     assert audit.verdict == "undecided"

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks, Grid, block_table, grid
+from regard.attention.masks.views import MaskView
 
 BLOCK = 512
 ENTRIES = 1 << 22  # of tiles that are evaluated at a time
@@ -69,25 +70,39 @@ def cells_beyond(
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class FirstKeys(Mask):
-    """A mask of the first `keys` keys, as one of all S keys: the others are hidden from every query."""
+class PlacedRows(MaskView):
+    """A mask of some queries, as one of all T queries: query `rows[i]` sees what query i sees inside.
 
-    inner: Mask
-    keys: int
+    What the other queries see is not known: they see what the next of these does.
+    """
 
-    def allowed(self, at: Grid) -> Tensor:
-        cols = at.k.flatten().clamp(max=self.keys - 1)
-        inner = at._replace(q=at.q + self.keys - at.S, k=cols.view(1, 1, 1, -1), cols=cols, S=self.keys)
-        return self.inner.allowed(inner) & (at.k < self.keys)
+    is_causal = False  # in these numbers
 
-    def block_bounds(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        q_first, q_last = (x + self.keys - blocks.S for x in (blocks.q_first, blocks.q_last))
-        k_first, k_last = (x.clamp(max=self.keys - 1) for x in (blocks.k_first, blocks.k_last))
-        some, every = self.inner.block_bounds(Blocks(q_first, q_last, k_first, k_last, blocks.T, self.keys))
-        return some & (blocks.k_first < self.keys), every & (blocks.k_last < self.keys)
+    rows: Tensor
+
+    def window_size(self) -> int | None:
+        return None
+
+    def _local(self, numbers: Tensor) -> Tensor:
+        rows = self.rows.to(numbers.device)
+        return torch.searchsorted(rows, numbers.contiguous()).clamp(max=len(rows) - 1)
+
+    def _move(self, at: Grid) -> Grid:
+        numbers = at.q.flatten() - (at.S - at.T)
+        local = self._local(numbers)
+        q = (local + at.S - len(self.rows)).view(1, 1, -1, 1)
+        return at._replace(q=q, rows=local, T=len(self.rows))
+
+    def _move_blocks(self, blocks: Blocks) -> Blocks:
+        steps, n = blocks.S - blocks.T, len(self.rows)
+        q_first, q_last = (self._local(x - steps) + blocks.S - n for x in (blocks.q_first, blocks.q_last))
+        return blocks._replace(q_first=q_first, q_last=q_last, T=n)
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.inner.shape_error(B, H, len(self.rows), S)
 
     def __repr__(self) -> str:
-        return f"{self.inner} on the first {self.keys} keys"
+        return f"{self.inner}, of a rank's rows"
 
 
 def on_cpu(mask: Mask) -> Mask:

@@ -73,19 +73,27 @@ class Expectation:
 
 
 def expect_layer(
-    model: nn.Module, layer: Layer, batch: TextBatch, order: bool | None, expect: Mask | None
+    model: nn.Module,
+    layer: Layer,
+    heard: Mask,
+    shape: tuple[int, int, int, int],
+    batch: TextBatch,
+    order: bool | None,
+    expect: Mask | None,
 ) -> Expectation:
     """Return what a captured layer should see.
 
     Arguments:
         model: the model.
         layer: the layer as it was captured.
+        heard: the mask that it was heard to use.
+        shape: (B, H, T, S) of that mask.
         batch: the batch.
         order: whether the model is causal; None if that is not known.
         expect: the mask that the caller expects of every self-attention layer, if any.
     """
     module = _module(model, layer.name)
-    kind = _kind(module, layer, batch)
+    kind = _kind(module, layer, shape, batch)
     if kind == "other":
         return Expectation(kind=kind)
     tokens = batch.source if kind in ("cross", "encoder") and batch.source is not None else batch
@@ -108,7 +116,7 @@ def expect_layer(
         common = {"documents": documents, "padding": padding, "sinks": sinks, "softcap": softcap}
         return Expectation(**{name: part for name, part in common.items() if part is not None} | parts)
     is_causal = False if kind == "encoder" else order
-    window, known = _window(config, module, layer, is_causal, tokens.real)
+    window, known = _window(config, module, layer, heard, is_causal, tokens.real)
     block = _block(batch, config, window) if kind == "self" else None
     # PaliGemma 2 shows its prefix beyond the window, Gemma 3 its pictures within it (transformers 5.22).
     if block is not None and window is not None and model_type(model) == "paligemma":
@@ -201,9 +209,9 @@ def _config(model: nn.Module, module: nn.Module) -> Any:
     return getattr(config, "text_config", None) or config
 
 
-def _kind(module: nn.Module, layer: Layer, batch: TextBatch) -> str:
+def _kind(module: nn.Module, layer: Layer, shape: tuple[int, int, int, int], batch: TextBatch) -> str:
     """Return what a layer's queries and keys are: tokens of the batch, of its source, of both, or others."""
-    B, _, T, S = layer.shape
+    B, _, T, S = shape
     own, source = batch.shape[1], None if batch.source is None else batch.source.shape[1]
     if batch.shape[0] != B:
         return "other"
@@ -214,21 +222,20 @@ def _kind(module: nn.Module, layer: Layer, batch: TextBatch) -> str:
     in_encoder = layer.stack == "encoder" or bool(_ENCODER.search(layer.name))
     if source is not None and in_encoder and T == S == source:
         return "encoder"
-    ends_in_padding = own == T > S and not bool(batch.real[:, S:].any())  # of which no key was kept
-    if not (T == S or ends_in_padding) or own != T or is_cross or _OTHER_TOKENS.search(layer.name):
+    if T != S or own != T or is_cross or _OTHER_TOKENS.search(layer.name):
         return "other"
     return "self"
 
 
 def _window(
-    config: Any, module: nn.Module, layer: Layer, is_causal: bool | None, real: Tensor
+    config: Any, module: nn.Module, layer: Layer, heard: Mask, is_causal: bool | None, real: Tensor
 ) -> tuple[Mask | None, bool]:
     """Return the window that a layer should have, and whether the configuration says so."""
     own_windows = getattr(config, "windows", None)  # of `regard.gpt.Config`
     if isinstance(own_windows, tuple) and layer.number < len(own_windows):
         own = own_windows[layer.number]
         return (None if own is None else _sliding(own, is_causal)), True
-    if not hasattr(config, "model_type") and layer.map.mask.window_size() is not None:
+    if not hasattr(config, "model_type") and heard.window_size() is not None:
         return None, False  # a model without a configuration may well have a window
     types = getattr(config, "layer_types", None)
     index = getattr(module, "layer_idx", layer.number)

@@ -81,6 +81,8 @@ class Audit:
     not_heard: tuple[str, ...] = ()
     """What could not be heard from inside, in sentences."""
     notes: list[str] = field(default_factory=list)
+    is_split: bool = False
+    """Whether several ranks each hold a part of every text (context parallelism)."""
 
     @property
     def verdict(self) -> str:

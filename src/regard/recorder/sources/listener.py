@@ -33,6 +33,7 @@ from regard.recorder.sources.eager_trace import EagerAttention
 from regard.recorder.sources.head_placement import is_distributed, place_heads
 from regard.recorder.sources.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.linear_modules import linear_modules
+from regard.recorder.sources.row_placement import place_rows
 from regard.recorder.sources.structure import modules_of, remembered
 from regard.recorder.sources.token_mixers import computes_softmax_attention, kind_of
 
@@ -276,6 +277,7 @@ class Listener:
         layer_id, part = self.layer_id(module), None
         if isinstance(call, AttentionCall) and is_distributed():
             call = place_heads(module, self._parent(module), call)
+            call = place_rows(call) if isinstance(call, AttentionCall) else call
         # Only attention modules are hooked, so only their earlier calls are known to be of one run.
         earlier = self.earlier.setdefault(module, []) if module in self.modules else []
         if isinstance(call, AttentionCall):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from regard.recorder.sources.head_order import (
     leading_axes,
     note_axes,
 )
+from regard.recorder.sources.head_placement import is_dtensor
 from regard.recorder.sources.mask_recognition import masked_entries, read_mask
 from regard.recorder.sources.structure import modules_of, remembered
 from regard.recorder.sources.token_mixers import FUSED_OPERATORS, mixes_tokens
@@ -329,6 +330,12 @@ def _observed(
     if query.is_nested:
         notify(listeners, UnreadableCall("its queries are a nested tensor"))
         return run(query, key, value)
+    if is_dtensor(query):  # as under PyTorch's context_parallel: each rank has some rows
+        result = run(query, key, value)
+        own = tuple(x.detach().to_local() for x in cast(Any, (query, key, value, result)))
+        with reading_mode(listeners), listening():
+            notify(listeners, read_or_explain(attention_call, *own, attn_mask, is_causal, scale))
+        return result
     if torch._C._functorch.peek_interpreter_stack() is not None:
         reason = "it runs inside a transform of torch.func, which hides its numbers"
         notify(listeners, UnreadableCall(reason))
@@ -487,7 +494,7 @@ def attention_call(
     keys, empty_rows, softly_masked = S, None, False
     if attn_mask is not None:
         mask, keys, empty_rows, softly_masked = read_mask(whole := _as_4d(attn_mask, query.ndim, lead), T, S)
-        if (reach := written_keys(whole, k)) < keys:
+        if (reach := written_keys(whole, k, T)) < keys:
             mask, keys, empty_rows, softly_masked = read_mask(whole[..., :reach], T, reach)
         k, v = k[:, :, :keys], v[:, :, :keys]
     if is_causal:
@@ -547,13 +554,16 @@ def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k, v.repeat_interleave(heads // v.shape[1], 1) if v.shape[1] < heads else v
 
 
-def written_keys(mask: Tensor, k: Tensor) -> int:
-    """Return how many keys have been written: a static cache holds zeros after them, which are masked."""
+def written_keys(mask: Tensor, k: Tensor, T: int) -> int:
+    """Return how many keys have been written: a static cache holds zeros after them, which are masked.
+
+    Each of the T queries has written a key: padding at the end, whose keys may be zeros too, is no room.
+    """
     S = k.shape[2]
-    if mask.shape[-1] != S or bool(k[:, :, -1:].any()):
+    if mask.shape[-1] != S or S <= T or bool(k[:, :, -1:].any()):
         return S
     visible = (~masked_entries(mask)).flatten(0, -2).any(0).nonzero()
-    reach = int(visible[-1]) + 1 if len(visible) else S
+    reach = max(T, int(visible[-1]) + 1) if len(visible) else S
     return S if bool(k[:, :, reach:].any()) else reach
 
 
