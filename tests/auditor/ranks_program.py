@@ -24,7 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 import regard
 from regard.auditor.result import Audit
 from tests import ranks
-from tests.auditor.small_models import PlainGPT, small_model, strengthened, tokens
+from tests.auditor.small_models import MODELS, PlainGPT, small_model, strengthened, tokens
 
 T = 16
 IDS = tokens(2, T)
@@ -87,6 +87,11 @@ def torch_context_parallel(name: str, **more: Any) -> Audit:
             handle.remove()
 
 
+def own_documents() -> Tensor:
+    """Return the documents of this rank's tokens, as PyTorch spreads them."""
+    return DOCUMENTS[:, regard.ring_positions(T, distributed.group.WORLD, order="head-tail")]
+
+
 class ContextParallelGPT(PlainGPT):
     """A GPT in plain PyTorch, whose blocks call `scaled_dot_product_attention`, with positions passed in."""
 
@@ -141,17 +146,24 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: regard.Mask, scale: Any, grou
 
 
 def on_ring(
-    name: str, mask: regard.Mask, order: str = "contiguous", packed: bool = False, heard: bool = True, **more: Any
+    name: str,
+    mask: regard.Mask,
+    order: str = "contiguous",
+    packed: bool = False,
+    heard: bool = True,
+    **more: Any,
 ) -> Audit:
     """Audit a model whose attention is a ring, each rank with its own rows of a text."""
     AttentionInterface.register("ring", ring(order, mask, heard))
     AttentionMaskInterface.register("ring", sdpa_mask)
-    rows = regard.ring_positions(T, distributed.group.WORLD, order=order)  # type: ignore[arg-type]
+    rows = regard.ring_positions(T, distributed.group.WORLD, order=order)
     counted = RESTARTING if packed else positions()
     batch = {"input_ids": IDS[:, rows], "position_ids": counted[:, rows], "use_cache": False}
     try:
         options = {"rows": rows} if packed else {}
-        return regard.audit(small_model(name, "ring"), batch, group=distributed.group.WORLD, **options, **more)
+        return regard.audit(
+            small_model(name, "ring"), batch, group=distributed.group.WORLD, **options, **more
+        )
     finally:
         small_model(name)
 
@@ -192,12 +204,12 @@ def tensor_parallel(batch: dict[str, Any], leaky_head: bool = False) -> Audit:
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     torch.manual_seed(0)
-    from tests.auditor.small_models import MODELS
-
     model: Any = strengthened(MODELS["Llama"]())
     if leaky_head:
 
-        def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any) -> Any:
+        def attend(
+            module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **_: Any
+        ) -> Any:
             causal = distributed.get_rank() == 0
             out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scaling, enable_gqa=True)
             return out.transpose(1, 2).contiguous(), None
@@ -209,6 +221,17 @@ def tensor_parallel(batch: dict[str, Any], leaky_head: bool = False) -> Audit:
     return regard.audit(model, batch)
 
 
+def refusal() -> str:
+    """Return what is said where nothing tells which tokens of a packed text a rank has."""
+    half = regard.ring_positions(T, distributed.group.WORLD)
+    batch = {"input_ids": IDS[:, half], "position_ids": RESTARTING[:, half]}
+    try:
+        regard.audit(small_model("Llama"), batch, group=distributed.group.WORLD)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 WINDOWED = regard.causal & regard.window(4)
 APART = regard.causal & regard.documents(DOCUMENTS)
 PACKED = {"input_ids": IDS[:1], "position_ids": RESTARTING[:1]}
@@ -216,9 +239,7 @@ CASES: dict[str, Any] = {
     "torch, Llama": lambda: torch_context_parallel("Llama"),
     "torch, Mistral (accelerate#4177)": lambda: torch_context_parallel("Mistral"),
     "torch, Gemma 3 (accelerate#4177)": lambda: torch_context_parallel("Gemma 3"),
-    "torch, Llama, documents": lambda: torch_context_parallel(
-        "Llama", documents=DOCUMENTS[:, [*range(4), *range(12, 16)] if distributed.get_rank() == 0 else range(4, 12)]
-    ),
+    "torch, Llama, documents": lambda: torch_context_parallel("Llama", documents=own_documents()),
     "torch, a plain GPT": plain_torch,
     "ring, Llama": lambda: on_ring("Llama", regard.causal),
     "ring, Llama, head-tail": lambda: on_ring("Llama", regard.causal, "head-tail"),
@@ -237,7 +258,9 @@ CASES: dict[str, Any] = {
     "gathered keys without a window": lambda: gathered_keys(regard.causal),
     "tensor parallel": lambda: tensor_parallel(PACKED | {"use_cache": False}),
     "tensor parallel, with a cache": lambda: tensor_parallel(PACKED | {"use_cache": True}),
-    "tensor parallel, a head that sees the future": lambda: tensor_parallel({"input_ids": IDS}, leaky_head=True),
+    "tensor parallel, a head that sees the future": lambda: tensor_parallel(
+        {"input_ids": IDS}, leaky_head=True
+    ),
 }
 
 
@@ -245,10 +268,11 @@ def main() -> None:
     torch.set_num_threads(1)
     small_model("Llama")  # before they meet, since it takes a while to import
     rank, folder = ranks.join_group()
-    for number, make in enumerate(CASES.values()):
-        audit = make()
-        data = {"data": json.loads(audit.to_json()), "report": str(audit), "names": [d.name for d in audit.diagnoses]}
-        (Path(folder) / f"{number}-{rank}.json").write_text(json.dumps(data))
+    verdicts = {
+        name: json.loads((audit := make()).to_json()) | {"report": str(audit)} for name, make in CASES.items()
+    }
+    (Path(folder) / f"verdicts-{rank}.json").write_text(json.dumps(verdicts))
+    (Path(folder) / f"refusal-{rank}.txt").write_text(refusal())
     distributed.barrier()
     distributed.destroy_process_group()
 

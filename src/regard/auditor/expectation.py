@@ -205,7 +205,11 @@ def _module(model: nn.Module, name: str) -> nn.Module:
 
 def _config(model: nn.Module, module: nn.Module) -> Any:
     """Return the configuration of a layer: its own, or that of the model's text."""
-    config = getattr(module, "config", None) or getattr(model, "config", None)
+    return text_config(getattr(module, "config", None) or getattr(model, "config", None))
+
+
+def text_config(config: Any) -> Any:
+    """Return the configuration of a model's text: of one that reads pictures too, a part of its own."""
     return getattr(config, "text_config", None) or config
 
 

@@ -57,6 +57,8 @@ class LayerReading:
     expected_mask: Mask | None = field(default=None, repr=False)
     shape: tuple[int, int, int, int] = (0, 0, 0, 0)
     """(B, H, T, S)"""
+    real: Tensor | None = field(default=None, repr=False)
+    """Boolean (B, T), the queries that are no padding; None if all are."""
 
 
 def read_layers(
@@ -163,6 +165,7 @@ def read_layer(
         heard_mask=heard,
         expected_mask=whole if is_known else None,
         shape=shape,
+        real=rows_of(batch, expected.kind),
     )
 
 
@@ -174,6 +177,11 @@ def _is_within_rank(mask: Mask, ranks: Ranks) -> bool:
     numbers = numbers[torch.cat(ranks.positions).argsort()]  # the rank of each position
     ids = (part.ids.cpu() for part in mask.conjuncts() if isinstance(part, Documents))
     return any(x.shape == (1, len(numbers)) and torch.equal(x[0], numbers) for x in ids)
+
+
+def layers_title(layers: list[LayerReading]) -> str:
+    """Return "layer 0" or "layers 0, 1"."""
+    return f"{'layer' if len(layers) == 1 else 'layers'} {layer_keys(layers)}"
 
 
 def layer_keys(layers: list[LayerReading]) -> str:
