@@ -263,3 +263,12 @@ def test_an_expected_mask_that_does_not_fit_says_so() -> None:
 def test_a_whole_mask_in_the_batch_is_what_is_expected() -> None:
     batch = {"input_ids": tokens(1), "attention_mask": blocks_mask(), "position_ids": restarting((5, 7))}
     assert regard.audit(small_model("Llama"), batch).verdict == "right"
+
+
+def test_a_mask_of_the_users_takes_the_place_of_windows_and_that_is_said() -> None:
+    said = "its windows of 4 keys are used only if they are in it"
+    batch = {"input_ids": tokens(1), "attention_mask": blocks_mask(), "position_ids": restarting((5, 7))}
+    audit = regard.audit(small_model("Mistral"), batch)
+    assert audit.verdict == "right", audit
+    assert said in " ".join(audit.notes)
+    assert said not in " ".join(regard.audit(small_model("Llama"), batch).notes)

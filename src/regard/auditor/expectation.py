@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask, conjunction, full
 from regard.attention.masks.named_masks import Chunks, Documents, Padding, TensorMask, Window, causal
 from regard.auditor.batch import TextBatch
+from regard.checker.subject.vocabulary import predicts_next_token
 from regard.recorder.layer import Layer
 from regard.recorder.sources.mask_recognition import masked_entries
 
-# Classes whose self-attention must not see later tokens. XLNet's language model reads in permuted orders.
-_NEXT_TOKEN = re.compile(r"^(?!XLNet).*(GPT|CausalLM|LMHeadModel|LanguageModel|Transducer)|^LM$|Decoder$")
 _BOTH_WAYS = re.compile(r"MaskedLM|SequenceClassification|TokenClassification|PreTraining|Encoder(?!Decoder)")
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.I)
 _ENCODER = re.compile(r"(^|\.)(\w*_)?encoder(\.|$)", re.I)
@@ -150,7 +149,7 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
         return None, f"{name} reads parts of its text both ways: pass the mask that it should have as expect="
     if model_type(model) == "paligemma":
         return None, f"{name} reads its prefix both ways: pass token_type_ids, 0 for the prefix, or expect="
-    if _NEXT_TOKEN.search(name) or getattr(config, "is_decoder", False):
+    if predicts_next_token(name) or getattr(config, "is_decoder", False):
         return True, f"{name} is causal, as its class says"
     flags = {
         module.is_causal

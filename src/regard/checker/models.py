@@ -52,9 +52,6 @@ from regard.recorder.receiver import CallReceiver
 # T, by which no size is confused with another; shorter for models of few positions.
 _LENGTHS = (11, 6, 4)
 _TOLERANCE = {torch.float64: 2e-5, torch.float32: 1e-3}  # relative; other dtypes 3e-2
-# Names of models that predict the next token. Nothing else tells them from an encoder that forgot its mask.
-# XLNet's model with this name reads both ways, unless it is told otherwise by perm_mask.
-_NEXT_TOKEN = re.compile(r"^(?!XLNet).*(GPT|CausalLM|LMHeadModel|Decoder(?!.*Encoder)|LanguageModel)|^LM$")
 _TARGETS = ("targets", "labels", "target")  # nanoGPT gives the logits of all positions only beside them
 
 
@@ -548,7 +545,9 @@ def _check_causality(report: Report, run: ModelRun, causal: bool | None) -> None
     is_given_masks = run.draw(0).is_floating_point() and any(
         "mask" in name for name in inspect.signature(run.module.forward).parameters
     )
-    is_named_so = any(_NEXT_TOKEN.search(n) or vocabulary.says_causal(n) for n in _class_names(run))
+    is_named_so = any(
+        vocabulary.predicts_next_token(n) or vocabulary.says_causal(n) for n in _class_names(run)
+    )
     names = inspect.signature(run.module.forward).parameters
     # A decoder that is trained on its input ids must not see the later ones, unless the caller masks them.
     is_decoder = "decoder_input_ids" in names
