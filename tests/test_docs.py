@@ -62,7 +62,19 @@ def documented(prefix: str) -> set[str]:
     return set(re.findall(rf"^### `{re.escape(prefix)}\.(\w+)`$", text, flags=re.MULTILINE))
 
 
-PARTS = ("checker", "comparison", "gpt", "heads", "layers", "maps", "recorder", "spans", "stages", "vllm")
+PARTS = (
+    "auditor",
+    "checker",
+    "comparison",
+    "gpt",
+    "heads",
+    "layers",
+    "maps",
+    "recorder",
+    "spans",
+    "stages",
+    "vllm",
+)
 PACKAGES = ("regard", *(f"regard.{part}" for part in PARTS))
 
 

@@ -149,6 +149,13 @@ def test_a_text_that_is_all_padding_is_no_alarm(kind: str, implementation: str) 
     assert audit.verdict == "right", audit
 
 
+def test_texts_that_all_end_in_padding_are_judged_with_all_their_keys() -> None:
+    """The padding token's embedding is 0 here, and so are its keys: as in room that a cache has left."""
+    audit = regard.audit(small_model("Llama"), padded("right", (8, 6)), outside=False)
+    assert audit.verdict == "right", audit
+    assert {layer.shape[3] for layer in audit.layers} == {LENGTH}
+
+
 def test_a_batch_of_nothing_but_padding_is_undecided() -> None:
     audit = regard.audit(small_model("Llama"), padded("right", (0, 0)))
     assert audit.verdict == "undecided"
@@ -256,3 +263,12 @@ def test_an_expected_mask_that_does_not_fit_says_so() -> None:
 def test_a_whole_mask_in_the_batch_is_what_is_expected() -> None:
     batch = {"input_ids": tokens(1), "attention_mask": blocks_mask(), "position_ids": restarting((5, 7))}
     assert regard.audit(small_model("Llama"), batch).verdict == "right"
+
+
+def test_a_mask_of_the_users_takes_the_place_of_windows_and_that_is_said() -> None:
+    said = "its windows of 4 keys are used only if they are in it"
+    batch = {"input_ids": tokens(1), "attention_mask": blocks_mask(), "position_ids": restarting((5, 7))}
+    audit = regard.audit(small_model("Mistral"), batch)
+    assert audit.verdict == "right", audit
+    assert said in " ".join(audit.notes)
+    assert said not in " ".join(regard.audit(small_model("Llama"), batch).notes)

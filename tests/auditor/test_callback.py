@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +72,30 @@ def test_a_wrong_batch_can_warn_only(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="documents-leak"):
         leaking.train()
     assert leaking.state.global_step == 1
+
+
+def trained(library: str) -> dict[str, str]:
+    """Return the verdicts of training runs with another library, by the name of each run."""
+    if find_spec(library) is None:  # not imported here: it changes more of a process than a test may
+        pytest.skip(f"{library} is not installed")
+    program = [sys.executable, "-m", "tests.auditor.trainers_program", library]
+    root = Path(__file__).parents[2]
+    run = subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    verdicts: dict[str, str] = json.loads(run.stdout.splitlines()[-1])
+    return verdicts
+
+
+def test_trl_audits_the_first_batch() -> None:
+    verdicts = trained("trl")
+    assert verdicts.keys() == {"padded", "bfd", "padding-free"}
+    assert all("reads what it should" in summary for summary in verdicts.values()), verdicts
+
+
+def test_lightning_audits_the_first_batch() -> None:
+    verdicts = trained("lightning")
+    assert "reads what it should" in verdicts["without a cache"]
+    assert "WRONG: documents-leak" in verdicts["with a cache"]
 
 
 def test_assert_reads_returns_the_audit_or_fails_with_its_report() -> None:

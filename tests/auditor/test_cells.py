@@ -13,7 +13,7 @@ from hypothesis import strategies
 import regard
 from regard.attention.masks.base import Mask
 from regard.auditor import cells as module
-from regard.auditor.cells import NO_CELLS, Cell, FirstKeys, cells_beyond
+from regard.auditor.cells import NO_CELLS, Cell, cells_beyond
 
 B, H = 2, 3
 
@@ -93,15 +93,3 @@ def test_long_texts_need_no_square_matrix() -> None:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     kilobytes = 1024 if sys.platform == "darwin" else 1
     assert grown / kilobytes < 500_000  # T×S would be 17 GB
-
-
-def test_the_first_keys_of_a_mask_are_a_mask_of_all_keys() -> None:
-    """A layer whose last keys were taken for room in a cache is compared with masks of all keys."""
-    T, keys = 40, 33
-    inner = regard.causal & regard.window(7)
-    widened = FirstKeys(inner, keys)
-    wanted = torch.zeros(T, T, dtype=torch.bool)
-    wanted[:, :keys] = inner.to_dense(T, keys)
-    assert torch.equal(widened.tile(range(T), range(T), (T, T)), wanted)
-    found = cells_beyond(regard.causal, widened, (1, 1, T, T))
-    assert found.number == int((regard.causal.to_dense(T) & ~wanted).sum())

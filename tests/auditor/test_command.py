@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from regard.auditor import audit
+from regard.auditor.picture import Section, cells_of, page
 from regard.auditor.result import Audit
+from regard.auditor.sample_batches import sample_batches
 from regard.cli import app
+from tests.auditor.small_models import MODELS, padded, small_model
 
 SCRIPT = """
 import torch
@@ -153,6 +159,61 @@ def test_masks_of_a_model_without_attention_say_so(script: Path) -> None:
     result = run("masks", f"{script}:undecided")
     assert result.exit_code == 0
     assert "nothing was heard from inside" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two kinds of layers in a folder, without a tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    MODELS["Gemma 3"]().save_pretrained(folder)
+    return folder
+
+
+def test_masks_of_a_model_are_drawn_on_a_plain_a_padded_and_a_packed_text(
+    folder: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "masks.html"
+    result = run("masks", folder, "--tokens", 9, "--out", page)
+    assert result.exit_code == 0, result.output
+    plain, padded, packed = result.stdout.split("## ")[1:]
+    assert plain.startswith("a plain text\n\nlayers 0, 2: causal & window(4)\ntext 0\n██····")
+    assert "layers 1, 3: causal & padding(1×9)\ntext 0\n" in padded
+    assert "layers 1, 3: causal & documents(1×9)\n" in packed
+    assert "X" not in packed.rpartition("\n\n")[0]
+    assert page.read_text("utf-8").count("<img") == 6
+
+
+def test_masks_of_a_window_that_is_longer_than_the_texts_say_so(folder: Path) -> None:
+    assert (
+        "windows of 4 keys are longer than these texts: --tokens 8"
+        in run("masks", folder, "--tokens", 3).stdout
+    )
+
+
+def test_masks_of_the_included_model_and_of_an_encoder() -> None:
+    assert "layers 0, 1, 2, 3, 4, 5: causal & documents(1×6)" in run("masks", "default", "--tokens", 6).stdout
+    batches = sample_batches(small_model("T5"), 6)
+    assert batches.keys() == {"plain", "padded"}
+    assert {layer.kind for layer in audit(small_model("T5"), batches["padded"]).layers} == {
+        "encoder",
+        "cross",
+        "self",
+    }
+
+
+def test_masks_of_nothing_are_two() -> None:
+    result = CliRunner().invoke(app, ["masks", "no/such/folder"])
+    assert isinstance(result.exception, ValueError | OSError)
+
+
+def test_a_page_judges_no_padding_and_names_a_single_layer() -> None:
+    seen = audit(small_model("Llama", "eager"), padded("left"), outside=False)
+    small_model("Llama")
+    layer = seen.layers[0]
+    padding = dataclasses.replace(layer, real=torch.zeros_like(layer.real, dtype=torch.bool))
+    inverted = dataclasses.replace(padding, expected_mask=~layer.expected_mask)
+    assert set(cells_of(inverted, 12)[0].flatten().tolist()) == {0, 1}
+    assert page("Llama", [Section("", "", "", [[layer]])]).count("Layer 0, text 0: ") == 2
 
 
 def test_an_empty_audit_prints() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.auditor.outside import token_outputs
+from regard.auditor.outside import document_codes, token_outputs
 from tests.auditor.planted import DOCUMENTS, packed_idx, padded_idx, seq2seq
 from tests.auditor.small_models import (
     LENGTH,
+    PAD,
     VOCABULARY,
     PlainGPT,
     packed,
@@ -69,9 +71,57 @@ def test_inside_and_outside_agree(fault: str) -> None:
     assert (audit.verdict == "right") is (fault == "")
 
 
-@pytest.mark.parametrize("make", [packed, lambda: padded("left"), tokens, lambda: packed((2,) * 6)])
-def test_at_most_eight_runs(make: Any) -> None:
-    assert regard.audit(small_model("Llama"), make()).outside.runs <= 8 + 2  # and two to begin with
+def packed_with_padding() -> dict[str, Any]:
+    """Return six documents and padding at the end, whose position is 0."""
+    batch = packed((2,) * 6)
+    batch["input_ids"][0, -2:] = PAD
+    batch["position_ids"][0, -2:] = 0
+    return batch
+
+
+@pytest.mark.parametrize("fault", ["", "documents"])
+@pytest.mark.parametrize(
+    "make",
+    [packed, lambda: padded("left"), tokens, lambda: packed((2,) * 6), packed_with_padding],
+    ids=["packed", "padded", "plain", "six documents", "documents and padding"],
+)
+def test_at_most_eight_runs(make: Any, fault: str) -> None:
+    batch = make()
+    if fault and not isinstance(batch, Tensor):
+        batch |= {"use_cache": True}
+    assert regard.audit(small_model("Llama"), batch).outside.runs <= 8
+
+
+@pytest.mark.parametrize("count", range(2, 7))
+def test_of_any_two_documents_each_is_changed_without_the_other(count: int) -> None:
+    codes = [set(code) for code in document_codes(count, 4)]
+    assert all(not a <= b for i, a in enumerate(codes) for j, b in enumerate(codes) if i != j)
+    assert len(set().union(*codes)) <= 4
+
+
+def test_more_documents_than_codes_are_still_told_from_their_neighbours() -> None:
+    codes = document_codes(50, 4)
+    assert len(codes) == 50
+    assert all(a != b for a, b in itertools.pairwise(codes))
+
+
+class OneLeak(PlainGPT):
+    """A GPT of six documents of which the fourth reads the third, and no mask shows it."""
+
+    def forward(self, idx: Tensor, document_ids: Tensor) -> Tensor:  # type: ignore[override]
+        logits: Tensor = super().forward(idx, document_ids=document_ids)[0]
+        leaked = logits.abs().max() * idx[:, 5] / VOCABULARY
+        return logits + (document_ids == 3)[..., None] * leaked[:, None, None]
+
+
+def test_a_leak_between_any_two_documents_is_found_from_outside() -> None:
+    torch.manual_seed(0)
+    documents = torch.arange(LENGTH)[None] // 2
+    batch = {"idx": tokens(1), "document_ids": documents}
+    audit = regard.audit(strengthened(OneLeak()), batch, expect=regard.causal)
+    assert audit.outside.answers["documents"] is False
+    assert "in document 3" in audit.outside.evidence["documents"]
+    assert audit.verdict == "wrong"  # though every mask is right
 
 
 def test_without_outside_nothing_is_run_again() -> None:

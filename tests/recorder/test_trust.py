@@ -127,8 +127,13 @@ def test_a_function_that_does_as_it_is_told_is_certified() -> None:
     assert str(seen[0].mask) == "causal"
 
 
+def test_a_function_that_drops_its_mask_has_the_map_without_it() -> None:
+    seen = run(changed(attention_mask=lambda _: None))
+    assert seen.certificate.certified, str(seen.certificate)
+    assert str(seen[0].mask) == "full"
+
+
 PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
-    "a dropped mask": (changed(attention_mask=lambda _: None), "off this layer's own attention output by"),
     "a window": (changed(window=lambda _: 19), "off this layer's own attention output by"),
     "another scale": (
         changed(scaling=lambda scale: 1.01 * scale),

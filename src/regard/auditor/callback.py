@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import warnings
 from typing import Any, Literal
 
@@ -43,11 +45,12 @@ def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
         on_wrong: whether a wrong verdict raises an error, which ends the run, or only warns.
         options: those of `regard.audit`, and `model`: which part of the module takes the batch, as "model".
     """
-    from lightning.pytorch import Callback  # type: ignore[import-not-found]
-
+    # Lightning is two packages, and a trainer takes the callbacks of its own only.
+    old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    callbacks: Any = importlib.import_module("pytorch_lightning" if old else "lightning.pytorch")
     name = options.pop("model", None)
 
-    class LightningAudit(Callback):  # type: ignore[misc]
+    class LightningAudit(callbacks.Callback):  # type: ignore[misc]
         """Audits the first batch; `audit` holds the result."""
 
         audit: Audit | None = None

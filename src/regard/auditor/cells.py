@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Grid, block_table, grid
+from regard.attention.masks.views import MaskView
 
 BLOCK = 512
 ENTRIES = 1 << 22  # of tiles that are evaluated at a time
@@ -69,19 +70,34 @@ def cells_beyond(
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class FirstKeys(Mask):
-    """A mask of the first `keys` keys, as one of all S keys: the others are hidden from every query."""
+class PlacedRows(MaskView):
+    """A mask of some queries, as one of all T queries: query `rows[i]` sees what query i sees inside.
 
-    inner: Mask
-    keys: int
+    What the other queries see is not known: they see what the next of these does.
+    """
 
-    def allowed(self, at: Grid) -> Tensor:
-        k = at.k.clamp(max=self.keys - 1)
-        inner = at._replace(q=at.q + self.keys - at.S, k=k, cols=k.flatten(), S=self.keys)
-        return self.inner.evaluate(inner) & (at.k < self.keys)
+    is_causal = False  # in these numbers
+
+    rows: Tensor
+
+    def window_size(self) -> int | None:
+        return None
+
+    def _local(self, numbers: Tensor) -> Tensor:
+        rows = self.rows.to(numbers.device)
+        return torch.searchsorted(rows, numbers.contiguous()).clamp(max=len(rows) - 1)
+
+    def _move(self, at: Grid) -> Grid:
+        numbers: Any = at.q.flatten() - (at.S - at.T)
+        local = numbers.each(self._local) if isinstance(numbers, Interval) else self._local(numbers)
+        q = (local + at.S - len(self.rows))[None, None, :, None]
+        return at._replace(q=q, rows=local, T=len(self.rows))
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return self.inner.shape_error(B, H, len(self.rows), S)
 
     def __repr__(self) -> str:
-        return f"{self.inner} on the first {self.keys} keys"
+        return f"{self.inner}, of a rank's rows"
 
 
 def on_cpu(mask: Mask) -> Mask:

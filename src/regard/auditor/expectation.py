@@ -14,11 +14,10 @@ from regard.attention.masks.named_masks import causal
 from regard.attention.masks.position_masks import Chunks, Window
 from regard.attention.masks.tensor_masks import Documents, Padding, TensorMask
 from regard.auditor.batch import TextBatch
+from regard.checker.subject.vocabulary import predicts_next_token
 from regard.recorder.layer import Layer
 from regard.recorder.sources.transformers_library.mask_recognition import masked_entries
 
-# Classes whose self-attention must not see later tokens. XLNet's language model reads in permuted orders.
-_NEXT_TOKEN = re.compile(r"^(?!XLNet).*(GPT|CausalLM|LMHeadModel|LanguageModel|Transducer)|^LM$|Decoder$")
 _BOTH_WAYS = re.compile(r"MaskedLM|SequenceClassification|TokenClassification|PreTraining|Encoder(?!Decoder)")
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.I)
 _ENCODER = re.compile(r"(^|\.)(\w*_)?encoder(\.|$)", re.I)
@@ -75,19 +74,27 @@ class Expectation:
 
 
 def expect_layer(
-    model: nn.Module, layer: Layer, batch: TextBatch, order: bool | None, expect: Mask | None
+    model: nn.Module,
+    layer: Layer,
+    heard: Mask,
+    shape: tuple[int, int, int, int],
+    batch: TextBatch,
+    order: bool | None,
+    expect: Mask | None,
 ) -> Expectation:
     """Return what a captured layer should see.
 
     Arguments:
         model: the model.
         layer: the layer as it was captured.
+        heard: the mask that it was heard to use.
+        shape: (B, H, T, S) of that mask.
         batch: the batch.
         order: whether the model is causal; None if that is not known.
         expect: the mask that the caller expects of every self-attention layer, if any.
     """
     module = _module(model, layer.name)
-    kind = _kind(module, layer, batch)
+    kind = _kind(module, layer, shape, batch)
     if kind == "other":
         return Expectation(kind=kind)
     tokens = batch.source if kind in ("cross", "encoder") and batch.source is not None else batch
@@ -110,7 +117,7 @@ def expect_layer(
         common = {"documents": documents, "padding": padding, "sinks": sinks, "softcap": softcap}
         return Expectation(**{name: part for name, part in common.items() if part is not None} | parts)
     is_causal = False if kind == "encoder" else order
-    window, known = _window(config, module, layer, is_causal, tokens.real)
+    window, known = _window(config, module, layer, heard, is_causal, tokens.real)
     block = _block(batch, config, window) if kind == "self" else None
     # PaliGemma 2 shows its prefix beyond the window, Gemma 3 its pictures within it (transformers 5.22).
     if block is not None and window is not None and model_type(model) == "paligemma":
@@ -144,7 +151,7 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
         return None, f"{name} reads parts of its text both ways: pass the mask that it should have as expect="
     if model_type(model) == "paligemma":
         return None, f"{name} reads its prefix both ways: pass token_type_ids, 0 for the prefix, or expect="
-    if _NEXT_TOKEN.search(name) or getattr(config, "is_decoder", False):
+    if predicts_next_token(name) or getattr(config, "is_decoder", False):
         return True, f"{name} is causal, as its class says"
     flags = {
         module.is_causal
@@ -199,13 +206,17 @@ def _module(model: nn.Module, name: str) -> nn.Module:
 
 def _config(model: nn.Module, module: nn.Module) -> Any:
     """Return the configuration of a layer: its own, or that of the model's text."""
-    config = getattr(module, "config", None) or getattr(model, "config", None)
+    return text_config(getattr(module, "config", None) or getattr(model, "config", None))
+
+
+def text_config(config: Any) -> Any:
+    """Return the configuration of a model's text: of one that reads pictures too, a part of its own."""
     return getattr(config, "text_config", None) or config
 
 
-def _kind(module: nn.Module, layer: Layer, batch: TextBatch) -> str:
+def _kind(module: nn.Module, layer: Layer, shape: tuple[int, int, int, int], batch: TextBatch) -> str:
     """Return what a layer's queries and keys are: tokens of the batch, of its source, of both, or others."""
-    B, _, T, S = layer.shape
+    B, _, T, S = shape
     own, source = batch.shape[1], None if batch.source is None else batch.source.shape[1]
     if batch.shape[0] != B:
         return "other"
@@ -216,21 +227,20 @@ def _kind(module: nn.Module, layer: Layer, batch: TextBatch) -> str:
     in_encoder = layer.stack == "encoder" or bool(_ENCODER.search(layer.name))
     if source is not None and in_encoder and T == S == source:
         return "encoder"
-    ends_in_padding = own == T > S and not bool(batch.real[:, S:].any())  # of which no key was kept
-    if not (T == S or ends_in_padding) or own != T or is_cross or _OTHER_TOKENS.search(layer.name):
+    if T != S or own != T or is_cross or _OTHER_TOKENS.search(layer.name):
         return "other"
     return "self"
 
 
 def _window(
-    config: Any, module: nn.Module, layer: Layer, is_causal: bool | None, real: Tensor
+    config: Any, module: nn.Module, layer: Layer, heard: Mask, is_causal: bool | None, real: Tensor
 ) -> tuple[Mask | None, bool]:
     """Return the window that a layer should have, and whether the configuration says so."""
     own_windows = getattr(config, "windows", None)  # of `regard.gpt.Config`
     if isinstance(own_windows, tuple) and layer.number < len(own_windows):
         own = own_windows[layer.number]
         return (None if own is None else _sliding(own, is_causal)), True
-    if not hasattr(config, "model_type") and layer.map.mask.window_size() is not None:
+    if not hasattr(config, "model_type") and heard.window_size() is not None:
         return None, False  # a model without a configuration may well have a window
     types = getattr(config, "layer_types", None)
     index = getattr(module, "layer_idx", layer.number)

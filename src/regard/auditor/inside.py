@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.position_masks import Window
+from regard.attention.masks.named_masks import Documents, Window
 from regard.auditor.batch import TextBatch
-from regard.auditor.cells import NO_CELLS, Cells, FirstKeys, are_equal, cells_beyond, on_cpu
+from regard.auditor.cells import Cells, PlacedRows, are_equal, cells_beyond, on_cpu
 from regard.auditor.expectation import Expectation, expect_layer, head_shares, rows_of
+from regard.auditor.ranks import Ranks
 from regard.recorder.layer import Layer
 from regard.recorder.result import Capture
 
@@ -47,62 +49,76 @@ class LayerReading:
     """Whether the mask that was heard hides padding."""
     is_causal: bool = False
     is_linear: bool = False
+    within_rank: bool = False
+    """Whether its queries see the keys of their own rank only, where ranks hold parts of a text."""
     asked: tuple[str, ...] = ()
     """The questions that this layer answers."""
     heard_mask: Mask | None = field(default=None, repr=False)
     expected_mask: Mask | None = field(default=None, repr=False)
     shape: tuple[int, int, int, int] = (0, 0, 0, 0)
     """(B, H, T, S)"""
+    real: Tensor | None = field(default=None, repr=False)
+    """Boolean (B, T), the queries that are no padding; None if all are."""
 
 
 def read_layers(
-    model: nn.Module, seen: Capture, batch: TextBatch, order: bool | None, expect: Mask | None
+    model: nn.Module, seen: Capture, batch: TextBatch, order: bool | None, expect: Mask | None, ranks: Ranks
 ) -> list[LayerReading]:
-    """Return what each captured layer saw, and where that differs from what it should see."""
+    """Return what each captured layer saw, on all ranks, and where that differs from what it should see."""
     known: dict[tuple[int, str], Cells] = {}  # layers mostly share their masks
     masks: list[Mask] = []
     readings = []
     for layer in seen.layers:
-        if layer.placement is not None and not layer.placement.is_map:
-            why = "this rank has a part of its rows or keys only"
-            readings.append(LayerReading(layer.name, layer.key, "other", "", "", False, why))
-            continue
-        heard = on_cpu(layer.map.mask)
+        heard, shape = _heard_mask(layer, batch, ranks)
         heard = next((mask for mask in masks if are_equal(mask, heard)), heard)
         masks.append(heard)
-        expected = expect_layer(model, layer, batch, order, expect)
-        readings.append(read_layer(layer, heard, expected, batch, known))
+        expected = expect_layer(model, layer, heard, shape, batch, order, expect)
+        readings.append(read_layer(layer, heard, shape, expected, batch, known, ranks))
     return readings
+
+
+def _heard_mask(layer: Layer, batch: TextBatch, ranks: Ranks) -> tuple[Mask, tuple[int, int, int, int]]:
+    """Return the mask that a layer was heard to use, and its shape: of all rows, where ranks share them."""
+    heard = layer.data().map
+    assert heard is not None
+    mask = on_cpu(heard.mask)
+    B, H, rows, S = layer.shape
+    T = batch.shape[1]
+    if ranks.rows is None:
+        return mask, layer.shape
+    if layer.placement is not None and layer.placement.rows is not None:
+        return mask, (B, H, T, T)
+    if (rows, S) == (len(ranks.rows), T):  # each rank has gathered all keys itself
+        return PlacedRows(mask, ranks.rows), (B, H, T, T)
+    return mask, layer.shape
 
 
 def read_layer(
     layer: Layer,
     heard: Mask,
+    shape: tuple[int, int, int, int],
     expected: Expectation,
     batch: TextBatch,
     known: dict[tuple[int, str], Cells],
+    ranks: Ranks,
 ) -> LayerReading:
     """Compare the mask of one layer with what it should see; `known` holds the cells of layers before it."""
     certified, why = layer.evidence.certified, layer.evidence.problem or ""
     if expected.kind == "other":
         why = "its queries and keys are not the tokens of the batch"
         return LayerReading(
-            layer.name,
-            layer.key,
-            "other",
-            str(heard),
-            "",
-            certified,
-            why,
-            heard_mask=heard,
-            shape=layer.shape,
+            layer.name, layer.key, "other", str(heard), "", certified, why, heard_mask=heard, shape=shape
         )
     rows = rows_of(batch, expected.kind)
-    B, H, T, S = layer.shape
-    shape, inner = layer.shape, heard
-    # Keys at the end that nobody sees and that are all alike are taken for room in a cache: padding is.
-    if expected.kind == "self" and S < T:
-        shape, heard = (B, H, T, T), FirstKeys(inner, S)
+    if (own := ranks.own_rows(shape[2])) is not None:
+        rows = own.expand(shape[0], -1) if rows is None else rows & own
+
+    def beyond(question: str, mask: Mask, limit: Mask) -> Cells:
+        at = (id(heard), f"{question} {expected.kind} {mask if mask is not heard else limit} {shape}")
+        if at not in known:
+            known[at] = cells_beyond(mask, limit, shape, rows)
+        return known[at]
+
     parts = expected.parts()
     # What a linear layer keeps of padding and other documents may be 0, which its mask does not show.
     if layer.is_linear:
@@ -110,32 +126,23 @@ def read_layer(
     wrong: dict[str, Cells] = {}
     shares: dict[str, Tensor] = {}
     for question, part in parts.items():
-        at = (id(inner), f"{question} {expected.kind} {part} {shape}")
-        cells = known[at] if at in known else cells_beyond(heard, part, shape, rows)
-        known[at] = cells
-        if cells.number:
+        if (cells := beyond(question, heard, part)).number:
             wrong[question] = cells
-            if not layer.is_linear and not part.biased and shape == layer.shape:
+            if not layer.is_linear and not part.biased and ranks.rows is None:
                 shares[question] = head_shares(layer, ~part, rows)
     whole, is_known = expected.mask(), expected.is_known
-    hidden = NO_CELLS
     answers_hidden = is_known and expected.window_known and not layer.is_linear
-    if answers_hidden:
-        at = (id(inner), f"hidden {expected.kind} {whole} {shape}")
-        hidden = known[at] if at in known else cells_beyond(whole, heard, shape, rows)
-        known[at] = hidden
-    if hidden.number:
+    if answers_hidden and (hidden := beyond("hidden", whole, heard)).number:
         wrong["hidden"] = hidden
     lost = []
     if not layer.is_linear:
-        settings = layer.settings
-        lost += ["sinks"] if expected.sinks and not settings.has_sinks else []
-        lost += ["softcap"] if expected.softcap is not None and settings.softcap is None else []
+        used = layer.data().map
+        lost += ["sinks"] if expected.sinks and getattr(used, "sinks", None) is None else []
+        lost += ["softcap"] if expected.softcap is not None and getattr(used, "softcap", None) is None else []
     only_padding = False
     if expected.padding is not None and "padding" in wrong:
         # A query may see itself all the same: else its softmax would have nothing to sum.
         only_padding = not cells_beyond(heard, ~expected.padding | Window(1), shape, rows).number
-    asked = [*parts, *(["hidden"] if answers_hidden else [])]
     return LayerReading(
         layer.name,
         layer.key,
@@ -146,18 +153,35 @@ def read_layer(
         why,
         wrong,
         shares,
-        window=inner.window_size(),
+        window=heard.window_size(),
         expected_window=None if expected.window is None else expected.window.window_size(),
         lost=tuple(lost),
         sees_only_padding=only_padding,
-        hears_padding=any(part.is_padding for part in inner.conjuncts()),
-        is_causal=inner.is_causal,
+        hears_padding=any(part.is_padding for part in heard.conjuncts()),
+        is_causal=heard.is_causal,
         is_linear=layer.is_linear,
-        asked=tuple(asked),
+        within_rank=_is_within_rank(heard, ranks),
+        asked=(*parts, *(["hidden"] if answers_hidden else [])),
         heard_mask=heard,
         expected_mask=whole if is_known else None,
         shape=shape,
+        real=rows_of(batch, expected.kind),
     )
+
+
+def _is_within_rank(mask: Mask, ranks: Ranks) -> bool:
+    """Whether a part of a mask hides the keys of other ranks."""
+    if ranks.rows is None:
+        return False
+    numbers = torch.cat([torch.full_like(rows, i) for i, rows in enumerate(ranks.positions)])
+    numbers = numbers[torch.cat(ranks.positions).argsort()]  # the rank of each position
+    ids = (part.ids.cpu() for part in mask.conjuncts() if isinstance(part, Documents))
+    return any(x.shape == (1, len(numbers)) and torch.equal(x[0], numbers) for x in ids)
+
+
+def layers_title(layers: list[LayerReading]) -> str:
+    """Return "layer 0" or "layers 0, 1"."""
+    return f"{'layer' if len(layers) == 1 else 'layers'} {layer_keys(layers)}"
 
 
 def layer_keys(layers: list[LayerReading]) -> str:

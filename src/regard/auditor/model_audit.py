@@ -9,20 +9,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from regard.attention.masks.base import Mask
-from regard.auditor.batch import ID_NAMES, IGNORED, TextBatch, read_batch
-from regard.auditor.catalogue import reading_mistakes
-from regard.auditor.expectation import is_causal_model, mask_parts
-from regard.auditor.inside import LayerReading, read_layers
+from regard.auditor.answers import answer, decide
+from regard.auditor.batch import ID_NAMES, TextBatch, read_batch
+from regard.auditor.diagnosis import diagnose
+from regard.auditor.expectation import is_causal_model
+from regard.auditor.inside import read_layers
+from regard.auditor.joined_readings import join_readings
 from regard.auditor.outside import Prober
-from regard.auditor.result import QUESTIONS, Audit, ReadingAnswer, ReadingDiagnosis
+from regard.auditor.ranks import Ranks, join_ranks
+from regard.auditor.result import Audit
 from regard.interventions.effects import evaluating
 from regard.recorder import capture
 from regard.recorder.result import Capture
 
-INSIDE = ("future", "documents", "padding", "window", "given", "hidden")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -34,6 +36,8 @@ def audit(
     documents: Tensor | None = None,
     layers: Sequence[int | str] | None = None,
     outside: bool = True,
+    group: Any = None,
+    rows: Tensor | None = None,
 ) -> Audit:
     """Audit what a model reads on a batch, from inside by its layers' masks, from outside by changing tokens.
 
@@ -48,7 +52,11 @@ def audit(
             model's class and configuration say.
         documents: the document of each token, (B, T) or (T,), if the batch does not say it.
         layers: the keys of the layers to hear, as of `capture`; None for all.
-        outside: whether to change tokens and run again, twelve times at most.
+        outside: whether to change tokens and run again, eight times at most.
+        group: the processes that run the model together, each with its own tokens as `batch`; all of them
+            call this, and all get the same verdict. Those of a tensor-parallel model are found.
+        rows: the positions in the whole text of this process's tokens, (T,), as `regard.ring_positions` gives
+            them; None if `position_ids` count through the whole text and say so.
 
     >>> import regard, torch
     >>> from regard.gpt import GPT, Config
@@ -68,6 +76,12 @@ def audit(
     if isinstance(batch, Mapping):
         batch = _with_decoder_ids(model, _placed(model, batch), result)
     text = read_batch(batch, documents, config)
+    ranks, whole = join_ranks(model, text.arguments, text.name, group, rows)
+    if ranks.positions:
+        result.is_split = True
+        count, own = len(ranks.positions), len(ranks.positions[0])
+        result.assumptions.append(f"{count} ranks hold parts of each text, rank 0 {own} of its tokens")
+        text = read_batch(whole, _joined(documents, ranks, text), config)
     order, said = is_causal_model(model)
     if expect is not None:
         order, said = _expected_order(expect), f"every layer sees {expect}, as you said"
@@ -79,30 +93,56 @@ def audit(
     result.assumptions[:0] = [said] if order is not None or expect is not None else []
     result.assumptions += list(text.assumptions)
     text = _as_trained(model, _accepted(model, text, result), result)
-    seen = _hear(model, text, layers, result)
+    seen, output = _hear(model, text, layers, ranks, result)
     if seen is not None:
-        result.layers = read_layers(model, seen, text, order, expect)
+        result.layers = read_layers(model, seen, text, order, expect, ranks)
+    result.layers = join_readings(result.layers, ranks)
+    result.not_heard = tuple(dict.fromkeys(x for xs in ranks.exchange(result.not_heard) for x in xs))
     heard = [x for x in result.layers if x.kind != "other"]
     all_heard = bool(heard) and not result.not_heard and all(x.certified for x in heard)
     all_heard = all_heard and len(heard) == len(result.layers)
     if outside:
         right = all_heard and not any(x.wrong for x in heard)
-        result.outside = Prober(model, text).probe(order, right)
+        result.outside = Prober(model, text, ranks).probe(order, right, output)
     if not bool(text.real.any()):
         result.undecided = "every token of the batch is padding"
         return result
-    _answer(result, text, order, expect, all_heard)
-    _diagnose(result, text, config, expect)
-    _decide(result, text, order, said, expect)
+    answer(result, text, order, expect, all_heard)
+    result.diagnoses = diagnose(result, text, config, expect)
+    decide(result, text, order, said, expect)
+    result.notes += _notes(text, config, result)
+    return result
+
+
+def _joined(documents: Tensor | None, ranks: Ranks, text: TextBatch) -> Tensor | None:
+    """Return the documents of the tokens of all ranks, if they are told to each."""
+    if not all(ranks.exchange(documents is not None)) or documents is None:
+        return None
+    assert text.documents is not None
+    return ranks.join(text.documents).long()
+
+
+def _notes(text: TextBatch, config: Any, result: Audit) -> list[str]:
+    """Return what else the user should know, in sentences."""
+    notes = []
     eos = getattr(config, "eos_token_id", None)
     inner = text.real[:, 1:] & text.real[:, :-1]
-    if (
-        text.documents is None
-        and isinstance(eos, int)
-        and bool(((text.ids[:, :-1] == eos).cpu() & inner).any())
-    ):
-        result.notes.append("end-of-text tokens lie inside the texts: if they end documents, pass documents=")
-    return result
+    has_ends = isinstance(eos, int) and bool(((text.ids[:, :-1] == eos).cpu() & inner).any())
+    if text.documents is None and has_ends:
+        notes.append("end-of-text tokens lie inside the texts: if they end documents, pass documents=")
+    windows = {
+        x for x in (getattr(config, "sliding_window", None),) if isinstance(x, int) and x < text.shape[1]
+    }
+    types = getattr(config, "layer_types", None) or ()
+    if text.given_mask is not None and windows and (not types or "sliding_attention" in types):
+        notes.append(
+            f"a mask {tuple(text.given_mask.shape)} takes the place of the model's own in every layer: "
+            f"its windows of {windows.pop()} keys are only used if they are in yours"
+        )
+    alone = not result.is_split and distributed.is_available() and distributed.is_initialized()
+    if result.verdict == "undecided" and alone and distributed.get_world_size() > 1:
+        notes.append("this process was audited alone: if other ranks hold parts of its texts, pass group=")
+    return notes
 
 
 def _ids_name(model: nn.Module) -> str:
@@ -176,245 +216,41 @@ def _as_trained(model: nn.Module, text: TextBatch, result: Audit) -> TextBatch:
 
 
 def _hear(
-    model: nn.Module, text: TextBatch, layers: Sequence[int | str] | None, result: Audit
-) -> Capture | None:
-    """Run the model once under capture; None if nothing can be heard, and why is in the result."""
-    with warnings.catch_warnings(), torch.no_grad(), evaluating(model):
+    model: nn.Module, text: TextBatch, layers: Sequence[int | str] | None, ranks: Ranks, result: Audit
+) -> tuple[Capture | None, Any]:
+    """Run the model once under capture, and return what was seen and what the model returned.
+
+    If nothing can be heard both are None, and why is in the result.
+    """
+    arguments = ranks.own_arguments(text.arguments)
+    group = None if ranks.group is None else ranks.group.group
+    with warnings.catch_warnings(), torch.no_grad(), evaluating(model), ranks.placing(text):
         warnings.simplefilter("ignore")
         try:
-            with capture(model, layers=layers) as seen:
-                model(**text.arguments)
+            with capture(model, layers=layers, group=group) as seen:
+                output = model(**arguments)
         except Exception as error:  # whatever capture or the model says, the model alone must run
-            _check_runs(model, text)
+            _check_runs(model, arguments)
             result.not_heard = (f"nothing was heard from inside: {_first_line(error)}",)
-            return None
+            return None, None
     missing = [f"{name}: {reason}" for name, reason in seen.missing.items()]
     others = [
         f"{name} mixes tokens, and is no attention" for name in getattr(seen.certificate, "other_mixers", ())
     ]
     result.not_heard = tuple(f"not heard: {sentence}" for sentence in (*missing, *others))
-    return seen
+    return seen, output
 
 
-def _check_runs(model: nn.Module, text: TextBatch) -> None:
+def _check_runs(model: nn.Module, arguments: dict[str, Any]) -> None:
     """Raise ValueError if a model does not run on a batch."""
     try:
-        model(**text.arguments)
+        model(**arguments)
     except Exception as error:
-        kinds = ", ".join(text.arguments)
         raise ValueError(
-            f"{type(model).__name__} does not run on this batch ({kinds}): "
+            f"{type(model).__name__} does not run on this batch ({', '.join(arguments)}): "
             f"{type(error).__name__}: {_first_line(error)}"
         ) from error
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _answer(result: Audit, text: TextBatch, order: bool | None, expect: Mask | None, all_heard: bool) -> None:
-    """Put together what inside and outside say to each question that the batch asks."""
-    judged = [x for x in result.layers if x.kind != "other"]
-    outside = result.outside
-    for question in QUESTIONS:
-        asked = [x for x in judged if question in x.asked]
-        inside: bool | None = None
-        evidence = outside.evidence.get(question, "")
-        if question in INSIDE and asked:
-            wrong = [x for x in asked if question in x.wrong and x.certified]
-            # A linear layer's mask does not say what it keeps of other documents and of padding.
-            is_told = question not in ("documents", "padding") or not any(x.is_linear for x in judged)
-            inside = False if wrong else True if all_heard and is_told else None
-            evidence = _inside_evidence(question, wrong, len(asked)) if wrong else evidence
-        elif question == "sinks":
-            lost = [x for x in judged if x.lost]
-            inside = False if lost else None
-            evidence = ", ".join(str(x.key) for x in lost)
-        elif question == "targets":
-            found = _crossing_targets(text)
-            inside = None if found is None else not found
-            evidence = "" if not found else f"{len(found)} targets, the first at position {found[0][1]}"
-        out = outside.answers.get(question)
-        if inside is None and out is None and not _is_relevant(question, text, order, expect, judged):
-            continue
-        result.answers.append(ReadingAnswer(question, inside, out, evidence))
-
-
-def _is_relevant(
-    question: str, text: TextBatch, order: bool | None, expect: Mask | None, judged: list[LayerReading]
-) -> bool:
-    """Return whether a question must be answered before the verdict can be "right"."""
-    if question == "future":
-        return bool(order) and text.shape[1] > 1
-    if question == "documents":
-        return text.documents is not None
-    if question == "padding":
-        return text.has_padding
-    parts = {} if expect is None else mask_parts(expect)
-    if question == "given":
-        return "given" in parts or text.given_mask is not None
-    if question == "window" and "window" in parts and not judged:
-        return True
-    return question == "window" and any(
-        x.expected_window is not None and x.expected_window < text.shape[1] for x in judged
-    )
-
-
-def _inside_evidence(question: str, wrong: list[LayerReading], asked: int) -> str:
-    """Describe the cells of the layers that are wrong, in a sentence."""
-    layer = wrong[0]
-    cells = layer.wrong[question]
-    assert cells.first is not None
-    b, q, k = cells.first
-    names = ", ".join(str(x.key) for x in wrong[:4]) + (", …" if len(wrong) > 4 else "")
-    verb = "does not see" if question == "hidden" else "sees"
-    where = f"{len(wrong)} of {asked} layers ({names})"
-    where = f"{where}; in layer {layer.key}, query {q} of text {b} {verb} key {k}"
-    shares = {x.key: x.shares[question] for x in wrong if question in x.shares}
-    if not shares:
-        return f"{where}, one of {cells.number:,} cells"
-    key = max(shares, key=lambda key: float(shares[key].max()))
-    head = int(shares[key].argmax())
-    share = float(shares[key].max())
-    return (
-        f"{where}, one of {cells.number:,} cells; head {key}.{head} gives them {share:.0%} of its attention"
-    )
-
-
-def _crossing_targets(text: TextBatch) -> list[tuple[int, int]] | None:
-    """Return the targets (text, position) that are predicted from another document; None if not asked."""
-    labels, documents = text.labels, text.documents
-    if labels is None or documents is None or text.source is not None:
-        return None
-    ids, real = text.ids.cpu(), text.real
-    border = (documents[:, 1:] != documents[:, :-1]) & real[:, 1:] & real[:, :-1]
-    used = labels != IGNORED
-    # Labels that a trainer has shifted itself stand one token earlier.
-    here = (labels == ids)[used].float().mean() if bool(used.any()) else torch.tensor(1.0, device="cpu")
-    ahead = (labels[:, :-1] == ids[:, 1:])[used[:, :-1]].float().mean() if bool(used[:, :-1].any()) else here
-    targets = used[:, :-1] if float(ahead) > float(here) else used[:, 1:]
-    return [(b, t + 1) for b, t in (targets & border).nonzero().tolist()]
-
-
-def _diagnose(result: Audit, text: TextBatch, config: Any, expect: Mask | None) -> None:
-    """Name the mistakes that explain the questions which failed."""
-    failed = {a.question: a for a in result.answers if a.right is False}
-    judged = [x for x in result.layers if x.kind != "other" and x.certified]
-    named: dict[str, str] = {}
-    inverted = _inverted_mask(text, config)
-    if inverted:
-        named["mask-inverted"] = inverted
-    if "future" in failed:
-        named["future-seen"] = failed["future"].evidence
-    if "documents" in failed:
-        named["documents-leak"] = failed["documents"].evidence
-    if "padding" in failed:
-        seeing = [x for x in judged if "padding" in x.wrong]
-        passed = isinstance(text.arguments.get("attention_mask"), Tensor)
-        dropped = passed and bool(seeing) and not any(x.hears_padding for x in judged)
-        name = "mask-dropped" if dropped else "padding-seen"
-        name = "mask-inverted" if any(x.sees_only_padding for x in seeing) else name
-        named.setdefault(name, failed["padding"].evidence)
-    if "given" in failed:
-        # A mask in the batch was passed, and dropped; one that is only expected may never have been passed.
-        name = "mask-dropped" if text.given_mask is not None else "unexpected-mask"
-        named.setdefault(name, failed["given"].evidence)
-    _name_windows(named, failed, judged)
-    if "hidden" in failed and not named:
-        hiding = [x for x in judged if "hidden" in x.wrong]
-        ordered = any(
-            x.is_causal and x.expected_mask is not None and not x.expected_mask.is_causal for x in hiding
-        )
-        if ordered:
-            named["causal-where-bidirectional"] = failed["hidden"].evidence
-        elif expect is not None or text.given_mask is not None:
-            named["unexpected-mask"] = failed["hidden"].evidence
-    if "both ways" in failed and not named:
-        named["causal-where-bidirectional"] = failed["both ways"].evidence
-    for lost in ("sinks", "softcap"):
-        layers = [x for x in judged if lost in x.lost]
-        if layers:
-            keys = ", ".join(str(x.key) for x in layers[:4])
-            named[f"{lost}-lost"] = f"{len(layers)} layers ({keys}) have them, and did not use them"
-    if "alone" in failed and not named and (text.documents is not None or text.has_left_padding):
-        name = "positions-do-not-restart" if text.documents is not None else "left-padding-shifts-positions"
-        named[name] = failed["alone"].evidence
-    if "targets" in failed:
-        named["targets-cross-documents"] = failed["targets"].evidence
-    if "eager" in failed and not named:
-        named["implementations-differ"] = failed["eager"].evidence
-    for name, mistake in reading_mistakes().items():
-        if name in named:
-            what = f"The model {mistake.what}: {named[name]}."
-            case = _leak_case(result, failed["documents"], text, config) if name == "documents-leak" else ""
-            told = {"cause": mistake.cause, "fix": mistake.fix} | mistake.cases.get(case, {})
-            result.diagnoses.append(ReadingDiagnosis(name, what, mistake.symptom, **told))
-
-
-def _leak_case(result: Audit, answer: ReadingAnswer, text: TextBatch, config: Any) -> str:
-    """Return which case of leaking documents this is: "" where a mask or a cache may be in the way."""
-    if answer.inside is not False:
-        return "other-layers" if any("documents" in layer.asked for layer in result.layers) else ""
-    arguments = text.arguments
-    has_cache = bool(arguments.get("use_cache", getattr(config, "use_cache", False)))
-    return "" if has_cache or arguments.get("attention_mask") is not None else "positions-unused"
-
-
-def _name_windows(
-    named: dict[str, str], failed: dict[str, ReadingAnswer], judged: list[LayerReading]
-) -> None:
-    """Name what is wrong with the windows of layers."""
-    wide = [x for x in judged if "window" in x.wrong]
-    narrow = [x for x in judged if "hidden" in x.wrong and x.window is not None]
-    narrow = [x for x in narrow if x.expected_window is None or x.window != x.expected_window]
-    if not wide and not narrow:
-        return
-    evidence = failed["window"].evidence if wide else failed["hidden"].evidence
-    pairs = {(x.window, x.expected_window) for x in (*wide, *narrow)}
-    if wide and any(x.expected_window is None for x in narrow):
-        named["window-on-wrong-layers"] = evidence
-    elif all(a is not None and b is not None and abs(a - b) == 1 for a, b in pairs):
-        named["window-off-by-one"] = evidence
-    elif wide and all(x.window is None for x in wide):
-        named["window-ignored"] = evidence
-    else:
-        named["window-wrong-size"] = evidence
-
-
-def _inverted_mask(text: TextBatch, config: Any) -> str:
-    """Say how the mask of a batch is inverted: it shows the padding token and hides all others."""
-    pad, mask = getattr(config, "pad_token_id", None), text.arguments.get("attention_mask")
-    if pad is None or not isinstance(mask, Tensor) or mask.shape != text.ids.shape:
-        return ""
-    padding, real = (text.ids.cpu() == pad), text.real
-    shown, hidden = int((padding & real).sum()), int((~padding & ~real).sum())
-    if shown and hidden and not bool((padding & ~real).any()) and not bool((~padding & real).any()):
-        return f"it is 1 at the {shown} padding tokens (id {pad}), and 0 at the {hidden} others"
-    return ""
-
-
-def _decide(result: Audit, text: TextBatch, order: bool | None, said: str, expect: Mask | None) -> None:
-    """Say why there is no verdict, if something that the batch asks was not answered."""
-    if result.diagnoses:
-        differing = [a for a in result.answers if a.differs]
-        result.notes += [
-            f"inside and outside differ on whether {QUESTIONS[a.question]}: "
-            f"{result.outside.evidence.get(a.question, '')}"
-            for a in differing
-        ]
-        return
-    unanswered = [
-        a for a in result.answers if a.right is None and a.question not in ("hidden", "sinks", "targets")
-    ]
-    failed = [a for a in result.answers if a.right is False]
-    if failed:
-        first = failed[0]
-        known = "and no known mistake explains it"
-        result.undecided = f"it is not so that {QUESTIONS[first.question]}, {known}: {first.evidence}"
-    elif order is None and expect is None and text.given_mask is None:
-        result.undecided = said
-    elif unanswered:
-        why = next(iter(result.not_heard), "") or next((x.why for x in result.layers if not x.certified), "")
-        result.undecided = f"whether {QUESTIONS[unanswered[0].question]} could not be found out; {why}"
-    elif not result.answers:
-        result.undecided = "no layer was heard, and no change showed in its outputs"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import combinations
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,12 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES, TextBatch
 from regard.auditor.cells import Cell
+from regard.auditor.ranks import Ranks
 from regard.interventions.effects import evaluating
+from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
 
-DOCUMENTS = 4  # whose tokens are changed, one run each
+RUNS = 8  # at most, beside the one that is captured
+DOCUMENT_RUNS = 4  # at most, in which documents are changed
 EAGER_TOKENS = 1024  # up to which the model's eager implementation is run beside its own
 # Relative to the largest output. Experts compute with other sizes when other tokens change, which rounds.
 # In float64 too, Transformers computes rotary positions, and eager attention its softmax, in float32.
@@ -49,28 +53,31 @@ class OutsideReading:
 
 
 class Prober:
-    """Runs a model on changed batches and compares its outputs."""
+    """Runs a model on changed batches and compares its outputs, on all ranks in step."""
 
-    def __init__(self, model: nn.Module, batch: TextBatch) -> None:
+    def __init__(self, model: nn.Module, batch: TextBatch, ranks: Ranks | None = None) -> None:
         self.model, self.batch = model, batch
+        self.ranks = Ranks() if ranks is None else ranks
         self.reading = OutsideReading()
+        self.alone: Tensor | None = None  # what the last document gave alone
 
-    def probe(self, order: bool | None, masks_are_right: bool) -> OutsideReading:
+    def probe(self, order: bool | None, masks_are_right: bool, output: Any = None) -> OutsideReading:
         """Ask every question that the batch allows.
 
         Arguments:
             order: whether the model is causal; None if that is not known.
             masks_are_right: whether every layer was heard, and sees what it should: only then does a text
                 that comes out differently alone tell of its positions.
+            output: what the model returned for this batch; None if it has not been run.
         """
         reading, batch = self.reading, self.batch
         with torch.no_grad(), evaluating(self.model):
-            base = self._run(batch.arguments)
+            base = self._run(batch.arguments) if output is None else self._token_outputs(output)
             if base is None:
                 reading.why = reading.why or "it gives no output for every token"
                 return reading
             again = self._run(batch.arguments)
-            self.base, self.limit = base, _limit(base, batch.real)
+            self.base, self.limit = base, self._limit(base)
             if not math.isfinite(self.limit):
                 reading.why = "its outputs are not finite numbers"
                 return reading
@@ -80,25 +87,47 @@ class Prober:
             self._ask_documents()
             self._ask_padding()
             self._ask_order(order)
-            if masks_are_right:
-                self._ask_alone()
-            self._ask_eager()
+            # No document of ranks that share the rows can be run alone, and eager attention knows no ranks.
+            if self.ranks.rows is None:
+                if masks_are_right:
+                    self._ask_alone()
+                self._ask_eager()
         return reading
 
     def _run(self, arguments: dict[str, Any]) -> Tensor | None:
         """Return the output for every token; None if there is none, or if other tokens do not run."""
         self.reading.runs += 1
+        error = ""
+        output = None
         try:
-            output = self.model(**arguments)
-        except Exception as error:  # as of a model that counts its picture's tokens
-            self.reading.why = f"it does not run with other tokens: {type(error).__name__}"
+            output = self.model(**self.ranks.own_arguments(arguments))
+        except Exception as raised:  # as of a model that counts its picture's tokens
+            error = type(raised).__name__
+        errors = [x for x in self.ranks.exchange(error) if x]
+        if errors:
+            self.reading.why = f"it does not run with other tokens: {errors[0]}"
             return None
-        return token_outputs(output, *arguments[self.batch.name].shape)
+        return self._token_outputs(output, *arguments[self.batch.name].shape)
+
+    def _token_outputs(self, output: Any, *shape: int) -> Tensor | None:
+        """Return the output for every token of this rank; None if some rank has none."""
+        B, T = shape or self.batch.shape
+        outputs = token_outputs(output, B, T if self.ranks.rows is None else len(self.ranks.rows))
+        return outputs if all(self.ranks.exchange(outputs is not None)) else None
+
+    def _difference(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return by how much the outputs of two runs differ at each position, (B, T)."""
+        return self.ranks.join((one.float() - other.float()).abs().flatten(2).amax(-1))
 
     def _moves(self, other: Tensor, factor: float = 1.0) -> Tensor:
         """Return which positions (B, T) of real tokens differ from the base run."""
-        difference = (other.float() - self.base.float()).abs().flatten(2).amax(-1)
-        return (~(difference <= factor * self.limit)).cpu() & self.batch.real
+        return ~(self._difference(other, self.base) <= factor * self.limit) & self.batch.real
+
+    def _limit(self, base: Tensor) -> float:
+        """Return by how much outputs may differ by rounding alone."""
+        size = self.ranks.join(base.float().abs().flatten(2).amax(-1))[self.batch.real]
+        largest = float(size.max()) if len(size) else 1.0
+        return TOLERANCES.get(base.dtype, 1e-4) * largest
 
     def _others(self, ids: Tensor, chosen: Tensor, step: int = 1) -> Tensor:
         """Return token ids with others in the place of those chosen, which occur elsewhere in the batch."""
@@ -129,33 +158,33 @@ class Prober:
         if documents is None:
             return
         ranks = torch.stack([_ranks(row) for row in documents])  # (B, T): the number of each document
-        count = int(ranks.max()) + 1
-        chosen = sorted({*range(min(count - 1, DOCUMENTS - 1)), count - 1})
-        checked = False
-        for number in chosen:
-            inside = (ranks == number) & real
-            if not bool(inside.any()):
-                continue
+        # The runs that other questions need: two with other padding, one in order, two for implementations.
+        left = RUNS - self.reading.runs - 2 * self.batch.has_padding - 3
+        checked, codes = False, document_codes(int(ranks.max()) + 1, max(2, min(DOCUMENT_RUNS, left)))
+        for run in range(1 + max(max(code) for code in codes)):
+            chosen = [number for number, code in enumerate(codes) if run in code]
+            inside = torch.isin(ranks, torch.tensor(chosen, device="cpu")) & real
             other = self._run(self.batch.with_ids(self._others(self.batch.ids, inside)))
             if other is None:
                 return
-            moved = self._moves(other)
+            difference = self._difference(other, self.base)
+            moved = ~(difference <= self.limit) & real
             checked |= bool((moved & inside).any())
-            elsewhere = moved & ~inside & (ranks == number).any(1, keepdim=True)
+            elsewhere = moved & ~inside & inside.any(1, keepdim=True)
             if bool(elsewhere.any()):
                 text, position = elsewhere.nonzero()[0].tolist()
                 source = int(inside[text].nonzero()[0])
-                change = float((other - self.base)[text, position].abs().max())
+                changed = sorted({int(number) for number in ranks[text][inside[text]]})
                 self._answer(
                     "documents",
                     False,
-                    f"changing document {number} of text {text} moves position {position}, in document "
-                    f"{int(ranks[text, position])}, by {change:.2g}",
+                    f"changing {_documents(changed)} of text {text} moves position {position}, in document "
+                    f"{int(ranks[text, position])}, by {float(difference[text, position]):.2g}",
                     Cell(text, position, source),
                 )
                 return
         if checked:
-            self._answer("documents", True, f"changing {len(chosen)} documents, one by one, moves no other")
+            self._answer("documents", True, f"changing {len(codes)} documents moves no other")
 
     def _ask_padding(self) -> None:
         padding = ~self.batch.real
@@ -167,8 +196,7 @@ class Prober:
         )
         if first is None or second is None:
             return
-        difference = (first.float() - second.float()).abs().flatten(2).amax(-1)
-        moved = (~(difference <= self.limit)).cpu() & self.batch.real
+        moved = ~(self._difference(first, second) <= self.limit) & self.batch.real
         if bool(moved.any()):
             text, position = moved.nonzero()[0].tolist()
             source = int(padding[text].nonzero()[0]) if bool(padding[text].any()) else 0
@@ -234,6 +262,7 @@ class Prober:
         output = None if arguments is None else self._run(arguments)
         if output is None:
             return
+        self.alone = output
         base = self.base[text, places.to(self.base.device)]
         difference = (output[0].float() - base.float()).abs().flatten(1).amax(-1)
         right = bool((difference <= OTHER_SIZES * self.limit).all())
@@ -317,10 +346,12 @@ class Prober:
             return
         ids, mask = arguments[self.batch.name], arguments.get("attention_mask")
         real = torch.ones(ids.shape, dtype=torch.bool, device="cpu")
-        single = Prober(self.model, TextBatch(arguments, self.batch.name, ids, real, given_mask=mask))
-        base = single._run(arguments)
+        single = Prober(
+            self.model, TextBatch(arguments, self.batch.name, ids, real, given_mask=mask), self.ranks
+        )
+        base = single._run(arguments) if self.alone is None else self.alone
         if base is not None:
-            single.base, single.limit = base, _limit(base, real)
+            single.base, single.limit = base, single._limit(base)
             single._ask_eager()
         self.reading.runs += single.reading.runs
         for right in single.reading.answers.values():
@@ -357,7 +388,9 @@ def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
         )
         found = [x for x in (*named, *items) if isinstance(x, Tensor)]
     fitting = (x for x in found if x.ndim >= 3 and x.shape[:2] == (B, T) and x.is_floating_point())
-    return next(fitting, None)
+    outputs = next(fitting, None)
+    # A plan of tensor parallelism may leave the logits spread over the ranks.
+    return cast(Any, outputs).full_tensor() if is_dtensor(outputs) else outputs
 
 
 def _square(mask: Tensor, text: int, places: Tensor) -> Tensor:
@@ -366,10 +399,23 @@ def _square(mask: Tensor, text: int, places: Tensor) -> Tensor:
     return mask[min(text, len(mask) - 1)][None][..., places, :][..., places]
 
 
-def _limit(base: Tensor, real: Tensor) -> float:
-    """Return by how much outputs may differ by rounding alone."""
-    largest = float(base[real.to(base.device)].float().abs().max()) if bool(real.any()) else 1.0
-    return TOLERANCES.get(base.dtype, 1e-4) * largest
+def document_codes(count: int, runs: int) -> list[tuple[int, ...]]:
+    """Return in which of some runs each document is changed.
+
+    Of any two documents, each is changed in a run in which the other is not: no code contains another. Four
+    runs are enough for six documents; more of them share codes.
+    """
+    needed = next((n for n in range(1, runs) if math.comb(n, n // 2) >= count), runs)
+    codes = list(combinations(range(needed), max(1, needed // 2)))
+    return [codes[number % len(codes)] for number in range(count)]
+
+
+def _documents(numbers: list[int]) -> str:
+    """Return the numbers of documents in words."""
+    if len(numbers) == 1:
+        return f"document {numbers[0]}"
+    listed = ", ".join(map(str, numbers[:4])) + (", …" if len(numbers) > 4 else "")
+    return f"documents {listed}"
 
 
 def _ranks(documents: Tensor) -> Tensor:

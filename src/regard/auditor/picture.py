@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import html
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.auditor.inside import LayerReading, layer_keys
-from regard.cell_output import colour_bytes, enlarge, picture_html
-from regard.png import encode_png
+from regard.auditor.inside import LayerReading, layers_title
+from regard.cell_output import colour_bytes, encode_png, enlarge, picture_html
 
 MOST_CELLS = 256  # to a side of a picture; of a longer text, this many rows and columns are drawn
 TERMINAL_CELLS = 32
 HIDDEN, SEEN, LEAKED, LOST = range(4)
 COLOURS = ("#f2f2f2", "#3b6ea5", "#d62728", "#ff9f1c")
 CHARACTERS = ("·", "█", "X", "o")
-COLOUR_LEGEND = "seen, not seen; red is seen and should not be, orange is not seen and should be"
+STYLE = """
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+pre{white-space:pre-wrap;overflow-wrap:anywhere}
+section{display:flex;flex-wrap:wrap;gap:1.5rem}
+figure{max-width:20rem}
+img{image-rendering:pixelated;width:100%;border:1px solid #8888}
+.verdict{font-size:1.25rem;font-weight:600}
+.key{display:flex;flex-wrap:wrap;gap:.25rem 1rem;align-items:center}
+.key i{display:inline-block;width:.9em;height:.9em;margin-right:.35em;border:1px solid #8888}
+"""
 LEGEND = (
     "Queries run down, keys across. █ is seen, · is not; X is seen and should not be, o should be and is not."
 )
@@ -42,8 +52,10 @@ def cells_of(layer: LayerReading, most: int) -> tuple[Tensor, int]:
     cells = seen.long()
     if layer.expected_mask is not None:
         expected = _one_text(layer.expected_mask.tile(rows, keys, layer.shape), text)
-        cells[seen & ~expected] = LEAKED
-        cells[expected & ~seen] = LOST
+        # What padding sees counts for nothing.
+        counts = torch.ones_like(rows, dtype=torch.bool) if layer.real is None else layer.real[text][rows]
+        cells[seen & ~expected & counts[:, None]] = LEAKED
+        cells[expected & ~seen & counts[:, None]] = LOST
     return cells, text
 
 
@@ -54,34 +66,55 @@ def _one_text(tile: Tensor, text: int) -> Tensor:
     return tile[min(text, len(tile) - 1)].any(0).cpu()
 
 
-def page(subject: str, summary: str, report: str, groups: list[list[LayerReading]]) -> str:
-    """Return an audit as a page of HTML that needs nothing else.
+class Section(NamedTuple):
+    """What one audit adds to a page."""
+
+    title: str
+    """What the model has read, if the page has several sections."""
+    summary: str
+    """The verdict in one line."""
+    report: str
+    groups: list[list[LayerReading]]
+    """Layers that see the same, each with a picture."""
+
+
+def page(subject: str, sections: list[Section]) -> str:
+    """Return audits as a page of HTML that needs nothing else.
 
     Arguments:
         subject: the model's name.
-        summary: the verdict in one line.
-        report: the whole report.
-        groups: layers that see the same, each with a picture.
+        sections: an audit each.
     """
-    figures = []
-    for layers in groups:
-        cells, text = cells_of(layers[0], MOST_CELLS)
-        pixels = enlarge(colour_bytes(COLOURS)[cells.numpy().astype(np.int64)])
-        expected = f"; it should see {layers[0].expected}" if layers[0].expected else ""
-        caption = f"Layers {layer_keys(layers)}, text {text}: {layers[0].mask}{expected}"
-        figures.append(picture_html(encode_png(pixels), caption, caption))
+    body = "".join(
+        (f"<h2>{html.escape(section.title)}</h2>" if section.title else "")
+        + f"<p class=verdict>{html.escape(section.summary)}</p>"
+        + f"<section>{''.join(map(_figure, section.groups))}</section>"
+        + f"<pre>{html.escape(section.report)}</pre>"
+        for section in sections
+    )
+    meanings = ("not seen", "seen", "seen, and should not be", "not seen, and should be")
+    key = "".join(
+        f'<span><i style="background:{colour}"></i>{words}</span>'
+        for colour, words in zip(COLOURS, meanings, strict=True)
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         "style-src 'unsafe-inline'\">"
-        f"<title>{html.escape(subject)}: what it reads</title>"
-        "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-        "pre{white-space:pre-wrap}section{display:flex;flex-wrap:wrap;gap:1.5rem}figure{max-width:20rem}"
-        "img{image-rendering:pixelated;width:100%}</style></head><body>"
-        f"<h1>{html.escape(summary)}</h1><section>{''.join(figures)}</section>"
-        f"<p>Queries run down, keys across: blue and grey are {COLOUR_LEGEND}.</p>"
-        f"<pre>{html.escape(report)}</pre></body></html>"
+        f"<title>{html.escape(subject)}: what it reads</title><style>{STYLE}</style></head><body>"
+        f"<h1>What {html.escape(subject)} reads</h1>"
+        f'<p class="key">Queries run down, keys across. {key}</p>{body}</body></html>'
     )
+
+
+def _figure(layers: list[LayerReading]) -> str:
+    """Return the picture of layers that see the same."""
+    cells, text = cells_of(layers[0], MOST_CELLS)
+    pixels = enlarge(colour_bytes(COLOURS)[cells.numpy().astype(np.int64)])
+    expected = f"; it should see {layers[0].expected}" if layers[0].expected else ""
+    caption = f"{layers_title(layers).capitalize()}, text {text}: {layers[0].mask}{expected}"
+    return picture_html(encode_png(pixels), caption, caption)
 
 
 def terminal_picture(layer: LayerReading) -> str:

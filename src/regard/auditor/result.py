@@ -12,7 +12,7 @@ from typing import Any
 from regard.atomic import atomic_write
 from regard.auditor.inside import LayerReading, layer_keys
 from regard.auditor.outside import OutsideReading
-from regard.auditor.picture import page
+from regard.auditor.picture import Section, page
 from regard.cell_output import text_output
 from regard.escapes import escape
 
@@ -81,6 +81,8 @@ class Audit:
     not_heard: tuple[str, ...] = ()
     """What could not be heard from inside, in sentences."""
     notes: list[str] = field(default_factory=list)
+    is_split: bool = False
+    """Whether several ranks each hold a part of every text (context parallelism)."""
 
     @property
     def verdict(self) -> str:
@@ -166,8 +168,7 @@ class Audit:
         Arguments:
             path: the file to write; a file of that name is replaced.
         """
-        with atomic_write(Path(path)) as temporary:
-            temporary.write_text(page(self.subject, self.summary, str(self), self.groups()), "utf-8")
+        write_audits({"": self}, path)
 
     def to_json(self) -> str:
         """Return the report as JSON."""
@@ -203,6 +204,18 @@ class Audit:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook shows."""
         return text_output(str(self))
+
+
+def write_audits(audits: dict[str, Audit], path: str | PathLike[str]) -> None:
+    """Write the reports of one model's audits as one page.
+
+    Arguments:
+        audits: the audits, each by the title of its batch; "" for none.
+        path: the file to write; a file of that name is replaced.
+    """
+    sections = [Section(title, audit.summary, str(audit), audit.groups()) for title, audit in audits.items()]
+    with atomic_write(Path(path)) as temporary:
+        temporary.write_text(page(next(iter(audits.values())).subject, sections), "utf-8")
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

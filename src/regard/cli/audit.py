@@ -1,4 +1,4 @@
-"""`regard audit` and `regard masks`: what does a model read on a batch?"""
+"""`regard audit`: does a model, on a batch, read what it should?"""
 
 from __future__ import annotations
 
@@ -39,42 +39,15 @@ def audit(
     """
     from regard.auditor.result import EXIT_CODES
 
-    result = _audit(target, outside)
-    _write(result, out)
+    result = run_audit(target, outside)
+    write_page({"": result}, out)
     with allow_closed_pipe():
         typer.echo(escape(result.to_json()) if as_json else str(result))
     raise typer.Exit(EXIT_CODES[result.verdict])
 
 
-def masks(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:make", help=MAKE, show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Also write a page with a picture of each mask.")
-    ] = None,
-) -> None:
-    """Draw the mask of every kind of layer of a model on a batch.
-
-    \b
-    Examples:
-      regard masks train.py:make
-    """
-    from regard.auditor.inside import layer_keys
-    from regard.auditor.picture import LEGEND, terminal_picture
-
-    result = _audit(target, outside=False)
-    _write(result, out)
-    with allow_closed_pipe():
-        for layers in result.groups():
-            word = "layer" if len(layers) == 1 else "layers"
-            unjudged = "" if layers[0].expected else "; not compared with what it should see"
-            typer.echo(escape(f"{word} {layer_keys(layers)}: {layers[0].mask}{unjudged}"))
-            typer.echo(f"{terminal_picture(layers[0])}\n")
-        typer.echo(LEGEND)
-        for sentence in result.not_heard:
-            typer.echo(escape(sentence))
-
-
-def _audit(target: str, outside: bool) -> Audit:
+def run_audit(target: str, outside: bool) -> Audit:
+    """Audit what a function in a file returns; what cannot be run ends the command with 2."""
     from regard.auditor.model_audit import audit as run
     from regard.checker.errors import CheckError
     from regard.checker.subject.construction.locate import locate
@@ -87,11 +60,13 @@ def _audit(target: str, outside: bool) -> Audit:
         raise typer.Exit(2) from None
 
 
-def _write(result: Audit, out: Path | None) -> None:
-    """Write the page, if one is wanted."""
+def write_page(audits: dict[str, Audit], out: Path | None) -> None:
+    """Write the page of audits, each under its title, if one is wanted."""
+    from regard.auditor.result import write_audits
+
     try:
         if out is not None:
-            result.to_html(out)
+            write_audits(audits, out)
     except OSError as error:
         typer.echo(f"regard: cannot write {escape(str(out))}: {error.strerror or error}", err=True)
         raise typer.Exit(2) from None

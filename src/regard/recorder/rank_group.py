@@ -6,6 +6,7 @@ file knows process groups; it does not know what the texts say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,17 @@ class RankGroup:
             self.explain(error)
             raise
         return [bytes(x[:n].tolist()).decode() for x, n in zip(texts, lengths, strict=True)]
+
+    def gather(self, x: Tensor, lengths: Sequence[int], dim: int) -> list[Tensor]:
+        """Return the tensors of all ranks, which have these lengths in one dimension. All ranks call it."""
+        missing = x.new_zeros(*x.shape[:dim], max(lengths) - x.shape[dim], *x.shape[dim + 1 :])
+        padded = torch.cat([x, missing], dim).contiguous().to(self.device)
+        try:
+            parts = self._gather(padded)
+        except RuntimeError as error:
+            self.explain(error)
+            raise
+        return [part.narrow(dim, 0, n).to(x.device) for part, n in zip(parts, lengths, strict=True)]
 
     def _gather(self, x: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(x) for _ in range(self.size)]

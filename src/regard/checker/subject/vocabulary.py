@@ -187,6 +187,18 @@ _DENIED = re.compile(
 _ELSEWHERE = re.compile(r"\b(?:see|unlike|instead|rather|cannot)\b")  # the sentence speaks of other code
 
 
+# Nothing else tells a model that predicts the next token from an encoder that forgot its mask. XLNet's model
+# with this name reads both ways, unless it is told otherwise by perm_mask.
+_NEXT_TOKEN = re.compile(
+    r"^(?!XLNet).*(GPT|CausalLM|LMHeadModel|LanguageModel|Transducer|Decoder(?!.*Encoder))|^LM$"
+)
+
+
+def predicts_next_token(name: str) -> bool:
+    """Return whether the name of a class is that of a model that predicts the next token."""
+    return _NEXT_TOKEN.search(name) is not None
+
+
 def says_causal(name: str) -> bool | None:
     """Return whether the name of a class or function calls it causal; None if it does not say."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower().replace("_", " ")

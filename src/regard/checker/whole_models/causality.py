@@ -17,10 +17,6 @@ from regard.checker.whole_models.hidden_tokens import meanings, padding_argument
 from regard.checker.whole_models.model_run import TARGETS, ModelRun, attention_unit, token_count, with_targets
 from regard.recorder.attention_call import AttentionCall
 
-# Names of models that predict the next token. Nothing else tells them from an encoder that forgot its mask.
-# XLNet's model with this name reads both ways, unless it is told otherwise by perm_mask.
-_NEXT_TOKEN = re.compile(r"^(?!XLNet).*(GPT|CausalLM|LMHeadModel|Decoder(?!.*Encoder)|LanguageModel)|^LM$")
-
 
 def check_window(report: Report, run: ModelRun, window: int | None) -> None:
     """Check that some layer has the window that the caller promised."""
@@ -42,7 +38,9 @@ def check_causality(report: Report, run: ModelRun, causal: bool | None) -> None:
     is_given_masks = run.draw(0).is_floating_point() and any(
         "mask" in name for name in inspect.signature(run.module.forward).parameters
     )
-    is_named_so = any(_NEXT_TOKEN.search(n) or vocabulary.says_causal(n) for n in _class_names(run))
+    is_named_so = any(
+        vocabulary.predicts_next_token(n) or vocabulary.says_causal(n) for n in _class_names(run)
+    )
     names = inspect.signature(run.module.forward).parameters
     # A decoder that is trained on its input ids must not see the later ones, unless the caller masks them.
     is_decoder = "decoder_input_ids" in names

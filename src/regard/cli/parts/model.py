@@ -77,27 +77,16 @@ class Model:
     def _open_with_transformers(cls, name: str, reason: ValueError) -> Model:
         try:
             with extra("transformers", "a model type that Regard's GPT does not have"):
-                from transformers import AutoTokenizer, logging
+                from transformers import AutoTokenizer
         except MissingExtraError as error:
             raise ValueError(f"{reason}; {error}") from None
-        from regard.files import ModelFileError, converting_errors
         from regard.gpt.files.loader import locate
 
-        words: Any = logging
-        level, bar = words.get_verbosity(), words.is_progress_bar_enabled()
-        words.set_verbosity_error()
-        words.disable_progress_bar()
-        try:
-            folder = locate(name)
-            with converting_errors(folder, ModelFileError, "a model that Transformers can open"):
-                _check_sizes(folder)
-                tokenizer = AutoTokenizer.from_pretrained(name)
-                auto, predicts = _model_kind(folder)
-                model = auto.from_pretrained(name, use_safetensors=True).eval()
-        finally:
-            words.set_verbosity(level)
-            if bar:
-                words.enable_progress_bar()
+        folder = locate(name)
+        with _opening(folder):
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            auto, predicts = _model_kind(folder)
+            model = auto.from_pretrained(name, use_safetensors=True).eval()
         context = getattr(model.config, "max_position_embeddings", None)
         return cls(Path(name).name, model, tokenizer, len(tokenizer), context, predicts=predicts)
 
@@ -313,6 +302,49 @@ class Model:
             sha256.update(name.encode())
             sha256.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return sha256.hexdigest()
+
+
+def open_module(name: str) -> nn.Module:
+    """Open a model by its name, without a tokenizer: as Transformers runs it, since users train it so.
+
+    The included model, a .gguf file, and any model where Transformers is missing, are Regard's GPT.
+    """
+    from importlib.util import find_spec
+
+    from regard.files import ModelFileError, read_json
+    from regard.gpt import GPT
+    from regard.gpt.files.folder import CONFIG
+    from regard.gpt.files.loader import locate
+
+    folder = locate(name)
+    config = read_json(folder / CONFIG, ModelFileError) if folder.is_dir() else {}
+    if find_spec("transformers") is None or config.get("model_type", "regard") == "regard":
+        return GPT.from_pretrained(name)
+    with _opening(folder):
+        auto, _ = _model_kind(folder)
+        model: nn.Module = auto.from_pretrained(folder, use_safetensors=True).eval()
+        return model
+
+
+@contextmanager
+def _opening(folder: Path) -> Iterator[None]:
+    """Inside the block, a model is opened with Transformers, which is quiet; its errors name the folder."""
+    from transformers import logging
+
+    from regard.files import ModelFileError, converting_errors
+
+    words: Any = logging
+    level, bar = words.get_verbosity(), words.is_progress_bar_enabled()
+    words.set_verbosity_error()
+    words.disable_progress_bar()
+    try:
+        with converting_errors(folder, ModelFileError, "a model that Transformers can open"):
+            _check_sizes(folder)
+            yield
+    finally:
+        words.set_verbosity(level)
+        if bar:
+            words.enable_progress_bar()
 
 
 def _check_sizes(folder: Path) -> None:

@@ -31,6 +31,7 @@ from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.eager.eager_call import attention_call, has_heads_first
 from regard.recorder.sources.eager.eager_scores import EagerAttention
 from regard.recorder.sources.linear_attention.linear_modules import linear_modules
+from regard.recorder.sources.row_placement import place_rows
 from regard.recorder.sources.sdpa_call import several_axes
 from regard.recorder.sources.structure_of_models.code_names import ATTEND, module_names
 from regard.recorder.sources.structure_of_models.head_placement import is_distributed, place_heads
@@ -288,6 +289,7 @@ class Listener:
         layer_id, part = self.layer_id(module), None
         if isinstance(call, AttentionCall) and is_distributed():
             call = place_heads(module, self._parent(module), call)
+            call = place_rows(call) if isinstance(call, AttentionCall) else call
         # Only attention modules are hooked, so only their earlier calls are known to be of one run.
         earlier = self.earlier.setdefault(module, []) if module in self.modules else []
         if isinstance(call, AttentionCall):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ from regard.recorder.sources.structure_of_models.head_order import (
     leading_axes,
     note_axes,
 )
+from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS, mixes_tokens
 
@@ -334,6 +335,12 @@ def _observed(
     if query.is_nested:
         notify(listeners, UnreadableCall("its queries are a nested tensor"))
         return run(query, key, value)
+    if is_dtensor(query):  # as under PyTorch's context_parallel: each rank has some rows
+        result = run(query, key, value)
+        own = tuple(x.detach().to_local() for x in cast(Any, (query, key, value, result)))
+        with reading_mode(listeners), listening():
+            notify(listeners, read_or_explain(attention_call, *own, attn_mask, is_causal, scale))
+        return result
     if torch._C._functorch.peek_interpreter_stack() is not None:
         reason = "it runs inside a transform of torch.func, which hides its numbers"
         notify(listeners, UnreadableCall(reason))

@@ -38,7 +38,7 @@ def attention_call(
     keys, empty_rows, softly_masked = S, None, False
     if attn_mask is not None:
         mask, keys, empty_rows, softly_masked = read_mask(whole := _as_4d(attn_mask, query.ndim, lead), T, S)
-        if (reach := written_keys(whole, k)) < keys:
+        if (reach := written_keys(whole, k, T)) < keys:
             mask, keys, empty_rows, softly_masked = read_mask(whole[..., :reach], T, reach)
         k, v = k[:, :, :keys], v[:, :, :keys]
     if is_causal:
@@ -101,14 +101,17 @@ def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k, v.repeat_interleave(heads // v.shape[1], 1) if v.shape[1] < heads else v
 
 
-def written_keys(mask: Tensor, k: Tensor) -> int:
-    """Return how many keys have been written: a static cache holds zeros after them, which are masked."""
+def written_keys(mask: Tensor, k: Tensor, T: int) -> int:
+    """Return how many keys have been written: a static cache holds zeros after them, which are masked.
+
+    Each of the T queries has written a key: padding at the end, whose keys may be zeros too, is no room.
+    """
     S = k.shape[2]
     # A last key that is not all zeros was written, and so were those before it.
-    if mask.shape[-1] != S or bool(k[:, :, -1:].any()):
+    if mask.shape[-1] != S or S <= T or bool(k[:, :, -1:].any()):
         return S
     visible = (~masked_entries(mask)).flatten(0, -2).any(0).nonzero()
-    reach = int(visible[-1]) + 1 if len(visible) else S
+    reach = max(T, int(visible[-1]) + 1) if len(visible) else S
     # Keys that are masked and not zero are padding, not room in a static cache.
     return S if bool(k[:, :, reach:].any()) else reach
 

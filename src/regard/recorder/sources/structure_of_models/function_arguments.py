@@ -224,7 +224,7 @@ def _candidate_masks(
         read = Padding(mask[:, -S:].bool())
     elif isinstance(mask, Tensor):
         read, keys = read_mask(mask, T, S)[:2]
-        if (reach := written_keys(mask, k)) < keys:
+        if (reach := written_keys(mask, k, T)) < keys:
             read, keys = read_mask(mask[..., :reach], T, reach)[:2]
     elif hasattr(mask, "mask_mod"):  # FlexAttention's BlockMask counts queries from 0
         predicate = mask.mask_mod
@@ -246,6 +246,8 @@ def _candidate_masks(
         # FlashAttention packs documents: by their edges, or where positions begin again.
         if T == S and (packed := _packed_documents(used, T)) is not None:
             candidates = [*(_both(x, packed) for x in candidates), *candidates]
+    elif isinstance(mask, Tensor) and T == S == keys:
+        candidates += [causal, full]  # a function may ignore the mask that it is given, as users' do
     return [(x, keys) for x in {id(x): x for x in candidates}.values()]
 
 

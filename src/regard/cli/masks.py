@@ -1,0 +1,93 @@
+"""`regard masks`: what does each kind of layer of a model see?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.audit import MAKE, run_audit, write_page
+from regard.cli.parts.options import MODELS
+from regard.cli.parts.signals import allow_closed_pipe
+from regard.escapes import escape
+
+if TYPE_CHECKING:
+    from regard.auditor.result import Audit
+
+IN_FILE = re.compile(r"\.py(:[\w.]+)?$")
+TITLES = {
+    "plain": "a plain text",
+    "padded": "a text with padding on the left",
+    "packed": "two packed documents",
+}
+
+
+def masks(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|FILE.py:make", help=f"{MODELS} Or: {MAKE[0].lower()}{MAKE[1:]}", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Also write a page with a picture of each mask.")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(metavar="N", min=3, help="Tokens of the texts that are made for a MODEL.")
+    ] = 16,
+) -> None:
+    """Draw the mask of every kind of layer of a model: on your batch, or on three that are made for it.
+
+    A model by its name reads a plain text, a padded one and one of two packed documents, of random tokens.
+
+    \b
+    Examples:
+      regard masks train.py:make
+      regard masks my-model
+      regard masks google/gemma-3-1b-it --tokens 1024 --out masks.html
+    """
+    from regard.auditor.picture import LEGEND
+
+    audits = {"": run_audit(target, outside=False)} if IN_FILE.search(target) else _sampled(target, tokens)
+    with allow_closed_pipe():
+        for title, result in audits.items():
+            if title:
+                typer.echo(f"## {title}\n")
+            _draw(result)
+        typer.echo(LEGEND)
+        sentences = (x for result in audits.values() for x in (*result.not_heard, *result.notes))
+        for sentence in dict.fromkeys(sentences):
+            typer.echo(escape(sentence))
+    write_page(audits, out)
+
+
+def _draw(result: Audit) -> None:
+    """Print the mask of each kind of layer."""
+    from regard.auditor.inside import layers_title
+    from regard.auditor.picture import terminal_picture
+
+    for layers in result.groups():
+        unjudged = "" if layers[0].expected else "; not compared with what it should see"
+        typer.echo(escape(f"{layers_title(layers)}: {layers[0].mask}{unjudged}"))
+        typer.echo(f"{terminal_picture(layers[0])}\n")
+
+
+def _sampled(name: str, tokens: int) -> dict[str, Audit]:
+    """Return what a model sees on each of the batches that are made for it."""
+    from regard.auditor.model_audit import audit
+    from regard.auditor.sample_batches import sample_batches
+    from regard.cli.parts.model import open_module
+
+    model = open_module(name)
+    audits = {}
+    for kind, batch in sample_batches(model, tokens).items():
+        mask = batch.get("mask")
+        documents = None if mask is None else mask.ids
+        audits[TITLES[kind]] = audit(model, batch, documents=documents, outside=False)
+    sizes = {x.expected_window for result in audits.values() for x in result.layers if x.expected_window}
+    if sizes and min(sizes) > tokens:
+        longer = f"windows of {min(sizes)} keys are longer than these texts: --tokens {2 * min(sizes)}"
+        next(iter(audits.values())).notes.append(longer)
+    return audits
