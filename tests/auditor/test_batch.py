@@ -266,7 +266,7 @@ def test_a_whole_mask_in_the_batch_is_what_is_expected() -> None:
 
 
 def test_a_mask_of_the_users_takes_the_place_of_windows_and_that_is_said() -> None:
-    said = "its windows of 4 keys are used only if they are in it"
+    said = "its windows of 4 keys are only used if they are in yours"
     batch = {"input_ids": tokens(1), "attention_mask": blocks_mask(), "position_ids": restarting((5, 7))}
     audit = regard.audit(small_model("Mistral"), batch)
     assert audit.verdict == "right", audit
