@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Grid, block_table, grid
+from regard.attention.masks.interval import Interval
 from regard.attention.masks.views import MaskView
 
 BLOCK = 512
