@@ -152,7 +152,9 @@ def test_thumbnails_of_a_difference_have_both_signs(page: Page, both: Callable[.
     expect(page.locator(".map-foot")).to_contain_text("less that of")
     count = """() => {
           const canvas = document.querySelector(".thumb canvas");
-          const { data } = canvas.getContext("2d").getImageData(0, 0, 64, 64);
+          const copy = new OffscreenCanvas(64, 64).getContext("2d", { willReadFrequently: true });
+          copy.drawImage(canvas, 0, 0);
+          const { data } = copy.getImageData(0, 0, 64, 64);
           let [red, blue] = [0, 0];
           for (let i = 0; i < data.length; i += 4) {
             if (data[i] > data[i + 2] + 20) red++;
