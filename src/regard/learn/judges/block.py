@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.learn.judges.guesses import guess_task
+from regard.learn.judges.variants import Variant, find_variant
 from regard.learn.judges.verdicts import (
     check_attention,
     is_right,
-    judge_guess,
     largest_difference,
     named_mistake,
 )
@@ -66,11 +67,10 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
             return Outcome(
                 name, "wrong", f"expected one tensor {tuple(x.shape)}, the same as x, got {_form(out)}"
             )
-        if largest_difference(out, _right(block, x)) < TOLERANCE:
+        if largest_difference(out, _run(block, x)) < TOLERANCE:
             return Outcome(name, "done", "attention and MLP read the stream normalised, and add to it.")
-        for mistake, variants in MISTAKES.items():
-            if any(largest_difference(out, variant(block, x)) < TOLERANCE for variant in variants):
-                return named_mistake(name, mistake)
+        if wrong := find_variant(name, out, wrong_blocks(block, x), TOLERANCE):
+            return wrong
     return Outcome(
         name,
         "wrong",
@@ -102,58 +102,32 @@ def _judge_mlp(name: str, mlp: nn.Module) -> Outcome | None:
     return None
 
 
-def _right(block: Any, x: Tensor) -> Tensor:
-    x = x + block.attention(block.attention_norm(x))
-    out: Tensor = x + block.mlp(block.mlp_norm(x))
+def _run(
+    block: Any,
+    x: Tensor,
+    residuals: tuple[bool, bool] = (True, True),
+    norms: tuple[bool, bool] = (True, True),
+) -> Tensor:
+    """A block with these residuals and these norms: of attention, and of the MLP."""
+    x = block.attention(block.attention_norm(x) if norms[0] else x) + (x if residuals[0] else 0)
+    out: Tensor = block.mlp(block.mlp_norm(x) if norms[1] else x) + (x if residuals[1] else 0)
     return out
 
 
-def _residual(block: Any, x: Tensor, first: bool, second: bool) -> Tensor:
-    """The block with the residual of attention, of the MLP, or of neither."""
-    x = block.attention(block.attention_norm(x)) + (x if first else 0)
-    out: Tensor = block.mlp(block.mlp_norm(x)) + (x if second else 0)
-    return out
-
-
-def _unnormalised(block: Any, x: Tensor, first: bool, second: bool) -> Tensor:
-    """The block with the norm before attention, before the MLP, or neither."""
-    x = x + block.attention(block.attention_norm(x) if first else x)
-    out: Tensor = x + block.mlp(block.mlp_norm(x) if second else x)
-    return out
-
-
-def _norm_of_the_sum(block: Any, x: Tensor) -> Tensor:
-    x = block.attention_norm(x + block.attention(x))
-    out: Tensor = block.mlp_norm(x + block.mlp(x))
-    return out
-
-
-def _norm_of_the_stream(block: Any, x: Tensor) -> Tensor:
-    x = block.attention_norm(x)
-    x = block.mlp_norm(x + block.attention(x))
-    out: Tensor = x + block.mlp(x)
-    return out
-
-
-def _parallel(block: Any, x: Tensor) -> Tensor:
-    out: Tensor = x + block.attention(block.attention_norm(x)) + block.mlp(block.mlp_norm(x))
-    return out
-
-
-MISTAKES: dict[str, tuple[Callable[[Any, Tensor], Tensor], ...]] = {
-    "no-residual": (
-        lambda block, x: _residual(block, x, False, False),
-        lambda block, x: _residual(block, x, True, False),
-        lambda block, x: _residual(block, x, False, True),
-    ),
-    "norm-after-residual": (_norm_of_the_sum, _norm_of_the_stream),
-    "norm-missing": (
-        lambda block, x: _unnormalised(block, x, False, False),
-        lambda block, x: _unnormalised(block, x, True, False),
-        lambda block, x: _unnormalised(block, x, False, True),
-    ),
-    "mlp-reads-input": (_parallel,),
-}
+def wrong_blocks(block: Any, x: Tensor) -> list[Variant]:
+    """Return what the parts of a block give if they are put together wrongly."""
+    missing = ((False, False), (True, False), (False, True))
+    summed = block.attention_norm(x + block.attention(x))
+    stream = block.attention_norm(x)
+    stream = block.mlp_norm(stream + block.attention(stream))
+    parallel = x + block.attention(block.attention_norm(x)) + block.mlp(block.mlp_norm(x))
+    return [
+        *(Variant(_run(block, x, residuals=there), "no-residual") for there in missing),
+        Variant(block.mlp_norm(summed + block.mlp(summed)), "norm-after-residual"),
+        Variant(stream + block.mlp(stream), "norm-after-residual"),
+        *(Variant(_run(block, x, norms=there), "norm-missing") for there in missing),
+        Variant(parallel, "mlp-reads-input"),
+    ]
 
 
 def judge_model(model_class: Any, module: ModuleType, tell: Callable[[str], None]) -> Outcome:
@@ -305,18 +279,15 @@ def judge_loss(function: Any, module: ModuleType) -> Outcome:
         return Outcome(name, "wrong", f"expected one number, the mean over all places, got {_form(loss)}")
     if largest_difference(loss, _cross_entropy(logits[:, :-1], ids[:, 1:])) < TOLERANCE:
         return Outcome(name, "done", "each place is asked for the token after it.")
-    mistakes = {
-        "targets-not-shifted": (
-            _cross_entropy(logits, ids),
-            _cross_entropy(logits[:, :-1], ids[:, :-1]),
-            _cross_entropy(logits[:, 1:], ids[:, 1:]),
-        ),
-        "targets-shifted-back": (_cross_entropy(logits[:, 1:], ids[:, :-1]),),
-        "softmax-before-loss": (_cross_entropy(logits.softmax(-1)[:, :-1], ids[:, 1:]),),
-    }
-    for mistake, losses in mistakes.items():
-        if any(largest_difference(loss, other) < TOLERANCE for other in losses):
-            return named_mistake(name, mistake)
+    variants = (
+        Variant(_cross_entropy(logits, ids), "targets-not-shifted"),
+        Variant(_cross_entropy(logits[:, :-1], ids[:, :-1]), "targets-not-shifted"),
+        Variant(_cross_entropy(logits[:, 1:], ids[:, 1:]), "targets-not-shifted"),
+        Variant(_cross_entropy(logits[:, 1:], ids[:, :-1]), "targets-shifted-back"),
+        Variant(_cross_entropy(logits.softmax(-1)[:, :-1], ids[:, 1:]), "softmax-before-loss"),
+    )
+    if wrong := find_variant(name, loss.reshape(()), variants, TOLERANCE):
+        return wrong
     return Outcome(
         name,
         "wrong",
@@ -329,17 +300,12 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the guess with the loss of the learner's own model before its first step."""
-    name = "loss_at_the_start"
+def loss_before_training(module: ModuleType) -> float:
+    """Return the loss of the learner's own model before its first step."""
     torch.manual_seed(0)
-    try:
-        model = module.SmallGPT(len(WORDS), LENGTH, D_MODEL, HEADS, LAYERS)
-        with torch.no_grad():
-            exact = _loss(model, draw_sentences(256, torch.Generator().manual_seed(0))).item()
-    except Exception:  # the outcomes of the other tasks say why
-        return Outcome(name, "unfinished", "your guess is compared once the model runs")
-    return judge_guess(name, guess, exact, within=float("inf"), said="the loss before the first step")
+    model = module.SmallGPT(len(WORDS), LENGTH, D_MODEL, HEADS, LAYERS)
+    with torch.no_grad():
+        return _loss(model, draw_sentences(256, torch.Generator().manual_seed(0))).item()
 
 
 def _form(answer: Any) -> str:
@@ -351,7 +317,12 @@ TASKS = (
     Task("TransformerBlock", judge_block),
     Task("SmallGPT", judge_model, reports_progress=True),
     Task("next_token_loss", judge_loss),
-    Task("loss_at_the_start", judge_prediction),
+    guess_task(
+        "loss_at_the_start",
+        loss_before_training,
+        "the loss before the first step",
+        waiting="your guess is compared once the model runs",
+    ),
 )
 ATTENTION = "x + self.attention(self.attention_norm(x))"
 USUAL_MISTAKES = (

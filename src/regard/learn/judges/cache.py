@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.learn.judges.verdicts import check_attention, example_picture, judge_guess, largest_difference
+from regard.learn.judges.guesses import guess_task
+from regard.learn.judges.verdicts import check_attention, example_picture, largest_difference
 from regard.learn.lesson import Outcome, Task, UsualMistake
 from regard.stages.example import WK, WQ, X
 
@@ -152,18 +153,10 @@ def _picture(layer_class: Any) -> Any:
     return example_picture(["your weights, one token at a time"], [weights])
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the guess with the size; any guess will do."""
-    return judge_guess(
-        "megabytes_of_a_cache",
-        guess,
-        MEGABYTES,
-        within=float("inf"),
-        said="a cache of 1,000 tokens, in megabytes,",
-    )
-
-
-TASKS = (Task(NAME, judge_class), Task("megabytes_of_a_cache", judge_prediction))
+TASKS = (
+    Task(NAME, judge_class),
+    guess_task("megabytes_of_a_cache", MEGABYTES, "a cache of 1,000 tokens, in megabytes,"),
+)
 USUAL_MISTAKES = (
     UsualMistake("top-left-causal", "visible.tril(S - T)", "visible.tril()"),
     UsualMistake(

@@ -54,20 +54,28 @@ def first_run(
         return Outcome(name, "wrong", said, hint=f"class {name}(nn.Module):")
     try:
         made = thing(**init).eval()
+        problem = _find_wrong_projections(name, made, projections)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of .T on a batch, which is answered below
-            answer = attend(made, *inputs)
+            answer = None if problem else attend(made, *inputs)
     except NotImplementedError:
         raise
     except Exception as error:
         return error_outcome(name, error, module, hints)
+    return problem or _find_wrong_answer(name, made, answer, inputs, out, weights)
+
+
+def _find_wrong_projections(name: str, made: nn.Module, projections: tuple[str, ...]) -> Outcome | None:
+    """Return what is wrong with the projections of a module; None if nothing is."""
     for projection in projections:
         if not isinstance(getattr(made, projection, None), nn.Linear):
             said = (
                 f"expected `self.{projection}`, an nn.Linear: the lesson and its check find it by this name"
             )
             return Outcome(name, "wrong", said, hint=f"self.{projection} = nn.Linear(…, …, bias=False)")
-    return _wrong_answer(name, answer, inputs, out, weights)
+    if len({id(getattr(made, projection)) for projection in projections}) < len(projections):
+        return named_mistake(name, "one-projection", "Two of W_q, W_k and W_v are one and the same module.")
+    return None
 
 
 def error_outcome(
@@ -75,28 +83,47 @@ def error_outcome(
 ) -> Outcome:
     """Return the outcome for code that raised an error, with a hint if the error is a usual one."""
     said = describe_error(error, Path(str(module.__file__)))
+    if "Module.__init__() call" in said:
+        said = "PyTorch cannot register the projections: `__init__` does not call that of nn.Module first"
+        return Outcome(name, "wrong", said, hint="super().__init__() as the first line of __init__")
     if DOT_T.search(said):
         return named_mistake(name, "dot-t-on-a-batch", said)
     hint = next((hint for part, hint in hints if part in str(error)), "")
     return Outcome(name, "wrong", said, hint=hint or find_hint(said))
 
 
-def _wrong_answer(
-    name: str, answer: Any, inputs: tuple[Tensor, ...], out: OutputShape, weights: OutputShape
+def _find_wrong_answer(
+    name: str,
+    made: nn.Module,
+    answer: Any,
+    inputs: tuple[Tensor, ...],
+    out: OutputShape,
+    weights: OutputShape,
 ) -> Outcome | None:
+    """Return what is wrong with the form of the answer of a module; None if nothing is."""
+    method = "attention" if hasattr(made, "attention") else "forward"
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(t, Tensor) for t in answer):
-        said = "expected forward to return two tensors, the output and the weights"
-        return Outcome(name, "wrong", f"{said}, got {_describe(answer)}", hint="return out, weights")
-    for what, tensor, expected in (("output", answer[0], out), ("weights", answer[1], weights)):
-        if tuple(tensor.shape) != expected.sizes:
-            given = " and ".join(str(tuple(x.shape)) for x in inputs)
+        said = (
+            f"{method} returns {_describe(answer)}; it has to return two tensors, the output and the weights"
+        )
+        return Outcome(name, "wrong", said, hint="return out, weights")
+    shapes = [tuple(tensor.shape) for tensor in answer]
+    if shapes == [weights.sizes, out.sizes]:
+        said = f"{method} returns the weights first; expected the output first"
+        return Outcome(name, "wrong", said, hint="return out, weights, in this order")
+    given = " and ".join(str(tuple(x.shape)) for x in inputs)
+    for what, shape, expected in (("output", shapes[0], out), ("weights", shapes[1], weights)):
+        if shape != expected.sizes:
             said = f"for tokens {given}, expected the {what} {expected.sizes}, which is {expected.axes}"
-            hint = "return out, weights, in this order" if tuple(tensor.shape) == weights.sizes else ""
-            return Outcome(name, "wrong", f"{said}; got {tuple(tensor.shape)}", hint=hint)
+            hint = "weights have a row for each query and a column for each key; out = weights @ v"
+            return Outcome(name, "wrong", f"{said}; got {shape}", hint=hint)
     return None
 
 
 def _describe(answer: Any) -> str:
+    """What a learner's code returned, in a few words."""
     if isinstance(answer, Tensor):
         return f"one tensor {tuple(answer.shape)}"
-    return f"{len(answer)} things" if isinstance(answer, tuple) else f"{answer!r}"[:80]
+    if isinstance(answer, tuple):
+        return f"{len(answer)} things"
+    return "nothing" if answer is None else f"{answer!r}"[:80]

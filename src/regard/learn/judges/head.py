@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
-from regard.learn.judges.verdicts import attend, check_attention, example_picture, judge_guess
+from regard.learn.judges.guesses import guess_task
+from regard.learn.judges.verdicts import attend, check_attention, example_picture
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
@@ -235,17 +236,13 @@ def _hint_for_accepted(mistake: str) -> str:
     )
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the predicted sum with that of the dropped row."""
-    row = torch.softmax(torch.tensor([1.0, 1.0, 2.0]) / math.sqrt(2), dim=-1)
-    exact = (row[1:].sum() / 0.5).item()
-    return judge_guess("row_sum_after_dropout", guess, exact, within=0.01, said="the sum of the dropped row")
-
-
+ROW = torch.softmax(torch.tensor([1.0, 1.0, 2.0], device="cpu") / math.sqrt(2), dim=-1)
 TASKS = (
     Task("Head", judge_head),
     Task(CHECK, judge_check),
-    Task("row_sum_after_dropout", judge_prediction),
+    guess_task(
+        "row_sum_after_dropout", (ROW[1:].sum() / 0.5).item(), "the sum of the dropped row", within=0.01
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake(

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.first_run import OutputShape, first_run
+from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.own_projections import find_wrong_output
-from regard.learn.judges.verdicts import attend, check_attention, example_picture, judge_guess
+from regard.learn.judges.verdicts import attend, check_attention, example_picture
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
@@ -82,13 +83,11 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["your head 1", "your head 2"], list(weights))
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the predicted number of parameters with that of three projections, whatever the heads."""
-    said = "the number of parameters, with 8 heads as with 1,"
-    return judge_guess("parameters_of_eight_heads", guess, 3 * 64 * 64, within=0.0, said=said)
-
-
-TASKS = (Task(NAME, judge_module), Task("parameters_of_eight_heads", judge_prediction))
+PARAMETERS = "the number of parameters, with 8 heads as with 1,"
+TASKS = (
+    Task(NAME, judge_module),
+    guess_task("parameters_of_eight_heads", 3 * 64 * 64, PARAMETERS, within=0.0),
+)
 USUAL_MISTAKES = (
     UsualMistake(
         "heads-split-by-view",

@@ -93,7 +93,7 @@ SUSPECTS = (
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class as a causal attention."""
-    return judge_self_attention(NAME, cls, masked_before(causal), DONE, causal=True, hints=HINTS)
+    return judge_self_attention(NAME, cls, module, masked_before(causal), DONE, causal=True, hints=HINTS)
 
 
 def judge_test(function: Any, module: ModuleType) -> Outcome:

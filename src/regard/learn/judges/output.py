@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.first_run import OutputShape, first_run
+from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
 from regard.learn.judges.verdicts import (
     check_attention,
     example_picture,
-    judge_guess,
     largest_difference,
 )
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
@@ -104,12 +104,6 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["two tokens read six"], [weights[0]], rows=list(TOKENS[4:]))
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the predicted number of weights with queries times keys."""
-    said = "the number of weights, a row for each query and a column for each key,"
-    return judge_guess("weights_in_the_map", guess, 12, within=0.0, said=said)
-
-
 MISTAKE_HINTS = {
     "output-projection-skipped": "out = self.W_o(heads)",
     "heads-merged-by-view": "(weights @ v).transpose(-3, -2).flatten(-2)",
@@ -125,7 +119,12 @@ CROSS_HINTS = (
         "forward takes two sequences: def forward(self, x, context)",
     ),
 )
-TASKS = (Task(HEADS, judge_heads), Task(CROSS, judge_cross), Task("weights_in_the_map", judge_prediction))
+WEIGHTS = "the number of weights, a row for each query and a column for each key,"
+TASKS = (
+    Task(HEADS, judge_heads),
+    Task(CROSS, judge_cross),
+    guess_task("weights_in_the_map", 12, WEIGHTS, within=0.0),
+)
 USUAL_MISTAKES = (
     UsualMistake("output-projection-skipped", "out = self.W_o(heads)", "out = heads"),
     UsualMistake("heads-merged-by-view", ".transpose(-3, -2).flatten(-2)  #:", ".reshape(x.shape)  #:"),

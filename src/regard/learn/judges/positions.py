@@ -14,13 +14,16 @@ from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.catalogue import get_mistake
 from regard.layers.rotary import Rotary
 from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
+from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
+from regard.learn.judges.variants import Variant, find_variant
 from regard.learn.judges.verdicts import (
     attend,
     check_attention,
     example_picture,
-    judge_guess,
+    is_right,
     largest_difference,
+    named_mistake,
 )
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.stages.example import X, with_weights
@@ -55,10 +58,8 @@ def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
     angles = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
     cos, sin = angles.cos(), angles.sin()
     a, b = x.chunk(2, dim=-1)
-    if largest_difference(turned, torch.cat([a * cos + b * sin, b * cos + a * sin], -1)) < TOLERANCE:
-        lost = get_mistake("rotation-sign-lost")
-        return Outcome(ROTATE, "wrong", lost.effect, lost.name, "turned_a = a * cos - b * sin")
-    known = {
+    lost = torch.cat([a * cos + b * sin, b * cos + a * sin], -1)
+    told = {
         "it turns the other way round: scores would be right, but weights of trained models would not fit": (
             torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
         ),
@@ -71,9 +72,12 @@ def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
         ),
         "nothing is turned: it returns x": x,
     }
-    for said, output in known.items():
-        if largest_difference(turned, output) < TOLERANCE:
-            return Outcome(ROTATE, "wrong", said, hint="a cos − b sin, b cos + a sin")
+    variants = [
+        Variant(lost, "rotation-sign-lost", hint="turned_a = a * cos - b * sin"),
+        *(Variant(t, said=said, hint="a cos − b sin, b cos + a sin") for said, t in told.items()),
+    ]
+    if wrong := find_variant(ROTATE, turned, variants):
+        return wrong
     row = turned[0, 0].norm(dim=-1) - x[0, 0].norm(dim=-1)
     keeps = "it keeps every length, as a turn does" if row.abs().max() < TOLERANCE else "it changes lengths"
     said = (
@@ -86,7 +90,7 @@ def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
 
 def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, check it, and ask whether it sees the order of its tokens."""
-    if not _is_right(getattr(module, ROTATE, None), module):
+    if not is_right(judge_rotate, getattr(module, ROTATE, None), module):
         return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: mend that first")
     out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     projections = ("W_q", "W_k", "W_v", "W_o")
@@ -104,14 +108,6 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
         return Outcome(LAYER, "wrong", said, blind.name, "q, k = rotate(q), rotate(k), both (B, H, T, D)")
     wrong = find_wrong_output(LAYER, thing(**INIT), x, 4, "W_o(heads)", Rotary(8))
     return wrong or replace(outcome, picture=_picture(thing))
-
-
-def _is_right(rotate: Any, module: ModuleType) -> bool:
-    """Whether `rotate` is done; not if it is still to be written."""
-    try:
-        return judge_rotate(rotate, module).status == "done"
-    except NotImplementedError:
-        return False
 
 
 def _is_blind(thing: Any) -> bool:
@@ -171,34 +167,24 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
     if largest_difference(seen, expected[:, past]) < TOLERANCE:
         return None
     if largest_difference(seen, -expected[:, past]) < TOLERANCE:
-        return _named_bias("alibi-inverted")
+        return named_mistake(ALIBI, "alibi-inverted")
     straight = largest_difference(seen, bias[:, 1, :1] * -distance[past].to(bias) * -1) < TOLERANCE
     if straight and (bias[:, -1, 0] < 0).all():
         got = ", ".join(f"{-slope:.3g}" for slope in bias[:, 1, 0].tolist()[:3])
         right = ", ".join(f"{slope:.3g}" for slope in slopes.tolist()[:3])
-        return _named_bias(
-            "alibi-slopes", f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …"
+        return named_mistake(
+            ALIBI, "alibi-slopes", f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …"
         )
     said = f"it differs from −slope · (i − j) by up to {largest_difference(seen, expected[:, past]):.2g}"
     return Outcome(ALIBI, "wrong", said, hint="distance = places[:, None] - places, which is i − j")
 
 
-def _named_bias(mistake: str, evidence: str = "") -> Outcome:
-    entry = get_mistake(mistake)
-    return Outcome(ALIBI, "wrong", f"{entry.effect} {evidence}".strip(), mistake, entry.fix)
-
-
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the predicted score with the cosine of the distance."""
-    said = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
-    return judge_guess("score_at_distance_3", guess, math.cos(3), within=0.02, said=said)
-
-
+SCORE = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
 TASKS = (
     Task(ROTATE, judge_rotate),
     Task(LAYER, judge_layer),
     Task(ALIBI, judge_alibi),
-    Task("score_at_distance_3", judge_prediction),
+    guess_task("score_at_distance_3", math.cos(3), SCORE, within=0.02),
 )
 USUAL_MISTAKES = (
     UsualMistake("rotation-sign-lost", "turned_a = a * cos - b * sin", "turned_a = a * cos + b * sin"),

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import THEMES
+from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.self_attention import (
     TOLERANCE,
     example_weights,
     find_wrong_form,
     judge_self_attention,
 )
-from regard.learn.judges.verdicts import judge_guess, largest_difference
+from regard.learn.judges.verdicts import largest_difference
 from regard.learn.lesson import Outcome, Task, UsualMistake
 from regard.stages.example import WK, WQ, X
 
@@ -45,12 +46,12 @@ def scaled(q: Tensor, k: Tensor) -> Tensor:
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class without a scale; one that already has the right scale is right, too."""
-    wrong = find_wrong_form(NAME, cls)
+    wrong = find_wrong_form(NAME, cls, module)
     if wrong is not None:
         return wrong
     if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
-        return judge_self_attention(NAME, cls, scaled, SCALED)
-    outcome = judge_self_attention(NAME, cls, unscaled, DONE, scale=1.0, effects=EFFECTS)
+        return judge_self_attention(NAME, cls, module, scaled, SCALED)
+    outcome = judge_self_attention(NAME, cls, module, unscaled, DONE, scale=1.0, effects=EFFECTS)
     if outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
     if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:
@@ -58,18 +59,14 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     return outcome
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the guess with the score; any guess will do, since the lesson is in the comparison."""
-    return judge_guess(
+TASKS = (
+    Task(NAME, judge_class),
+    guess_task(
         "score_of_each_on_many",
-        guess,
         SCORES[0, 4].item(),
-        within=float("inf"),
-        said=f'"many" scores "Each" with {SCORES[4, 0].item():.4f}, and the score of "Each" on "many"',
-    )
-
-
-TASKS = (Task(NAME, judge_class), Task("score_of_each_on_many", judge_prediction))
+        f'"many" scores "Each" with {SCORES[4, 0].item():.4f}, and the score of "Each" on "many"',
+    ),
+)
 USUAL_MISTAKES = (
     UsualMistake("one-projection", "k = self.W_k(x)", "k = self.W_q(x)"),
     UsualMistake("query-key-swapped", "scores = q @ k.mT", "scores = k @ q.mT"),

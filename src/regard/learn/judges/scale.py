@@ -6,11 +6,9 @@ import math
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
-
+from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.projections import scaled
 from regard.learn.judges.self_attention import judge_self_attention
-from regard.learn.judges.verdicts import judge_guess
 from regard.learn.lesson import Outcome, Task, UsualMistake
 
 NAME, WIDTH = "SelfAttention", 64
@@ -32,22 +30,22 @@ HINTS = {"scale-from-model-width": "math.sqrt(k.shape[-1]): the width of a key, 
 SCORES = "q @ k.mT / math.sqrt(k.shape[-1])"
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the prediction with √64, and say what a wrong one is the answer to."""
-    if isinstance(guess, int | float | Tensor):
-        for answer, reason in REASONS.items():
-            if math.isclose(float(guess), answer):
-                hint = f"√{WIDTH} = {math.sqrt(WIDTH):g}"
-                return Outcome("std_of_scores", "wrong", reason, hint=hint)
-    return judge_guess("std_of_scores", guess, math.sqrt(WIDTH), within=0.1, said=SAID)
-
-
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class with the scale 1/√head_dim."""
-    return judge_self_attention(NAME, cls, scaled, DONE, effects=EFFECTS, hints=HINTS)
+    return judge_self_attention(NAME, cls, module, scaled, DONE, effects=EFFECTS, hints=HINTS)
 
 
-TASKS = (Task("std_of_scores", judge_prediction), Task(NAME, judge_class))
+TASKS = (
+    guess_task(
+        "std_of_scores",
+        math.sqrt(WIDTH),
+        SAID,
+        within=0.1,
+        answers_to=REASONS,
+        hint=f"√{WIDTH} = {math.sqrt(WIDTH):g}",
+    ),
+    Task(NAME, judge_class),
+)
 USUAL_MISTAKES = (
     UsualMistake("no-scale", SCORES, "q @ k.mT"),
     UsualMistake("scaled-by-width", SCORES, "q @ k.mT / k.shape[-1]"),

@@ -2,50 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.checker.catalogue import get_mistake
-from regard.learn.judges.verdicts import example_picture, judge_guess, largest_difference
+from regard.learn.judges.guesses import guess_task
+from regard.learn.judges.variants import TOLERANCE, Variant, find_variant
+from regard.learn.judges.verdicts import example_picture, largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake
 from regard.stages.example import X
 from regard.stages.simplified import simplified_self_attention
 
-TOLERANCE = 1e-5
 GUESS = "weight_of_model_if_doubled"
 SCORES, WEIGHTS, OUT = "x @ x.mT", "torch.softmax(scores, dim=-1)", "weights @ x"
 
 
-def _weights_of(x: Tensor, mistake: str) -> Tensor:
-    """The weights that a mistake gives for tokens x (…, T, d)."""
+COLUMNS = (
+    "torch.softmax(scores, dim=-1): on a batch (B, T, T) dim=1 goes down the columns and dim=-1 is right, "
+    "with and without a batch"
+)
+
+
+def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
+    """Return what each usual mistake gives as the weights of tokens x (…, T, d)."""
     scores = x @ x.mT
-    of: dict[str, Callable[[], Tensor]] = {
-        "softmax-over-queries": lambda: torch.softmax(scores, dim=-2),
-        "softmax-missing": lambda: scores,
-        "softmax-twice": lambda: torch.softmax(torch.softmax(scores, dim=-1), dim=-1),
-        "sum-not-divided": lambda: torch.exp(scores - scores.amax(-1, keepdim=True)),
-    }
-    return of[mistake]()
-
-
-MISTAKES = ("softmax-over-queries", "softmax-missing", "softmax-twice", "sum-not-divided")
-
-
-EFFECTS = {
-    "softmax-over-queries": "Your columns sum to 1, not your rows: an output is then no mean of the tokens.",
-    "softmax-missing": "Your rows do not sum to 1, and weights can be negative: the softmax is missing.",
-    "softmax-twice": "Softmax of weights makes them nearly equal: it is taken twice.",
-    "sum-not-divided": "The exponentials are not divided by their sum, so your rows do not sum to 1.",
-}
-HINTS = {
-    "dot-t-on-a-batch": "scores = x @ x.mT, which swaps the last two axes only",
-    "softmax-over-queries": "torch.softmax(scores, dim=-1): on a batch (B, T, T) dim=1 goes down the columns "
-    "and dim=-1 is right, with and without a batch",
-}
+    weights = torch.softmax(scores, dim=-1)
+    return (
+        Variant(
+            torch.softmax(scores, dim=-2),
+            "softmax-over-queries",
+            "Your columns sum to 1, not your rows: an output is then no mean of the tokens.",
+            COLUMNS,
+        ),
+        Variant(
+            scores,
+            "softmax-missing",
+            "Your rows do not sum to 1, and weights can be negative: the softmax is missing.",
+        ),
+        Variant(
+            torch.softmax(weights, dim=-1),
+            "softmax-twice",
+            "Softmax of weights makes them nearly equal: it is taken twice.",
+        ),
+        Variant(
+            torch.exp(scores - scores.amax(-1, keepdim=True)),
+            "sum-not-divided",
+            "The exponentials are not divided by their sum, so your rows do not sum to 1.",
+        ),
+        Variant(
+            torch.softmax(scores / x.shape[-1] ** 0.5, dim=-1),
+            said="the scores are divided by √d, which is lesson 3: leave it out here",
+        ),
+        Variant(
+            scores / scores.sum(-1, keepdim=True),
+            said="your rows sum to 1, but they are no softmax: the exponentials are missing",
+            hint="weights = torch.softmax(scores, dim=-1)",
+        ),
+    )
 
 
 def judge_function(function: Any, module: ModuleType) -> Outcome:
@@ -64,7 +79,9 @@ def judge_function(function: Any, module: ModuleType) -> Outcome:
         except RuntimeError as error:
             if x is one:
                 raise
-            return _named(name, "dot-t-on-a-batch", f"It works on one sequence and fails on a batch: {error}")
+            evidence = f"It works on one sequence and fails on a batch: {error}"
+            hint = "scores = x @ x.mT, which swaps the last two axes only"
+            return named_mistake(name, "dot-t-on-a-batch", evidence, hint)
         wrong = _compare(name, x, out, weights)
         if wrong is not None:
             return wrong
@@ -85,17 +102,8 @@ def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | No
         )
         return Outcome(name, "wrong", f"{shapes}: one row for each query, one column for each key")
     if largest_difference(weights, expected) > TOLERANCE:
-        for mistake in MISTAKES:
-            if largest_difference(weights, _weights_of(x, mistake)) < TOLERANCE:
-                return _named(name, mistake)
-        if largest_difference(weights, torch.softmax(x @ x.mT / x.shape[-1] ** 0.5, -1)) < TOLERANCE:
-            return Outcome(
-                name, "wrong", "the scores are divided by √d, which is lesson 3: leave it out here"
-            )
-        scores = x @ x.mT
-        if largest_difference(weights * scores.sum(-1, keepdim=True), scores) < TOLERANCE:
-            said = "your rows sum to 1, but they are no softmax: the exponentials are missing"
-            return Outcome(name, "wrong", said, hint="weights = torch.softmax(scores, dim=-1)")
+        if wrong := find_variant(name, weights, wrong_weights(x)):
+            return wrong
         return Outcome(
             name,
             "wrong",
@@ -112,13 +120,6 @@ def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | No
     return None
 
 
-def _named(name: str, mistake: str, evidence: str = "") -> Outcome:
-    """Return the outcome for a mistake of the catalogue."""
-    entry = get_mistake(mistake)
-    said = EFFECTS.get(mistake, f"{entry.effect} {evidence}")
-    return Outcome(name, "wrong", said, mistake, HINTS.get(mistake, entry.fix))
-
-
 def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
     """Compare the guess with the weight; any guess will do, since the lesson is in the comparison."""
     if isinstance(guess, int | float) and not 0 <= guess <= 1:
@@ -128,11 +129,14 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
             f"a weight lies between 0 and 1; you guessed {guess:g}",
             hint="guess a number from 0 to 1",
         )
-    exact = simplified_self_attention(2 * X)[1][1, 1].item()
-    said = 'with every token doubled, the weight of "model" on itself'
-    return judge_guess(GUESS, guess, exact, within=float("inf"), said=said)
+    return PREDICTION.judge(guess, module)
 
 
+PREDICTION = guess_task(
+    GUESS,
+    simplified_self_attention(2 * X)[1][1, 1].item(),
+    'with every token doubled, the weight of "model" on itself',
+)
 TASKS = (
     Task("simplified_self_attention", judge_function),
     Task(GUESS, judge_prediction),

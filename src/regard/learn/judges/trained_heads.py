@@ -20,7 +20,8 @@ from regard.gpt import GPT
 from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
-from regard.learn.judges.verdicts import judge_guess, largest_difference, named_mistake
+from regard.learn.judges.guesses import guess_task
+from regard.learn.judges.verdicts import largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 
 TOLERANCE = 1e-5
@@ -360,8 +361,8 @@ def removed_after(hook: Any) -> Iterator[None]:
         hook.remove()
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the guess with the rise that cutting the clearest induction head gives."""
+def rise_without_induction(module: ModuleType) -> float:
+    """Return by how much the loss rises without the clearest induction head."""
     model, scores = load_model(), scores_of_all("induction")
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
     attention, D = block_of(layer).attention, model.config.head_dim
@@ -373,9 +374,7 @@ def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
 
     whole = loss_of_second_half(model)
     with removed_after(attention.out.register_forward_pre_hook(zero)):
-        rise = loss_of_second_half(model) - whole
-    said = "the rise of the loss without the clearest induction head"
-    return judge_guess("rise_of_the_loss", guess, rise, within=float("inf"), said=said)
+        return loss_of_second_half(model) - whole
 
 
 TASKS = (
@@ -386,7 +385,11 @@ TASKS = (
     Task("sink_head", judge_head("sink")),
     Task("induction_head", judge_head("induction")),
     Task("cut_head", judge_cut),
-    Task("rise_of_the_loss", judge_prediction),
+    guess_task(
+        "rise_of_the_loss",
+        rise_without_induction,
+        "the rise of the loss without the clearest induction head",
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake("map-read-sideways", "A.diagonal(-1).mean()", "A.diagonal(1).mean()"),

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.trained_heads import block_of, encode, load_model
-from regard.learn.judges.verdicts import is_right, judge_guess, largest_difference, named_mistake
+from regard.learn.judges.variants import Variant, find_variant
+from regard.learn.judges.verdicts import is_right, largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.recorder import capture
 
@@ -75,11 +77,13 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     if largest_difference(answer, rotated(x)) < TOLERANCE:
         return Outcome(name, "done", "each pair turns by an angle that grows with the position.")
     neighbours = rotated(x, neighbours=True)
-    interleaved = torch.stack(neighbours.chunk(2, dim=-1), dim=-1).flatten(-2)
-    if min(largest_difference(answer, other) for other in (neighbours, interleaved)) < TOLERANCE:
-        return named_mistake(name, "other-rotary-pairing")
-    if largest_difference(answer, rotated(x, sign=1)) < TOLERANCE:
-        return named_mistake(name, "rotation-sign-lost")
+    variants = (
+        Variant(neighbours, "other-rotary-pairing"),
+        Variant(torch.stack(neighbours.chunk(2, dim=-1), dim=-1).flatten(-2), "other-rotary-pairing"),
+        Variant(rotated(x, sign=1), "rotation-sign-lost"),
+    )
+    if wrong := find_variant(name, answer, variants, TOLERANCE):
+        return wrong
     hint = "a, b = x[..., : D // 2], x[..., D // 2 :]"
     return Outcome(name, "wrong", "this does not turn the pairs of channel i and channel i + D/2", hint=hint)
 
@@ -112,34 +116,42 @@ def _attend(q: Tensor, k: Tensor, *, scale: float | None = None, masked: bool = 
     return torch.softmax(scores.masked_fill(hidden, -torch.inf) if masked else scores, dim=-1)
 
 
-def _wrong_weights(layer: int) -> dict[str, list[Tensor]]:
+def _wrong_weights(layer: int) -> list[Variant]:
     """The weights that each mistake gives for a layer."""
     (q, k, _), width = _project(layer), load_model().config.d_model
     turned_q, turned_k = rotated(q), rotated(k)
     split = _project(layer, by_view=True)
-    return {
-        "no-scale": [_attend(turned_q, turned_k, scale=1.0)],
-        "scale-from-model-width": [_attend(turned_q, turned_k, scale=width**-0.5)],
-        "scaled-by-width": [_attend(turned_q, turned_k, scale=1 / q.shape[-1])],
-        "one-side-rotated": [_attend(turned_q, k), _attend(q, turned_k)],
-        "no-mask": [_attend(turned_q, turned_k, masked=False)],
-        "heads-split-by-view": [_attend(rotated(split.q), rotated(split.k))],
-        "query-key-swapped": [_attend(turned_k, turned_q)],
-    }
+    return [
+        Variant(_attend(turned_q, turned_k, scale=1.0), "no-scale"),
+        Variant(_attend(turned_q, turned_k, scale=width**-0.5), "scale-from-model-width"),
+        Variant(_attend(turned_q, turned_k, scale=1 / q.shape[-1]), "scaled-by-width"),
+        Variant(_attend(turned_q, k), "one-side-rotated"),
+        Variant(_attend(q, turned_k), "one-side-rotated"),
+        Variant(_attend(turned_q, turned_k, masked=False), "no-mask"),
+        Variant(_attend(rotated(split.q), rotated(split.k)), "heads-split-by-view"),
+        Variant(_attend(turned_k, turned_q), "query-key-swapped"),
+        Variant(
+            _attend(q, k),
+            said="queries and keys are not rotated: your map knows nothing of positions, and the model's "
+            "does",
+            hint="q, k = rotate(q), rotate(k)",
+        ),
+    ]
 
 
-def _wrong_outputs(layer: int) -> dict[str, Tensor]:
+def _wrong_outputs(layer: int) -> list[Variant]:
     """The outputs that each mistake gives for a layer, where the weights are right."""
     q, k, v = _project(layer)
     project = block_of(layer).attention.out.weight.detach().double()
     weights = _attend(rotated(q), rotated(k))
     heads = weights @ v
     merged = heads.transpose(1, 2).flatten(2)
-    return {
-        "output-projection-skipped": merged,
-        "heads-merged-by-view": heads.reshape(merged.shape) @ project.mT,
-        "values-rotated": (weights @ rotated(v)).transpose(1, 2).flatten(2) @ project.mT,
-    }
+    turned = (weights @ rotated(v)).transpose(1, 2).flatten(2)
+    return [
+        Variant(merged, "output-projection-skipped"),
+        Variant(heads.reshape(merged.shape) @ project.mT, "heads-merged-by-view"),
+        Variant(turned @ project.mT, "values-rotated"),
+    ]
 
 
 def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
@@ -176,26 +188,13 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
             name, "wrong", f"expected the weights {tuple(expected.shape)}, got {tuple(weights.shape)}"
         )
     if largest_difference(weights, expected) > TOLERANCE:
-        for mistake, variants in _wrong_weights(layer).items():
-            if any(largest_difference(weights, variant) < TOLERANCE for variant in variants):
-                return named_mistake(name, mistake)
-        if largest_difference(weights, _attend(q, k)) < TOLERANCE:
-            return Outcome(
-                name,
-                "wrong",
-                "queries and keys are not rotated: your map knows nothing of positions, and the model's does",
-                hint="q, k = rotate(q), rotate(k)",
-            )
         difference = largest_difference(weights, expected)
-        return Outcome(
+        return find_variant(name, weights, _wrong_weights(layer), TOLERANCE) or Outcome(
             name, "wrong", f"in layer {layer} a weight differs from the model's by {difference:.2g}"
         )
     call = layer_call(layer)
     if out.shape != call.out.shape or largest_difference(out, call.out) > TOLERANCE * call.out.abs().max():
-        for mistake, variant in _wrong_outputs(layer).items():
-            if out.shape == variant.shape and largest_difference(out, variant) < TOLERANCE:
-                return named_mistake(name, mistake)
-        return Outcome(
+        return find_variant(name, out, _wrong_outputs(layer), TOLERANCE) or Outcome(
             name,
             "wrong",
             "the weights are the model's, and the output is not",
@@ -277,20 +276,7 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
     return Outcome(name, "wrong", said, hint=hint)
 
 
-def judge_prediction(guess: Any, module: ModuleType) -> Outcome:
-    """Compare the guess with the largest difference of the learner's weights from the model's."""
-    name = "largest_difference"
-    try:
-        exact = _difference_from_capture(module)
-    except Exception:  # the outcomes of the other tasks say why
-        exact = float("inf")
-    if not exact < TOLERANCE:
-        return Outcome(name, "unfinished", "your guess is compared once the rest is right")
-    said = "the largest difference between a weight of yours and one of the model's"
-    return judge_guess(name, guess, exact, within=float("inf"), said=said)
-
-
-def _difference_from_capture(module: ModuleType) -> float:
+def difference_from_capture(module: ModuleType) -> float:
     """The largest difference of a weight, over all layers, with the learner's parts alone."""
     seen = capture(load_model(), inputs={"input_ids": token_ids()})
     exact = 0.0
@@ -300,6 +286,8 @@ def _difference_from_capture(module: ModuleType) -> float:
         with torch.no_grad():
             _, weights = mine(module.layer_input(load_model(), token_ids(), layer))
         exact = max(exact, largest_difference(weights, seen[layer].to_dense()))
+    if not exact < TOLERANCE:
+        raise ValueError("the learner's weights are not the model's")
     return exact
 
 
@@ -308,7 +296,12 @@ TASKS: tuple[Task, ...] = (
     Task("TrainedAttention", judge_attention),
     Task("take_weights", judge_weights),
     Task("layer_input", judge_input),
-    Task("largest_difference", judge_prediction),
+    guess_task(
+        "largest_difference",
+        difference_from_capture,
+        "the largest difference between a weight of yours and one of the model's",
+        waiting="your guess is compared once the rest is right",
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake("other-rotary-pairing", "x[..., : D // 2], x[..., D // 2 :]", "x[..., 0::2], x[..., 1::2]"),

@@ -80,31 +80,6 @@ def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: Mo
         return False
 
 
-def judge_guess(name: str, guess: Any, exact: float, within: float, said: str) -> Outcome:
-    """Judge a number that the learner has guessed.
-
-    Arguments:
-        name: of the task.
-        guess: what the learner wrote.
-        exact: the number.
-        within: the largest relative error that counts as right.
-        said: what the number is, as the subject of a sentence.
-    """
-    if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
-        quotes = ", without quotes" if isinstance(guess, str) else ""
-        return Outcome(name, "unfinished", f"expected a number{quotes}, got {guess!r}")
-    near = abs(float(guess) - exact) <= within * abs(exact)
-    if near:
-        return Outcome(name, "done", f"you guessed {_number(float(guess))}; {said} is {_number(exact)}")
-    off = f"more than {within:.0%} off" if within else "not right"
-    message = f"{said} is not {_number(float(guess))}: that is {off}"
-    return Outcome(name, "wrong", message, hint=f"it is {_number(exact)}")
-
-
-def _number(x: float) -> str:
-    return f"{x:.4g}" if abs(x) < 1000 else f"{x:,.0f}"
-
-
 def example_picture(titles: list[str], weights: list[Tensor], rows: list[str] | None = None) -> WeightPicture:
     """Return weights (T, S) over the tokens of the running example as a picture, one for each title."""
     tokens = list(TOKENS)

@@ -1,0 +1,66 @@
+"""Tasks whose answer is a number that the learner predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from regard.learn.lesson import Outcome, Task
+
+NOTHING: Mapping[float, str] = {}
+
+
+def guess_task(
+    name: str,
+    exact: float | Callable[[ModuleType], float],
+    said: str,
+    within: float = math.inf,
+    *,
+    answers_to: Mapping[float, str] = NOTHING,
+    hint: str = "",
+    waiting: str = "",
+) -> Task:
+    """Return the task to predict a number.
+
+    Arguments:
+        name: of the task.
+        exact: the number, or a function that computes it from the learner's file.
+        said: what the number is, as the subject of a sentence.
+        within: the largest relative error that counts as right; by default any guess does, since the lesson
+            is in the comparison.
+        answers_to: wrong numbers, each with the question that it is the answer to.
+        hint: to give with such an answer; the number itself if empty.
+        waiting: what to say as long as the number cannot be computed from the learner's file.
+    """
+
+    def judge(guess: Any, module: ModuleType) -> Outcome:
+        try:
+            number = exact(module) if callable(exact) else exact
+        except Exception:
+            if not waiting:
+                raise
+            return Outcome(name, "unfinished", waiting)
+        if isinstance(guess, int | float | Tensor):
+            for answer, reason in answers_to.items():
+                if math.isclose(float(guess), answer):
+                    return Outcome(name, "wrong", reason, hint=hint or f"it is {_text(number)}")
+        if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
+            quotes = ", without quotes" if isinstance(guess, str) else ""
+            return Outcome(name, "unfinished", f"expected a number{quotes}, got {guess!r}")
+        told = _text(float(guess))
+        if abs(float(guess) - number) <= within * abs(number):
+            return Outcome(name, "done", f"you guessed {told}; {said} is {_text(number)}")
+        off = f"more than {within:.0%} off" if within else "not right"
+        message = f"{said} is not {told}: that is {off}"
+        return Outcome(name, "wrong", message, hint=f"it is {_text(number)}")
+
+    return Task(name, judge)
+
+
+def _text(x: float) -> str:
+    """Return a number with four digits, or with separators from 1,000 on."""
+    return f"{x:.4g}" if abs(x) < 1000 else f"{x:,.0f}"

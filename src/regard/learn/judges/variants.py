@@ -1,0 +1,44 @@
+"""Tables of variants: what wrong ways of a task give. A learner's answer is named by the one it equals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regard.learn.judges.verdicts import largest_difference
+from regard.learn.lesson import Outcome
+from regard.learn.mistakes import find_mistake
+
+TOLERANCE = 1e-5
+
+
+class Variant(NamedTuple):
+    """A wrong way to do a task: what it gives, and what is said about it.
+
+    A `mistake` of the catalogue or of `mistakes` brings its effect and its fix; `said` and `hint` replace
+    them, where the lesson has words of its own.
+    """
+
+    answer: Tensor
+    mistake: str = ""
+    said: str = ""
+    hint: str = ""
+
+    def outcome(self, task: str) -> Outcome:
+        """Return what is said to a learner whose answer this is."""
+        entry = find_mistake(self.mistake)
+        effect, fix = (entry.effect, entry.fix) if entry else ("", "")
+        return Outcome(task, "wrong", self.said or effect, self.mistake, self.hint or fix)
+
+
+def find_variant(
+    task: str, answer: Tensor, variants: Iterable[Variant], tolerance: float = TOLERANCE
+) -> Outcome | None:
+    """Return the outcome of the first variant that a learner's answer equals; None if it equals none."""
+    for variant in variants:
+        fits = variant.answer.shape == answer.shape
+        if fits and largest_difference(answer, variant.answer) < tolerance:
+            return variant.outcome(task)
+    return None
