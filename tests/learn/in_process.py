@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from regard.learn.course import get_lesson
+from regard.learn.exercise import plain_solution
 from regard.learn.judgement import judge
 from regard.learn.lesson import Lesson, Outcome
 
@@ -21,6 +25,14 @@ def judge_here(
     finally:
         sys.path[:] = places
         sys.modules.pop(f"checked_{path.stem}", None)
+
+
+@cache
+def outcomes_of_solution(number: int) -> list[Outcome]:
+    """The outcomes of a lesson's solution, judged once for all tests."""
+    lesson = get_lesson(number)
+    with tempfile.TemporaryDirectory() as folder:
+        return judged(lesson, plain_solution(lesson.solution), Path(folder))
 
 
 def judged(lesson: Lesson, program: str, folder: Path) -> list[Outcome]:

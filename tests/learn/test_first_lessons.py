@@ -10,7 +10,7 @@ import torch
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.lesson import Outcome
-from tests.learn.in_process import judged
+from tests.learn.in_process import judged, outcomes_of_solution
 
 GOLDEN = {  # the weights of "model" on the running example
     2: [0.1796, 0.1950, 0.1957, 0.1390, 0.1260, 0.1645],
@@ -33,8 +33,8 @@ def outcomes(number: int, right: str, wrong: str, folder: Path) -> dict[str, Out
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])
-def test_the_picture_holds_the_weights_of_the_running_example(number: int, tmp_path: Path) -> None:
-    found = [outcome.picture for outcome in outcomes(number, "", "", tmp_path).values() if outcome.picture]
+def test_the_picture_holds_the_weights_of_the_running_example(number: int) -> None:
+    found = [outcome.picture for outcome in outcomes_of_solution(number) if outcome.picture]
     assert len(found) == 1
     assert torch.tensor(found[0].weights[0][1]).numpy() == pytest.approx(GOLDEN[number], abs=6e-5)
 

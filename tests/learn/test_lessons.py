@@ -11,11 +11,11 @@ import pytest
 
 from regard import stages
 from regard.learn.course import LESSONS
-from regard.learn.exercise import find_blanks, make_exercise, plain_solution
+from regard.learn.exercise import find_blanks, make_exercise
 from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
 from regard.learn.lesson import Lesson
 from regard.learn.mistakes import find_mistake
-from tests.learn.in_process import judged
+from tests.learn.in_process import judged, outcomes_of_solution
 from tests.sampling import share
 
 WITH_CODE = [lesson for lesson in LESSONS if lesson.has_code]
@@ -91,9 +91,10 @@ def test_what_a_lesson_builds_is_a_stage_without_its_checks_and_types(lesson: Le
         assert getattr(node, "id", "") not in ("check_sequence", "check_settings", "check_tokens")
 
 
-@pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)
-def test_the_solution_is_right(lesson: Lesson, tmp_path: Path) -> None:
-    outcomes = judged(lesson, plain_solution(lesson.solution), tmp_path)
+@pytest.mark.parametrize("lesson", [x for x in WITH_CODE if x.noun != "block"], ids=name_of)
+def test_the_solution_is_right(lesson: Lesson) -> None:
+    """That of lesson 10 trains a model: `test_sentences` has it."""
+    outcomes = outcomes_of_solution(lesson.number)
     assert is_done(outcomes), outcomes
     assert [outcome.task for outcome in outcomes] == [task.name for task in tasks_of(lesson)]
 

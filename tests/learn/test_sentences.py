@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from regard.learn.course import get_lesson
+from regard.learn.judgement import is_done, tasks_of
 from regard.learn.judges import block
 from regard.learn.sentences import (
     LENGTH,
@@ -107,6 +108,8 @@ def test_the_judge_tells_how_far_training_is_and_heads_become_sharp(tmp_path: Pa
     path.write_text(LESSON.solution, encoding="utf-8")
     lines: list[dict[str, str]] = []
     outcomes = judge_here(LESSON, path, tell=lines.append)
+    assert is_done(outcomes), outcomes
+    assert [outcome.task for outcome in outcomes] == [task.name for task in tasks_of(LESSON)]
     told = [line["doing"] for line in lines if "doing" in line]
     assert told[0].startswith("Training: step 25 of at most 600, loss ")
     assert 6 <= len(told) <= 12, "about 200 steps, as the lesson says"

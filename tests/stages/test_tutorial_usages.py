@@ -5,8 +5,10 @@ Parameters are passed in the tutorials' order; `docs/reference.md` lists what th
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
+import io
+import runpy
+import unittest.mock
 from collections.abc import Callable
 
 import pytest
@@ -211,9 +213,10 @@ def against_pytorch() -> None:
 
 @usage
 def a_sanity_check_run_as_a_module() -> None:
-    command = [sys.executable, "-m", "regard.stages"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "0.4855" in printed  # of the causal weights
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), unittest.mock.patch("sys.argv", ["regard.stages"]):
+        runpy.run_module("regard.stages", run_name="__main__")  # as python -m does, without another process
+    assert "0.4855" in printed.getvalue()  # of the causal weights
 
 
 @usage
