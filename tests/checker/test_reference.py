@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.checker import CheckError, check
-from regard.checker.sandbox import check_in_process
+from regard.checker import CheckError, check, sandbox
 
 
 def names(report):
@@ -360,12 +359,12 @@ def test_a_reference_that_cannot_serve_is_refused():
         check(fast, oracle=3)
 
 
-def test_the_reference_of_the_command_is_a_name_too(tmp_path):
+def test_the_reference_of_the_command_is_a_name_too(tmp_path, in_this_process):
     file = tmp_path / "mine.py"
     file.write_text(
         "import torch\n"
         "def slow(q, k, v):\n    return torch.softmax(q @ k.mT, -1) @ v\n"
         "def fast(q, k, v):\n    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v\n"
     )
-    report = check_in_process(f"{file}:fast", {"oracle": f"{file}:slow"})
+    report = sandbox.check_in_process(f"{file}:fast", {"oracle": f"{file}:slow"})
     assert [diagnosis.name for diagnosis in report.diagnoses] == ["scaled-twice"]

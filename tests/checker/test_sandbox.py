@@ -12,6 +12,7 @@ from regard.checker import CheckError, sandbox
 from regard.checker.examples import TEMPLATES
 from regard.checker.sandbox import check_in_process, read_lines
 from tests.patience import HANGING
+from tests.sampling import share
 
 HEAD = TEMPLATES["head"]
 CODE = """
@@ -93,16 +94,16 @@ def test_a_report_comes_back_whatever_is_printed(tmp_path):
     assert report.diagnoses[0].name == "softmax-over-queries"
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("mine.py:leave", "exited with code 3"),
-        ("mine.py:crash", "crashed with SIGSEGV"),
-        ("mine.py:kill", "was killed with SIGKILL .* while mine.py:kill was being checked"),
-        ("mine.py:say_goodbye", "SystemExit"),
-        ("mine.py:greedy", r"memory.*the limit is 1 GB"),
-    ],
-)
+ENDS = [
+    ("mine.py:leave", "exited with code 3"),
+    ("mine.py:crash", "crashed with SIGSEGV"),
+    ("mine.py:say_goodbye", "SystemExit"),
+    ("mine.py:kill", "was killed with SIGKILL .* while mine.py:kill was being checked"),
+    ("mine.py:greedy", r"memory.*the limit is 1 GB"),
+]
+
+
+@pytest.mark.parametrize(("spec", "says"), share(ENDS, 2))
 def test_an_end_of_its_own_is_answered(file, spec, says):
     with pytest.raises(CheckError, match=says) as caught:
         check_in_process(spec, {}, memory=1)

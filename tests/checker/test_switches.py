@@ -306,7 +306,8 @@ def test_a_window_that_shows_on_a_long_text_only_is_no_mistake() -> None:
 class Layer(nn.Module):
     def __init__(self, n_embd: int, n_head: int, index: int, odd: int) -> None:
         super().__init__()
-        self.norm, self.n_head, self.factor = nn.LayerNorm(n_embd), n_head, 2.0 if index == odd else 1.0
+        self.norm, self.n_head = nn.LayerNorm(n_embd), n_head
+        self.factor = 2.0 if index == odd else 1.0
         self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -352,8 +353,9 @@ def test_a_model_is_built_with_its_own_depth() -> None:
     assert untried(report) == ""
 
 
-def test_a_mistake_in_a_later_layer_is_found() -> None:
+def test_a_mistake_in_a_later_layer_is_found_and_only_that_layer_called_wrong() -> None:
     report = check(TinyGPTWithAnOddLayer)
+    assert report.diagnoses[0].name == report.layers[2].mistake == "constant-scale"
     assert [layer.verdict for layer in report.layers] == ["right", "right", "wrong"]
 
 
