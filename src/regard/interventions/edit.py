@@ -110,6 +110,7 @@ def head_mask(call: AttentionCall, heads: list[int]) -> Mask:
 
 def with_heads(x: Tensor, heads: list[int], new: Tensor) -> Tensor:
     """Return x (B, H, …) with other numbers for some heads."""
+    # The model's own output is compared with the map, and stays as it was.
     x = x.clone()
     x[:, heads] = new.to(x.dtype)
     return x

@@ -55,6 +55,7 @@ class TextMetric:
             value: Any = self.metric(output, ids)
             try:
                 return float(value)
+            # `float` raises for a tensor of several numbers.
             except (TypeError, ValueError):
                 got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"metric: expected a function that returns one number, got {got}") from None

@@ -66,6 +66,7 @@ def _writes_on(model: nn.Module) -> bool:
     if isinstance(model, GPT):
         return True
     config = getattr(model, "config", None)
+    # A method of Transformers' models; others do not generate in a way that is known here.
     generates = getattr(model, "can_generate", lambda: False)
     is_encoder = getattr(config, "is_encoder_decoder", False) or hasattr(config, "is_decoder")
     return bool(generates()) and not is_encoder

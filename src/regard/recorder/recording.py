@@ -256,6 +256,7 @@ class Recording(CallReceiver):
         if not waiting:
             return
         with (
+            # The comparison is not the model's, and is to cost as little as it can.
             token_order.paused(),
             torch._C.DisableTorchFunction(),
             torch.no_grad(),

@@ -45,6 +45,7 @@ def _token_id(residual: ResidualStream, name: str, token: int | str) -> int:
     """Return the id of a token that is given by its id or as text."""
     if isinstance(token, str) and residual.token_id is not None:
         return residual.token_id(token)
+    # `True` is an int, and no token.
     if isinstance(token, bool) or not isinstance(token, int):
         hint = ": give the tokenizer to capture(tokenizer=…) for a text" if isinstance(token, str) else ""
         raise ValueError(f"{name}: expected the id of a token, got {token!r}{hint}")

@@ -220,6 +220,7 @@ class EngineCapture:
         """End the capture, and never the engine, if the block raises an error; `finish` raises it."""
         try:
             yield
+        # An error of ours is not to end an engine that serves other people.
         except Exception as error:
             self.error = self.error or error
             self._records.clear()

@@ -330,6 +330,7 @@ class StreamRecorder:
         """Add a module's output to the terms, and return it as the start of a path."""
         torch.set_grad_enabled(True)  # from here on, if the module is inside attention
         variable = gradient_variable(output)
+        # The model may write to this tensor in place.
         value = output.detach().clone() if value is None else value
         self._pass.terms.append(
             StreamTerm(

@@ -265,6 +265,7 @@ def _memory(x: Tensor) -> int:
     """The address of the memory that a tensor is a view of; a DTensor of FSDP has none."""
     try:
         return x.untyped_storage().data_ptr()
+    # A DTensor has no storage of its own.
     except RuntimeError:
         # Negative, so that it is no address.
         return -id(x)

@@ -165,6 +165,7 @@ class Folder(Store):
     def temporary(cls) -> Folder:
         """Make a folder that is deleted when neither it nor a layer in it is referred to any more."""
         folder = cls(tempfile.mkdtemp(prefix="regard-"))
+        # Unlike `__del__`, a finalizer surely runs when Python exits.
         weakref.finalize(folder, shutil.rmtree, folder.path, ignore_errors=True)
         return folder
 

@@ -180,6 +180,7 @@ class JoinedLayer(Layer):
         """Read the files of all parts and put their tensors together."""
         try:
             return self._join()
+        # It says already which file is damaged; it is a ValueError, too.
         except CaptureFileError:
             raise
         except (ValueError, IndexError, RuntimeError) as error:  # shapes and dtypes that do not fit

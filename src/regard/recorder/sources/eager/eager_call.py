@@ -105,6 +105,7 @@ def _aligned(attention: EagerAttention, unchanged: Tensor) -> Scores | None:
     ordered = attention.weights.whole.permute(scores.axes)  # (…, T, S)
     if ordered.shape[-2:] != unchanged.shape[-2:] or ordered.numel() != unchanged.numel():
         return None
+    # Rows without a visible key are NaN in both.
     if not torch.equal(ordered.reshape(unchanged.shape).nan_to_num(), unchanged.nan_to_num()):
         return None
     return scores

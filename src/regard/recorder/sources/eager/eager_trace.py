@@ -290,6 +290,7 @@ class EagerTrace(TorchFunctionMode):
         others = [x for i, x in enumerate(args) if i != position] + list(kwargs.values())
         try:
             after = next_scores(scores, func, name, args, kwargs, position, others, output)
+        # A spelling that is not read here costs the queries and keys, never the model's run.
         except (RuntimeError, ValueError, IndexError, TypeError):
             after = None
         return scores.unknown if after is None else after

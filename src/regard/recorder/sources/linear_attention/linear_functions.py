@@ -135,6 +135,7 @@ def _read_or_explain(read: Read, arguments: Arguments, before: Tensor | None, re
     """Return what was read, or the reason why it could not be."""
     try:
         return read(arguments, before, result)
+    # The model is to go on: a call that cannot be read is named as missing.
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         return UnreadableCall(f"its arguments could not be read ({type(error).__name__}: {error})")
 
@@ -202,6 +203,7 @@ def _read_step(arguments: Arguments, before: Tensor | None, result: Any) -> Call
         beta=dt,
         skip=None if D is None else D[:, 0].detach(),
         initial_state=before.mT,
+        # The next step writes to this tensor.
         final_state=arguments["state"].detach().mT.clone(),
         gate=_gate(arguments.get("z")),
     )

@@ -50,7 +50,9 @@ SCRIPT_NAMES = re.compile(r'aten::(\w+)|name="(\w+)"')  # of operators and funct
 
 def function_name(function: Any) -> str:
     """Return the name of a torch function or operator, as "softmax" of `aten.softmax.int`."""
+    # Objects that are called, such as partials, have no name.
     name = str(getattr(function, "__name__", ""))
+    # Operators of exported graphs carry their overload: `softmax.int`.
     return name.partition(".")[0] if isinstance(function, torch._ops.OpOverload) else name
 
 

@@ -26,6 +26,7 @@ COPYING = {"contiguous", "clone", "reshape", "view", "flatten", "reshape_as", "v
 
 def head_counts(module: nn.Module) -> list[int]:
     """Return the numbers of heads that a module or its configuration names."""
+    # Transformers' modules name some of their sizes in their configuration only.
     holders = (module, getattr(module, "config", None))
     counts = (getattr(holder, name, None) for holder in holders for name in HEADS)
     return [n for n in counts if isinstance(n, int) and n > 0]

@@ -137,6 +137,7 @@ def _with_weights(run: Callable[..., Any]) -> Callable[..., Any]:
         # PyTorch would use the hint `is_causal` in place of the mask, which it does not with weights.
         bound.arguments |= {"need_weights": False, "is_causal": False, "training": False}
         calls: list[Call] = []
+        # The second run is compared, and the model goes on with the first.
         with listening(_collector(calls)), torch.no_grad():
             recomputed: Tensor = run(*bound.args, **bound.kwargs)[0]
         problem = dropout_problem(dropout) or difference_problem(result[0].detach(), recomputed)
@@ -208,6 +209,7 @@ def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
         listeners = current_listeners()
         if not listeners:
             return run(*args, **kwargs)  # type: ignore[no-any-return]
+        # The operations of the kernel are called one by one here, and cut its tensors into heads.
         with token_order.paused():
             result, call = torch_fused.encoder_layer(run, torch_fused.EncoderLayer(*args, **kwargs))
             _notify_unchanged(listeners, call)

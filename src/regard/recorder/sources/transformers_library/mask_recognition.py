@@ -79,6 +79,7 @@ def _read_detached(mask: Tensor, T: int, S: int) -> MaskReading:
         reading = MaskReading(*origin, empty_rows, softly_masked)
     else:
         reading = MaskReading(as_rule(whole, T), S, empty_rows, softly_masked)
+    # In inference mode PyTorch counts no writes, so that a copy has to show them.
     _readings[mask] = (T, S, mask.clone() if mask.is_inference() else _version(mask), reading)
     return reading
 

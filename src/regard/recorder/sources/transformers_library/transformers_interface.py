@@ -130,6 +130,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
                 )
                 calls = [sdpa.notify(editors, call)]
                 result = _edited_result(result, calls[0])
+        # An edited output keeps its gradients above; what is recorded needs none.
         with torch.no_grad(), without_autocast(query.device), sdpa.listening(), sdpa.without_mode():
             for call in _checked_calls(inner, result, *args, **kwargs) if inner else calls:
                 sdpa.notify((x for x in takers if not x.is_editor), call)

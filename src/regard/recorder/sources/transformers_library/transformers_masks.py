@@ -216,6 +216,7 @@ def _rule_of(predicate: Predicate, part: MatrixPart, use_vmap: bool) -> tuple[Ma
 
 def recognise(predicate: Predicate, part: MatrixPart) -> Mask | None:
     """Return the rule for one of Transformers' own mask functions, or None for any other function."""
+    # A user's function may have the same name and mean something else.
     if getattr(predicate, "__module__", "") != "transformers.masking_utils":
         return None
     # They are closures: `sliding_window_overlay.<locals>.inner_mask`.
