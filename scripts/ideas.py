@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.atomic import atomic_write
+from regard.support.files import atomic_write
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "learn" / "ideas.md"

@@ -28,7 +28,7 @@ import transformers
 from torch import Tensor
 
 import regard
-from regard.atomic import atomic_write
+from regard.support.files import atomic_write
 
 PAGE = Path(__file__).parent.parent / "docs" / "packing.md"
 LENGTHS = (9, 12, 7)  # of the three documents; the windows below are shorter than the second

@@ -20,11 +20,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from regard.atomic import atomic_write
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.mistake import Mistake
 from regard.checker.property_tests import PROPERTY_TESTS, PropertyTest, code_of_test, kinds_with_a_test
 from regard.checker.snippet import clearest_kind, make_snippet
+from regard.support.files import atomic_write
 from scripts.tiny_training import RESULTS, SEEDS, STEPS, WIDE_HEAD, WIDE_STEPS
 
 ROOT = Path(__file__).parent.parent

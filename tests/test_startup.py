@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard.import_hooks import call_after_import
+from regard.support.imports import call_after_import
 from tests.patience import HANGING
 
 HEAVY = {"torch", "numpy", "safetensors"}
@@ -115,7 +115,7 @@ except SystemExit as end:
 def test_every_name_and_subpackage_is_found() -> None:
     source = Path(regard.__file__).parent
     packages = {path.parent.name for path in source.glob("*/__init__.py")}
-    assert packages - {"cli"} | {"testing"} == set(regard._PACKAGES)
+    assert packages - {"cli", "support"} | {"testing"} == set(regard._PACKAGES)
     for name in regard._PACKAGES:
         assert isinstance(getattr(regard, name), types.ModuleType)
     assert {*regard.__all__, *regard._PACKAGES, "__version__"} <= set(dir(regard))

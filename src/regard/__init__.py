@@ -6,7 +6,7 @@ Names are imported when they are first used, so that `import regard` and the com
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from regard.import_hooks import call_after_import, import_on_first_use
+from regard.support.imports import call_after_import, import_on_first_use
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from regard.extras import MissingExtraError, extra
+from regard.support.imports import MissingExtraError, extra
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Format(NamedTuple):
     read: Callable[[Path], Any]
     """Reads the file, or the folder that it is in, and uses what it gets."""
     kind: str
-    """The name of the error type, in `regard.files` or `regard.checker`."""
+    """The name of the error type, in `regard.support.files` or `regard.checker`."""
     damage: Callable[[bytes, random.Random], bytes]
 
 
@@ -691,9 +691,9 @@ def write_text(folder: Path) -> Path:
 
 
 def read_text(path: Path) -> None:
-    from regard.files import TextFileError
     from regard.gpt.training.corpus import read
     from regard.heads.corpus_survey.corpus import read_chunks
+    from regard.support.files import TextFileError
 
     try:
         read(path)
@@ -769,7 +769,8 @@ FORMATS = {
 
 
 def _error_type(name: str) -> type[Exception]:
-    from regard import checker, files
+    from regard import checker
+    from regard.support import files
 
     kind: type[Exception] = getattr(files, name, None) or getattr(checker, name)
     return kind

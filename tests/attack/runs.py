@@ -32,7 +32,7 @@ from safetensors import safe_open
 from regard.gpt import GPT, Config
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE
 from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan, survey
-from regard.processes import Processes
+from regard.support.processes import Processes
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, losses
 from tests.patience import HANGING

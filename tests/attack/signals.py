@@ -143,7 +143,7 @@ def attention(q, k, v{group}):
 """
 PARENT = """
 import pathlib, sys, time
-from regard.supervision import Supervision
+from regard.support.supervision import Supervision
 
 folder, program, kind, count, closes = sys.argv[1:]
 with Supervision("attack") as processes:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from regard.cli.parts.model import Model
-from regard.files import ModelFileError
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
+from regard.support.files import ModelFileError
 
 transformers = pytest.importorskip("transformers")
 

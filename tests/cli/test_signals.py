@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from regard.atomic import atomic_write
 from regard.cli import main
 from regard.cli.parts.signals import end_on_signals, unwind_on_signals
 from regard.gpt.files import downloads
+from regard.support.files import atomic_write
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.files import SurveyFileError
 from regard.heads import read_survey
+from regard.support.files import SurveyFileError
 from tests.cli.conftest import TEXT, runner
 
 run = runner("survey")

@@ -15,9 +15,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.extras import MissingExtraError
 from regard.gpt import GPT
 from regard.gpt.files import gguf as gguf_file
+from regard.support.imports import MissingExtraError
 
 gguf = pytest.importorskip("gguf")
 

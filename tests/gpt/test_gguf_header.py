@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from regard.files import ModelFileError
 from regard.gpt import GPT
 from regard.gpt.files.gguf_header import read_header
+from regard.support.files import ModelFileError
 from tests.attack.files import encode_gguf, gguf_parts
 
 pytest.importorskip("gguf")

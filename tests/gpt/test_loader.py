@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.files import ModelFileError
 from regard.gpt import GPT, Config
 from regard.gpt.files import loader
 from regard.gpt.tokens import bpe_tokenizer, character_tokenizer
+from regard.support.files import ModelFileError
 from tests.gpt.architectures import small
 
 LLAMA = {

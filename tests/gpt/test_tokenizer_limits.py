@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from regard.files import ModelFileError
 from regard.gpt.files.loader import _read_tokenizer
 from regard.gpt.files.tokenizer_limits import MAX_GROWTH, check_limits
 from regard.gpt.tokens import bpe_tokenizer
+from regard.support.files import ModelFileError
 
 Described = dict[str, Any]
 GPT4_PATTERN = (

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.files import SurveyFileError
 from regard.heads import SurveyResult, read_survey, write_headvis
 from regard.heads.corpus_survey.examples import (
     EDGES,
@@ -24,7 +23,8 @@ from regard.heads.corpus_survey.survey_result import decode_words, result_path, 
 from regard.heads.tables.description import LayerHeads
 from regard.heads.tables.table import HeadRow, HeadTable, Score
 from regard.maps import AttentionMap
-from regard.safetensor_files import read_safetensors, write_safetensors
+from regard.support.files import SurveyFileError
+from regard.support.safetensor_files import read_safetensors, write_safetensors
 
 B, H, T, E = 5, 3, 40, 4
 

@@ -15,14 +15,14 @@ import torch
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT, Config
 from regard.heads import HeadTable, describe, read_survey
 from regard.heads.corpus_survey.corpus import batches
 from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan, survey
 from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
 from regard.heads.corpus_survey.survey_result import result_path
-from regard.processes import Processes
+from regard.support.file_lock import InUseError, LostLockError
+from regard.support.processes import Processes
 from tests.patience import HANGING
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"

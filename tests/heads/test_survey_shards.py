@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from regard.files import SurveyFileError
 from regard.gpt import GPT, Config
 from regard.heads.corpus_survey.survey import (
     Shard,
@@ -21,7 +20,8 @@ from regard.heads.corpus_survey.survey import (
 )
 from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
 from regard.heads.corpus_survey.survey_result import result_path
-from regard.processes import Processes
+from regard.support.files import SurveyFileError
+from regard.support.processes import Processes
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 CHUNK = 2  # batches

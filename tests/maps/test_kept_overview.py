@@ -8,8 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import regard
-from regard.files import CaptureFileError
 from regard.maps import kept_overview, reductions
+from regard.support.files import CaptureFileError
 
 T, S = 75, 90
 

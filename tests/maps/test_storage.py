@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import regard
-from regard import safetensor_files
 from regard.maps import storage
+from regard.support import safetensor_files
 from tests import strategies
 
 

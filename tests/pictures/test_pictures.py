@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import regard
 from regard.pictures.patch_layout import PatchAxes, PatchLayout, PatchSpan
 from regard.pictures.picture import MAX_SIDE, Normalisation, display_pixels
-from regard.png import SIGNATURE, decode_png, encode_png
 from regard.recorder import Capture
+from regard.support.png import SIGNATURE, decode_png, encode_png
 from scripts import digits_vit
 
 SIZES: dict[str, Any] = {

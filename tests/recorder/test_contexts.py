@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from regard.override import MethodWrappers
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.sources import sdpa
+from regard.support.override import MethodWrappers
 from tests.attack.capture import MODELS, Encoder, llama
 from tests.patience import HANGING
 

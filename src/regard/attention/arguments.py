@@ -12,7 +12,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import ParamSpec, TypeVar
 
-from regard.files import shorten
+from regard.support.files import shorten
 
 P = ParamSpec("P")
 R = TypeVar("R")

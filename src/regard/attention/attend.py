@@ -26,7 +26,7 @@ from regard.attention.backends.problem import prepare
 from regard.attention.context_parallel.ring import ring_attend
 from regard.attention.context_parallel.rows import Order
 from regard.attention.masks.base import Mask
-from regard.cell_output import text_output
+from regard.support.cell_output import text_output
 
 
 @overload

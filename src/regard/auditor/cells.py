@@ -90,7 +90,7 @@ class PlacedRows(MaskView):
 
     def _move(self, at: Grid) -> Grid:
         numbers: Any = at.q.flatten() - (at.S - at.T)
-        local = numbers.each(self._local) if isinstance(numbers, Interval) else self._local(numbers)
+        local: Any = numbers.each(self._local) if isinstance(numbers, Interval) else self._local(numbers)
         q = (local + at.S - len(self.rows))[None, None, :, None]
         return at._replace(q=q, rows=local, T=len(self.rows))
 

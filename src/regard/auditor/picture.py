@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.auditor.inside import LayerReading, layers_title
-from regard.cell_output import colour_bytes, encode_png, enlarge, picture_html
+from regard.support.cell_output import colour_bytes, enlarge, picture_html
+from regard.support.png import encode_png
 
 MOST_CELLS = 256  # to a side of a picture; of a longer text, this many rows and columns are drawn
 TERMINAL_CELLS = 32

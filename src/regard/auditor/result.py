@@ -9,12 +9,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from regard.atomic import atomic_write
 from regard.auditor.inside import LayerReading, layer_keys
 from regard.auditor.outside import OutsideReading
 from regard.auditor.picture import Section, page
-from regard.cell_output import text_output
-from regard.escapes import escape
+from regard.support.cell_output import text_output
+from regard.support.characters import escape
+from regard.support.files import atomic_write
 
 WIDTH = 80
 EXIT_CODES = {"right": 0, "wrong": 1, "undecided": 3}  # 2: it could not be run

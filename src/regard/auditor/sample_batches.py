@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention.masks.named_masks import Documents
+from regard.attention.masks.tensor_masks import Documents
 from regard.auditor.expectation import text_config
 
 LENGTH = 16  # tokens of each text, unless told otherwise

@@ -10,7 +10,7 @@ Names are imported when they are first used: the command starts a process that c
 
 from typing import TYPE_CHECKING
 
-from regard.import_hooks import import_on_first_use
+from regard.support.imports import import_on_first_use
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
     from regard.checker.catalogue import CATALOGUE, get_mistake

@@ -1,6 +1,6 @@
 """The error that the checker raises."""
 
-from regard.escapes import escape
+from regard.support.characters import escape
 
 
 class CheckError(ValueError):

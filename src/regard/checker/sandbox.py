@@ -20,7 +20,7 @@ from typing import Any
 from regard.checker.errors import CheckError
 from regard.checker.reports.report import Report
 from regard.checker.subject.construction.locate import split
-from regard.supervision import Supervision
+from regard.support.supervision import Supervision
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes
 STARTING = 300.0  # seconds for Python and PyTorch to start, on a busy machine

@@ -26,8 +26,8 @@ from regard.cli import (
 )
 from regard.cli.parts import data, welcome
 from regard.cli.parts.signals import unwind_on_signals
-from regard.escapes import escape
-from regard.extras import MissingExtraError
+from regard.support.characters import escape
+from regard.support.imports import MissingExtraError
 from regard.version import __version__
 
 EXAMPLES = """\b

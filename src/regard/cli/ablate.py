@@ -10,7 +10,7 @@ import typer
 from regard.cli.parts.demo_text import UNFINISHED_STORY
 from regard.cli.parts.input_texts import cut_windows, read_texts
 from regard.cli.parts.options import Files, ModelName, Texts
-from regard.escapes import escape
+from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

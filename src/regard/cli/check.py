@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard.cli.parts.signals import allow_closed_pipe, end_on_signals
-from regard.escapes import escape
+from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from regard.checker.reports.report import Report

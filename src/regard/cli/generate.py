@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.parts.options import ModelName
-from regard.escapes import escape
+from regard.support.characters import escape
 
 
 def generate(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from regard.escapes import escape
+from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from regard.learn.hunt import Puzzle

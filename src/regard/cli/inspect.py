@@ -10,7 +10,7 @@ import typer
 
 from regard.cli.parts.options import MODELS, Files, Texts
 from regard.cli.parts.page_server import serve
-from regard.escapes import escape
+from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.escapes import escape
+from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from regard.learn.lesson import Lesson, Outcome
@@ -143,7 +143,7 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
     path = folder / lesson.file
     if lesson.has_code:
         if not path.exists() or (again and _may_replace(path)):
-            from regard.atomic import atomic_write
+            from regard.support.files import atomic_write
 
             with atomic_write(path) as file:
                 file.write_text(make_exercise(lesson.solution), encoding="utf-8")
@@ -186,8 +186,8 @@ def _print_solution(lesson: Lesson) -> None:
 
 
 def _write_notebook(lesson: Lesson, folder: Path) -> None:
-    from regard.atomic import atomic_write
     from regard.learn.notebook import make_notebook
+    from regard.support.files import atomic_write
 
     path = folder / f"lesson{lesson.number}.ipynb"
     if path.exists() and not _may_replace(path):

@@ -11,7 +11,7 @@ import typer
 from regard.cli.audit import MAKE, run_audit, write_page
 from regard.cli.parts.options import MODELS
 from regard.cli.parts.signals import allow_closed_pipe
-from regard.escapes import escape
+from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from regard.auditor.result import Audit

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.parts.options import Device, ModelName
-from regard.escapes import escape
+from regard.support.characters import escape
 
 
 def survey(
@@ -86,7 +86,6 @@ def survey(
       regard survey corpus.txt --join
     """
     from regard.cli.parts.model import Model
-    from regard.files import TextFileError, check_regular_file
     from regard.heads.corpus_survey.survey import (
         Shard,
         SurveyModel,
@@ -99,8 +98,9 @@ def survey(
     from regard.heads.corpus_survey.survey_chunks import chunk_folder
     from regard.heads.corpus_survey.survey_result import read_survey
     from regard.heads.headvis import check_headvis, write_headvis
-    from regard.processes import process_group
     from regard.recorder.tokens_of_maps.tokens import decode_vocabulary
+    from regard.support.files import TextFileError, check_regular_file
+    from regard.support.processes import process_group
 
     for name, value, least in (("length", length, 2), ("batch", batch, 1), ("threads", threads, 1)):
         if value < least:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from regard.cli.parts.options import Device
-from regard.escapes import escape
+from regard.support.characters import escape
 
 
 def train(
@@ -108,7 +108,7 @@ def train(
     from regard.gpt.training.settings import TrainingSettings
     from regard.gpt.training.train import check_folder
     from regard.gpt.training.train import train as run
-    from regard.processes import is_main_process
+    from regard.support.processes import is_main_process
 
     settings = TrainingSettings(
         steps=steps,

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.cell_output import PrintedOutput
 from regard.comparison.aligned_maps import select_positions, total_variation
 from regard.comparison.alignment import Alignment, align
-from regard.escapes import escape
-from regard.extras import data_frame
 from regard.maps import AttentionMap
 from regard.spans.text_maps import choose_text, text_positions
+from regard.support.cell_output import PrintedOutput
+from regard.support.characters import escape
+from regard.support.imports import data_frame
 
 if TYPE_CHECKING:
     from regard.maps import DifferenceMap

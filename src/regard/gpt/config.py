@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from regard.attention.arguments import check_positive, check_whole_number, is_number
-from regard.files import shorten
 from regard.layers import Llama3Scaling
+from regard.support.files import shorten
 
 Norm = Literal["layer", "rms"]
 Positions = Literal["learned", "rotary"]

@@ -16,7 +16,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.views import Rows
 from regard.layers import Attention
 from regard.maps import AttentionMap, attention_map
-from regard.override import MethodWrappers
+from regard.support.override import MethodWrappers
 
 
 class LayerInputs(NamedTuple):

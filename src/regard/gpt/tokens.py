@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regard.extras import extra
+from regard.support.imports import extra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

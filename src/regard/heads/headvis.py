@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.atomic import check_folder_writable
 from regard.heads.corpus_survey.examples import EDGES, TENTHS, LayerExamples
 from regard.heads.corpus_survey.survey_result import SurveyResult
 from regard.heads.tables.head_sentence import describe_head, head_title
 from regard.heads.tables.score_words import SCORE_WORDS
 from regard.heads.tables.table import HeadRow
+from regard.support.files import check_folder_writable
 
 NAMES = {
     "itself": "self_attention_score",

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_whole_number
-from regard.cell_output import bundle, table_html
 from regard.heads.corpus_survey.running_sums import ratio_interval, students_t
 from regard.interventions.edit import Edit
 from regard.interventions.intervention import intervene
@@ -27,6 +26,7 @@ from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_
 from regard.recorder.context import capture
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
+from regard.support.cell_output import bundle, table_html
 
 ENOUGH_DRAWS = 19  # with the band at least as wide as the draws, chance goes beyond it 1 in 20 times at most
 HARM = {"loss": 1, "logit_diff": -1}  # the sign of a change for the worse

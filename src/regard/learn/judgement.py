@@ -16,11 +16,11 @@ from typing import Any
 from regard.checker.errors import CheckError
 from regard.checker.sandbox import run_in_process
 from regard.checker.subject.construction.locate import import_place
-from regard.files import TextFileError, read_text
 from regard.learn.course import get_lesson
 from regard.learn.error_hints import find_hint
 from regard.learn.exercise import Blank, find_blanks
 from regard.learn.lesson import Lesson, Outcome, Task, UsualMistake
+from regard.support.files import TextFileError, read_text
 
 MAX_BYTES = 1 << 20  # of a lesson file
 

@@ -13,11 +13,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from regard.atomic import atomic_write
-from regard.extras import extra
 from regard.learn.course import LESSONS
 from regard.learn.lesson import Lesson
 from regard.learn.mistakes import find_mistake
+from regard.support.files import atomic_write
+from regard.support.imports import extra
 
 MARK = "<!-- a lesson of Regard: written by `regard learn`, which may write it again -->"
 PAGES = "regard-lessons"

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from regard.extras import extra
 from regard.learn.lesson import WeightPicture
 from regard.stages.picture import draw_heatmap, print_heatmap, save_figure
+from regard.support.imports import extra
 
 
 def print_picture(console: Any, picture: WeightPicture) -> None:

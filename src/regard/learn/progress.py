@@ -6,8 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from regard.atomic import atomic_write
-from regard.files import FileError, get_field, naming_errors, read_json
+from regard.support.files import FileError, atomic_write, get_field, naming_errors, read_json
 
 NAME = "regard-progress.json"
 

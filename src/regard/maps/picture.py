@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from regard.cell_output import bundle, colour_bytes, enlarge, picture_html
-from regard.png import encode_png
 from regard.stages.picture import DIVERGING, HIDDEN, RAMP
+from regard.support.cell_output import bundle, colour_bytes, enlarge, picture_html
+from regard.support.png import encode_png
 
 if TYPE_CHECKING:
     from regard.maps.lazy_matrix import LazyMatrix

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from regard.safetensor_files import write_safetensors
+from regard.support.safetensor_files import write_safetensors
 
 FORMAT = "regard.AttentionMap 1"
 LINEAR_FORMAT = "regard.LinearAttentionMap 1"

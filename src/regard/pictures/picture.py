@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.png import encode_png
+from regard.support.png import encode_png
 
 MAX_SIDE = 512
 """The most pixels to a side of a picture that is kept: a larger one is scaled down."""

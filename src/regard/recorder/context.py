@@ -19,7 +19,6 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from regard.escapes import escape
 from regard.pictures.patches import Patches
 from regard.recorder.capture_messages import not_captured_messages, nothing_heard_message
 from regard.recorder.contributions.module_roles import module_roles
@@ -38,6 +37,7 @@ from regard.recorder.storage.stores import store_for
 from regard.recorder.tokens_of_maps.predictions import predictions_from
 from regard.recorder.tokens_of_maps.token_probe import probe_tokens
 from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary, token_id
+from regard.support.characters import escape
 
 
 class CaptureBlock:

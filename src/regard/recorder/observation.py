@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.gpt import GPT
-from regard.override import MethodWrappers
 from regard.recorder.receiver import CallReceiver, ModelArguments, OpenReceiver, PassTokens, open_receivers
 from regard.recorder.sources import adapters as adapter_source
 from regard.recorder.sources import gpt as gpt_source
@@ -28,6 +27,7 @@ from regard.recorder.sources.linear_attention import linear_functions
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.vision_tower import find_pixels
 from regard.recorder.sources.torch_modules import torch_mha
+from regard.support.override import MethodWrappers
 
 Attach = Callable[[nn.Module, CallReceiver], AbstractContextManager[None]]
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from regard.processes import LostRankError, check_group, is_lost_rank
 from regard.recorder.placement import ShardId, new_run
 from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
+from regard.support.processes import LostRankError, check_group, is_lost_rank
 
 MAX_TEXT = 1 << 26
 """The most bytes of one rank's text."""

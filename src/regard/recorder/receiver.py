@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.override import ContextEntries
 from regard.recorder.attention_call import AttentionCall, Call
 from regard.recorder.layer import LayerId
 from regard.recorder.sources.structure_of_models.vision_tower import PixelInputs
 from regard.recorder.sources.token_order import TokenOrder
+from regard.support.override import ContextEntries
 
 
 class PassTokens(NamedTuple):

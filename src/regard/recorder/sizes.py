@@ -17,13 +17,13 @@ from torch import nn
 
 from regard.attention.arguments import check_whole_number
 from regard.attention.inputs import working_dtype
-from regard.cell_output import PrintedOutput
 from regard.gpt import Config
 from regard.recorder.layer import LayerId
 from regard.recorder.placement import kv_slots
 from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources.torch_modules import torch_mha
 from regard.recorder.summary import summary_size
+from regard.support.cell_output import PrintedOutput
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)}

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-from regard.cell_output import bundle, picture_html
 from regard.heads.tables.score_words import title
 from regard.maps.picture import MOST_ENTRIES, MapPicture, draw_map
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.head_rows import TextHeads
 from regard.show.data.map_view.display_precision import for_display
+from regard.support.cell_output import bundle, picture_html
 
 
 def how_to_open() -> str:

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from regard.pyplot_figure import new_figure
 from regard.stages.picture import HATCH, HIDDEN
+from regard.support.cell_output import new_figure
 
 INK, SOFT, WARNING = "#1d2026", "#555a64", "#9b1c31"
 PAD = 0.14  # inches around the figure, and between its parts

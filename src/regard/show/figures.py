@@ -13,10 +13,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from regard.heads.tables.score_words import title as score_title
-from regard.invisible_characters import show_invisible
 from regard.maps import AttentionMap, SignedMap
 from regard.maps.index import Axes
-from regard.pyplot_figure import new_figure, release
 from regard.recorder import Capture, Layer
 from regard.show.data.head_rows import TextHeads
 from regard.show.data.titles import title_of_tokens
@@ -24,6 +22,8 @@ from regard.show.figure_axes import Labels, describe_cell, draw_map
 from regard.show.figure_cells import Drawable, Reduce
 from regard.show.figure_layout import SOFT, WARNING, FigureWords, draw_keys, lay_out
 from regard.stages.picture import MAX_NUMBERED_SIDE
+from regard.support.cell_output import new_figure, release
+from regard.support.characters import show_invisible
 
 MOST_TOKENS = 64  # of an axis whose length grows with it
 MOST_SCORED = 1 << 27  # weights of a head that a figure computes to say what the head does

@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.extras import extra
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.stages.picture import shade
+from regard.support.imports import extra
 
 SHADES = " ░▒▓█"
 

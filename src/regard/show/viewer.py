@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.escapes import escape
-from regard.extras import extra
 from regard.recorder import Capture
 from regard.show.capture_output import capture_output, how_to_open
+from regard.support.characters import escape
+from regard.support.imports import extra
 
 if TYPE_CHECKING:
     from regard.show.server.background import BackgroundServer

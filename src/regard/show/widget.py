@@ -13,7 +13,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from regard.extras import extra
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved.bundle import notebook_page
@@ -22,6 +21,7 @@ from regard.show.server.answers import PATIENCE, Answers, Json, log_failure
 from regard.show.server.jobs import Line, ModelJob
 from regard.show.server.limits import ExclusiveJob, RefusedError
 from regard.show.server.work_queue import WorkQueue
+from regard.support.imports import extra
 
 with extra("widget", "seen.widget()"):
     import anywidget

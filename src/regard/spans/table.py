@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.cell_output import PrintedOutput
-from regard.escapes import escape
-from regard.extras import data_frame
 from regard.heads.corpus_survey.running_sums import students_t
 from regard.heads.measures.without_sink import MIN_REST
+from regard.support.cell_output import PrintedOutput
+from regard.support.characters import escape
+from regard.support.imports import data_frame
 
 SINK_NAME, REST_NAME = "[sink]", "[rest]"
 NAME_WIDTH = 32  # characters of a name in the printed table

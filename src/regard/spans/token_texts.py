@@ -13,7 +13,7 @@ from regard.maps.spans import Spans
 from regard.spans import segments
 from regard.spans.text_spans import spans_between
 from regard.spans.token_offsets import TextToken
-from regard.split_characters import locate
+from regard.support.characters import locate
 
 SPECIAL = re.compile(r"\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*")
 

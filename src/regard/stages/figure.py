@@ -13,7 +13,6 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import causal, causal_mask
 from regard.attention.steps import scaled_dot_product_attention
-from regard.extras import extra
 from regard.stages.causal import CausalSelfAttention
 from regard.stages.example import TOKENS, X, with_weights
 from regard.stages.multi_head import MultiHeadAttention
@@ -22,6 +21,7 @@ from regard.stages.positions import rotate
 from regard.stages.scaled import SelfAttention
 from regard.stages.simplified import simplified_self_attention
 from regard.stages.trainable import UnscaledSelfAttention
+from regard.support.imports import extra
 
 W_Q = torch.tensor([[-5.0, 2.0, -4.0, 5.0], [0.0, 2.0, -2.0, -2.0], [5.0, -3.0, 5.0, -1.0]])
 W_K = torch.tensor([[-3.0, -4.0, 5.0, 1.0], [0.0, 0.0, 4.0, 4.0], [4.0, -2.0, -4.0, -2.0]])

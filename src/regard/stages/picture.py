@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic import atomic_write
-from regard.extras import extra
+from regard.support.files import atomic_write
+from regard.support.imports import extra
 
 # From light (small) to dark (large), in even steps of lightness (OKLab), so that the order is visible with
 # every kind of colour vision and in print. The page's colours in the light theme are the same.

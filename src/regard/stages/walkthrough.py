@@ -15,8 +15,6 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import causal, causal_mask
 from regard.attention.steps import trace
-from regard.escapes import escape
-from regard.extras import extra
 from regard.stages.against_pytorch import check_against_pytorch
 from regard.stages.cached import CachedMultiHeadAttention
 from regard.stages.causal import CausalSelfAttention
@@ -34,6 +32,8 @@ from regard.stages.separate_heads import SeparateHeads
 from regard.stages.simplified import simplified_self_attention
 from regard.stages.trainable import UnscaledSelfAttention
 from regard.stages.transformer import SmallGPT
+from regard.support.characters import escape
+from regard.support.imports import extra
 
 FUTURE = ~causal_mask(len(TOKENS))
 MODEL, LEARNS, ROUNDS = 1, 2, 5  # the rows that are shown in numbers

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.atomic import check_folder_writable, write_error
 from regard.recorder.tokens_of_maps.tokens import decode_tokens
+from regard.support.files import check_folder_writable, write_error
 from regard.vllm.engine_capture import EngineCapture
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regard
 from regard.attention.backends import row_blocks
-from regard.lru import LRUCache
+from regard.support.lru import LRUCache
 from tests import strategies, truth
 
 MASKS = [

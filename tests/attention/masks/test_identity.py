@@ -13,7 +13,7 @@ from regard.attention.masks.interval import Interval
 from regard.attention.masks.memo import is_memoized, memoize_on_mask
 from regard.attention.masks.rule_mask import Rule, _reads_positions_only
 from regard.attention.steps import trace
-from regard.lru import LRUCache
+from regard.support.lru import LRUCache
 
 WIDTH = 3
 TABLE = torch.tensor([0, 0, 1, 1, 1, 2])

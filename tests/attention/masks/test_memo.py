@@ -11,7 +11,7 @@ import regard
 from regard.attention.masks import memo
 from regard.attention.masks.memo import memoize_on_mask
 from regard.attention.masks.views import Keys, Rows
-from regard.lru import LRUCache
+from regard.support.lru import LRUCache
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from regard import checkpoint_files
 from regard.gpt.training import checkpoints
 from regard.gpt.training.optimizer import Muon, adamw
+from regard.support import checkpoint_files
 from tests.sampling import share
 
 

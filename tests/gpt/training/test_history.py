@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import regard
-from regard.files import RunFileError
 from regard.gpt.files.loader import INCLUDED_MODEL
 from regard.gpt.training import history
 from regard.gpt.training.history import (
@@ -24,6 +23,7 @@ from regard.gpt.training.history import (
     score_table,
 )
 from regard.heads import HeadScores
+from regard.support.files import RunFileError
 
 
 def write(folder: Path, steps: list[int], *, tail: str = "", heads: int = 2) -> Path:

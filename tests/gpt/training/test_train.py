@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 import torch
 
-from regard.file_lock import InUseError, LostLockError
 from regard.gpt import GPT
 from regard.gpt.training import train as training_module
 from regard.gpt.training.corpus import Corpus
@@ -30,6 +29,7 @@ from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
 from regard.gpt.training.optimizer import adamw, learning_rate, make_optimizers, orthogonalise
 from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingRun, train
+from regard.support.file_lock import InUseError, LostLockError
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, config, corpus, in_another_process, losses, run
 from tests.patience import HANGING

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import regard
-from regard.files import CaptureFileError
 from regard.recorder.result import Capture
+from regard.support.files import CaptureFileError
 from tests import ranks
 from tests.recorder.distributed.sharded_models_program import IDS, KV_HEADS, OTHER_IDS, edited_logits, llama
 

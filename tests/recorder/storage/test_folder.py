@@ -15,9 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 import regard
-from regard import safetensor_files
-from regard.file_lock import InUseError, LostLockError
-from regard.files import CaptureFileError
 from regard.gpt import GPT, Config
 from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.layer import Layer
@@ -26,6 +23,9 @@ from regard.recorder.storage import layer_file
 from regard.recorder.storage.folder import Folder
 from regard.recorder.summary import LayerSummary, summarise, summary_size
 from regard.recorder.tokens_of_maps.predictions import predictions_from
+from regard.support import safetensor_files
+from regard.support.file_lock import InUseError, LostLockError
+from regard.support.files import CaptureFileError
 
 
 def evidence(**changes: Any) -> Evidence:
@@ -238,7 +238,7 @@ def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.Monk
     def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("regard.safetensor_files.save_file", full)
+    monkeypatch.setattr("regard.support.safetensor_files.save_file", full)
     with pytest.raises(OSError, match=r"got .*layer-.*safetensors, where no space is left"):
         a_capture().save(tmp_path)
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 import regard
 from regard.attention.masks.tensor_masks import Relative
-from regard.file_lock import InUseError
-from regard.files import CaptureFileError
 from regard.recorder.certificates.examination import examine
 from regard.recorder.layer import Layer, LayerData
 from regard.recorder.placement import Placement, Runs, ShardId, kv_slots, new_run
 from regard.recorder.result import Capture
 from regard.recorder.storage.shard_folder import ShardFolder, save_shard
 from regard.recorder.summary import summarise
+from regard.support.file_lock import InUseError
+from regard.support.files import CaptureFileError
 
 H, T, D = 4, 12, 8
 IDS = torch.arange(T)[None]

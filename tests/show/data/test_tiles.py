@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import regard
-from regard.lru import LRUCache
 from regard.maps import kept_overview
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles
+from regard.support.lru import LRUCache
 from tests.captures import captured
 
 MASKS = [

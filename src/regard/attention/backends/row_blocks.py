@@ -15,7 +15,7 @@ from regard.attention.backends import tiles
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import count_different
 from regard.attention.masks.memo import is_memoized, memoize_on_mask
-from regard.lru import LRUCache
+from regard.support.lru import LRUCache
 
 ROWS = 128  # queries of a block
 MAX_BIAS_NUMBERS = 1 << 20  # 4 MiB in float32, for all blocks of a mask

@@ -23,7 +23,7 @@ from regard.attention.inputs import as_batch_mask, working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.memo import remember
 from regard.attention.tensors import FLOATS
-from regard.override import ContextEntries
+from regard.support.override import ContextEntries
 
 
 class RingCall(NamedTuple):

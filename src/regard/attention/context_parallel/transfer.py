@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from regard.processes import LostRankError, check_group, is_lost_rank
+from regard.support.processes import LostRankError, check_group, is_lost_rank
 
 
 class Ring(NamedTuple):

@@ -15,7 +15,7 @@ from regard.attention.masks import named_masks as named_masks  # declares its cl
 from regard.attention.masks import views as views
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal
-from regard.files import check_type, get_field, shorten
+from regard.support.files import check_type, get_field, shorten
 
 MAX_DEPTH = 64
 """The most masks inside one another that are read, as in `~(a & (b | c))`, which has three."""

@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.identity import LARGE, identify
-from regard.lru import LRUCache
+from regard.support.lru import LRUCache
 
 MAXSIZE = 64
 """How many values are cached, over all masks."""

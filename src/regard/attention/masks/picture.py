@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.plot import COLOURS
-from regard.cell_output import bundle, colour_bytes, enlarge, picture_html
-from regard.png import encode_png
+from regard.support.cell_output import bundle, colour_bytes, enlarge, picture_html
+from regard.support.png import encode_png
 
 if TYPE_CHECKING:
     from regard.attention.masks.base import Mask

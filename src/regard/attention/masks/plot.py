@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.extras import extra
-from regard.pyplot_figure import new_figure, release
+from regard.support.cell_output import new_figure, release
+from regard.support.imports import extra
 
 if TYPE_CHECKING:
     from regard.attention.masks.base import Mask

@@ -38,7 +38,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
-from regard.processes import is_lost_rank
+from regard.support.processes import is_lost_rank
 
 WAITING = 20.0  # seconds that a rank waits for another
 _MOST = 16  # processes

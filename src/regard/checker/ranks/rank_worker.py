@@ -20,7 +20,7 @@ from regard.checker.ranks.distributed import adapt_for_ranks
 from regard.checker.subject.construction.locate import locate
 from regard.checker.subject.subject import Subject
 from regard.checker.worker import error_line, run_request
-from regard.processes import is_lost_rank
+from regard.support.processes import is_lost_rank
 
 
 def run_trials(request: dict[str, Any], write_line: Callable[..., None]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from regard.checker.reports.report_text import LAYER_MARKS, MARKS, report_lines
-from regard.escapes import escape
+from regard.support.characters import escape
 
 COLOURS = {"right": "#2e7d32", "wrong": "#c62828", "undecided": "#b26a00"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard.escapes import escape
+from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from regard.checker.reports.report import Diagnosis, Report

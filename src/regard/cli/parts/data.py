@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.escapes import escape
+from regard.support.characters import escape
 
 
 def data(

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.extras import MissingExtraError, extra
+from regard.support.imports import MissingExtraError, extra
 
 if TYPE_CHECKING:
     import torch
@@ -264,7 +264,7 @@ class Model:
         """
         from regard.gpt.cache_demo import CacheTiming, compare_with_and_without_cache
         from regard.recorder.tokens_of_maps.tokens import decode_tokens, encode_text
-        from regard.split_characters import MOST_PIECES
+        from regard.support.characters import MOST_PIECES
 
         model = self._gpt
         ids = encode_text(self.tokenizer, text)["input_ids"]
@@ -311,10 +311,10 @@ def open_module(name: str) -> nn.Module:
     """
     from importlib.util import find_spec
 
-    from regard.files import ModelFileError, read_json
     from regard.gpt import GPT
     from regard.gpt.files.folder import CONFIG
     from regard.gpt.files.loader import locate
+    from regard.support.files import ModelFileError, read_json
 
     folder = locate(name)
     config = read_json(folder / CONFIG, ModelFileError) if folder.is_dir() else {}
@@ -331,7 +331,7 @@ def _opening(folder: Path) -> Iterator[None]:
     """Inside the block, a model is opened with Transformers, which is quiet; its errors name the folder."""
     from transformers import logging
 
-    from regard.files import ModelFileError, converting_errors
+    from regard.support.files import ModelFileError, converting_errors
 
     words: Any = logging
     level, bar = words.get_verbosity(), words.is_progress_bar_enabled()
@@ -355,9 +355,9 @@ def _check_sizes(folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModel
 
-    from regard.files import ModelFileError, read_json
     from regard.gpt.files.folder import CONFIG
     from regard.gpt.files.loader import open_tensors
+    from regard.support.files import ModelFileError, read_json
 
     tensors = open_tensors(folder)
     for name, value in _numbers(read_json(folder / CONFIG, ModelFileError)):

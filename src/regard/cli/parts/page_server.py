@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from regard.extras import MissingExtraError
+from regard.support.imports import MissingExtraError
 
 if TYPE_CHECKING:
     from regard.show.server.app import Site

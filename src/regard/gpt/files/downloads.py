@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.atomic import atomic_write
+from regard.support.files import atomic_write
 
 
 class Download(NamedTuple):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from regard.attention.arguments import check_positive, check_whole_number
-from regard.files import check_type, shorten
 from regard.gpt.config import Activation, Config
 from regard.layers import Llama3Scaling
+from regard.support.files import check_type, shorten
 
 Settings = Mapping[str, Any]
 """The contents of a `config.json` of Transformers."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.atomic import atomic_write
+from regard.support.files import atomic_write
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

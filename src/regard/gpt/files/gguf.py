@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.extras import extra
-from regard.files import ModelFileError, check_type, converting_errors, naming_errors, shorten
 from regard.gpt.files.folder import StoredModel, StoredTensor
 from regard.gpt.files.gguf_header import GGUFTensor, map_bytes, read_header
+from regard.support.files import ModelFileError, check_type, converting_errors, naming_errors, shorten
+from regard.support.imports import extra
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.files import ModelFileError, open_file, shorten
+from regard.support.files import ModelFileError, open_file, shorten
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 DEFAULT_ALIGNMENT = 32

@@ -17,8 +17,14 @@ import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
-from regard.extras import extra
-from regard.files import (
+from regard.gpt.config import Config
+from regard.gpt.files import downloads, gguf
+from regard.gpt.files.families import WeightPart, add_head, find_family, is_derived
+from regard.gpt.files.folder import CONFIG, MODEL_TYPE, TOKENIZER, WEIGHTS, StoredModel, StoredTensor
+from regard.gpt.files.meta_device import without_weights
+from regard.gpt.files.parameters import parameter_shapes
+from regard.gpt.files.tokenizer_limits import check_limits
+from regard.support.files import (
     ModelFileError,
     check_type,
     converting_errors,
@@ -29,14 +35,8 @@ from regard.files import (
     read_text,
     shorten,
 )
-from regard.gpt.config import Config
-from regard.gpt.files import downloads, gguf
-from regard.gpt.files.families import WeightPart, add_head, find_family, is_derived
-from regard.gpt.files.folder import CONFIG, MODEL_TYPE, TOKENIZER, WEIGHTS, StoredModel, StoredTensor
-from regard.gpt.files.meta_device import without_weights
-from regard.gpt.files.parameters import parameter_shapes
-from regard.gpt.files.tokenizer_limits import check_limits
-from regard.safetensor_files import SafetensorFile
+from regard.support.imports import extra
+from regard.support.safetensor_files import SafetensorFile
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from regard.files import check_type, get_field, shorten
+from regard.support.files import check_type, get_field, shorten
 
 MAX_STEPS = 32
 """The most steps of each part of a tokenizer, as its normalizers or its decoders."""

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard import checkpoint_files
-from regard.files import RunFileError, get_field, parse_object
 from regard.gpt.training import history
-from regard.safetensor_files import SafetensorContent
+from regard.support import checkpoint_files
+from regard.support.files import RunFileError, get_field, parse_object
+from regard.support.safetensor_files import SafetensorContent
 
 FILE = "checkpoint.safetensors"
 FORMAT = "regard.training 4"

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.files import TextFileError, open_file
 from regard.gpt import tokens
+from regard.support.files import TextFileError, open_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,7 +12,7 @@ from regard.gpt.model import GPT
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.history import score_table
 from regard.heads import probe, repeated
-from regard.processes import Processes
+from regard.support.processes import Processes
 
 SCORED_WINDOWS = 4  # validation windows on which the heads are scored
 

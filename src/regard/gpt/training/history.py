@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
-from regard.files import (
+from regard.heads import HeadScores
+from regard.support.files import (
     RunFileError,
     check_regular_file,
     check_type,
@@ -34,7 +35,6 @@ from regard.files import (
     read_text,
     shorten,
 )
-from regard.heads import HeadScores
 
 METRICS_FILE, HEADS_FILE = "metrics.jsonl", "heads.jsonl"
 INPUTS = ("text", "repeats")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from regard.escapes import escape
+from regard.support.characters import escape
 
 SECONDS_BETWEEN_LINES = 10.0
 

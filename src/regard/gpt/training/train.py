@@ -24,11 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.atomic import check_folder_writable, remove_temporary_files, write_error
 from regard.attention.arguments import check_whole_number
-from regard.checkpoint_files import remove_unfinished
-from regard.file_lock import FileLock, LostLockError
-from regard.files import RunFileError, get_field, naming_errors, shorten
 from regard.gpt.config import Config
 from regard.gpt.files.folder import CONFIG, TOKENIZER, WEIGHTS
 from regard.gpt.files.meta_device import without_weights
@@ -41,8 +37,18 @@ from regard.gpt.training.history import StepMetrics
 from regard.gpt.training.optimizer import learning_rate, make_optimizers
 from regard.gpt.training.progress import Progress
 from regard.gpt.training.settings import TrainingSettings
-from regard.processes import Processes, process_group
-from regard.stop_signals import stop_on_signal
+from regard.support.checkpoint_files import remove_unfinished
+from regard.support.file_lock import FileLock, LostLockError
+from regard.support.files import (
+    RunFileError,
+    check_folder_writable,
+    get_field,
+    naming_errors,
+    remove_temporary_files,
+    shorten,
+    write_error,
+)
+from regard.support.processes import Processes, process_group, stop_on_signal
 
 LOCK = ".lock"  # the file in a run's folder that its owner locks
 LOG_EVERY = 10  # steps between reads of the losses, each of which waits for the GPU

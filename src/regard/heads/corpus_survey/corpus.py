@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.files import TextFileError, check_regular_file, open_file
+from regard.support.files import TextFileError, check_regular_file, open_file
 
 CHUNK = 1 << 14  # characters that are encoded at a time, extended to the end of the line
 MAX_LINE = 1 << 20

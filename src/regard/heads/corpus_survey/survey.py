@@ -19,10 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.atomic import check_folder_writable
 from regard.attention.arguments import check_whole_number
-from regard.file_lock import FileLock
-from regard.files import SurveyFileError
 from regard.heads.corpus_survey.corpus import Batch, Encode, batches, digest
 from regard.heads.corpus_survey.examples import collect_examples
 from regard.heads.corpus_survey.survey_chunks import (
@@ -38,10 +35,12 @@ from regard.heads.measures.measurement import CHUNK, measure
 from regard.heads.tables.description import RunModel, assemble, name_layer
 from regard.heads.tables.table import HeadTable, check_writable
 from regard.maps import AttentionMap
-from regard.stop_signals import stop_on_signal
+from regard.support.file_lock import FileLock
+from regard.support.files import SurveyFileError, check_folder_writable
+from regard.support.processes import stop_on_signal
 
 if TYPE_CHECKING:
-    from regard.processes import Processes
+    from regard.support.processes import Processes
 
 Decode = Callable[[Tensor], list[str]]
 Report = Callable[[int, int], None]

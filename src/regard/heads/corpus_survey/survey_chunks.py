@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard import checkpoint_files
 from regard.attention.arguments import check_whole_number
-from regard.files import SurveyFileError, check_type, get_field, parse_object, shorten
 from regard.heads.corpus_survey.examples import LayerExamples, add_examples
 from regard.heads.corpus_survey.running_sums import RunningSums
 from regard.heads.measures.measurement import add_up
 from regard.heads.tables.description import LayerHeads
 from regard.heads.tables.table import split_key
-from regard.safetensor_files import SafetensorContent
+from regard.support import checkpoint_files
+from regard.support.files import SurveyFileError, check_type, get_field, parse_object, shorten
+from regard.support.safetensor_files import SafetensorContent
 
 FORMAT = "regard.survey chunk 2"
 MAX_EXAMPLES = 64  # of a head

@@ -18,15 +18,6 @@ import torch
 from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
-from regard.files import (
-    SurveyFileError,
-    check_type,
-    get_field,
-    is_present,
-    naming_errors,
-    parse_object,
-    shorten,
-)
 from regard.heads.corpus_survey.examples import LayerExamples
 from regard.heads.corpus_survey.survey_chunks import (
     decode_examples,
@@ -36,7 +27,16 @@ from regard.heads.corpus_survey.survey_chunks import (
 )
 from regard.heads.tables.description import LayerHeads
 from regard.heads.tables.table import HeadTable
-from regard.safetensor_files import SafetensorContent, read_safetensors, write_safetensors
+from regard.support.files import (
+    SurveyFileError,
+    check_type,
+    get_field,
+    is_present,
+    naming_errors,
+    parse_object,
+    shorten,
+)
+from regard.support.safetensor_files import SafetensorContent, read_safetensors, write_safetensors
 
 FORMAT = "regard.examples 1"
 ABOUT = "about"

@@ -14,11 +14,18 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from regard.atomic import atomic_write
-from regard.extras import data_frame, extra
-from regard.files import SurveyFileError, check_type, get_field, parse_json, read_text, shorten
 from regard.heads.labels import sort_labels
 from regard.heads.tables.head_sentence import describe_head, label_title
+from regard.support.files import (
+    SurveyFileError,
+    atomic_write,
+    check_type,
+    get_field,
+    parse_json,
+    read_text,
+    shorten,
+)
+from regard.support.imports import data_frame, extra
 
 if TYPE_CHECKING:
     from regard.heads.tables.table_difference import TableDifference

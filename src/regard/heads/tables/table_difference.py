@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regard.cell_output import PrintedOutput
-from regard.escapes import escape
-from regard.extras import data_frame
 from regard.heads.tables.score_words import title
+from regard.support.cell_output import PrintedOutput
+from regard.support.characters import escape
+from regard.support.imports import data_frame
 
 if TYPE_CHECKING:
     from regard.heads.tables.table import HeadRow, HeadTable, Score

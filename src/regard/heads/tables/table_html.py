@@ -9,10 +9,10 @@ import html
 import math
 from typing import TYPE_CHECKING
 
-from regard.cell_output import MOST_ROWS, bundle, table_html
 from regard.heads.tables.head_sentence import best_score, describe_head, head_title
 from regard.heads.tables.score_words import about, title
 from regard.heads.tables.table_text import IMPORTANCE, importance_cells
+from regard.support.cell_output import MOST_ROWS, bundle, table_html
 
 if TYPE_CHECKING:
     from regard.heads.tables.table import HeadRow, HeadTable, Score

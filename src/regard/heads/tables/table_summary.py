@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from regard.escapes import escape
-from regard.extras import extra
 from regard.heads.labels import MIN_SCORES, REPEATS
 from regard.heads.tables.head_sentence import best_score, label_words
 from regard.heads.tables.score_words import about
@@ -24,6 +22,8 @@ from regard.heads.tables.table_text import (
     number,
     words,
 )
+from regard.support.characters import escape
+from regard.support.imports import extra
 
 KINDS = tuple(label for label in MIN_SCORES if label != "sink")
 """The labels in the order of the summary; sinks, which most heads are, are counted after them."""

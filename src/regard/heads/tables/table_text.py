@@ -10,11 +10,11 @@ import math
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from regard.escapes import escape
-from regard.extras import extra
 from regard.heads.labels import REPEATS
 from regard.heads.tables.head_sentence import best_score, label_words
 from regard.heads.tables.score_words import SCORE_WORDS, about, title
+from regard.support.characters import escape
+from regard.support.imports import extra
 
 if TYPE_CHECKING:
     from regard.heads.tables.table import HeadRow, HeadTable

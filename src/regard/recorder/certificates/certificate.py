@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.cell_output import PrintedOutput, bundle, table_html
-from regard.lru import LRUCache
 from regard.recorder.placement import Runs
+from regard.support.cell_output import PrintedOutput, bundle, table_html
+from regard.support.lru import LRUCache
 
 # A wrong mask, scale or head shows in every row. If a tenth of the rows were wrong at random, 64 would miss
 # them all with probability 0.0015.

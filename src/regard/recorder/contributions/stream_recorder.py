@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.gpt import GPT
-from regard.override import MethodWrappers
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.contributions.frozen_modules import (
     FrozenMap,
@@ -36,6 +35,7 @@ from regard.recorder.contributions.output_projection import (
 from regard.recorder.contributions.residual_stream import ResidualStream, StreamPass, StreamTerm
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import own_memory
+from regard.support.override import MethodWrappers
 
 FUSED = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
 """PyTorch's own layers, which leave their fused kernels if gradients are on."""

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from regard.attention.attend import attend
 from regard.attention.inputs import check_inputs
-from regard.override import MethodWrappers, Wrapper
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
+from regard.support.override import MethodWrappers, Wrapper
 
 Adapter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 REQUIRED, OPTIONAL = ("q", "k", "v"), ("output", "lse", "mask", "scale", "softcap", "sinks", "problem")

@@ -21,11 +21,11 @@ from regard.attention.attend import attend
 from regard.attention.backends.plan import attend_by_plan
 from regard.attention.backends.problem import prepare
 from regard.attention.inputs import as_batch_mask
-from regard.override import SharedOverride
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.map_preparation import without_autocast
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.sdpa_call import attention_call
+from regard.support.override import SharedOverride
 
 _override = SharedOverride()
 

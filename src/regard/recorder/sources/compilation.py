@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.sources.structure_of_models.structure import modules_of
+from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
 
 _captured: ContextEntries[frozenset[nn.Module]] = ContextEntries("captured_modules")
 """The modules of the models that are captured in a context."""

@@ -21,12 +21,12 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import as_mask
 from regard.gpt import GPT
 from regard.layers import Attention, KVCache
-from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver, PassTokens
 from regard.recorder.sources.sdpa import CallListener, attend_with_overview, computing, notify, wants_overview
 from regard.recorder.sources.structure_of_models.structure import modules_of
+from regard.support.override import ContextEntries, MethodWrappers
 
 _ATTEND = Attention.attend
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
 from regard.layers import Attention
-from regard.override import ContextEntries, MethodWrappers
 from regard.recorder.attention_call import AttentionCall, Call, Part, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.map_preparation import ScoreSettings, mask_write_counts, without_autocast, write_count
@@ -39,6 +38,7 @@ from regard.recorder.sources.structure_of_models.layer_names import assign_layer
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import computes_softmax_attention, kind_of
 from regard.recorder.sources.torch_modules import torch_mha
+from regard.support.override import ContextEntries, MethodWrappers
 
 SHARED_KEYS = (
     "all its heads share their keys, and nothing shows which axis of its queries counts heads: "

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, conjunction, full
-from regard.attention.masks.named_masks import Documents, Padding, causal
+from regard.attention.masks.named_masks import causal
+from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.attention.masks.views import Positions
-from regard.override import ContextEntries
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import Placement, Runs
 from regard.recorder.rank_group import RankGroup
 from regard.recorder.sources.structure_of_models.function_arguments import is_certified
 from regard.recorder.storage.layer_file import storable_mask
+from regard.support.override import ContextEntries
 
 
 class SharedRows(NamedTuple):

@@ -32,7 +32,6 @@ from regard.attention.context_parallel.ring import ring_attend, ring_listeners
 from regard.attention.masks.named_masks import causal
 from regard.maps import kept_overview
 from regard.maps.kept_overview import KeptOverview
-from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_stack import calling_module, is_running
@@ -49,6 +48,7 @@ from regard.recorder.sources.structure_of_models.head_order import (
 from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS, mixes_tokens
+from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
 
 aten = torch.ops.aten
 original = functional.scaled_dot_product_attention

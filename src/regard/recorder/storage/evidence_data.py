@@ -7,9 +7,9 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from regard.files import check_type, parse_object, shorten
 from regard.recorder.certificates.certificate import Evidence, ShardEvidence
 from regard.recorder.rank_group import RankGroup
+from regard.support.files import check_type, parse_object, shorten
 
 if TYPE_CHECKING:
     from regard.recorder.result import Capture

@@ -26,9 +26,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.atomic import atomic_write, check_folder_writable, remove_temporary_files, write_error
-from regard.file_lock import FileLock
-from regard.files import CaptureFileError
 from regard.recorder.certificates.certificate import Evidence
 from regard.recorder.layer import Layer, LayerData, LayerSettings
 from regard.recorder.placement import Placement, ShardId
@@ -36,6 +33,14 @@ from regard.recorder.storage import layer_file
 from regard.recorder.storage.evidence_data import describe_evidence
 from regard.recorder.storage.picture_files import PICTURE_FILE, describe_pictures, write_pictures
 from regard.recorder.storage.store import Store
+from regard.support.file_lock import FileLock
+from regard.support.files import (
+    CaptureFileError,
+    atomic_write,
+    check_folder_writable,
+    remove_temporary_files,
+    write_error,
+)
 from regard.version import __version__
 
 if TYPE_CHECKING:

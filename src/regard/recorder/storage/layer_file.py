@@ -14,11 +14,11 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.tensor_masks import TensorMask
-from regard.files import CaptureFileError, open_file, shorten
 from regard.maps import LinearAttentionMap, loader, storage
 from regard.recorder.layer import LayerData, LayerMap
 from regard.recorder.summary import LayerSummary
-from regard.safetensor_files import read_safetensors, write_safetensors
+from regard.support.files import CaptureFileError, open_file, shorten
+from regard.support.safetensor_files import read_safetensors, write_safetensors
 
 FORMAT = "regard.Summary 1"
 VALUES = "values"

@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.files import (
+from regard.maps import loader as map_loader
+from regard.recorder.layer import LayerMap
+from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, Runs, ShardId
+from regard.recorder.result import Capture
+from regard.recorder.storage.evidence_data import read_evidence
+from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, SHARDS, SHARDS_FORMAT, StoredLayer
+from regard.recorder.storage.joined_layer import join_captures
+from regard.recorder.storage.picture_files import read_pictures
+from regard.recorder.tokens_of_maps.predictions import Predictions
+from regard.support.files import (
     MAX_CONFIG_BYTES,
     CaptureFileError,
     check_regular_file,
@@ -25,16 +34,7 @@ from regard.files import (
     read_text,
     shorten,
 )
-from regard.maps import loader as map_loader
-from regard.recorder.layer import LayerMap
-from regard.recorder.placement import MAX_RANKS, SHARD_FOLDER, Placement, Runs, ShardId
-from regard.recorder.result import Capture
-from regard.recorder.storage.evidence_data import read_evidence
-from regard.recorder.storage.folder import FORMAT, INDEX, LAYER_FILE, SHARDS, SHARDS_FORMAT, StoredLayer
-from regard.recorder.storage.joined_layer import join_captures
-from regard.recorder.storage.picture_files import read_pictures
-from regard.recorder.tokens_of_maps.predictions import Predictions
-from regard.safetensor_files import read_safetensors
+from regard.support.safetensor_files import read_safetensors
 
 T = TypeVar("T")
 MAX_EMPTY = 1 << 24

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.atomic import atomic_write
-from regard.files import CaptureFileError, check_type, get_field, open_file, shorten
 from regard.pictures.patch_layout import PatchLayout, PatchSpan, Pictures
 from regard.pictures.patches import MAX_GRID
 from regard.pictures.picture import MAX_SIDE, Picture
-from regard.png import decode_png
 from regard.recorder.picture_reader import MAX_PICTURES
+from regard.support.files import CaptureFileError, atomic_write, check_type, get_field, open_file, shorten
+from regard.support.png import decode_png
 
 PICTURE_FILE = re.compile(r"picture-[\w-]{1,100}\.png")
 MAX_BYTES = MAX_SIDE * MAX_SIDE * 3 + (1 << 16)

@@ -33,10 +33,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.atomic import atomic_write, write_error
-from regard.file_lock import FileLock, InUseError
 from regard.recorder.placement import SHARD_FOLDER, ShardId
 from regard.recorder.storage.folder import INDEX, LOCK, SHARDS, SHARDS_FORMAT, Folder, write_capture
+from regard.support.file_lock import FileLock, InUseError
+from regard.support.files import atomic_write, write_error
 
 if TYPE_CHECKING:
     from regard.recorder.result import Capture

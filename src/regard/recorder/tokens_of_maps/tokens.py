@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.gpt.token_batch import Side, pad_rows
-from regard.split_characters import write_pieces
+from regard.support.characters import write_pieces
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character
 BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -96,7 +96,7 @@ def token_id(tokenizer: Any, text: str) -> int:
 def decode_tokens(tokenizer: Any, ids: Tensor) -> list[list[str]]:
     """Return the text of each token of texts (B, T), each with its leading space.
 
-    Pieces of one character are that character with a mark: see `regard.split_characters`.
+    Pieces of one character are that character with a mark: see `regard.support.characters`.
     """
     tokens = {number: _decode(tokenizer, number) for number in set(ids.flatten().tolist())}
     return [write_pieces([tokens[number] for number in row]) for row in ids.tolist()]

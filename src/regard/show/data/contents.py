@@ -18,8 +18,6 @@ from torch import Tensor
 from regard.heads import HeadTable, SurveyResult
 from regard.heads.tables.score_words import SCORE_WORDS
 from regard.heads.telling_head import find_selective_head, find_telling_head
-from regard.invisible_characters import ABBREVIATIONS
-from regard.lru import LRUCache
 from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
 from regard.maps.index import Axes
 from regard.recorder import Capture, Layer
@@ -40,6 +38,8 @@ from regard.show.data.stage_example import build_example
 from regard.show.data.survey_rows import describe_survey
 from regard.show.data.telling_token import telling_query
 from regard.show.data.titles import title_of_tokens
+from regard.support.characters import ABBREVIATIONS
+from regard.support.lru import LRUCache
 
 VERSION = 1
 CACHED_TILES = 192  # of at most 512 KiB each

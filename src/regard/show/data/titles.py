@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regard.spans.token_texts import is_special
-from regard.split_characters import join
+from regard.support.characters import join
 
 LONGEST = 48  # characters of a title
 

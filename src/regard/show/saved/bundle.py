@@ -19,12 +19,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from regard.atomic import atomic_write
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.saved.model_block import MOST_BYTES
 from regard.show.saved.pack import pack
+from regard.support.files import atomic_write
 
 FOLDER = Path(__file__).parent.parent / "web"
 LINK = re.compile(r'(?:<link rel="stylesheet" href="web/[a-z_/]+\.css">\n)+')

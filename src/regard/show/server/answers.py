@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import torch
 
-from regard.escapes import escape
 from regard.heads import HeadTable
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
@@ -34,6 +33,7 @@ from regard.show.server.jobs import (
     translate_errors,
 )
 from regard.show.server.limits import Limits, RefusedError, check_number, check_temperature, check_text
+from regard.support.characters import escape
 
 MAX_NUMBER = 1 << 31  # of any number in a request
 PATIENCE = {"thumbs": 1, "layer_heads": 2, "heads": 3, "eviction": 3}

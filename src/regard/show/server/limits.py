@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 
 from regard.attention.arguments import check_whole_number
-from regard.files import shorten
+from regard.support.files import shorten
 
 MAX_TEMPERATURE = 5
 

@@ -30,7 +30,7 @@ from regard.attention.masks.block_lists import (
     find_visible_blocks,
 )
 from regard.attention.masks.memo import memoize_on_mask
-from regard.lru import LRUCache
+from regard.support.lru import LRUCache
 
 REDUCTIONS: tuple[Literal["sum", "amax"], ...] = ("sum", "amax", "amax")  # of the mass, peak and trough
 MAX_SIDES = 32  # that are cached: moving one to a GPU makes the host wait for what runs there

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.override import MethodWrappers
 from regard.recorder.attention_call import AttentionCall, Recurrence
 from regard.recorder.sources.linear_attention.linear_modules import is_lightning
+from regard.support.override import MethodWrappers
 
 Take = Callable[[nn.Module, AttentionCall], None]
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.override import ContextEntries, SharedOverride
 from regard.recorder.attention_call import AttentionCall, Call, Recurrence, UnreadableCall
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
@@ -34,6 +33,7 @@ from regard.recorder.sources.linear_attention.linear_modules import (
     linear_modules,
 )
 from regard.recorder.sources.listener import attention_modules, numbered_modules
+from regard.support.override import ContextEntries, SharedOverride
 
 # What `l2norm` of Transformers and of flash-linear-attention adds to the sum of squares.
 QK_NORM = 1e-6

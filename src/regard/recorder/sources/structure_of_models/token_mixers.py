@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from regard.override import MethodWrappers
 from regard.recorder.sources.structure_of_models.code_names import (
     ATTEND,
     called_names,
@@ -27,6 +26,7 @@ from regard.recorder.sources.structure_of_models.code_names import (
     script_names,
 )
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.support.override import MethodWrappers
 
 # By name, since such layers call no function in common (RWKV, Hyena, S4, RG-LRU).
 MIXERS = re.compile(

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.override import ContextEntries, MethodWrappers, SharedOverride
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
@@ -30,6 +29,7 @@ from regard.recorder.sources.sdpa import CallListener, current_listeners, listen
 from regard.recorder.sources.structure_of_models.structure import modules_of
 from regard.recorder.sources.torch_modules import torch_fused
 from regard.recorder.sources.torch_modules.torch_fused import difference_problem
+from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
 
 
 def fits(model: nn.Module) -> bool:

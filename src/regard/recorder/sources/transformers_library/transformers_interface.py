@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.maps import AttentionMap
-from regard.override import ContextEntries, SharedOverride
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.map_preparation import without_autocast
@@ -30,6 +29,7 @@ from regard.recorder.sources.structure_of_models.function_arguments import atten
 from regard.recorder.sources.transformers_library.mask_recognition import origins
 from regard.recorder.sources.transformers_library.transformers_attention import register
 from regard.recorder.sources.transformers_library.transformers_masks import mask_origin
+from regard.support.override import ContextEntries, SharedOverride
 
 if TYPE_CHECKING:
     from regard.recorder.sources.listener import Listener

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.attention.masks.base import Blocks
-from regard.lru import LRUCache
 from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
 from regard.maps.data import MapData
 from regard.show.data.map_view.display_precision import for_display
+from regard.support.lru import LRUCache
 
 SIDE = 256  # cells of a tile
 FINE = 4  # levels up to this one are computed from q and k: 4,096 queries by 4,096 keys at most

@@ -1,6 +1,6 @@
 // @ts-check
 // Characters that several tokens share, as a byte-level tokenizer cuts them: 世¹⁄₃ is the first of three pieces.
-// `split_characters.py` writes them so.
+// `characters.py` writes them so.
 
 const NUMBERS = "¹²³⁴";
 const COUNTS = "₁₂₃₄";

@@ -1,5 +1,5 @@
 // @ts-check
-// Characters that several tokens share, as `split_characters.py` writes them: 世¹⁄₃ for the first of three pieces.
+// Characters that several tokens share, as `characters.py` writes them: 世¹⁄₃ for the first of three pieces.
 
 import { markOf } from "../../data/split_characters.js";
 

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import regard
 from regard.__main__ import main
 from regard.cli import app
-from regard.extras import MissingExtraError, extra
 from regard.gpt import GPT
 from regard.gpt.tokens import character_tokenizer
 from regard.heads import HeadTable
 from regard.stages.walkthrough import walk
+from regard.support.imports import MissingExtraError, extra
 from tests.captures import captured
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from regard.atomic import write_error
+from regard.support.files import write_error
 
 if sys.platform != "win32":
     import fcntl

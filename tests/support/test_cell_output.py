@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 import regard
-from regard.cell_output import MOST_ROWS, table_html
 from regard.heads import HeadRow, HeadTable, Score
 from regard.interventions import Effect
+from regard.support.cell_output import MOST_ROWS, table_html
 from tests.captures import captured
 
 

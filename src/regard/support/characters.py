@@ -1,15 +1,95 @@
-"""Characters that several tokens share: how the pieces are written, and how their text is joined again.
+"""Characters that need care: those that a terminal obeys, that nobody sees, or that several tokens share.
 
-A byte-level tokenizer may cut one character, as of Chinese or an emoji, into pieces of bytes. The text of
-such a token is the whole character with a mark, 世¹⁄₃ for the first of three pieces. This file knows bytes
-and text; it knows no tokenizers.
+Class names, messages, file names, titles, tokens and names of models may hold escape sequences, which move
+the cursor, change colours, set the clipboard or hide what is there: every command prints such text through
+`escape`. Characters of no width, of control, or turning the direction of a line are shown by Unicode's own
+abbreviations, which figures and the page share. A byte-level tokenizer may cut one character, as of Chinese
+or an emoji, into pieces of bytes: the text of such a token is the whole character with a mark, 世¹⁄₃ for the
+first of three pieces. This file knows bytes and text; it knows no tokenizers.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
+from unicodedata import category
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and line end
+    "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # of no width, or bidi
+    "\U000e0000-\U000e007f\ud800-\udfff]"  # tags, and lone surrogates, which no encoding has
+)
+
+
+def escape(text: str) -> str:
+    r"""Return a text in which control, invisible and direction characters are written as JSON writes them.
+
+    Tabs and line ends stay. JSON stays JSON, of the same value.
+
+    >>> escape("\x1b[31mred\x07"), escape("a\u202eb\r\n")
+    ('\\u001b[31mred\\u0007', 'a\\u202eb\\r\n')
+    """
+    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
+
+
+SIGNS = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u2028": "↵", "\u2029": "↵"}
+"""Signs for spaces and line ends, which stand in most texts."""
+ABBREVIATIONS = {
+    "\u00ad": "SHY",
+    "\u034f": "CGJ",
+    "\u061c": "ALM",
+    "\u115f": "HCF",
+    "\u1160": "HJF",
+    "\u180e": "MVS",
+    "\u200b": "ZWSP",
+    "\u200c": "ZWNJ",
+    "\u200d": "ZWJ",
+    "\u200e": "LRM",
+    "\u200f": "RLM",
+    "\u202a": "LRE",
+    "\u202b": "RLE",
+    "\u202c": "PDF",
+    "\u202d": "LRO",
+    "\u202e": "RLO",
+    "\u2060": "WJ",
+    "\u2061": "FA",
+    "\u2062": "IT",
+    "\u2063": "IS",
+    "\u2064": "IP",
+    "\u2066": "LRI",
+    "\u2067": "RLI",
+    "\u2068": "FSI",
+    "\u2069": "PDI",
+    "\u3164": "HF",
+    "\ufeff": "BOM",
+    **{chr(0xFE00 + n): f"VS{n + 1}" for n in range(16)},
+}
+HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))  # categories of what cannot be seen
+
+
+def show_invisible(text: str) -> str:
+    r"""Return a text in which everything that is invisible has a sign, a name or its number.
+
+    >>> show_invisible(" sea\n"), show_invisible("a\u200db\x1b"), show_invisible("\ud83d")
+    ('·sea↵', 'a⟨ZWJ⟩b␛', '⟨U+D83D⟩')
+    """
+    return "".join(_show_character(character) for character in text)
+
+
+def _show_character(character: str) -> str:
+    if character in SIGNS:
+        return SIGNS[character]
+    if character in ABBREVIATIONS:
+        return f"⟨{ABBREVIATIONS[character]}⟩"
+    if category(character) not in HIDDEN:
+        return character
+    code = ord(character)
+    if code < 0x20 or code == 0x7F:
+        return chr(0x2400 + min(code, 0x21))  # Unicode's pictures of the control characters
+    return f"⟨U+{code:04X}⟩"
+
 
 MOST_PIECES = 4  # UTF-8 has at most four bytes for a character
 NUMBERS, COUNTS = "¹²³⁴", "₁₂₃₄"

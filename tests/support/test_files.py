@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard import checkpoint_files
-from regard.files import (
+from regard.gpt import GPT, Config
+from regard.gpt.training.corpus import read
+from regard.heads.corpus_survey.corpus import digest, read_chunks
+from regard.support import checkpoint_files
+from regard.support.files import (
     CaptureFileError,
     FileError,
     ModelFileError,
@@ -24,9 +27,6 @@ from regard.files import (
     read_json,
     read_text,
 )
-from regard.gpt import GPT, Config
-from regard.gpt.training.corpus import read
-from regard.heads.corpus_survey.corpus import digest, read_chunks
 
 LINKS = [
     ("nowhere", "is a symbolic link to a file that does not exist"),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from regard import supervision
-from regard.supervision import Supervision
+from regard.support import supervision
+from regard.support.supervision import Supervision
 from tests.attack.signals import marked
 from tests.patience import HANGING
 
@@ -117,7 +117,7 @@ def test_a_fork_of_the_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
     mark = f"3600.{os.getpid()}{time.monotonic_ns()}"
     code = f"""
 import os, time
-from regard.supervision import Supervision
+from regard.support.supervision import Supervision
 with Supervision("test") as processes:
     processes.start(["sleep", "{mark}"])
     while not (processes.folder / "tmp").is_dir():

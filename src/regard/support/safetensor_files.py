@@ -18,15 +18,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.atomic import atomic_write, write_error
-from regard.files import (
+from regard.support.files import (
     Kind,
+    atomic_write,
     check_regular_file,
     converting_errors,
     naming_errors,
     open_file,
     parse_object,
     shorten,
+    write_error,
 )
 
 CONTENTS = "a complete safetensors file"

@@ -17,9 +17,13 @@ from typing import BinaryIO, NamedTuple, TypeVar
 from safetensors import SafetensorError
 from torch import Tensor
 
-from regard.atomic import remove_temporary_files
-from regard.files import FileError, Kind, is_present, open_file
-from regard.safetensor_files import SafetensorContent, SafetensorFile, read_safetensors, write_safetensors
+from regard.support.files import FileError, Kind, is_present, open_file, remove_temporary_files
+from regard.support.safetensor_files import (
+    SafetensorContent,
+    SafetensorFile,
+    read_safetensors,
+    write_safetensors,
+)
 
 T = TypeVar("T")
 CHECKSUM = "sha256"

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from regard.atomic import check_folder_writable
-from regard.file_lock import FileLock, InUseError, LostLockError
+from regard.support.file_lock import FileLock, InUseError, LostLockError
+from regard.support.files import check_folder_writable
 
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from regard.file_lock import FileLock
+from regard.support.file_lock import FileLock
 folder = Path(sys.argv[1])
 lock = FileLock(folder / ".lock", "out", folder)
 {then}

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from regard.supervisor import remove
+from regard.support.supervisor import remove
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 STUCK = 30.0  # seconds after which a supervisor is not waited for any more: someone has stopped it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regard.lru import LRUCache
+from regard.support.lru import LRUCache
 
 
 def test_a_value_is_computed_once() -> None:

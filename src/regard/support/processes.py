@@ -1,12 +1,15 @@
-"""The processes of one run: their ranks, and the collective operations of `torch.distributed` they need.
+"""The processes of one run: their ranks, the collective operations they need, and the signals that stop them.
 
 `torchrun` starts the processes and sets the environment that is read here. With a single process every
-operation is a no-op. This file knows ranks and devices; it does not know what is computed on them.
+operation is a no-op. This file knows ranks, devices and signals; it does not know what is computed.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -149,3 +152,38 @@ def process_group(device: str | None = None) -> Iterator[Processes]:
         yield Processes(rank, world_size, chosen)
     finally:
         distributed.destroy_process_group()
+
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SECONDS_OF_ONE_REQUEST = 1.0
+"""`timeout` and `torchrun` send a signal twice, to the process and to its group: that is one request."""
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C, SIGTERM or SIGHUP sets; a later one raises a KeyboardInterrupt.
+
+    A signal that the process ignores, as under `nohup`, stays ignored. Outside of the main thread, which
+    alone receives signals, the event is never set.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    requested_at = 0.0
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal requested_at
+        if not stop.is_set():
+            requested_at = time.monotonic()
+            stop.set()
+        elif time.monotonic() - requested_at > SECONDS_OF_ONE_REQUEST:
+            raise KeyboardInterrupt
+
+    heard = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    previous = {number: signal.signal(number, handle) for number in heard}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

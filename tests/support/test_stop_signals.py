@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from regard import stop_signals
-from regard.stop_signals import SIGNALS, stop_on_signal
+from regard.support import processes
+from regard.support.processes import SIGNALS, stop_on_signal
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -23,7 +23,7 @@ def test_a_signal_that_comes_twice_is_one_request(number: signal.Signals) -> Non
 
 
 def test_a_later_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_signals, "SECONDS_OF_ONE_REQUEST", 0.0)
+    monkeypatch.setattr(processes, "SECONDS_OF_ONE_REQUEST", 0.0)
     with stop_on_signal():
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):

@@ -16,11 +16,11 @@ from regard.checker import Check, CheckError, Diagnosis, Report
 from regard.cli import app, check, main
 from regard.cli.heads import _title
 from regard.cli.parts.model import Model
-from regard.escapes import escape
 from regard.gpt.training.progress import Progress
 from regard.heads import HeadTable
 from regard.heads.tables.table import HeadRow, Score
 from regard.heads.tables.table_summary import summarised
+from regard.support.characters import escape
 
 HOSTILE = (
     "\x1b[31mred\x1b]52;c;bWluZQ==\x07\x1b]8;;http://example.org\x1b\\\x9b2J\r\x08\x7f\x85"

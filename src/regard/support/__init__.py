@@ -1,0 +1,1 @@
+"""Small utilities: files, characters, imports, processes, wrappers."""
