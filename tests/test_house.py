@@ -149,7 +149,7 @@ def test_excepted_imports_are_inside_functions() -> None:
 
 def test_safetensors_files_are_opened_in_one_place() -> None:
     """Their errors and the check of their format are in `safetensor_files`, for everyone."""
-    assert files_that_mention(OPENERS) == ["safetensor_files.py"]
+    assert files_that_mention(OPENERS) == ["support/safetensor_files.py"]
 
 
 @cache
