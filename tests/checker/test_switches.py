@@ -304,10 +304,9 @@ def test_a_window_that_shows_on_a_long_text_only_is_no_mistake() -> None:
 
 
 class Layer(nn.Module):
-    def __init__(self, n_embd: int, n_head: int, index: int, odd: int) -> None:
+    def __init__(self, n_embd: int, n_head: int, factor: float) -> None:
         super().__init__()
-        self.norm, self.n_head = nn.LayerNorm(n_embd), n_head
-        self.factor = 2.0 if index == odd else 1.0
+        self.norm, self.n_head, self.factor = nn.LayerNorm(n_embd), n_head, factor
         self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -318,12 +317,13 @@ class Layer(nn.Module):
 
 
 class TinyGPT(nn.Module):
-    odd = -1
+    odd, factor = -1, 2.0  # the layer whose scores are multiplied by this factor
 
     def __init__(self, vocab_size: int = 65, n_embd: int = 48, n_head: int = 4, n_layer: int = 3) -> None:
         super().__init__()
         self.wte = nn.Embedding(vocab_size, n_embd)
-        self.h = nn.ModuleList(Layer(n_embd, n_head, i, self.odd) for i in range(n_layer))
+        factors = (self.factor if i == self.odd else 1.0 for i in range(n_layer))
+        self.h = nn.ModuleList(Layer(n_embd, n_head, factor) for factor in factors)
 
     def forward(self, idx: Tensor) -> Tensor:
         x = self.wte(idx)
@@ -334,6 +334,12 @@ class TinyGPT(nn.Module):
 
 class TinyGPTWithAnOddLayer(TinyGPT):
     odd = 2
+
+
+class TinyGPTWithAnUnscaledLayer(TinyGPT):
+    """Its norm stands before the projections, and is none of queries and keys, which would need no scale."""
+
+    odd, factor = 2, 12**0.5
 
 
 class DeepGPT(TinyGPT):
@@ -353,9 +359,15 @@ def test_a_model_is_built_with_its_own_depth() -> None:
     assert untried(report) == ""
 
 
-def test_a_mistake_in_a_later_layer_is_found_and_only_that_layer_called_wrong() -> None:
-    report = check(TinyGPTWithAnOddLayer)
-    assert report.diagnoses[0].name == report.layers[2].mistake == "constant-scale"
+@pytest.mark.parametrize(
+    ("model", "mistake"),
+    [(TinyGPTWithAnOddLayer, "constant-scale"), (TinyGPTWithAnUnscaledLayer, "no-scale")],
+)
+def test_a_mistake_in_a_later_layer_is_found_and_only_that_layer_called_wrong(
+    model: type, mistake: str
+) -> None:
+    report = check(model)
+    assert report.diagnoses[0].name == report.layers[2].mistake == mistake
     assert [layer.verdict for layer in report.layers] == ["right", "right", "wrong"]
 
 

@@ -51,6 +51,23 @@ _WORDS = {
 }
 
 
+# A query or key where it is handed to a norm: `q`, `xq`, `self.to_q(x)`, `keys`, `qk`.
+_HEADS = r"(?:self\.)?(?:x|w|w_|to_|proj_)?(?:q|k|quer\w*|keys?|qk)\w{0,5}\b"
+# Where a norm acts on queries or keys. One before the projections, as in a pre-norm block, is no QK-norm.
+_NORMALISED = (
+    r"cosine|normalize\(|\b(?:q|k|qk|query|key)s?_?(?:norm|ln\b|layer_?norm)|(?:norm|ln)_?(?:q|k|qk|query|key)s?\b"
+    rf"|{_HEADS}\.norm\(|(?:CALLED)\(\s*{_HEADS}|(?:CALLED),\s*[(\[]\s*{_HEADS}"
+    rf"|(?:CALLED)\(\s*\w+\s*\)[^\n]* for \w+ in [(\[]?\s*{_HEADS}"
+)
+
+
+def _normalises_queries(source: str) -> bool:
+    """Whether code hands its queries or keys to a norm, by that word or by a name that holds a norm."""
+    named = re.findall(r"self\.(\w+)\s*=\s*[\w.]*Norm\w*\(", source)
+    called = "|".join([r"\w*norm\w*", r"ln\w*", *map(re.escape, named)])
+    return re.search(_NORMALISED.replace("CALLED", called), source, re.I) is not None
+
+
 _LIKELY = 20  # features of one kind that are tried together with others
 
 
@@ -76,7 +93,8 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     ]
     evident = {kind for kind, words in _WORDS.items() if re.search(words, held, re.I)}
     found = [replace(feature, evident=feature.kind in evident) for feature in found]
-    found = [feature for feature in found if feature.evident or "normalised queries" not in feature.words]
+    if not _normalises_queries(held):
+        found = [feature for feature in found if "normalised queries" not in feature.words]
     return sorted(found, key=lambda feature: not feature.evident)
 
 
