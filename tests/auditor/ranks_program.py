@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention
@@ -264,6 +265,15 @@ CASES: dict[str, Any] = {
 }
 
 
+def sharded(rank: int) -> Audit:
+    """Audit a batch of this rank's own, on a model whose weights are gathered in every forward pass."""
+    model = small_model("Llama")
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    return regard.audit(model, PACKED | {"use_cache": False} if rank == 0 else {"input_ids": IDS})
+
+
 def main() -> None:
     torch.set_num_threads(1)
     small_model("Llama")  # before they meet, since it takes a while to import
@@ -273,6 +283,7 @@ def main() -> None:
     }
     (Path(folder) / f"verdicts-{rank}.json").write_text(json.dumps(verdicts))
     (Path(folder) / f"refusal-{rank}.txt").write_text(refusal())
+    (Path(folder) / f"sharded-{rank}.json").write_text(sharded(rank).to_json())
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -88,6 +88,13 @@ def test_positions_that_nothing_tells_are_asked_for_on_every_rank(folder: Path) 
         )
 
 
+def test_ranks_that_gather_their_weights_run_equally_often(folder: Path) -> None:
+    """Otherwise they would wait for each other: a packed batch asks more questions than a plain one."""
+    packed, plain = (json.loads((folder / f"sharded-{rank}.json").read_text()) for rank in range(2))
+    assert (packed["verdict"], plain["verdict"]) == ("right", "right")
+    assert packed["outside"]["runs"] > plain["outside"]["runs"]
+
+
 def test_rows_need_the_group_that_holds_the_others() -> None:
     with pytest.raises(ValueError, match="rows: expected group= beside it"):
         regard.audit(small_model("Llama"), tokens(), rows=torch.arange(12))

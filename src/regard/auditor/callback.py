@@ -64,7 +64,9 @@ def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
 
 
 def _judge(model: nn.Module, batch: Any, on_wrong: OnWrong, options: dict[str, Any]) -> Audit:
-    model = getattr(model, "module", model)  # what DistributedDataParallel wraps
+    # The hooks of FSDP's first version are on its wrapper, those of FSDP's second and of DeepSpeed inside.
+    if type(model).__name__ != "FullyShardedDataParallel":
+        model = getattr(model, "module", model)  # what DistributedDataParallel wraps
     result = audit(model, batch, **options)
     if result.verdict == "wrong" and on_wrong == "raise":
         raise RuntimeError(str(result))

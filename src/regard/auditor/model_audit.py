@@ -103,7 +103,11 @@ def audit(
     all_heard = all_heard and len(heard) == len(result.layers)
     if outside:
         right = all_heard and not any(x.wrong for x in heard)
-        result.outside = Prober(model, text, ranks).probe(order, right, output)
+        prober = Prober(model, text, ranks)
+        try:
+            result.outside = prober.probe(order, right, output)
+        finally:
+            prober.wait()
     if not bool(text.real.any()):
         result.undecided = "every token of the batch is padding"
         return result

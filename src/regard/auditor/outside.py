@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.auditor.batch import DOCUMENT_NAMES, EDGE_NAMES, TextBatch
 from regard.auditor.cells import Cell
-from regard.auditor.ranks import Ranks
+from regard.auditor.ranks import Ranks, find_lockstep
 from regard.interventions.effects import evaluating
 from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
 
+RUNNING = "runs"  # what a rank tells those that run in step with it
 RUNS = 8  # at most, beside the one that is captured
 DOCUMENT_RUNS = 4  # at most, in which documents are changed
 EAGER_TOKENS = 1024  # up to which the model's eager implementation is run beside its own
@@ -60,6 +61,7 @@ class Prober:
         self.ranks = Ranks() if ranks is None else ranks
         self.reading = OutsideReading()
         self.alone: Tensor | None = None  # what the last document gave alone
+        self.lockstep = find_lockstep(model)
 
     def probe(self, order: bool | None, masks_are_right: bool, output: Any = None) -> OutsideReading:
         """Ask every question that the batch allows.
@@ -94,9 +96,20 @@ class Prober:
                 self._ask_eager()
         return reading
 
+    def wait(self) -> None:
+        """Run the model as often as the ranks that still change their batches, if they need this one's part.
+
+        All ranks call it when they have asked everything.
+        """
+        with torch.no_grad(), evaluating(self.model):
+            while self.lockstep is not None and RUNNING in self.lockstep.exchange(""):
+                self.model(**self.batch.arguments)
+
     def _run(self, arguments: dict[str, Any]) -> Tensor | None:
         """Return the output for every token; None if there is none, or if other tokens do not run."""
         self.reading.runs += 1
+        if self.lockstep is not None:
+            self.lockstep.exchange(RUNNING)
         error = ""
         output = None
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from regard.auditor.batch import TextBatch
 from regard.recorder.rank_group import RankGroup, find_group
@@ -137,3 +137,18 @@ def _are_rows(parts: list[list[int] | None], lengths: list[int]) -> bool:
         if part is None or part != sorted(part) or len(part) != n:
             return False
     return sorted(i for part in parts for i in part or ()) == list(range(sum(lengths)))
+
+
+def find_lockstep(model: nn.Module) -> RankGroup | None:
+    """Return the processes that gather a model's weights in every forward pass, or None.
+
+    Each reads texts of its own, but all must run the model equally often: FSDP's ranks, and DeepSpeed's of
+    ZeRO-3, wait for each other.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return None
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    gathers = any(isinstance(x, FSDPModule | FullyShardedDataParallel) for x in model.modules())
+    gathers = gathers or any(hasattr(x, "ds_id") for x in model.parameters())  # DeepSpeed's mark
+    return RankGroup() if gathers else None
