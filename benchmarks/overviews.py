@@ -23,7 +23,7 @@ import regard
 from benchmarks.measure import machine
 from regard.attention.backends.problem import prepare
 from regard.attention.backends.triton import launch
-from regard.maps.kept_overview import cell_size
+from regard.maps.tile_passes.kept_overview import cell_size
 
 HEADS, WIDTH = 32, 128
 LENGTHS = (16_384, 65_536, 131_072)

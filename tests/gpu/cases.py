@@ -23,8 +23,8 @@ from regard.attention.masks.base import Mask, full
 from regard.attention.masks.rule_mask import Rule
 from regard.attention.steps import trace
 from regard.maps import Spans
-from regard.maps.kept_overview import cell_size
 from regard.maps.lazy_matrix import LazyMatrix
+from regard.maps.tile_passes.kept_overview import cell_size
 from tests.gpu.checker_cases import checker_cases
 from tests.gpu.intervention_cases import intervention_cases
 

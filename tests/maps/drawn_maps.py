@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import regard
 from regard.attention.backends import tiles
-from regard.maps import Spans, head_pass, signed_map
+from regard.maps import Spans, signed_map
+from regard.maps.tile_passes import head_pass
 from tests import strategies, truth
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.maps.bins import make_bins
 from regard.maps.spans import equal_bounds
+from regard.maps.tile_passes.bins import make_bins
 from tests.maps.drawn_maps import cells, close, spans
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.maps import head_pass, overview
+from regard.maps.tile_passes import head_pass, overview
 from tests import truth
 
 T, S = 1300, 1500

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import regard
-from regard.maps import kept_overview, reductions
+from regard.maps.tile_passes import kept_overview, reductions
 from regard.support.files import CaptureFileError
 
 T, S = 75, 90

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.maps import overview, reductions
+from regard.maps.tile_passes import overview, reductions
 from tests import strategies, truth
 from tests.maps.drawn_maps import close, maps, small_tiles  # noqa: F401 (a fixture)
 

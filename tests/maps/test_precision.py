@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import regard
 from benchmarks.exactness import DRAWS, MAGNITUDES, OPTIONS, draw, options, ratios
 from regard.maps import AttentionMap
-from regard.maps.dense_rows import exact_rows
+from regard.maps.tile_passes.dense_rows import exact_rows
 
 
 @given(

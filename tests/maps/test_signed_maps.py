@@ -63,7 +63,7 @@ def test_received_by_weights(drawn: Any, pick: Any) -> None:
 
 
 def test_a_one_hot_weight_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.maps import head_pass
+    from regard.maps.tile_passes import head_pass
 
     rows: list[int] = []
     log_weights = head_pass.HeadPass._log_weights

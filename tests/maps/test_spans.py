@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import regard
 from regard.attention.backends import runs
-from regard.maps import Spans, head_pass
+from regard.maps import Spans
+from regard.maps.tile_passes import head_pass
 from tests.maps.drawn_maps import cells, close, maps, small_tiles, spans  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("small_tiles")

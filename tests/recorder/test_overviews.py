@@ -10,7 +10,7 @@ from regard.attention.attend import attend
 from regard.attention.backends.triton import launch
 from regard.attention.backends.triton.cells import SquareCells
 from regard.gpt import GPT, Config
-from regard.maps import kept_overview
+from regard.maps.tile_passes import kept_overview
 
 T = 75
 CELLS = [*range(0, T, 16), T]

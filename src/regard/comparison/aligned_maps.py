@@ -12,8 +12,8 @@ from torch import Tensor
 from regard.attention.backends.tiles import visits_between
 from regard.attention.masks.views import Positions
 from regard.maps import AttentionMap
-from regard.maps.large_heads import PreciseHeads
-from regard.maps.precision import complete_lse
+from regard.maps.tile_passes.large_heads import PreciseHeads
+from regard.maps.tile_passes.precision import complete_lse
 
 TILE_NUMBERS = 1 << 20  # weights of each map that are computed at a time
 MAX_SIDE = 512  # keys of a tile

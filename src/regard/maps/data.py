@@ -18,9 +18,9 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.description import describe_mask
 from regard.attention.masks.views import Keys, Rows
 from regard.maps.index import Axes, select_kv_heads
-from regard.maps.kept_overview import KeptOverview
-from regard.maps.large_heads import PreciseHeads, find_large_heads, no_large_heads, score_size
 from regard.maps.storage import FORMAT, KEPT, StoredMap
+from regard.maps.tile_passes.kept_overview import KeptOverview
+from regard.maps.tile_passes.large_heads import PreciseHeads, find_large_heads, no_large_heads, score_size
 
 
 class MapData:

@@ -17,8 +17,8 @@ from regard.attention.arguments import check_whole_number
 from regard.attention.masks.grid import Blocks
 from regard.attention.tensors import check_floats
 from regard.maps.index import Axes, parse_index
-from regard.maps.overview import Overview, Region, check_reduce, check_region
 from regard.maps.spans import Spans, as_bounds, equal_bounds
+from regard.maps.tile_passes.overview import Overview, Region, check_reduce, check_region
 
 DENSE_LIMIT = 1 << 30  # bytes that `.to_dense()` may take unless a limit is given
 MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)

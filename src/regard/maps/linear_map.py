@@ -21,14 +21,14 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks
 from regard.attention.masks.named_masks import causal
 from regard.maps import storage
-from regard.maps.bins import Bins
 from regard.maps.index import Axes, diagonal_spans, select_kv_heads
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
-from regard.maps.overview import MapSummary, Overview, larger_magnitude
 from regard.maps.recurrence import ChunkedRecurrence, KeyBlock, RecurrenceInputs
 from regard.maps.signed_map import SignedMap, SignedTile
 from regard.maps.spans import number_members
-from regard.maps.sweep import RowStatistics
+from regard.maps.tile_passes.bins import Bins
+from regard.maps.tile_passes.overview import MapSummary, Overview, larger_magnitude
+from regard.maps.tile_passes.sweep import RowStatistics
 
 NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 29}  # of a tensor (heads, T, width) that are computed at a time
 STRIP_NUMBERS = {"cpu": 1 << 23, "cuda": 1 << 27}  # entries of whole rows that are computed at a time

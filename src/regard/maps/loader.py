@@ -18,11 +18,11 @@ from torch import Tensor
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.description import rebuild_mask
 from regard.maps.index import Axes
-from regard.maps.kept_overview import KeptOverview
 from regard.maps.linear_layer import linear_attention_map
 from regard.maps.linear_map import LinearAttentionMap
 from regard.maps.map import AttentionMap
 from regard.maps.storage import FORMAT, KEPT, LINEAR_FORMAT
+from regard.maps.tile_passes.kept_overview import KeptOverview
 from regard.support.files import (
     CaptureFileError,
     check_type,

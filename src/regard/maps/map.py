@@ -20,15 +20,16 @@ from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import Blocks
 from regard.attention.tensors import check_floats, check_tensor
-from regard.maps import kept_overview, overview, precision, reductions, storage, sweep
+from regard.maps import storage
 from regard.maps.data import MapData
-from regard.maps.dense_rows import NORMALISED
 from regard.maps.index import Axes
 from regard.maps.kernel_lse import read_lse
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
 from regard.maps.product import multiply
 from regard.maps.signed_map import DifferenceMap, TopK
 from regard.maps.spans import as_bounds
+from regard.maps.tile_passes import kept_overview, overview, precision, reductions, sweep
+from regard.maps.tile_passes.dense_rows import NORMALISED
 from regard.maps.weighted_map import WeightedMap
 
 MIN_NORMALISED_ROWS = 64  # first rows of a matrix: under a causal mask they have few keys with large weights

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from regard.attention.attend import attend
-from regard.maps import precision
 from regard.maps.data import MapData
 from regard.maps.index import select_kv_heads
-from regard.maps.sweep import finite_lse
+from regard.maps.tile_passes import precision
+from regard.maps.tile_passes.sweep import finite_lse
 
 
 def multiply(m: MapData, v: Tensor) -> Tensor:

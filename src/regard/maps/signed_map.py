@@ -15,10 +15,10 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.attention.masks.grid import Blocks
-from regard.maps.bins import Bins, TileSide, block_table, find_runs, make_bins, whole_bins
 from regard.maps.index import Axes, diagonal_spans
 from regard.maps.lazy_matrix import DENSE_LIMIT, LazyMatrix, refuse_large
-from regard.maps.overview import Overview, larger_magnitude
+from regard.maps.tile_passes.bins import Bins, TileSide, block_table, find_runs, make_bins, whole_bins
+from regard.maps.tile_passes.overview import Overview, larger_magnitude
 
 TILE_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries that are computed at a time
 REDUCTIONS: tuple[Literal["sum", "amax", "amin"], ...] = ("sum", "amax", "amin")

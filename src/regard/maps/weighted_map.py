@@ -13,11 +13,11 @@ from torch import Tensor
 
 from regard.attention.backends.tiles import find_visibility
 from regard.attention.masks.grid import Blocks
-from regard.maps import overview, reductions
 from regard.maps.data import MapData
 from regard.maps.index import Axes
 from regard.maps.product import multiply
 from regard.maps.signed_map import SignedMap
+from regard.maps.tile_passes import overview, reductions
 
 
 class WeightedMap(SignedMap):

@@ -16,7 +16,7 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
 from regard.maps import AttentionMap, LinearAttentionMap, linear_attention_map
-from regard.maps.kept_overview import KeptOverview
+from regard.maps.tile_passes.kept_overview import KeptOverview
 from regard.recorder.certificates.certificate import OWN_OUTPUT
 from regard.recorder.placement import Placement
 

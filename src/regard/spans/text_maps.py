@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from regard.maps import AttentionMap
-from regard.maps.precision import select_region
+from regard.maps.tile_passes.precision import select_region
 
 if TYPE_CHECKING:
     from regard.recorder.layer import Layer

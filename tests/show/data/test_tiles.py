@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard.maps import kept_overview
+from regard.maps.tile_passes import kept_overview
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view import tiles

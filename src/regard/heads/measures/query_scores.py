@@ -23,7 +23,7 @@ from regard.heads.measures.sink import find_sink_keys
 from regard.heads.measures.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
-from regard.maps.sweep import RowStatistics
+from regard.maps.tile_passes.sweep import RowStatistics
 from regard.pictures.patch_layout import PatchAxes
 
 NAMES = (

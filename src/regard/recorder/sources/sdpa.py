@@ -30,8 +30,8 @@ from regard.attention.backends.problem import AttentionProblem, prepare
 from regard.attention.backends.triton import launch
 from regard.attention.context_parallel.ring import ring_attend, ring_listeners
 from regard.attention.masks.named_masks import causal
-from regard.maps import kept_overview
-from regard.maps.kept_overview import KeptOverview
+from regard.maps.tile_passes import kept_overview
+from regard.maps.tile_passes.kept_overview import KeptOverview
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_stack import calling_module, is_running

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
 from regard.maps.data import MapData
-from regard.maps.large_heads import PreciseHeads
+from regard.maps.tile_passes.large_heads import PreciseHeads
 
 LARGEST_LSE = 128.0  # a score of this size, rounded to float32, changes its weight by 1e-5
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from regard.attention.backends import tiled_attention
 from regard.attention.backends.problem import AttentionProblem
 from regard.maps.data import MapData
-from regard.maps.dense_rows import exact_rows
-from regard.maps.large_heads import no_large_heads
+from regard.maps.tile_passes.dense_rows import exact_rows
+from regard.maps.tile_passes.large_heads import no_large_heads
 
 Value = TypeVar("Value")
 

@@ -14,12 +14,13 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.maps import head_pass, kernels, sweep
-from regard.maps.bins import Bins, find_runs, make_bins, whole_bins
+from regard.maps import kernels
 from regard.maps.data import MapData
-from regard.maps.head_pass import HeadPass, MaskTiles, PlaceStatistics, PooledCells, ScoreTile
 from regard.maps.spans import equal_bounds
-from regard.maps.sweep import RowStatistics
+from regard.maps.tile_passes import head_pass, sweep
+from regard.maps.tile_passes.bins import Bins, find_runs, make_bins, whole_bins
+from regard.maps.tile_passes.head_pass import HeadPass, MaskTiles, PlaceStatistics, PooledCells, ScoreTile
+from regard.maps.tile_passes.sweep import RowStatistics
 
 LARGE = 1 << 20  # weights a head: below, many heads at a time cost less than a pass each
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from regard.attention.backends.tiles import exponentials, find_visibility, least_log
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
-from regard.maps.bins import Bins, TileSide, block_table
 from regard.maps.data import MapData
-from regard.maps.sweep import LOG_ZERO, finite_lse
+from regard.maps.tile_passes.bins import Bins, TileSide, block_table
+from regard.maps.tile_passes.sweep import LOG_ZERO, finite_lse
 
 QUERIES, KEYS = 512, 512  # of one tile: 1 MiB in float32
 MAX_RUN = 8  # tiles that are reduced together

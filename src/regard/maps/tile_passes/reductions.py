@@ -12,12 +12,13 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.grid import grid
-from regard.maps import kernels, overview, precision, sweep
+from regard.maps import kernels
 from regard.maps.data import MapData
-from regard.maps.dense_rows import partial_weights, tile_weights
 from regard.maps.index import diagonal_spans
 from regard.maps.lazy_matrix import DENSE_LIMIT, refuse_large
 from regard.maps.product import multiply
+from regard.maps.tile_passes import overview, precision, sweep
+from regard.maps.tile_passes.dense_rows import partial_weights, tile_weights
 
 BAND_ROWS = 128  # queries of a tile along a band
 BAND_NUMBERS = 1 << 22  # weights of one such tile: wider bands are passed over in tiles that fit the cache

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention.masks.base import full
 from regard.attention.masks.grid import Grid, grid
 from regard.maps.data import MapData
-from regard.maps.sweep import finite_lse, normalise_rows_
+from regard.maps.tile_passes.sweep import finite_lse, normalise_rows_
 
 # On ARM processors PyTorch 2.13 takes 0.6 ms longer for each product with a transposed matrix in float32.
 COPIED_KEYS = 1024
