@@ -136,7 +136,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "a GPT at the scale of GPT-2": (Place("docs/training.md", "## On a GPU"),),
     },
     "Seeing it": {
-        "the heatmap with tokens on both axes": (stage("picture", "def draw_heatmap"),),
+        "the heatmap with tokens on both axes": (stage("figures/picture", "def draw_heatmap"),),
         "every step of the score matrix": (Place("docs/inspector.md", "Steps"),),
         "the inspector of a trained model": (Place("docs/inspector.md", "# The inspector"),),
         "a guided tour: what to see by clicking": (Place("docs/inspector.md", "## Four things to see"),),

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from regard.learn.course import LESSONS
-from regard.stages.picture import save_figure
+from regard.stages.figures.picture import save_figure
 
 HERE = Path(__file__).parent
 

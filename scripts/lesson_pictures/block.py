@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from regard.learn.course import get_lesson
 from regard.learn.judges.block import D_MODEL, HEADS, LAYERS, LOOKS_BACK, SENTENCE, map_of_each_head, train
 from regard.learn.sentences import LENGTH, WORDS
-from regard.stages.picture import draw_heatmap
+from regard.stages.figures.picture import draw_heatmap
 
 HEAD = 7  # head 3 of layer 1, the one that the judge's report shows
 STEPS = 400

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.stages.example import TOKENS, X
-from regard.stages.picture import draw_heatmap
+from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
+from regard.stages.figures.example import TOKENS, X
+from regard.stages.figures.picture import draw_heatmap
 from scripts.lesson_pictures.shapes import DIM, INK
 
 DROPOUT = 0.5

@@ -8,9 +8,9 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.stages.example import TOKENS, X
-from regard.stages.picture import draw_heatmap
+from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
+from regard.stages.figures.example import TOKENS, X
+from regard.stages.figures.picture import draw_heatmap
 from scripts.lesson_pictures.shapes import DIM, INK, KEY, QUERY, arrow
 
 COLOURS = (QUERY, KEY)  # of head 1 and head 2

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from regard.learn.judges.trained_heads import TEXT, encode, load_model
-from regard.stages.picture import draw_heatmap
+from regard.stages.figures.picture import draw_heatmap
 
 HEADS = {"head 3 of layer 3: the token before": (3, 3), "head 0 of layer 4: what followed the copy": (4, 0)}
 

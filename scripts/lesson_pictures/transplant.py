@@ -11,7 +11,7 @@ from regard.learn.course import get_lesson
 from regard.learn.judges.trained_heads import encode, load_model
 from regard.learn.judges.transplant import SHOWN, TEXT, token_ids
 from regard.recorder import capture
-from regard.stages.picture import draw_heatmap
+from regard.stages.figures.picture import draw_heatmap
 
 
 def draw() -> Figure:

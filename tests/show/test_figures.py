@@ -19,7 +19,7 @@ from regard.show.figure_axes import MOST_CELLS
 from regard.show.figure_cells import scale_end
 from regard.show.figure_layout import WARNING
 from regard.show.figures import figure, legible, plot
-from regard.stages.picture import colour_map, ink
+from regard.stages.figures.picture import colour_map, ink
 
 TOKENS = ["The", " sea", " was", "\n", "$5"]
 

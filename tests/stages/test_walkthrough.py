@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from regard.stages import SelfAttention, UnscaledSelfAttention, simplified_self_attention, walkthrough
-from regard.stages.example import X, multi_head, with_example_weights
+from regard.stages.figures.example import X, multi_head, with_example_weights
 from regard.stages.walkthrough import walk
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from regard.learn.lesson import WeightPicture
-from regard.stages.picture import draw_heatmap, print_heatmap, save_figure
+from regard.stages.figures.picture import draw_heatmap, print_heatmap, save_figure
 from regard.support.imports import extra
 
 

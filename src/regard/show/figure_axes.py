@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap
 from regard.show.figure_cells import Drawable, FigureCells, Reduce, cell_scale, overview_values, pool_cells
-from regard.stages.picture import MAX_NUMBERED_SIDE, colour_map, draw_cells, draw_hatch, draw_heatmap
+from regard.stages.figures.picture import MAX_NUMBERED_SIDE, colour_map, draw_cells, draw_hatch, draw_heatmap
 
 MOST_TOKENS = 64  # a longer axis is labelled with a few of its tokens and their positions
 MOST_CELLS = 512  # a longer axis is pooled: a figure has no room for more

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.heads import uniform
 from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap, SignedMap, WeightedMap
 from regard.show.data.map_view import tiles
-from regard.stages.picture import colour_scale
+from regard.stages.figures.picture import colour_scale
 
 Reduce = Literal["mass", "max"]
 Drawable = AttentionMap | SignedMap | Tensor

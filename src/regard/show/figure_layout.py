@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from regard.stages.picture import HATCH, HIDDEN
+from regard.stages.figures.picture import HATCH, HIDDEN
 from regard.support.cell_output import new_figure
 
 INK, SOFT, WARNING = "#1d2026", "#555a64", "#9b1c31"

@@ -21,7 +21,7 @@ from regard.show.data.titles import title_of_tokens
 from regard.show.figure_axes import Labels, describe_cell, draw_map
 from regard.show.figure_cells import Drawable, Reduce
 from regard.show.figure_layout import SOFT, WARNING, FigureWords, draw_keys, lay_out
-from regard.stages.picture import MAX_NUMBERED_SIDE
+from regard.stages.figures.picture import MAX_NUMBERED_SIDE
 from regard.support.cell_output import new_figure, release
 from regard.support.characters import show_invisible
 

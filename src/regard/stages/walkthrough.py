@@ -19,12 +19,12 @@ from regard.stages.against_pytorch import check_against_pytorch
 from regard.stages.cached import CachedMultiHeadAttention
 from regard.stages.causal import CausalSelfAttention
 from regard.stages.cross import CrossAttention
-from regard.stages.example import TOKENS, X, multi_head, project, with_example_weights
-from regard.stages.figure import draw_stages
+from regard.stages.figures.example import TOKENS, X, multi_head, project, with_example_weights
+from regard.stages.figures.figure import draw_stages
+from regard.stages.figures.picture import check_figure_path, print_heatmap, save_figure
 from regard.stages.head import Head
 from regard.stages.masking import efficient_masking, naive_masking
 from regard.stages.multi_head import join_heads
-from regard.stages.picture import check_figure_path, print_heatmap, save_figure
 from regard.stages.positions import PositionalAttention
 from regard.stages.projected import ProjectedMultiHeadAttention
 from regard.stages.scaled import SelfAttention

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.learn.judges.guesses import guess_task
-from regard.learn.judges.variants import Variant, find_variant
-from regard.learn.judges.verdicts import (
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.verdicts import (
     check_attention,
     is_right,
     largest_difference,

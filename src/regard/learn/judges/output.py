@@ -11,17 +11,17 @@ import torch
 import torch.nn.functional as F
 
 from regard.checker.catalogue import get_mistake
-from regard.learn.judges.example_heads import seeking_keys, seeking_queries
-from regard.learn.judges.first_run import OutputShape, first_run
-from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
-from regard.learn.judges.verdicts import (
+from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
+from regard.learn.judges.tables.first_run import OutputShape, first_run
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.verdicts import (
     check_attention,
     example_picture,
     largest_difference,
 )
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.example import TOKENS, X, with_weights
+from regard.stages.figures.example import TOKENS, X, with_weights
 
 HEADS, CROSS = "ProjectedMultiHeadAttention", "CrossAttention"
 HEADS_INIT: dict[str, Any] = {"d_model": 24, "num_heads": 4}

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.learn.judges.verdicts import attend, largest_difference
+from regard.learn.judges.tables.verdicts import attend, largest_difference
 from regard.learn.lesson import Outcome
 
 TOLERANCE = 1e-5

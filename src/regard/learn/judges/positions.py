@@ -13,11 +13,11 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.checker.catalogue import get_mistake
 from regard.layers.rotary import Rotary
-from regard.learn.judges.first_run import OutputShape, error_outcome, first_run
-from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
-from regard.learn.judges.variants import Variant, find_variant
-from regard.learn.judges.verdicts import (
+from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
     example_picture,
@@ -26,7 +26,7 @@ from regard.learn.judges.verdicts import (
     named_mistake,
 )
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.example import X, with_weights
+from regard.stages.figures.example import X, with_weights
 
 ROTATE, LAYER, ALIBI = "rotate", "PositionalAttention", "alibi_bias"
 INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}

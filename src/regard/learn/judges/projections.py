@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import THEMES
-from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.self_attention import (
     TOLERANCE,
     example_weights,
     find_wrong_form,
     judge_self_attention,
 )
-from regard.learn.judges.verdicts import largest_difference
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.verdicts import largest_difference
 from regard.learn.lesson import Outcome, Task, UsualMistake
-from regard.stages.example import WK, WQ, X
+from regard.stages.figures.example import WK, WQ, X
 
 SCORES = (X @ WQ) @ (X @ WK).mT  # (T, T)
 NAME = "UnscaledSelfAttention"

@@ -6,9 +6,9 @@ import math
 from types import ModuleType
 from typing import Any
 
-from regard.learn.judges.guesses import guess_task
 from regard.learn.judges.projections import scaled
 from regard.learn.judges.self_attention import judge_self_attention
+from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.lesson import Outcome, Task, UsualMistake
 
 NAME, WIDTH = "SelfAttention", 64

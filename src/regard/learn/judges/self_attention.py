@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.first_run import OutputShape, first_run
-from regard.learn.judges.verdicts import (
+from regard.learn.judges.tables.first_run import OutputShape, first_run
+from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
     example_picture,
     largest_difference,
 )
 from regard.learn.lesson import Outcome
-from regard.stages.example import WK, WQ, WV, X
+from regard.stages.figures.example import WK, WQ, WV, X
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # the weights (…, T, T) of queries and keys (…, T, D)
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.guesses import guess_task
-from regard.learn.judges.variants import TOLERANCE, Variant, find_variant
-from regard.learn.judges.verdicts import example_picture, largest_difference, named_mistake
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.variants import TOLERANCE, Variant, find_variant
+from regard.learn.judges.tables.verdicts import example_picture, largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake
-from regard.stages.example import X
+from regard.stages.figures.example import X
 from regard.stages.simplified import simplified_self_attention
 
 GUESS = "weight_of_model_if_doubled"

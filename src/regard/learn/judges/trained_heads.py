@@ -20,8 +20,8 @@ from regard.gpt import GPT
 from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
-from regard.learn.judges.guesses import guess_task
-from regard.learn.judges.verdicts import largest_difference, named_mistake
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.verdicts import largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 
 TOLERANCE = 1e-5

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.learn.judges.guesses import guess_task
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.verdicts import is_right, largest_difference, named_mistake
 from regard.learn.judges.trained_heads import block_of, encode, load_model
-from regard.learn.judges.variants import Variant, find_variant
-from regard.learn.judges.verdicts import is_right, largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 from regard.recorder import capture
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.learn.error_hints import find_hint
 from regard.learn.judgement import describe_error
-from regard.learn.judges.verdicts import attend, named_mistake
+from regard.learn.judges.tables.verdicts import attend, named_mistake
 from regard.learn.lesson import Outcome
 
 DOT_T = re.compile(r"^line \d+, .*\w\.T\b")  # .T in the line that raised the error

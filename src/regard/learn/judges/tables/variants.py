@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from regard.learn.judges.verdicts import largest_difference
+from regard.learn.judges.tables.verdicts import largest_difference
 from regard.learn.lesson import Outcome
 from regard.learn.mistakes import find_mistake
 

@@ -1,0 +1,1 @@
+"""What the judges of several lessons share: first runs, variants, guesses, verdicts."""

@@ -1,0 +1,1 @@
+"""The example sentence of the stages, and the pictures of each step."""
