@@ -20,7 +20,7 @@ from regard.stages import (
     join_heads,
 )
 from regard.stages import simplified_self_attention as simplified
-from regard.stages.figures.example import TOKENS, WK, WQ, WV, X, multi_head, project, with_example_weights
+from regard.stages.example import TOKENS, WK, WQ, WV, X, multi_head, project, with_example_weights
 
 
 def same(ours: Tensor, printed: list[list[float]] | list[float], digits: int) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard import attend, causal, causal_mask, scaled_dot_product_attention
 from regard.attention.steps import trace
 from regard.stages import Head, MultiHeadAttention, ProjectedMultiHeadAttention
-from regard.stages.figures.example import X, project
+from regard.stages.example import X, project
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

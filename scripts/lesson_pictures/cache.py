@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from regard.stages.figures.example import TOKENS
+from regard.stages.example import TOKENS
 from scripts.lesson_pictures.shapes import INK, LINE
 
 NEW, AGAIN, READ = "#167093", "#e9a15b", "#c9e2ea"

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from regard.stages.figures.example import TOKENS, WK, WQ, X
+from regard.stages.example import TOKENS, WK, WQ, X
 from regard.stages.figures.picture import HIDDEN, draw_heatmap, ink, shade
 from scripts.lesson_pictures.shapes import DIM, INK
 

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from regard.stages.figures.example import TOKENS, X
+from regard.stages.example import TOKENS, X
 from regard.stages.figures.picture import draw_heatmap
 from scripts.lesson_pictures.shapes import INK
 

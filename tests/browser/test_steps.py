@@ -14,7 +14,7 @@ from regard.attention.steps import trace
 from regard.recorder import Capture, Layer
 from regard.recorder.certificates.examination import examine
 from regard.show.server.background import BackgroundServer
-from regard.stages.figures.example import X, multi_head, project
+from regard.stages.example import X, multi_head, project
 from tests.browser.eventually import eventually
 from tests.captures import HOSTILE, captured
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import regard
-from regard.stages.figures.example import TOKENS, X
+from regard.stages.example import TOKENS, X
 from regard.stages.figures.figure import DROPOUT, DROPPED, W_K, W_Q, draw_stages, stage_panels
 from regard.stages.figures.picture import (
     RAMP,

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.stages import SelfAttention, UnscaledSelfAttention, simplified_self_attention, walkthrough
-from regard.stages.figures.example import X, multi_head, with_example_weights
-from regard.stages.walkthrough import walk
+from regard.stages import SelfAttention, UnscaledSelfAttention, simplified_self_attention
+from regard.stages.example import X, multi_head, with_example_weights
+from regard.stages.figures import walkthrough
+from regard.stages.figures.walkthrough import walk
 
 
 def test_the_walk_shows_every_stage_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:

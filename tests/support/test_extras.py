@@ -16,7 +16,7 @@ from regard.cli import app
 from regard.gpt import GPT
 from regard.gpt.tokens import character_tokenizer
 from regard.heads import HeadTable
-from regard.stages.walkthrough import walk
+from regard.stages.figures.walkthrough import walk
 from regard.support.imports import MissingExtraError, extra
 from tests.captures import captured
 

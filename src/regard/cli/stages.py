@@ -22,6 +22,6 @@ def stages(
       regard stages --save stages.png
       regard stages --save stages.pdf
     """
-    from regard.stages.walkthrough import walk
+    from regard.stages.figures.walkthrough import walk
 
     walk(save)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from regard.stages.walkthrough import walk
+from regard.stages.figures.walkthrough import walk
 
 
 def main() -> None:

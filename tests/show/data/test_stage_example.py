@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.show.data.stage_example import build_example
-from regard.stages.figures.example import X, multi_head
+from regard.stages.example import X, multi_head
 from regard.stages.simplified import simplified_self_attention
 
 

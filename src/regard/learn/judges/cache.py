@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.verdicts import check_attention, example_picture, largest_difference
 from regard.learn.lesson import Outcome, Task, UsualMistake
-from regard.stages.figures.example import WK, WQ, X
+from regard.stages.example import WK, WQ, X
 
 NAME = "CachedMultiHeadAttention"
 D_MODEL, HEADS, LENGTH = 16, 2, 7

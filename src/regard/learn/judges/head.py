@@ -17,7 +17,7 @@ from regard.learn.judges.tables.first_run import OutputShape, error_outcome, fir
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.verdicts import attend, check_attention, example_picture
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.figures.example import WV, X, with_weights
+from regard.stages.example import WV, X, with_weights
 
 INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropout": 0.1}
 CHECK = "check_against_pytorch"

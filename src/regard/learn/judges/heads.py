@@ -15,7 +15,7 @@ from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.verdicts import attend, check_attention, example_picture
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.figures.example import WV, X, with_weights
+from regard.stages.example import WV, X, with_weights
 
 NAME = "MultiHeadAttention"
 INIT: dict[str, Any] = {"d_model": 24, "d_out": 20, "num_heads": 4, "dropout": 0.1}

@@ -21,7 +21,7 @@ from regard.learn.judges.tables.verdicts import (
     largest_difference,
 )
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.figures.example import TOKENS, X, with_weights
+from regard.stages.example import TOKENS, X, with_weights
 
 HEADS, CROSS = "ProjectedMultiHeadAttention", "CrossAttention"
 HEADS_INIT: dict[str, Any] = {"d_model": 24, "num_heads": 4}

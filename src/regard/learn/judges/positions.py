@@ -26,7 +26,7 @@ from regard.learn.judges.tables.verdicts import (
     named_mistake,
 )
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
-from regard.stages.figures.example import X, with_weights
+from regard.stages.example import X, with_weights
 
 ROTATE, LAYER, ALIBI = "rotate", "PositionalAttention", "alibi_bias"
 INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}

@@ -19,7 +19,7 @@ from regard.learn.judges.self_attention import (
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.verdicts import largest_difference
 from regard.learn.lesson import Outcome, Task, UsualMistake
-from regard.stages.figures.example import WK, WQ, X
+from regard.stages.example import WK, WQ, X
 
 SCORES = (X @ WQ) @ (X @ WK).mT  # (T, T)
 NAME = "UnscaledSelfAttention"

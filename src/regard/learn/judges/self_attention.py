@@ -23,7 +23,7 @@ from regard.learn.judges.tables.verdicts import (
     largest_difference,
 )
 from regard.learn.lesson import Outcome
-from regard.stages.figures.example import WK, WQ, WV, X
+from regard.stages.example import WK, WQ, WV, X
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # the weights (…, T, T) of queries and keys (…, T, D)
 

@@ -12,7 +12,7 @@ from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.variants import TOLERANCE, Variant, find_variant
 from regard.learn.judges.tables.verdicts import example_picture, largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake
-from regard.stages.figures.example import X
+from regard.stages.example import X
 from regard.stages.simplified import simplified_self_attention
 
 GUESS = "weight_of_model_if_doubled"

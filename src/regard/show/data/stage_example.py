@@ -16,7 +16,7 @@ from regard.attention.masks.named_masks import causal
 from regard.maps import attention_map
 from regard.show.data.row_steps import trace_row
 from regard.stages.causal import CausalSelfAttention
-from regard.stages.figures.example import TOKENS, WK, WQ, WV, X, multi_head, project, with_example_weights
+from regard.stages.example import TOKENS, WK, WQ, WV, X, multi_head, project, with_example_weights
 from regard.stages.scaled import SelfAttention
 from regard.stages.simplified import simplified_self_attention
 from regard.stages.trainable import UnscaledSelfAttention

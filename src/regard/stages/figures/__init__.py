@@ -1,1 +1,1 @@
-"""The example sentence of the stages, and the pictures of each step."""
+"""The walk through the stages in a terminal, and the pictures of each step."""

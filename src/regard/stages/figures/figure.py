@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention.masks.named_masks import causal, causal_mask
 from regard.attention.steps import scaled_dot_product_attention
 from regard.stages.causal import CausalSelfAttention
-from regard.stages.figures.example import TOKENS, X, with_weights
+from regard.stages.example import TOKENS, X, with_weights
 from regard.stages.figures.picture import draw_heatmap
 from regard.stages.multi_head import MultiHeadAttention
 from regard.stages.positions import rotate

@@ -14,7 +14,7 @@ from regard.checker.errors import CheckError
 from regard.checker.reports.report import Report
 from regard.learn.lesson import Outcome, WeightPicture
 from regard.learn.mistakes import find_mistake
-from regard.stages.figures.example import TOKENS
+from regard.stages.example import TOKENS
 
 
 def check_attention(

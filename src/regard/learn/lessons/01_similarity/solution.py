@@ -21,7 +21,7 @@ weight_of_model_if_doubled = 0.4298  #: your guess, before you run anything
 
 
 if __name__ == "__main__":
-    from regard.stages.figures.example import TOKENS, X
+    from regard.stages.example import TOKENS, X
 
     out, weights = simplified_self_attention(X)
     for token, row in zip(TOKENS, weights):

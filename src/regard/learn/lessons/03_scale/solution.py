@@ -25,7 +25,7 @@ from regard.stages.scaled import SelfAttention
 
 
 if __name__ == "__main__":
-    from regard.stages.figures.example import TOKENS, X, with_example_weights
+    from regard.stages.example import TOKENS, X, with_example_weights
 
     attention = with_example_weights(SelfAttention(d_model=3, head_dim=2))
     out, weights = attention(X[None])  # a batch of one text

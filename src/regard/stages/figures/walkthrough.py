@@ -19,7 +19,7 @@ from regard.stages.against_pytorch import check_against_pytorch
 from regard.stages.cached import CachedMultiHeadAttention
 from regard.stages.causal import CausalSelfAttention
 from regard.stages.cross import CrossAttention
-from regard.stages.figures.example import TOKENS, X, multi_head, project, with_example_weights
+from regard.stages.example import TOKENS, X, multi_head, project, with_example_weights
 from regard.stages.figures.figure import draw_stages
 from regard.stages.figures.picture import check_figure_path, print_heatmap, save_figure
 from regard.stages.head import Head
