@@ -176,8 +176,7 @@ def _is_within_rank(mask: Mask, ranks: Ranks) -> bool:
         return False
     numbers = torch.cat([torch.full_like(rows, i) for i, rows in enumerate(ranks.positions)])
     numbers = numbers[torch.cat(ranks.positions).argsort()]  # the rank of each position
-    ids = (part.ids.cpu() for part in mask.conjuncts() if isinstance(part, Documents))
-    return any(x.shape == (1, len(numbers)) and torch.equal(x[0], numbers) for x in ids)
+    return any(are_equal(part, Documents(numbers[None])) for part in mask.conjuncts())
 
 
 def layers_title(layers: list[LayerReading]) -> str:

@@ -140,6 +140,8 @@ def test_properties_of_masks():
     assert not (causal | prefix(1)).is_causal
     assert padding([1]).is_padding
     assert not (padding([1]) & causal).is_padding
+    assert documents([0, 1]).is_documents
+    assert not (documents([0, 1]) & causal).is_documents
     assert padding([1, 3]).key_padding(3).tolist() == [[True, False, False], [True, True, True]]
     assert causal.key_padding(3) is None
     for mask in (causal, window(3, 1), alibi(2), causal & window(3), ~causal, causal | window(2)):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.recorder import Capture
-from regard.recorder.sources import torch_fused
+from regard.recorder.sources.torch_modules import torch_fused
 from regard.recorder.sources.transformers_library.mask_recognition import as_rule
 from tests.sampling import share
 

@@ -49,6 +49,8 @@ class Mask(TilePredicate):
     """Whether the mask is `causal` or `causal.top_left`, alone or joined with others by `&`."""
     is_padding: bool = False
     """Whether the mask hides padding and nothing else."""
+    is_documents: bool = False
+    """Whether the mask hides other documents and nothing else."""
     translation_invariant: bool = False
     """Whether visibility and bias depend on the distance between query and key alone."""
     positional: bool = False

@@ -88,6 +88,8 @@ class Padding(Mask, stored=True):
 class Documents(Mask, stored=True):
     """A query sees the keys of its own document."""
 
+    is_documents = True
+
     ids: Tensor
     """The document of each key, (B, S)."""
 

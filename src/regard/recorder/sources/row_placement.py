@@ -120,9 +120,9 @@ def _widened(parts: Sequence[Mask], shared: SharedRows, B: int) -> list[Mask] | 
 
     def widen() -> Iterator[Mask | None]:
         for part in parts:
-            if isinstance(part, Documents):
+            if part.is_documents:
                 yield None if shared.documents is None else Documents(shared.documents)
-            elif isinstance(part, Padding):
+            elif part.is_padding:
                 yield None if shared.real is None else Padding(shared.real)
             else:
                 yield part if part.shape_error(B, None, shared.length, shared.length) is None else None
