@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 from regard import attention_map, causal
 from regard.heads import HeadTable, describe, repeated, study
 from regard.maps import AttentionMap
+from tests.sampling import combine
 
 VOCAB = 200
 HEADS = int(os.environ.get("REGARD_MADE_HEADS", "40"))  # 200 take minutes
@@ -114,9 +115,11 @@ def test_a_sink_is_a_position_whatever_token_is_there(key: int, n: int) -> None:
     assert "one_token" not in row.labels
 
 
-@pytest.mark.parametrize("sharpness", [1.0, 3.0, 6.0, 12.0])
-@pytest.mark.parametrize("by", ["noise", "tokens", "positions"] if HEADS > 40 else ["noise", "tokens"])
-def test_random_heads_have_no_label(sharpness: float, by: str) -> None:
+RANDOM = ["noise", "tokens", "positions"] if HEADS > 40 else ["noise", "tokens"]
+
+
+@pytest.mark.parametrize(("by", "sharpness"), combine(RANDOM, [3.0, 12.0, 1.0, 6.0]))
+def test_random_heads_have_no_label(by: str, sharpness: float) -> None:
     generator = torch.Generator().manual_seed(0)
     H, D = HEADS, 16
     q_table, k_table = torch.randn(2, VOCAB, H, D, generator=generator)
