@@ -8,7 +8,7 @@ from types import FunctionType, ModuleType
 
 import torch
 
-PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 PLACES: dict[str, ModuleType | type] = {
     "torch": torch,
     "torch.nn.functional": torch.nn.functional,
