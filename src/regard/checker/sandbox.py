@@ -142,6 +142,7 @@ def run(
 def _rank_environment(rank: int, ranks: int) -> dict[str, str]:
     """Return the environment of a process that works with others, as `torchrun` would set it."""
     environment = {"REGARD_RANK": "1", "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    # Gloo would bind to the address of the host's name, which need not resolve. Only Linux has a `lo`.
     if os.path.exists("/sys/class/net/lo"):
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     return environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -175,12 +176,14 @@ def _describe_end(end: str, phase: str, place: str, spec: str, memory: float) ->
     """Explain why the process ended without a report."""
     doing = {"starting": "Python and PyTorch were starting", "importing": f"{place} was being imported"}
     sentence = f"the process {end} while {doing.get(phase, f'{spec} was being checked')}"
+    # An std::bad_alloc that nothing catches ends in abort().
     if end.startswith("crashed with SIGABRT"):
         return f"{sentence} (out of memory? the limit is {memory:g} GB: --memory)"
     return f"{sentence}: it calls os._exit or sys.exit" if end.startswith("exited") else sentence
 
 
 def _add_memory_hint(message: str, memory: float) -> str:
+    # Python, PyTorch's allocator, its C++ code and the operating system each have words of their own.
     memory_words = (
         "can't allocate memory",
         "MemoryError",

@@ -150,6 +150,7 @@ def _check_state_dict(session: CheckSession) -> None:
     if cls is None:
         return
     try:
+        # Not the seed of the check: what is random and not in the state_dict must differ.
         torch.manual_seed(9)
         fresh = build(cls, session.subject.init)
         double = session.subject.module_as(session.dtype)
@@ -168,6 +169,7 @@ def _check_state_dict(session: CheckSession) -> None:
     same = torch.allclose(saved.answer.output, loaded.answer.output, rtol=1e-5, atol=1e-6, equal_nan=True)
     if same:
         session.add_pass("state_dict", "saved and loaded, it gives the same output")
+    # What is missing for this reason has been reported as a plain list.
     elif not session.subject.plain_lists:
         plain = plain_tensors(fresh)
         missing = f"`{plain[0][0]}`" if plain else "everything that the output depends on"
@@ -183,8 +185,10 @@ def _check_state_dict(session: CheckSession) -> None:
 def _check_lengths(session: CheckSession) -> None:
     """Check the maximum length and one token more: it must be right, or refuse with a clear message."""
     limit = max_length(session.subject)
+    # A module for a real context, of thousands of tokens, would take too long.
     if limit is None or limit > 512 or session.subject.inputs == "context":
         return
+    # The questions of the session never exceed the maximum; these must.
     cases = Cases(
         session.subject, session.cases.width, session.cases.context_width, None, session.cases.always
     )
@@ -239,6 +243,7 @@ def _check_other_length(session: CheckSession) -> None:
         shapes = {name: tuple(t.shape) for name, t in longer.state_dict().items()}
     except (CheckError, RuntimeError):  # RuntimeError: lazy layers have no shape yet
         return
+    # A table of learned positions is a parameter, in which the maximum length belongs.
     parameters = {name for name, _ in longer.named_parameters()}
     blocking = [
         n for n, t in state.items() if shapes.get(n) not in (None, tuple(t.shape)) and n not in parameters

@@ -45,6 +45,7 @@ def output_questions(session: CheckSession) -> tuple[list[Question], list[Questi
         optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
     if subject.inputs == "qkv" and subject.layout not in SEQUENCES and attends:
         optional.append(cases.plain("value width", E=13, seed=10))
+    # Kernels are asked about 150 tokens instead: see `kernel_questions`.
     if reference is None and cases.fixed_length is None and kernel is None:
         optional.append(cases.longer())
     elif reference is not None:
@@ -83,6 +84,7 @@ def _refusable_options(
         mask = question.mask.clone()
         mask[1] = False
         yield replace(question, mask=mask)
+        # Without a batch axis there is no item to be padded.
         if "padding" not in names and session.subject.layout not in ("TD", "TC"):
             yield cases.padded(seed=12)
     if flag and session.subject.inputs != "x":
@@ -94,6 +96,7 @@ def _refusable_options(
         default = parameter.default
         if name in known or name not in theirs or theirs[name].default != default:
             continue
+        # NaN as a default is unequal to itself, and no other number comes of it.
         if isinstance(default, bool | float) and default == default:
             value = not default if isinstance(default, bool) else default / 2 + 0.25
             yield replace(cases.plain(f"{name}={value:g}", seed=16), extra={name: value})

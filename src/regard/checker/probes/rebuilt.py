@@ -56,6 +56,7 @@ def constructor_parameters(target: Any) -> dict[str, inspect.Parameter]:
         return (
             dict(inspect.signature(target).parameters) if isinstance(target, type) else arguments_of(target)
         )
+    # Classes that are written in C may have no signature.
     except (TypeError, ValueError):
         return {}
 

@@ -99,6 +99,7 @@ class FollowInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, *tensors: Tensor) -> None:
         """Follow the numbers of these tensors."""
+        # A storage has no public identity: data_ptr() is 0 for all that are empty.
         self._reached.update({t.untyped_storage()._cdata: t for t in tensors})
 
     def reaches(self, tensor: Tensor) -> bool:
