@@ -130,6 +130,7 @@ def _ways(session: CheckSession, adapter: Step | None) -> Iterator[Continuation]
         yield Continuation("your step", adapter)
     elif session.subject.is_transformers:
         yield Continuation("Transformers' cache", _transformers_step(session))
+    # Code that only follows Transformers' interface may have a cache of its own.
     if adapter is None and not type(session.module).__module__.startswith("transformers."):
         yield from continuations(session.subject)
 
@@ -164,6 +165,7 @@ def _run_pieces(module: nn.Module, step: Step, x: Tensor, cut: Cut) -> Tensor:
     """Return the output for a sequence in pieces."""
     state, pieces = None, []
     for piece in torch.split(x, list(cut), 1):
+        # Code that needs contiguous inputs is judged by `check_strides`, not here.
         y, state = step(module, piece.contiguous(), state)
         pieces.append(y[0] if isinstance(y, tuple) else y)
     output = torch.cat(pieces, 1)
@@ -311,11 +313,13 @@ def _transformers_step(session: CheckSession) -> Step:
     """Return a step for Transformers' cache, with the causal mask and positions that a model would pass."""
 
     def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        # Transformers is optional, and slow to import.
         from transformers import DynamicCache
 
         cache, start = (DynamicCache(), 0) if state is None else state
         T, S = x.shape[1], start + x.shape[1]
         allowed = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+        # Transformers' models pass the lowest number of the dtype where other code passes −inf.
         mask = torch.zeros(1, 1, T, S, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)
         keywords = {session.subject.arguments["cache"]: cache, session.subject.arguments["mask"]: mask}
         if session.subject.rotary is not None:

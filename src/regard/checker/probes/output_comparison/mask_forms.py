@@ -98,6 +98,7 @@ def _choose_padding(session: CheckSession, question: Question, observations: lis
     """
     subject = session.compared
     name = subject.arguments.get("padding")
+    # Lengths have no True, and PyTorch documents what True means in its own layer.
     if name is None or "len" in name or isinstance(session.module, nn.MultiheadAttention):
         return
     conventions = {"hide": "True = hidden", "look": "True = keep"}
@@ -138,7 +139,9 @@ def choose_mask_form(session: CheckSession, reference: Reference) -> None:
         if seen is None or own.run(question.to(session.dtype)).answer is None:
             continue
         running.append(form)
+        # Without the diagonal: in self-attention an output depends on its own token by its query.
         hidden = ~question.mask & ~torch.eye(*question.mask.shape, dtype=torch.bool)
+        # A form under which every key is hidden would hide what it should, too.
         if not bool((seen & hidden).any()) and int(seen.sum()) > len(seen):
             session.notes.append(f"{own.arguments['mask']}: {form}")
             return
@@ -175,6 +178,7 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
     """Return the conventions of a mask to try: the one that is known, or all usual ones."""
     subject = session.subject
     if subject.mask_form.kind == "lowest":
+        # With SDPA, Transformers' layers take a boolean mask (B, 1, T, S) as well.
         return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]

@@ -97,6 +97,7 @@ def diagnose_output(session: CheckSession, observations: list[Observation], wron
     if lost is not None:
         session.add_failure("keys", f"no output depends on key {lost} of {session.cases.plain().k.shape[-2]}")
     search_pairs = not matches and not unknown and not measured and not session.brief
+    # Numbers that are nearly right were rounded on the way, which is no pair of mistakes.
     if search_pairs and max(wrong.values()) >= NEARLY_RIGHT:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
