@@ -302,6 +302,7 @@ def _random_buffers(subject: Subject) -> set[str]:
     if subject.cls is None or subject.module is None:
         return set()
     with torch.random.fork_rng(devices=[]):
+        # `build` constructs every module with the seed 0.
         torch.manual_seed(2)
         other = subject.cls(**constructor_arguments(subject.cls, subject.init, SIZES))
     others = dict(other.named_buffers())

@@ -150,7 +150,6 @@ def _check_state_dict(session: CheckSession) -> None:
     if cls is None:
         return
     try:
-        # Not the seed of the check: what is random and not in the state_dict must differ.
         torch.manual_seed(9)
         fresh = build(cls, session.subject.init)
         double = session.subject.module_as(session.dtype)

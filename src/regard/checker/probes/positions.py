@@ -50,8 +50,8 @@ def _check_slopes(session: CheckSession, intent: Intent) -> None:
     usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)
     # Where H is no power of two, ALiBi takes some slopes of the next one; much code does without that.
     geometric = 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+    # Which head has which slope is free.
     differences = [
-        # Which head has which slope is free.
         relative_difference(slopes.sort().values, right.sort().values) for right in (usual, geometric)
     ]
     if min(differences) < _SLOPE_TOLERANCE:

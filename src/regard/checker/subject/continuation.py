@@ -63,6 +63,7 @@ def has_cache(subject: Subject) -> str:
         if name := next((name for name in names if vocabulary.is_cache(name)), ""):
             return f"attribute `{f'{path}.{name}'.lstrip('.')}`"
     methods = [name for name in _methods(module) if _RESET.search(name) or _SETUP.search(name)]
+    # `reset` and `clear` alone may be about anything.
     methods = [name for name in methods if name not in ("reset", "clear")] or _steps(module)
     return f"method `{methods[0]}`" if methods else ""
 
@@ -106,6 +107,7 @@ def _installations(module: nn.Module) -> Iterator[Callable[[nn.Module, Tensor], 
     counts = sorted({heads, *(n for n in numbers if heads % n == 0)}, reverse=True)
     for name, kind, count in itertools.product(names, kinds, counts):
 
+        # Bound as defaults: a closure would see the last values of the loop.
         def install(
             module: nn.Module, x: Tensor, name: str = name, kind: type = kind, count: int = count
         ) -> None:
@@ -328,6 +330,7 @@ def _split_result(result: Any, x: Tensor) -> tuple[Tensor, Any]:
         raise ValueError("the step did not return an output first")
     rest = [part for part in result[1:] if part is not None]
     caches = [part for part in rest if not isinstance(part, Tensor | float | int)]
+    # Weights are (B, H, T, S). Keys and values in one tensor have an axis of 2 before that, or no heads.
     caches = caches or [part for part in rest if isinstance(part, Tensor) and part.ndim >= 5]
     caches = caches or [
         part for part in rest if isinstance(part, Tensor) and part.ndim == 4 and len(part) == 2
@@ -359,6 +362,7 @@ def _call_with_sizes(method: Callable[..., Any], module: nn.Module, x: Tensor) -
     """Call a method of a module, with sizes guessed from the names of its arguments."""
     passed: dict[str, Any] = {}
     for name, parameter in inspect.signature(method).parameters.items():
+        # `max_batch_size` of a cache is the batch of the step.
         meaning = vocabulary.size(name.removeprefix("max_")) or vocabulary.size(name)
         if name == "dtype":
             passed[name] = x.dtype

@@ -36,6 +36,7 @@ SIZES: dict[str, Any] = {
     "layer": 0,
     "layers": 2,
     "batch": 2,
+    # √ of the width of a head: attention-is-all-you-need-pytorch divides by `temperature=d_k ** 0.5`.
     "temperature": 12**0.5,
     "vocabulary": 64,
     "inner_width": 80,
@@ -78,6 +79,7 @@ def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | No
 
 def _build(cls: type[nn.Module], arguments: dict[str, Any]) -> nn.Module:
     try:
+        # The weights do not depend on what was drawn before, and nothing drawn later depends on them.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return cls(**arguments)
@@ -300,6 +302,7 @@ class GuessedConfig(SimpleNamespace):
         return UNKNOWN
 
     def __getattr__(self, name: str) -> Any:
+        # copy and pickle look for methods such as __deepcopy__.
         if name.startswith("__"):
             raise AttributeError(name)
         if (value := self._guess(name)) is UNKNOWN:

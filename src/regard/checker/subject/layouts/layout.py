@@ -76,6 +76,7 @@ class KernelLayout(ABC):
 def to_device(value: Any, device: str) -> Any:
     """Move a tensor or a module to a device; other values, and tensors without data, stay as they are."""
     if isinstance(value, nn.Module):
+        # `.to()` would leave plain tensors behind, such as the sinks of Transformers' interface.
         tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
         value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
     return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value

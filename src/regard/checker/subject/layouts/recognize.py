@@ -125,6 +125,7 @@ def _read_from_keywords(function: Callable[..., Any], parameters: dict[str, insp
     except (OSError, TypeError):
         return []
     names: list[str] = re.findall(rf"\b{rest}(?:\.get\(|\.pop\(|\[)\s*[\"'](\w+)", source)
+    # Transformers hands the sink logits of gpt-oss over as `s_aux`.
     sinks = ["s_aux"] if "module.sinks" in source else []
     return [name for name in names if vocabulary.argument(name) != "weights"] + sinks
 

@@ -60,11 +60,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (change := self.changes.get(len(self.nodes))) is not None:
             changed = change(output)
             if isinstance(result, Tensor) and not func._schema.is_mutable:
+                # What an in-place operator returns is its argument, with which the module goes on.
                 result = changed
             else:
                 output.copy_(changed)
             output = changed
         self.nodes.append(Node(path, given.detach().clone(), output.detach()))
+        # A later in-place operator may overwrite what came in.
         return result
 
 
@@ -116,6 +118,7 @@ def make_changes(edits: list[Edit]) -> dict[int, Callable[[Tensor], Tensor]]:
     """Return the changes of nodes that make all these edits."""
 
     def change(own: list[Edit], x: Tensor) -> Tensor:
+        # Rows are written through views, and flattening other strides would copy them.
         changed = x.clone(memory_format=torch.contiguous_format)
         for place, token, edit in own:
             rows = place.axis.flat(changed).movedim(place.axis.first, 0)  # a view
