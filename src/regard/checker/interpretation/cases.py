@@ -87,6 +87,7 @@ class Cases:
         T, S = (-(-n // self.multiple) * self.multiple for n in (T, S))
         if kernel is not None and kernel.one_query:
             T = 1
+        # Triton's tl.dot takes no fewer than 16 columns.
         return T, S, max(16, 1 << (D - 1).bit_length()) if self.powers else D
 
     def longer(self, name: str = "longer sequence") -> Question:

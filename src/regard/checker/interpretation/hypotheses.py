@@ -185,6 +185,7 @@ def _with_prefix(n: int, base: Intent) -> Intent | None:
 
 
 def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
+    # A number may leave out the query's own key.
     named = {int(n) + more for n in numbers if n == int(n) for more in (0, 1)}
     sizes = [n for n in sorted({2, 3, 4, 5, 6} | named) if 1 < n < longest - 1]
     for n in sizes:
@@ -202,6 +203,7 @@ def _capped(cap: float, base: Intent) -> Intent | None:
 
 
 def _caps(numbers: list[float]) -> Iterator[Feature]:
+    # Gemma 2 caps its scores at 50, Grok-1 at 30.
     for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)}):
         yield Feature("cap", f"with a soft cap of {cap:g}", partial(_capped, cap))
 
@@ -386,6 +388,7 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> I
         yield Feature("norm", text, partial(_normed, _unit, scale))
         if isinstance(scale, float):  # normalised by a layer of its own, so that any scale may be meant
             yield Feature("norm", f"on normalised queries and keys{words}", partial(_scaled, scale))
+    # The epsilon of RMSNorm is 1e-6 or 1e-5 in Llama's models, and 1e-8 in the paper's code.
     for eps in (1e-6, 1e-5, 1e-8):
         rms = partial(_mean_square_norm, eps)
         yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None))

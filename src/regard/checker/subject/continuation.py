@@ -106,7 +106,6 @@ def _installations(module: nn.Module) -> Iterator[Callable[[nn.Module, Tensor], 
     heads = stated[0] if stated else int(SIZES["heads"])
     counts = sorted({heads, *(n for n in numbers if heads % n == 0)}, reverse=True)
     for name, kind, count in itertools.product(names, kinds, counts):
-
         # Bound as defaults: a closure would see the last values of the loop.
         def install(
             module: nn.Module, x: Tensor, name: str = name, kind: type = kind, count: int = count

@@ -123,6 +123,7 @@ _ARGUMENT_OF, _SIZE_OF = _table(_ARGUMENTS), _table(_SIZES)
 
 def argument(name: str) -> str | None:
     """Return the meaning of an argument of a forward pass, "mask" for `attn_mask`; None if it is unknown."""
+    # As it is written first: `H` is a height, and `h` a hidden state.
     return _ARGUMENT_OF.get(name) or _ARGUMENT_OF.get(name.lower().strip("_"))
 
 
@@ -149,6 +150,7 @@ _PROJECTION_OF = _table(_PROJECTIONS)
 def projection(path: str) -> str | None:
     """Return the projection that a parameter or layer is named after: query, key, value, out, qkv or kv."""
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower() for part in path.split(".")]
+    # The last part says most: `query.proj.weight` is looked up as `proj`, then as `query`.
     for part in reversed([part for part in parts if part not in ("weight", "bias") and not part.isdigit()]):
         bare = re.sub(r"_(weight|linear|layer|lin|fc|w|matrix|net|map|transform)$", "", part).strip("_")
         if (fused_or_out := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:
@@ -156,6 +158,7 @@ def projection(path: str) -> str | None:
         word = re.sub(r"^(w|b|c|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
         word = re.sub(r"_?(proj|projection|s|_states)$", "", word)
         for role in ("query", "key", "value"):
+            # “querie” is what is left of `queries` without its s.
             if word in (role[0], role, {"query": "querie"}.get(role, role)):
                 return role
     return None

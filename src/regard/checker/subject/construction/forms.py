@@ -34,6 +34,7 @@ def forms(subject: Subject) -> Iterator[Subject]:
 def with_open_masks(subject: Subject) -> Iterator[Subject]:
     """Yield the subject as it is; if it needs a mask, also with one that hides nothing."""
     yield subject
+    # None is what a required mask gets, so that another value must stand for one that is not passed.
     if subject.extra.get(subject.arguments.get("mask", ""), subject) is not None:
         return  # its mask is optional, or the caller passes one
     kinds = (
