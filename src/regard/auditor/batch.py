@@ -162,7 +162,9 @@ def _read(
         if not bool(real.all()):
             said.append(f"{int((~real).sum())} tokens at the ends are padding (token {pad_id})")
     positions = arguments.get("position_ids")
+    # Qwen2-VL has positions (3, B, T), of time, height and width.
     positions = positions if isinstance(positions, Tensor) and positions.ndim == 2 else None
+    # Transformers takes positions (1, T) for all texts.
     positions = None if positions is None else positions.detach().cpu().expand(ids.shape)
     found, how = _find_documents(arguments, ids, real, positions, numbers, documents)
     if found is not None:
@@ -213,6 +215,7 @@ def _find_documents(
     edges = next((n for n in EDGE_NAMES if isinstance(arguments.get(n), Tensor)), None)
     if named is not None and arguments[named].shape == ids.shape:
         found, how = arguments[named].detach().cpu(), f"as `{named}` says"
+    # FlashAttention's edges count through the one row into which all texts were packed.
     elif edges is not None and B == 1 and int(arguments[edges].max()) == T:
         found = documents_of_edges(arguments[edges].detach().cpu(), T).expand(B, T)
         how = f"as `{edges}` says"

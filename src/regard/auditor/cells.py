@@ -125,6 +125,7 @@ def are_equal(mask: Mask, other: Mask) -> bool:
         elif isinstance(a, Tensor) and isinstance(b, Tensor):
             same = a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
         else:
+            # Two functions are the same mask only if they are one object.
             same = a is b or (isinstance(a, int | float) and a == b)
         if not same:
             return False

@@ -262,6 +262,7 @@ def _window(
         return None, True
     if kind is not None:
         return None, False
+    # Qwen2's configuration has the size of a window that is off unless use_sliding_window is True.
     if not isinstance(size, int) or size <= 0 or getattr(config, "use_sliding_window", True) is False:
         others = (
             "window_size",
@@ -270,6 +271,8 @@ def _window(
             "attention_chunk_size",
             "sliding_windows",
         )
+        # ModernBERT, Longformer and GPT-Neo name theirs otherwise; how many keys are meant is not known
+        # here.
         return None, not any(getattr(config, name, None) for name in others)
     own = getattr(module, "sliding_window", size)
     return (_sliding(own, is_causal), True) if isinstance(own, int) else (None, own is None)

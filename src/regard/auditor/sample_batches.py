@@ -35,6 +35,7 @@ def sample_batches(model: nn.Module, length: int = LENGTH) -> dict[str, dict[str
         return {"plain": {"input_ids": ids} | answer, "padded": padded | answer}
     if hasattr(config, "model_type"):
         positions = torch.cat([torch.arange(n, device="cpu") for n in (first, length - first)])[None]
+        # Transformers looks for packed documents in the positions only where there is no cache.
         packed: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
     else:
         packed = {"input_ids": ids, "mask": Documents((~padding).long())}

@@ -44,6 +44,7 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
     rank, world_size = request["rank"], request["ranks"]
     distributed.init_process_group(
         "gloo",
+        # A file needs no port, which another process may take.
         init_method=f"file://{store}",
         rank=rank,
         world_size=world_size,
@@ -56,6 +57,7 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
         for index, trial in enumerate(request["trials"]):
             question = replace(Cases(subject).plain(**trial["sizes"]), flag=trial["flag"])
             local = question.to(getattr(torch, request["dtype"])).map_inputs(
+                # Gloo sends contiguous tensors only.
                 lambda x: x.chunk(world_size, -2)[rank].contiguous()
             )
             with torch.no_grad():

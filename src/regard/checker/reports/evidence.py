@@ -102,6 +102,7 @@ class _WatchShapes(TorchFunctionMode):
         result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
         sizes = list(result.shape) if isinstance(result, Tensor) and result.is_floating_point() else []
         both = sizes.count(self.T) >= 2 if self.T == self.S else {self.T, self.S} <= set(sizes)
+        # scaled_dot_product_attention and multi_head_attention_forward keep their scores to themselves.
         fused = "attention" in name
         self.formed = self.formed or both or fused
         self.normalised = self.normalised or fused or (both and "softmax" in name)
@@ -190,6 +191,7 @@ def _function_weights(session: CheckSession, factor: float) -> tuple[Tensor, boo
     """Return the weights (B, H, T, S) of a function: values that are unit vectors give them directly."""
     question = session.cases.plain(T=5, S=5, seed=95).to(session.dtype)
     S, E = question.v.shape[-2:]
+    # A unit vector for each key needs as many channels as keys.
     if E < S:
         return None
     units = torch.eye(S, E, dtype=question.dtype).expand_as(question.v).contiguous()
