@@ -86,6 +86,7 @@ class PlacedRows(MaskView):
 
     def _local(self, numbers: Tensor) -> Tensor:
         rows = self.rows.to(numbers.device)
+        # searchsorted warns of numbers that are not contiguous.
         return torch.searchsorted(rows, numbers.contiguous()).clamp(max=len(rows) - 1)
 
     def _move(self, at: Grid) -> Grid:

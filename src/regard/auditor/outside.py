@@ -135,6 +135,8 @@ class Prober:
         """Return token ids with others in the place of those chosen, which occur elsewhere in the batch."""
         real = torch.unique(ids.cpu()[self.batch.real])
         config = getattr(self.model, "config", None)
+        # RoBERTa counts its positions by the padding token, and other models may treat these in their own
+        # way.
         special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
         # Where a picture or a sound belongs; PaliGemma and Gemma 3 name theirs "index".
         placeholders = {
@@ -386,6 +388,7 @@ def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
     if isinstance(output, Tensor):
         found = [output]
     else:
+        # BERT's model for pre-training calls its logits so.
         named = [getattr(output, name, None) for name in ("logits", "last_hidden_state", "prediction_logits")]
         items = (
             output.values()
@@ -395,6 +398,7 @@ def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
             else ()
         )
         found = [x for x in (*named, *items) if isinstance(x, Tensor)]
+    # A classifier's output (B, labels) may have the shape (B, T).
     fitting = (x for x in found if x.ndim >= 3 and x.shape[:2] == (B, T) and x.is_floating_point())
     outputs = next(fitting, None)
     # A plan of tensor parallelism may leave the logits spread over the ranks.

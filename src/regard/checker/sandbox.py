@@ -153,6 +153,7 @@ def read_lines(result: Path) -> list[dict[str, Any]]:
     try:
         lines = result.read_text(encoding="utf-8").split("\n")[:-1]  # the last one may be half written
         return [json.loads(line) for line in lines]
+    # The worker creates it with its first line.
     except FileNotFoundError:
         return []
     except ValueError:

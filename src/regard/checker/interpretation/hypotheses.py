@@ -230,6 +230,7 @@ def _rotations(
     for frequencies, words in list(unique.values())[:120]:
         n = len(frequencies)
         part = "" if 2 * n == D else f" on {2 * n} of {D} channels"
+        # GPT-J and Llama's own code pair neighbours; Transformers' Llama and GPT-NeoX pair halves.
         for pairing in ("half", "interleaved"):
             pairs = "channel i with i + n" if pairing == "half" else "neighbours"
             text = f"with rotary positions ({words}; pairs {pairs}{part})"
@@ -239,6 +240,7 @@ def _rotations(
 def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tuple[Tensor, str]]:
     """Yield the frequencies of base 10,000 and of bases that the code holds, on all or some channels."""
     bases = [10000.0, *(n for n in numbers if 500 <= n <= 1e8 and n != 10000)]
+    # GPT-NeoX rotates a quarter of the channels, and other models a half.
     widths = [D, D // 2, D // 4, *(int(n) for n in numbers if n % 2 == 0 and 2 <= n < D)]
     widths = [
         w for w in dict.fromkeys([*widths, *(int(D * n) for n in numbers if n < 1)]) if w > 1 and w % 2 == 0

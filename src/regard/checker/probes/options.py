@@ -234,6 +234,7 @@ def _name_mistake(
         session.example = describe_failure(question, answer.output, expected)
 
 
+# An argument may be there for the sake of a common signature, and say so.
 _UNUSED = re.compile(r"\b(unused|not used|never used|ignored|no effect|compatib\w+|deprecated)\b", re.I)
 # "is_causal: ignored if a mask is given", "the mask takes precedence", "if both are given, the mask is used".
 _PRECEDENCE = re.compile(

@@ -139,6 +139,7 @@ def adapt_for_ranks(thing: Any, init: dict[str, Any], world_size: int) -> Subjec
 
 def importable_name(thing: Any, processes: int) -> str:
     """Return `file.py:name` or `package.module:name`, by which other processes can import a function."""
+    # A functools.partial and other objects that can be called have no __qualname__.
     name, module = getattr(thing, "__qualname__", "<"), sys.modules.get(getattr(thing, "__module__", ""))
     # `<lambda>` and `f.<locals>.g` cannot be looked up in a module.
     if module is None or "<" in name or not hasattr(module, name.partition(".")[0]):

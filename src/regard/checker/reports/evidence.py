@@ -41,6 +41,7 @@ def against_softmax(session: CheckSession) -> str:
 
 
 _FORMULA = re.compile(r"scaled[ _-]*dot[ _-]*product|\bsdpa\b|softmax\s*\(\s*q\s*(@|\*|·|k)", re.I)
+# A text with one of these words compares the formula with another kind of attention, its own.
 _ANOTHER_KIND = re.compile(
     r"linear|kernel|feature|approx|sigmoid|relu|gat(ed?|ing)\b|differen|cosine|local|window|sparse|relative|bias"
     r"|random|rank|nystr|perform|hash|lsh|pool|landmark|latent|sink|talking|conv|variant|instead|without",
@@ -167,6 +168,7 @@ def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
 
 def _exponential(weights: list[Tensor]) -> bool:
     """Return whether log-weights for 1, 2 and 3 times the queries lie on a line, as q · k + bias does."""
+    # The logarithm of a weight near 0 has no digits left.
     visible = torch.stack(weights).amin(0) > 1e-9
     logs = [torch.where(visible, w, 1.0).log() for w in weights]
     # Relative to one visible key of the row, so that the normalisation drops out.

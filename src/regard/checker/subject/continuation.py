@@ -86,6 +86,7 @@ def continuations(subject: Subject) -> Iterator[Continuation]:
     on = {p.name: True for p in flags if p.default is False and "cache" in p.name}
     installations = list(_installations(module))
     for install in installations:
+        # gpt-fast passes a mask over all slots of its cache.
         for keywords, certain in _positions(subject, int(SIZES["length"])):
             yield _cache_inside(subject, "forward", keywords, on, switch, certain, install)
     if installations:
@@ -131,6 +132,8 @@ def _positions(subject: Subject, length: int | None = None) -> Iterator[tuple[Ke
     columns, for a cache that is read whole.
     """
     names = subject.arguments
+    # Llama's own code takes a number, gpt-fast's input_pos is (T,), and Transformers' position_ids are (B,
+    # T).
     forms: list[Callable[[int, Tensor], Any]] = [
         lambda start, x: start,
         lambda start, x: torch.arange(start, start + x.shape[1]),

@@ -62,6 +62,7 @@ class FunctionState:
 
     def _remember_value(self, value: Any, function: types.FunctionType) -> None:
         """Remember what a function can change in a value that it uses."""
+        # functools.cache keeps the function that it wraps here.
         inner = getattr(value, "__wrapped__", value)
         if getattr(inner, "__module__", None) == function.__module__ and not isinstance(value, type):
             # A memo of functools.cache can be emptied, but not put back.

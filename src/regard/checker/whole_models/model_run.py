@@ -173,6 +173,7 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
 def token_count(model: nn.Module) -> int:
     """Return how many tokens a model knows: the size of its input embedding, or of its first embedding."""
     embedding = next(part for part in model.modules() if isinstance(part, nn.Embedding))
+    # The first embedding may be one of positions or of token types.
     get_embedding = getattr(model, "get_input_embeddings", None)
     try:
         own = get_embedding() if callable(get_embedding) else None

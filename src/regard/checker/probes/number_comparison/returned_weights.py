@@ -12,6 +12,7 @@ from regard.checker.oracle.oracle import Oracle, describe_agreement, describe_di
 from regard.checker.session import CheckSession
 from regard.checker.subject.construction.source import returned_names
 
+# Kernels that compute with exp2 may return this base on purpose; then they say so.
 _SAYS_BASE_2 = re.compile(r"base[ _-]?(2|two)|log_?2|exp_?2", re.I)
 
 

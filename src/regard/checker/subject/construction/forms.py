@@ -27,6 +27,8 @@ def forms(subject: Subject) -> Iterator[Subject]:
         positional = [*subject.positional, context]
         yield subject.replaced(inputs="context", positional=positional, by_name=True, extra=extra)
     if subject.layout == "BTC":
+        # Diffusion models attend over images (B, C, H, W), speech over signals (B, C, T), and window
+        # attention of vision over (B, H, W, C).
         for layout in ("TC", "BCHW", "BCT", "BHWC"):
             yield subject.replaced(layout=layout)
 

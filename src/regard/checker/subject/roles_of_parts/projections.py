@@ -70,6 +70,7 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
         return None
     merged = value.weight.shape[1] // G * H
     if out is not None and out.weight.shape[0] != merged:
+        # Aladdin Persson's much copied Transformer has layers of D channels, which every head goes through.
         narrow = query.weight.shape[1] == value.weight.shape[1]
         if H == 1 or not narrow or out.weight.shape[0] != value.weight.shape[1] * H:
             return None
@@ -287,6 +288,7 @@ def _unfuse(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
                 yield q, k, v
     for G in (n for n in range(1, H) if H % n == 0 and total % (H + 2 * n) == 0):
         D = total // (H + 2 * G)
+        # GPTBigCode (StarCoder) fuses all queries, one key and one value.
         q, k, v = _blocks(affine, [H * D, G * D, G * D])
         yield q, k, v
         # Falcon's newer layers fuse so.
