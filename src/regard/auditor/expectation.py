@@ -258,6 +258,7 @@ def _window(
         return _sliding(size, is_causal), True
     if kind == CHUNKED and isinstance(chunk := getattr(config, "attention_chunk_size", None), int):
         first = real.int().argmax(1, keepdim=True)  # Llama 4 counts chunks from the first token of each text
+        # Padding on the left has negative places, which are rounded down to chunks of their own.
         places = torch.arange(real.shape[1], device="cpu") - first
         return (
             Documents(places.div(chunk, rounding_mode="floor")) if bool(first.any()) else Chunks(chunk)

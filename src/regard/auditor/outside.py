@@ -264,6 +264,7 @@ class Prober:
         else:
             return
         places = chosen.nonzero().flatten()
+        # Tokens with others between them cannot be run as one text.
         if len(places) < 2 or bool((places.diff() != 1).any()):
             return
         arguments = self._alone(text, places)

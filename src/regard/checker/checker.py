@@ -252,6 +252,7 @@ def _explain_error(session: CheckSession) -> None:
             "runs on a batch", first.error_line, "dot-t-on-a-batch", evidence, distance=math.inf
         )
         return
+    # `adapt` passes None where a cache is required.
     if (cache := session.subject.arguments.get("cache")) in session.subject.extra:
         session.undecided = f"it runs only with a cache in `{cache}`, which cannot be guessed: {ADAPTER}"
         session.add_untried("cache", ADAPTER)

@@ -258,6 +258,7 @@ def _pairs(
     active, alone = [], []
     for _, change in singles:
         answer = matcher.predict(replace(CORRECT, **change), first)
+        # Equal answers differ by the rounding of float64 at most.
         active.append(answer is None or right is None or relative_error(answer, right) > 1e-9)
         alone.append(answer is not None and relative_error(first.answer, answer) < TOLERANCE)
     for a, b in itertools.combinations(range(len(singles)), 2):

@@ -220,6 +220,7 @@ def _weights_as_given(thing: Any, reference: Any, subject: Subject, theirs: Subj
     """Return the match of two modules whose weights the caller has made equal, in whatever form."""
     if not isinstance(thing, nn.Module) or not isinstance(reference, nn.Module):
         return []
+    # `adapt` has given both modules new random weights.
     copies = []
     for given, own in ((thing, subject.module), (reference, theirs.module)):
         assert own is not None

@@ -61,6 +61,7 @@ def run_in_process(
     `place` is the author's file and `spec` what is run of it, for messages. `tell` is called with each line
     that the worker writes on the way. Raises `CheckError` if the worker wrote an error or no `"report"`.
     """
+    # Written so that NaN is refused, too.
     if not timeout > 0 or not memory > 0:
         raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
     request = request | {"memory": memory, "path": [os.getcwd()]}  # the code may import its neighbours

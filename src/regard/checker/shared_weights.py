@@ -53,6 +53,7 @@ def find_matches(module: nn.Module | None, source: nn.Module | None) -> Iterator
         yield _match(own, theirs, names, certain=True)
         return
     yield from _match_roles(module, source)
+    # Whether there are as many is asked below.
     in_order = list(zip(own, theirs, strict=False))
     if len(own) == len(theirs) and _same_shapes(own, theirs, in_order):
         yield _match(own, theirs, in_order, certain=False, how="in order")

@@ -70,6 +70,7 @@ def run_request(work: Callable[[dict[str, Any], Callable[..., None]], Any]) -> N
     sys.path[:0] = request["path"]
     write_line = make_writer(request["result"])
     write_line(phase="importing")
+    # Requests of several ranks have no limit.
     if "memory" in request:
         limit_memory(request["memory"])
     try:

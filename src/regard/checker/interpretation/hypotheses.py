@@ -93,6 +93,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     ]
     evident = {kind for kind, words in _WORDS.items() if re.search(words, held, re.I)}
     found = [replace(feature, evident=feature.kind in evident) for feature in found]
+    # Otherwise a pre-norm block that forgot its scale would be right, with a scale of 1.
     if not _normalises_queries(held):
         found = [feature for feature in found if "normalised queries" not in feature.words]
     return sorted(found, key=lambda feature: not feature.evident)
@@ -282,6 +283,7 @@ def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tup
             continue
         row, half = flat[1].double(), flat.shape[1] // 2
         if bool((flat[0] == 0).all()):  # position 0 of angles, or of their sines
+            # Sines in float32 may exceed 1 by rounding.
             for angles in (row, row.clamp(-1, 1).asin()):
                 yield from ((angles[part], words) for part in _halves(half, angles))
         elif bool((flat[0] == 1).all()):

@@ -37,6 +37,7 @@ def _one_more(n: int, question: Question) -> Question:
 
 def _to_both_sides(reach: Callable[[int], int], n: int, question: Question) -> Question:
     if question.causal:
+        # `Intent.error` takes this for an interpretation that does not fit.
         raise ValueError("a causal window has one side")
     return replace(question, window=reach(n) + 1, ahead=reach(n))
 

@@ -100,6 +100,7 @@ def probe_cache(session: CheckSession) -> None:
 
 def _check_longer(session: CheckSession, continuation: Continuation) -> bool:
     """Continue a sequence as long as the cache takes; returns False if that gives another output."""
+    # A cache of the guessed length holds 16 tokens.
     for length in (40, 16, 10):
         question = session.cases.plain("cache", B=1, T=length, seed=83).to(session.dtype)
         T = question.q.shape[1]
@@ -167,6 +168,7 @@ def _run_pieces(module: nn.Module, step: Step, x: Tensor, cut: Cut) -> Tensor:
     for piece in torch.split(x, list(cut), 1):
         # Code that needs contiguous inputs is judged by `check_strides`, not here.
         y, state = step(module, piece.contiguous(), state)
+        # The caller's own step may hand on all that the module returned.
         pieces.append(y[0] if isinstance(y, tuple) else y)
     output = torch.cat(pieces, 1)
     if output.shape[:2] != x.shape[:2]:
@@ -225,6 +227,7 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
     if intent is not None and not session.understanding.causal:
         intent = replace(intent, causal=True)  # each step gets a causal mask
     trials = [trial for trial in trials if trial.errors and (trial.kept or trial.continuation.explicit)]
+    # A guess under which nothing was kept may not be how the module is called.
     trials.sort(key=lambda trial: not trial.kept)
     for trial in trials if intent is not None else []:
         for mistake in CATALOGUE.values():

@@ -36,6 +36,7 @@ class SoftmaxIntervention(TorchFunctionMode):
             args = (scores * self.factor, -1 if self.last_axis else axis, *rest)
         elif name == "scaled_dot_product_attention" and args:
             self.axes.add(-1)
+            # The scores are inside; scaled queries scale them.
             args = (args[0] * self.factor, *args[1:])
         return func(*args, **kwargs)
 

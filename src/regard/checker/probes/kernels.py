@@ -80,6 +80,7 @@ def _ragged(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
     if kernel.kind == "paged or not":
         contiguous = cases.plain("without pages", B=3, T=max(queries), S=max(keys), seed=63)
         questions.append(replace(contiguous, page=None))
+        # A kernel may use the cap in one of the two ways only.
         if "softcap" in session.subject.arguments:
             questions.append(replace(contiguous, page=None, softcap=2.0, name="softcap, without pages"))
     return questions

@@ -80,6 +80,7 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
     if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
         return None
     output = reply.answer.output
+    # A backward pass that fails is for the probe of gradients to report.
     differentiable = output.requires_grad and run_backward(session, question) == BackwardPass()
     for row in range(T - 1):
         # Change all later tokens: no row up to this one may change.

@@ -65,6 +65,7 @@ def _check_unused(session: CheckSession) -> None:
 
 def _mistake_of_unused(path: str, used: list[str]) -> str | None:
     """Return the mistake of leaving a parameter unused while the others are used; None if it may be meant."""
+    # Softmax cancels a bias of the keys, so that right code does not depend on it.
     if path.endswith("bias"):
         return None
     if re.search(r"(^|[._])sinks?($|[._])", path):
@@ -209,6 +210,7 @@ def _check_lengths(session: CheckSession) -> None:
                 session.add_failure(name, f"with {T} tokens it {describe_difference(error)}")
         elif limit == T:
             session.add_failure(name, f"{T} tokens raised {reply.error_line}")
+        # A RuntimeError about shapes is PyTorch's, whatever words it has.
         elif isinstance(reply.error, ValueError | AssertionError | IndexError) and _mentions_length(
             reply.error, limit
         ):
@@ -234,6 +236,7 @@ def _check_other_length(session: CheckSession) -> None:
     cls = session.subject.cls
     if cls is None or max_length(session.subject) is None:
         return
+    # Any length but the guessed one, 16.
     sizes: dict[str, Any] = {"length": 24}
     init = {k: 24 if vocabulary.size(k) == "length" else v for k, v in session.subject.init.items()}
     try:

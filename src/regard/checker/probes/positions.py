@@ -32,6 +32,7 @@ def probe_positions(session: CheckSession) -> None:
         return
     if intent.wiring.bias is not None:
         _check_slopes(session, intent)
+    # Observed queries and keys have their positions already.
     elif intent.wiring.rotate is None and not isinstance(intent.wiring, ObservedWiring):
         _check_effect(session)
 

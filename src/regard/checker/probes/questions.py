@@ -21,6 +21,7 @@ def output_questions(session: CheckSession) -> tuple[list[Question], list[Questi
     # The positions of queries beside keys of another number are a convention.
     positions = right is not None and (right.causal or right.wiring.rotate is not None)
     single_length = subject.inputs == "x" or positions
+    # A scale or a mask of one constant size is right in one of two sizes only.
     needed = [cases.plain(), cases.plain(B=3, T=5, D=6, H=2, seed=3)]
     optional: list[Question] = []
     if "causal" in names and causal is None:

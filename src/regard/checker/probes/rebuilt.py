@@ -80,6 +80,7 @@ def check_output(
     failed = [found for found in inner.checks if found.status == "failed"]
     if failed and mistakes is not None:
         named = [d for d in inner.diagnoses if not d.warning]
+        # Even with a switch of known meaning turned, causality is a promise.
         leaks = mistakes and any(found.name == "causality" for found in failed)
         if not leaks and not any(diagnosis.name in mistakes for diagnosis in named):
             equal = f"; its output equals attention {get_mistake(named[0].name).what}" if named else ""

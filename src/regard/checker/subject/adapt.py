@@ -203,6 +203,7 @@ _TIME_FIRST = re.compile(
 
 def _is_time_first(module: nn.Module) -> bool:
     """Return whether a module says that it takes (T, B, C): by `batch_first`, or by its names of sizes."""
+    # nn.MultiheadAttention has this attribute, and (T, B, C) by default.
     stated = getattr(module, "batch_first", None)
     if isinstance(stated, bool):
         return not stated

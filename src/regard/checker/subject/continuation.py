@@ -286,6 +286,7 @@ def begin_sequence(module: nn.Module, x: Tensor) -> bool:
     setups = [name for name in methods if _SETUP.search(name)]
     resets = [name for name in methods if _RESET.search(name)]
     done = False
+    # A cache must exist before it can be emptied.
     for name in setups + resets:
         try:
             _call_with_sizes(getattr(module, name), module, x)

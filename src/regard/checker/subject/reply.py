@@ -96,6 +96,7 @@ class WatchedCall:
         self.overwritten: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Behind the tensors the names are of masks, which are passed by name.
         named = dict(zip(self.names, args, strict=False)) | kwargs
         # NumPy arrays are watched, too.
         watched = {name: x for name, x in named.items() if name in self.names and hasattr(x, "shape")}

@@ -110,6 +110,7 @@ _SIZES = {
         n_layer n_layers num_layers num_hidden_layers depth nlayers N num_blocks n_blocks encoder_layers
         decoder_layers num_encoder_layers num_decoder_layers""",
     "batch": "batch_size B",
+    # The maximum of Llama's ModelArgs is for its cache, and is not the batch of a question.
     "max_batch": "max_batch_size max_bs",
 }
 

@@ -69,6 +69,7 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
             )
             return masked
         form, best = _best_form(session, ran, observations)
+        # A module and the attention observed inside it are two subjects with one convention.
         subject.mask_form = session.subject.mask_form = form
         session.understanding.assumptions.append(f"{subject.arguments['mask']}: {form}")
         masked.append(best)
@@ -181,6 +182,7 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
         # With SDPA, Transformers' layers take a boolean mask (B, 1, T, S) as well.
         return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
+    # The Annotated Transformer hides where its mask is 0, and BERT adds one of large negative numbers.
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
     parts = [] if session.module is None else session.module.modules()
     if not settled and any(isinstance(part, nn.MultiheadAttention) for part in parts):

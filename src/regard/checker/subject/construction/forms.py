@@ -39,6 +39,7 @@ def with_open_masks(subject: Subject) -> Iterator[Subject]:
     # None is what a required mask gets, so that another value must stand for one that is not passed.
     if subject.extra.get(subject.arguments.get("mask", ""), subject) is not None:
         return  # its mask is optional, or the caller passes one
+    # The mask of TensorFlow's tutorial is 1 where it hides, that of The Annotated Transformer 0.
     kinds = (
         (subject.mask_form.kind,)
         if subject.mask_stated

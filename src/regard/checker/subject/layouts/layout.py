@@ -60,6 +60,7 @@ class KernelLayout(ABC):
         self, target: Callable[..., Any], question: Question, options: dict[str, Any], device: str
     ) -> Answer:
         """Call the kernel on a question; `options` are keyword arguments that say what is wanted."""
+        # Only a scale without a default has a name in this layout.
         usual = question.q.shape[-1] ** -0.5
         arguments = self.encode(question) | {"scale": usual if question.scale is None else question.scale}
         encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}

@@ -90,6 +90,7 @@ def recognize_layouts(
     order = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if (mod := _mod(order)) is not None:
         return [mod], {}
+    # Every mask function of Transformers takes these two.
     if "mask_function" in order and "kv_length" in order:
         names = _by_meaning(order, _MASK_MEANINGS)
         _refuse_unknown(parameters, {*names.values(), *init})
@@ -144,6 +145,7 @@ def _mod(order: list[str]) -> ModLayout | None:
     places = order[1:] if scores else order
     if len(places) != 4 or not places[3].startswith(("kv", "k")):
         return None
+    # The fourth name was looked at above.
     if any(name not in known for name, known in zip(places, _MODS, strict=False)):
         return None
     return ModLayout(scores=scores)
@@ -153,6 +155,7 @@ def _candidates(
     names: dict[str, str], parameters: dict[str, inspect.Parameter], order: list[str]
 ) -> list[KernelLayout]:
     """Return the layouts that fit the names, likeliest first."""
+    # Transformers passes the module that calls first.
     if order[:1] == ["module"] and {"query", "key", "value"} <= names.keys():
         scale = {"scale": "scaling"} if "scaling" in order else {}
         return [InterfaceLayout(names | scale)]

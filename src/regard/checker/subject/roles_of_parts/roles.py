@@ -219,6 +219,7 @@ class _RoleFinder:
         axes = [Axis(axis) for axis, size in enumerate(x.shape) if size in (self.T, self.S)]
         if not axes and self.subject.layout in ("BCHW", "BHWC"):
             pairs = [Axis(i, 2) for i in range(1, x.ndim - 1) if x.shape[i] * x.shape[i + 1] == self.T]
+            # Height and width are the last axes of (B, C, H, W), and come before the channels otherwise.
             axes = pairs[-1:] if self.subject.layout == "BCHW" else pairs[:1]
         return axes[0] if len(axes) == 1 else None
 
@@ -238,6 +239,7 @@ class _RoleFinder:
         others = int(rows.sum()) > (1 if crossed else int(own))
         feeds = frozenset(
             j
+            # A pass that was changed may take another way, with fewer nodes.
             for j, (old, new) in enumerate(zip(self.nodes, nodes, strict=False))
             if j > node and not torch.allclose(old.given, new.given, rtol=1e-7, atol=1e-9)
         )
