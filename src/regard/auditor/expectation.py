@@ -276,8 +276,7 @@ def _window(
             "attention_chunk_size",
             "sliding_windows",
         )
-        # ModernBERT, Longformer and GPT-Neo name theirs otherwise; how many keys are meant is not known
-        # here.
+        # ModernBERT, Longformer and GPT-Neo have names of their own; what they count is not known here.
         return None, not any(getattr(config, name, None) for name in others)
     # Gemma 2's layers have one of their own, which is None in those of full attention.
     own = getattr(module, "sliding_window", size)

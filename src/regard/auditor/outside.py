@@ -135,8 +135,7 @@ class Prober:
         """Return token ids with others in the place of those chosen, which occur elsewhere in the batch."""
         real = torch.unique(ids.cpu()[self.batch.real])
         config = getattr(self.model, "config", None)
-        # RoBERTa counts its positions by the padding token, and other models may treat these in their own
-        # way.
+        # Models give these a meaning of their own: RoBERTa counts positions by the padding token.
         special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
         # Where a picture or a sound belongs; PaliGemma and Gemma 3 name theirs "index".
         placeholders = {

@@ -145,7 +145,7 @@ class AttentionVariant:
         q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
         if self.rotation == "opposite" and wiring.rotate is not None:
             known = _known(wiring.rotate)
-            # They were turned by θ, and then by −2θ.
+            # They were turned by θ above, and so end at −θ.
             k = replace(known, frequencies=-2 * known.frequencies)(k, 0)
         B, H, T, D = q.shape
         n = CaseSizes(B, H, k.shape[1], T, k.shape[2] - question.surplus, D, wiring.width or H * D)

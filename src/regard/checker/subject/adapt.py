@@ -274,8 +274,7 @@ def draw_weights(module: nn.Module) -> None:
             if parameter.dtype.is_floating_point:
                 fresh = torch.randn(parameter.shape, dtype=torch.float64)
                 norm = parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias")
-                # Such weights keep the size of what they multiply, so that scores are neither flat nor
-                # extreme.
+                # Such weights keep the size of their inputs: scores are neither flat nor extreme.
                 spread = 0.5 if parameter.ndim < 2 else max(parameter.shape) ** -0.5
                 parameter.copy_(1.0 + 0.2 * fresh if norm else spread * fresh)
 

@@ -132,8 +132,7 @@ def _positions(subject: Subject, length: int | None = None) -> Iterator[tuple[Ke
     columns, for a cache that is read whole.
     """
     names = subject.arguments
-    # Llama's own code takes a number, gpt-fast's input_pos is (T,), and Transformers' position_ids are (B,
-    # T).
+    # Llama's own code takes a number, gpt-fast positions (T,), and Transformers positions (B, T).
     forms: list[Callable[[int, Tensor], Any]] = [
         lambda start, x: start,
         lambda start, x: torch.arange(start, start + x.shape[1]),

@@ -226,8 +226,7 @@ class Subject:
         # The weights of PyTorch's MultiheadAttention are a mean over the heads by default.
         if "average" in names:
             keywords[names["average"]] = False
-        # A function knows of no eval mode: F.scaled_dot_product_attention drops whenever dropout_p is not
-        # 0.
+        # F.scaled_dot_product_attention knows of no eval mode, and drops unless dropout_p is 0.
         if "dropout" in names and self.module is None and names["dropout"] not in keywords:
             keywords[names["dropout"]] = 0.0
         if "training" in names and names["training"] not in keywords:

@@ -151,7 +151,7 @@ _PROJECTION_OF = _table(_PROJECTIONS)
 def projection(path: str) -> str | None:
     """Return the projection that a parameter or layer is named after: query, key, value, out, qkv or kv."""
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower() for part in path.split(".")]
-    # The last part says most: `query.proj.weight` is looked up as `proj`, then as `query`.
+    # The last part with a meaning decides: `query_block.0.key.weight` is a key.
     for part in reversed([part for part in parts if part not in ("weight", "bias") and not part.isdigit()]):
         bare = re.sub(r"_(weight|linear|layer|lin|fc|w|matrix|net|map|transform)$", "", part).strip("_")
         if (fused_or_out := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:

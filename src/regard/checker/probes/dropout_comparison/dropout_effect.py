@@ -194,7 +194,7 @@ def _solve_weights(output: Tensor, question: Question, intent: Intent) -> Tensor
 def _before_projection(outputs: list[Tensor], question: Question, intent: Intent) -> float | None:
     """Return the factor of dropout on the merged heads, before the projection; None if it is not there."""
     wiring = intent.wiring
-    # Another shape cannot be undone: merged heads would be lost.
+    # A narrower output would not determine the merged heads.
     if wiring.out is None or wiring.out.weight.shape[0] != wiring.out.weight.shape[1]:
         return None
     with torch.no_grad():

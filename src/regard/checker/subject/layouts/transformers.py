@@ -95,8 +95,7 @@ class MaskInterfaceLayout(KernelLayout):
             "mask function": _mask_function(question),
             "padding": question.padding,
             "window": question.window,
-            # If they may skip, these functions return None where SDPA needs no mask, and there is nothing
-            # to check.
+            # Else they return None where SDPA needs no mask, and there is nothing to check.
             "may skip": False,
             "may skip both": False,
             "dtype": question.dtype,

@@ -60,13 +60,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (change := self.changes.get(len(self.nodes))) is not None:
             changed = change(output)
             if isinstance(result, Tensor) and not func._schema.is_mutable:
-                # What an in-place operator returns is its argument, with which the module goes on.
                 result = changed
             else:
+                # What an in-place operator returns is its argument, with which the module goes on.
                 output.copy_(changed)
             output = changed
-        self.nodes.append(Node(path, given.detach().clone(), output.detach()))
         # A later in-place operator may overwrite what came in.
+        self.nodes.append(Node(path, given.detach().clone(), output.detach()))
         return result
 
 

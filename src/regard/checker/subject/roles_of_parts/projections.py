@@ -230,8 +230,7 @@ def _join(weights: list[_Weight]) -> list[tuple[Affine, int | None]]:
         return []
     if len(weights) == 1:
         return [(affine, None) for affine in _affines(weights[0])]
-    # Several weights of one role belong to a list of heads if their paths are numbered, and else to
-    # anything.
+    # Several weights of one role are those of a list of heads only if their paths are numbered.
     if not all(re.search(r"\d", weight.path) for weight in weights):
         return []
     matrices = [weight.matrices[0] for weight in weights]
