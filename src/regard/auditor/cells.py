@@ -48,6 +48,7 @@ def cells_beyond(
         rows: boolean (B, T), the queries that count; None for all of them.
     """
     B, _, T, S = shape
+    # A tile of all texts has B · block² entries.
     block = max(16, min(BLOCK, int((ENTRIES / B) ** 0.5)))
     blocks = block_table(T, S, block, block)
     (some, every), (limit_some, limit_every) = mask.block_bounds(blocks), limit.block_bounds(blocks)

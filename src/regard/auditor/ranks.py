@@ -124,6 +124,7 @@ def _find_positions(
         if key == "told" and any(part is not None for part in parts):
             break
     else:
+        # No rank was told any: those that have the same tokens have all of them.
         if all(x["ids"] == everyone[0]["ids"] for x in everyone):
             return ()
     raise ValueError(

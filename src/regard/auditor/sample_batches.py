@@ -38,6 +38,7 @@ def sample_batches(model: nn.Module, length: int = LENGTH) -> dict[str, dict[str
         # Transformers looks for packed documents in the positions only where there is no cache.
         packed: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
     else:
+        # `regard.gpt.GPT` takes a mask, and no positions.
         packed = {"input_ids": ids, "mask": Documents((~padding).long())}
     return {"plain": {"input_ids": ids}, "padded": padded, "packed": packed}
 

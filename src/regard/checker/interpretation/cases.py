@@ -110,6 +110,7 @@ class Cases:
         """Return a question whose sequences end in padding."""
         question = self.plain(name, **sizes)
         B, S = question.k.shape[0], question.k.shape[-2]
+        # A text without any token has no right output.
         lengths = torch.tensor([max(1, S - 2 * b - 1) for b in range(B)])
         return replace(question, padding=torch.arange(S) < lengths[:, None])
 

@@ -227,6 +227,7 @@ def _rotations(
     candidates = [*usual[:1], *held[:exact], *usual[1:], *held[exact:], *scaled]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
+        # Tables in float32 have seven digits, by which the same frequencies are known and tried once.
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
     for frequencies, words in list(unique.values())[:120]:
         n = len(frequencies)
@@ -381,6 +382,7 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> I
     scales: list[tuple[float | Tensor | None, str]] = [(None, ""), (1.0, ", scale 1")]
     scales += [(n, f", scale {n:g}") for n in numbers if 1 < n <= 200]
     for path, tensor in tensors:
+        # A learned temperature is one number, or one for each head as in Swin V2.
         if tensor.numel() in (1, H) and not tensor.is_complex():
             flat = tensor.flatten().double()
             for values, words in ((flat, path), (flat.exp(), f"exp({path})")):

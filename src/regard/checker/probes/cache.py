@@ -181,6 +181,7 @@ def _run_whole(session: CheckSession, step: Step, question: Question) -> Tensor:
     if not session.understanding.causal:
         T = question.q.shape[1]
         masked = replace(question, mask=torch.ones(T, T, dtype=torch.bool).tril())
+        # A mask (B, S) of tokens cannot be causal.
         if "mask" in session.subject.arguments and session.subject.mask_form.rank > 1:
             alone = session.subject.run(with_explicit_mask(session, masked), module=_fresh(session, question))
             if alone.answer is not None:

@@ -39,6 +39,7 @@ def rebuild(
         return str(error)
     other.device = subject.device
     understanding = understand(
+        # `adapt` guesses the layout anew, which was found out before.
         other.replaced(layout=subject.layout),
         causal=options.get("causal"),
         heads=None,

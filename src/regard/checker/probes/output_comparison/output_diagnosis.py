@@ -202,6 +202,7 @@ def _sides_exchanged(session: CheckSession, observations: list[Observation]) -> 
     """Return whether code on a sequence and a context is right with the two exchanged."""
     if session.subject.inputs != "context" or session.understanding.right_intent is not None:
         return False
+    # Only sides of one shape can be exchanged.
     plain = [o for o in observations if o.question.q.shape == o.question.k.shape]
     exchanged = [
         Observation(replace(o.question, q=o.question.k, k=o.question.q, v=o.question.q), o.answer)

@@ -47,6 +47,7 @@ def is_undecided(
         nan = any(
             o.question.name in wrong and not bool(o.answer.output.isfinite().any()) for o in observations
         )
+        # No convention of masks gives NaN everywhere.
         if nan or not only_masks(wrong):
             return False
         if _check_masks_of_items(session, observations):
