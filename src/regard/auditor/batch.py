@@ -13,7 +13,9 @@ from regard.recorder.tokens_of_maps.packed_documents import documents_of_edges, 
 
 IGNORED = -100  # a target that the loss leaves out
 DOCUMENT_NAMES = ("document_ids", "doc_ids", "segment_ids", "seq_idx", "sequence_ids", "sample_ids")
+# Transformers passes cu_seq_lens_q, flash-attn takes cu_seqlens_q.
 EDGE_NAMES = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens")
+# nanoGPT takes `idx`, Llama's own code `tokens`.
 ID_NAMES = ("input_ids", "ids", "idx", "tokens")
 # Whole numbers (B, T) that are no token ids.
 OTHER_NAMES = (

@@ -28,9 +28,11 @@ from regard.checker.subject.subject import Subject
 # Continues a sequence: step(module, x, state) -> (output, state). The first call gets state=None.
 Step = Callable[[nn.Module, Tensor, Any], tuple[Any, Any]]
 
+# LLMs-from-scratch has reset_cache.
 _RESET = re.compile(
     r"^(reset|clear|flush|empty|free)(_(kv|the|inference))?(_?(cache|caches|state|states|past|memory))?$"
 )
+# gpt-fast has setup_caches, LitGPT build_kv_cache, and flash-attn allocate_inference_cache.
 _SETUP = re.compile(r"^(setup|init|allocate|create|enable|make|build|alloc)_?(\w*_)?(cache|caches|kvcache)$")
 _METHOD = re.compile(
     r"^((forward|attend|decode|generate|infer|inference|run)_)?"

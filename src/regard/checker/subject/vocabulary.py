@@ -14,10 +14,12 @@ _ARGUMENTS = {
     "x": """
         x input inputs hidden_states hidden inp emb embedding embeddings tokens sequence seq src xs h z X tgt
         latents target features feats x_in inputs_embeds data""",
+    # Whisper calls the encoder's output `xa`.
     "context": """
         context memory encoder_hidden_states encoder_output encoder_out cond y kv other source xa xa mem enc
         inputs_kv encoder_outputs key_value key_value_states kv_states ctx enc_out enc_output encoder_states
         x_kv kv_x""",
+    # Dive into Deep Learning passes `valid_lens`.
     "padding": """
         key_padding_mask padding_mask pad_mask src_key_padding_mask lengths valid_lens valid_len seq_lens
         src_lengths key_lengths""",
@@ -69,10 +71,12 @@ _SIZES = {
     "out_width": "d_out out_dim output_dim out_features output_size dim_out inner_dim attn_dim out_channels",
     "context_width": """
         d_context context_dim kdim vdim cross_dim kv_dim encoder_dim cross_attention_dim dim_context""",
+    # The Annotated Transformer has `h` heads.
     "heads": """
         num_heads n_heads n_head nhead heads num_attention_heads nheads num_head head_num h head_count
         H n_attention_heads attn_heads attention_heads no_of_heads heads_num num_attn_heads
         number_of_heads heads_count encoder_attention_heads decoder_attention_heads""",
+    # In gpt-fast `n_local_heads` are those of keys and values.
     "groups": """
         num_kv_heads n_kv_heads num_key_value_heads n_kv_head kv_heads num_groups num_kv_groups
         n_groups num_query_groups kv_head_num G n_local_heads num_local_heads n_kv num_kv""",
@@ -106,6 +110,7 @@ _SIZES = {
     "window": "window window_size sliding_window local_window",
     "softcap": "softcap soft_cap logit_softcapping attn_logit_softcapping logit_cap",
     "layer": "layer_idx layer_id layer_index layer",
+    # The Annotated Transformer has `N` layers.
     "layers": """
         n_layer n_layers num_layers num_hidden_layers depth nlayers N num_blocks n_blocks encoder_layers
         decoder_layers num_encoder_layers num_decoder_layers""",
@@ -134,10 +139,12 @@ def size(name: str) -> str | None:
 
 
 _PROJECTIONS = {
+    # `c_attn` is GPT-2's, `w_pack` Baichuan's.
     "qkv": """
         qkv kqv c_attn in_proj query_key_value w_qkv wqkv qkv_proj to_qkv w_pack attn_in proj_qkv
         qkv_linear""",
     "kv": "kv to_kv kv_proj w_kv wkv key_value",
+    # `c_proj` is GPT-2's, `unifyheads` Peter Bloem's, `w_concat` that of hyunwoongko/transformer.
     "out": """
         o out out_proj o_proj wo w_o proj c_proj to_out dense out_linear fc_out output linear_out
         final_linear unifyheads projection output_proj output_projection proj_out fc output_linear w_out

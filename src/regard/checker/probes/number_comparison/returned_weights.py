@@ -79,6 +79,7 @@ def _over_heads(got: Tensor, expected: Tensor) -> Tensor:
     return expected if got.shape[1] == expected.shape[1] else expected.mean(1, keepdim=True)
 
 
+# nanoGPT calls them `att`, and Karpathy's lecture `wei`.
 _WEIGHTS = re.compile(r"weight|attn|attention|prob|alpha|^(a|p|w|att|wei|maps?)$", re.I)
 
 

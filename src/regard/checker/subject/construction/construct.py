@@ -49,6 +49,7 @@ SIZES: dict[str, Any] = {
 _DEEPEST = 12  # layers: a default up to this is kept, since one layer may differ from the others
 # Values that stay at any default that the author gave.
 _KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device", "max_batch")
+# OpenAI's GPT-2 takes `hparams`, Llama's own code `args` and `params`.
 _CONFIGS = ("config", "cfg", "args", "conf", "hparams", "params", "model_args")
 # Widths for code that needs many channels, such as a group norm of 32 groups.
 WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
