@@ -13,7 +13,9 @@ from regard.recorder.tokens_of_maps.packed_documents import documents_of_edges, 
 
 IGNORED = -100  # a target that the loss leaves out
 DOCUMENT_NAMES = ("document_ids", "doc_ids", "segment_ids", "seq_idx", "sequence_ids", "sample_ids")
+# Transformers passes cu_seq_lens_q, flash-attn takes cu_seqlens_q.
 EDGE_NAMES = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens", "cu_seq_lens")
+# nanoGPT takes `idx`, Llama's own code `tokens`.
 ID_NAMES = ("input_ids", "ids", "idx", "tokens")
 # Whole numbers (B, T) that are no token ids.
 OTHER_NAMES = (
@@ -162,7 +164,9 @@ def _read(
         if not bool(real.all()):
             said.append(f"{int((~real).sum())} tokens at the ends are padding (token {pad_id})")
     positions = arguments.get("position_ids")
+    # Qwen2-VL has positions (3, B, T), of time, height and width.
     positions = positions if isinstance(positions, Tensor) and positions.ndim == 2 else None
+    # Transformers takes positions (1, T) for all texts.
     positions = None if positions is None else positions.detach().cpu().expand(ids.shape)
     found, how = _find_documents(arguments, ids, real, positions, numbers, documents)
     if found is not None:
@@ -213,6 +217,7 @@ def _find_documents(
     edges = next((n for n in EDGE_NAMES if isinstance(arguments.get(n), Tensor)), None)
     if named is not None and arguments[named].shape == ids.shape:
         found, how = arguments[named].detach().cpu(), f"as `{named}` says"
+    # FlashAttention's edges count through the one row into which all texts were packed.
     elif edges is not None and B == 1 and int(arguments[edges].max()) == T:
         found = documents_of_edges(arguments[edges].detach().cpu(), T).expand(B, T)
         how = f"as `{edges}` says"

@@ -23,6 +23,7 @@ def audit_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
         on_wrong: whether a wrong verdict raises an error, which ends the run, or only warns.
         options: those of `regard.audit`.
     """
+    # Transformers is optional.
     from transformers import TrainerCallback
 
     class TrainerAudit(TrainerCallback):

@@ -48,6 +48,7 @@ def cells_beyond(
         rows: boolean (B, T), the queries that count; None for all of them.
     """
     B, _, T, S = shape
+    # A tile of all texts has B · block² entries.
     block = max(16, min(BLOCK, int((ENTRIES / B) ** 0.5)))
     blocks = block_table(T, S, block, block)
     (some, every), (limit_some, limit_every) = mask.block_bounds(blocks), limit.block_bounds(blocks)
@@ -86,6 +87,7 @@ class PlacedRows(MaskView):
 
     def _local(self, numbers: Tensor) -> Tensor:
         rows = self.rows.to(numbers.device)
+        # searchsorted warns of numbers that are not contiguous.
         return torch.searchsorted(rows, numbers.contiguous()).clamp(max=len(rows) - 1)
 
     def _move(self, at: Grid) -> Grid:
@@ -125,6 +127,7 @@ def are_equal(mask: Mask, other: Mask) -> bool:
         elif isinstance(a, Tensor) and isinstance(b, Tensor):
             same = a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
         else:
+            # Two functions are the same mask only if they are one object.
             same = a is b or (isinstance(a, int | float) and a == b)
         if not same:
             return False

@@ -61,6 +61,7 @@ class FailedAudit:
             return "window-on-wrong-layers"
         if all(a is not None and b is not None and abs(a - b) == 1 for a, b in pairs):
             return "window-off-by-one"
+        # In unsloth issue 8253 no window reached SDPA.
         return "window-ignored" if wide and all(x.window is None for x in wide) else "window-wrong-size"
 
     def windows(self, name: str) -> str:
@@ -187,5 +188,7 @@ def _leak_case(found: FailedAudit) -> str:
     if found.failed["documents"].inside is not False:
         return "other-layers" if any("documents" in layer.asked for layer in found.audit.layers) else ""
     arguments = found.text.arguments
+    # With a cache, or with a mask of ones, Transformers does not look for documents in the positions (TRL
+    # issue 5316, transformers issue 46634).
     has_cache = bool(arguments.get("use_cache", getattr(found.config, "use_cache", False)))
     return "" if has_cache or arguments.get("attention_mask") is not None else "positions-unused"

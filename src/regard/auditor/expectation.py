@@ -21,6 +21,7 @@ from regard.recorder.sources.transformers_library.mask_recognition import masked
 _BOTH_WAYS = re.compile(r"MaskedLM|SequenceClassification|TokenClassification|PreTraining|Encoder(?!Decoder)")
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.I)
 _ENCODER = re.compile(r"(^|\.)(\w*_)?encoder(\.|$)", re.I)
+# Towers of multimodal models attend over patches or frames, which only their names tell.
 _OTHER_TOKENS = re.compile(r"vision|visual|image|audio|speech|pixel|qformer|perceiver|resampler", re.I)
 SLIDING, CHUNKED, FULL, LINEAR = (
     "sliding_attention",
@@ -102,6 +103,7 @@ def expect_layer(
     if kind == "cross":
         return Expectation(full, padding=padding, kind=kind)
     config = _config(model, module)
+    # The sink logits of gpt-oss have this name.
     sinks = True if isinstance(getattr(module, "sinks", None), Tensor) else None
     softcap = next(
         (
@@ -151,6 +153,7 @@ def is_causal_model(model: nn.Module) -> tuple[bool | None, str]:
         return None, f"{name} reads parts of its text both ways: pass the mask that it should have as expect="
     if model_type(model) == "paligemma":
         return None, f"{name} reads its prefix both ways: pass token_type_ids, 0 for the prefix, or expect="
+    # An encoder's class may be built as a decoder, as BertConfig(is_decoder=True) does.
     if predicts_next_token(name) or getattr(config, "is_decoder", False):
         return True, f"{name} is causal, as its class says"
     flags = {
@@ -220,6 +223,7 @@ def _kind(module: nn.Module, layer: Layer, shape: tuple[int, int, int, int], bat
     own, source = batch.shape[1], None if batch.source is None else batch.source.shape[1]
     if batch.shape[0] != B:
         return "other"
+    # Transformers' GPT-2 and BERT say so by this attribute.
     is_cross = layer.stack == "cross" or getattr(module, "is_cross_attention", False)
     is_cross = is_cross or bool(_CROSS.search(layer.name))
     if is_cross and (own, source) == (T, S):
@@ -254,6 +258,7 @@ def _window(
         return _sliding(size, is_causal), True
     if kind == CHUNKED and isinstance(chunk := getattr(config, "attention_chunk_size", None), int):
         first = real.int().argmax(1, keepdim=True)  # Llama 4 counts chunks from the first token of each text
+        # Padding on the left has negative places, which are rounded down to chunks of their own.
         places = torch.arange(real.shape[1], device="cpu") - first
         return (
             Documents(places.div(chunk, rounding_mode="floor")) if bool(first.any()) else Chunks(chunk)
@@ -262,6 +267,7 @@ def _window(
         return None, True
     if kind is not None:
         return None, False
+    # Qwen2's configuration has the size of a window that is off unless use_sliding_window is True.
     if not isinstance(size, int) or size <= 0 or getattr(config, "use_sliding_window", True) is False:
         others = (
             "window_size",
@@ -270,7 +276,9 @@ def _window(
             "attention_chunk_size",
             "sliding_windows",
         )
+        # ModernBERT, Longformer and GPT-Neo have names of their own; what they count is not known here.
         return None, not any(getattr(config, name, None) for name in others)
+    # Gemma 2's layers have one of their own, which is None in those of full attention.
     own = getattr(module, "sliding_window", size)
     return (_sliding(own, is_causal), True) if isinstance(own, int) else (None, own is None)
 

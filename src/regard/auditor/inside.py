@@ -72,6 +72,7 @@ def read_layers(
     for layer in seen.layers:
         heard, shape = _heard_mask(layer, batch, ranks)
         heard = next((mask for mask in masks if are_equal(mask, heard)), heard)
+        # `known` is looked up by their ids, which are theirs only as long as they are kept.
         masks.append(heard)
         expected = expect_layer(model, layer, heard, shape, batch, order, expect)
         readings.append(read_layer(layer, heard, shape, expected, batch, known, ranks))

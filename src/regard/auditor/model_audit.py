@@ -229,6 +229,7 @@ def _hear(
     arguments = ranks.own_arguments(text.arguments)
     group = None if ranks.group is None else ranks.group.group
     with warnings.catch_warnings(), torch.no_grad(), evaluating(model), ranks.placing(text):
+        # What capture warns of stands in the report.
         warnings.simplefilter("ignore")
         try:
             with capture(model, layers=layers, group=group) as seen:

@@ -116,6 +116,7 @@ class Prober:
             output = self.model(**self.ranks.own_arguments(arguments))
         except Exception as raised:  # as of a model that counts its picture's tokens
             error = type(raised).__name__
+        # A rank that stopped alone would leave the others waiting in a collective operation.
         errors = [x for x in self.ranks.exchange(error) if x]
         if errors:
             self.reading.why = f"it does not run with other tokens: {errors[0]}"
@@ -134,6 +135,7 @@ class Prober:
 
     def _moves(self, other: Tensor, factor: float = 1.0) -> Tensor:
         """Return which positions (B, T) of real tokens differ from the base run."""
+        # Written as a negation, so that NaN counts as moved.
         return ~(self._difference(other, self.base) <= factor * self.limit) & self.batch.real
 
     def _limit(self, base: Tensor) -> float:
@@ -146,6 +148,7 @@ class Prober:
         """Return token ids with others in the place of those chosen, which occur elsewhere in the batch."""
         real = torch.unique(ids.cpu()[self.batch.real])
         config = getattr(self.model, "config", None)
+        # Models give these a meaning of their own: RoBERTa counts positions by the padding token.
         special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
         # Where a picture or a sound belongs; PaliGemma and Gemma 3 name theirs "index".
         placeholders = {
@@ -154,9 +157,11 @@ class Prober:
             for name in ("id", "index")
         } - {None}
         special |= placeholders
+        # The device is named in the whole package, since torch.set_default_device may have chosen another.
         kept = torch.tensor(sorted(placeholders), dtype=ids.dtype, device="cpu")
         chosen = chosen & ~torch.isin(ids.cpu(), kept)
         plain = [x for x in real.tolist() if x not in special] or real.tolist()
+        # A batch of very few different tokens has none to exchange them for.
         vocabulary = len(plain) if len(plain) > step + 1 else 0
         if not vocabulary:
             plain = [x for x in range(1, 8 + step) if x not in special]
@@ -182,6 +187,7 @@ class Prober:
                 return
             difference = self._difference(other, self.base)
             moved = ~(difference <= self.limit) & real
+            # If not even the changed tokens move, nothing was tried.
             checked |= bool((moved & inside).any())
             elsewhere = moved & ~inside & inside.any(1, keepdim=True)
             if bool(elsewhere.any()):
@@ -259,6 +265,7 @@ class Prober:
             return
         if getattr(config, "index_topk", None):  # DeepSeek-V3.2 chooses keys by scores that other sizes round
             return
+        # The text of an encoder, or a prefix that is read both ways, cannot be cut off.
         if batch.source is not None or batch.blocks is not None:
             return
         if documents is not None:
@@ -269,6 +276,7 @@ class Prober:
         else:
             return
         places = chosen.nonzero().flatten()
+        # Tokens with others between them cannot be run as one text.
         if len(places) < 2 or bool((places.diff() != 1).any()):
             return
         arguments = self._alone(text, places)
@@ -316,6 +324,7 @@ class Prober:
     def _ask_eager(self) -> None:
         """Run the model's eager implementation beside its own."""
         config = getattr(self.model, "config", None)
+        # Transformers has no public name for the implementation in use.
         now = getattr(config, "_attn_implementation", None)
         switch: Callable[[Any], None] | None = getattr(self.model, "set_attn_implementation", None)
         if switch is None or now in (None, "eager") or self.batch.shape[1] > EAGER_TOKENS:
@@ -326,6 +335,7 @@ class Prober:
         # A model of pictures and text may have another implementation in each part.
         parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
         before = {name: x._attn_implementation for name, x in parts.items() if x is not None}
+        # That eager attention does not run says nothing of the other questions.
         why = self.reading.why
         try:
             switch("eager")
@@ -391,6 +401,7 @@ def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
     if isinstance(output, Tensor):
         found = [output]
     else:
+        # BERT's model for pre-training calls its logits so.
         named = [getattr(output, name, None) for name in ("logits", "last_hidden_state", "prediction_logits")]
         items = (
             output.values()
@@ -400,6 +411,7 @@ def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
             else ()
         )
         found = [x for x in (*named, *items) if isinstance(x, Tensor)]
+    # A classifier's output (B, labels) may have the shape (B, T).
     fitting = (x for x in found if x.ndim >= 3 and x.shape[:2] == (B, T) and x.is_floating_point())
     outputs = next(fitting, None)
     # A plan of tensor parallelism may leave the logits spread over the ranks.

@@ -101,6 +101,7 @@ def page(subject: str, sections: list[Section]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
+        # The page shows what models and batches say of themselves: it must run and fetch nothing.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         "style-src 'unsafe-inline'\">"
         f"<title>{html.escape(subject)}: what it reads</title><style>{STYLE}</style></head><body>"
@@ -123,6 +124,7 @@ def terminal_picture(layer: LayerReading) -> str:
     cells, text = cells_of(layer, TERMINAL_CELLS)
     T = layer.shape[2]
     some = f", {len(cells)} of its {T} queries" if len(cells) < T else ""
+    # A character of a terminal is about twice as high as wide.
     return f"text {text}{some}\n" + "\n".join(
         "".join(CHARACTERS[cell] * 2 for cell in row) for row in cells.tolist()
     )

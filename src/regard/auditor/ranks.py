@@ -64,6 +64,7 @@ class Ranks:
     def exchange(self, data: Any) -> list[Any]:
         """Return what every rank passes, in their order. All ranks call it."""
         return (
+            # JSON, since PyTorch's own exchange of objects would unpickle what other ranks send.
             [data] if self.group is None else [json.loads(x) for x in self.group.exchange(json.dumps(data))]
         )
 
@@ -119,9 +120,11 @@ def _find_positions(
         parts = [x[key] for x in everyone]
         if _are_rows(parts, lengths):
             return tuple(torch.tensor(part, dtype=torch.long, device="cpu") for part in parts)
+        # What the caller has told is not replaced by a guess.
         if key == "told" and any(part is not None for part in parts):
             break
     else:
+        # No rank was told any: those that have the same tokens have all of them.
         if all(x["ids"] == everyone[0]["ids"] for x in everyone):
             return ()
     raise ValueError(

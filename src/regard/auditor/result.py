@@ -152,6 +152,7 @@ class Audit:
             lines += _wrapped(f"{keys}: {mask}{should}{doubt}", "    ")
         for sentence in (*self.not_heard, *self.notes):
             lines += _wrapped(f"– {sentence}", "  ")
+        # Names and errors of a model may hold control characters of a terminal.
         return [escape(line) for line in lines]
 
     def groups(self) -> list[list[LayerReading]]:

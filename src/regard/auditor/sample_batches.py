@@ -35,8 +35,10 @@ def sample_batches(model: nn.Module, length: int = LENGTH) -> dict[str, dict[str
         return {"plain": {"input_ids": ids} | answer, "padded": padded | answer}
     if hasattr(config, "model_type"):
         positions = torch.cat([torch.arange(n, device="cpu") for n in (first, length - first)])[None]
+        # Transformers looks for packed documents in the positions only where there is no cache.
         packed: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
     else:
+        # `regard.gpt.GPT` takes a mask, and no positions.
         packed = {"input_ids": ids, "mask": Documents((~padding).long())}
     return {"plain": {"input_ids": ids}, "padded": padded, "packed": packed}
 

@@ -18,6 +18,7 @@ from regard.checker.oracle.variant import AttentionVariant, CaseSizes, Rule, Sca
 
 
 def every(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    # A comparison with both broadcasts to the shape (T, S) of a mask; a constant True would not.
     return (q >= 0) & (k >= 0)
 
 

@@ -112,6 +112,7 @@ def check(
             "check again without that"
         )
     prepare_interpreter()
+    # Without devices=[], fork_rng would read the random state of every GPU, which starts CUDA.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _one_thread(), _gradients():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -144,6 +145,7 @@ def check(
         subject.device = device
         always = {k: v for k, v in (("window", window), ("softcap", softcap)) if v is not None}
         if "causal" in subject.arguments and subject.arguments["causal"] not in given:
+            # The flag is always passed, since its default differs between implementations.
             always["flag"] = causal is True
         session = ask(subject, options, heads=heads, scale=scale, always=always)
     return _assemble(session, started, strict=strict)
@@ -163,6 +165,7 @@ def ask(
         understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
     else:
         understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+    # (T, B, C) is tried second: the other order is more usual, and an interpretation that is right stays.
     if understanding.right_intent is None and _is_time_first(understanding):
         time_first = understanding.subject.replaced(layout="TBC")
         understanding = understand(time_first, causal=causal, heads=heads, scale=scale, always=always)
@@ -249,6 +252,7 @@ def _explain_error(session: CheckSession) -> None:
             "runs on a batch", first.error_line, "dot-t-on-a-batch", evidence, distance=math.inf
         )
         return
+    # `adapt` passes None where a cache is required.
     if (cache := session.subject.arguments.get("cache")) in session.subject.extra:
         session.undecided = f"it runs only with a cache in `{cache}`, which cannot be guessed: {ADAPTER}"
         session.add_untried("cache", ADAPTER)
@@ -276,6 +280,8 @@ def _hint_at_arguments(subject: Subject) -> str:
     return f"; {taken} got keys and values: if that is not what they are, pass {options}"
 
 
+# The batch comes first, as no numbers can be compared before the axes are known; then the output, as the
+# other probes compare only what was found right there.
 PROBES = (
     probe_batch,
     probe_output,

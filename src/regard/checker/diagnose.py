@@ -258,6 +258,7 @@ def _pairs(
     active, alone = [], []
     for _, change in singles:
         answer = matcher.predict(replace(CORRECT, **change), first)
+        # Equal answers differ by the rounding of float64 at most.
         active.append(answer is None or right is None or relative_error(answer, right) > 1e-9)
         alone.append(answer is not None and relative_error(first.answer, answer) < TOLERANCE)
     for a, b in itertools.combinations(range(len(singles)), 2):
@@ -274,6 +275,7 @@ def _find_matches(
     enough: int | None = None,
 ) -> list[Match]:
     """Return the changes that match under the first interpretation in which any do; at most `enough`."""
+    # A generator would be empty for the second matcher.
     changes = changes if len(matchers) == 1 else list(changes)
     for matcher in matchers:
         matches: list[Match] = []
@@ -315,6 +317,7 @@ def minimise_scale(error: Callable[[float], float]) -> float | None:
         return None
     low, high = _GRID[max(0, best - 1)], _GRID[min(len(_GRID) - 1, best + 1)]
     golden = (math.sqrt(5) - 1) / 2
+    # 0.618⁵⁰ of the interval are 4e-11, far below the tolerance.
     for _ in range(50):
         a, b = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, b) if error(math.exp(a)) < error(math.exp(b)) else (a, high)

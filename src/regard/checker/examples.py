@@ -75,7 +75,9 @@ def loaded_program(source: str, name: str) -> Iterator[Any]:
     file = f"<regard example {name}>"
     module = types.ModuleType(file)
     module.__file__ = file
+    # inspect.getsource reads linecache. Without a time of modification checkcache leaves the entry alone.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    # For a class, inspect looks its module up here to find the file.
     sys.modules[file] = module
     try:
         exec(compile(source, file, "exec"), module.__dict__)

@@ -55,6 +55,7 @@ def read_mistake(path: Path) -> Mistake:
         for name, value in entry.items():
             entry[name] = _read_field(name, value)
         return Mistake(path.stem, **entry)
+    # The TOMLDecodeError of tomllib is a ValueError, too.
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
 

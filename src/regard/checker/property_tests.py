@@ -38,6 +38,7 @@ def _read_codes(kind: str) -> dict[str, str]:
     file = _FOLDER / "properties" / program_file(kind).name
     if not file.exists():
         return {}
+    # Two empty lines, which PEP 8 has only between definitions at the top level, separate the tests.
     imports, *blocks = file.read_text(encoding="utf-8").rstrip("\n").split("\n\n\n")
     tests = [block for block in blocks if block.startswith("def ")]
     start = [block for block in blocks if block not in tests]  # on several processes: how to start the test

@@ -69,7 +69,9 @@ def pair_with_reference(
     """
 
     def adapted(side: Any) -> Subject:
+        # A module is built already, so that arguments for a constructor have nowhere to go.
         own = {} if isinstance(side, nn.Module) else init
+        # An argument that only the code takes would make the reference raise an error.
         call = _accepted(side, options.get("call") or {}) if side is reference else options.get("call")
         return adapt(side, add_promises(side, own, promises), options.get("true_means"), call)
 
@@ -86,6 +88,7 @@ def pair_with_reference(
             f"{theirs.name} takes {', '.join(arguments_of(theirs.target))}: give both the same inputs"
         )
     always = {name: promises[name] for name in ("window", "softcap") if promises[name] is not None}
+    # Where both take a causal flag it is always passed, since their defaults may differ.
     if "causal" in subject.arguments and "causal" in theirs.arguments:
         always["flag"] = options.get("causal") is True
     theirs_session = prepare_reference(theirs, subject, always, options)
@@ -99,15 +102,18 @@ def pair_with_reference(
         theirs_session = _open_session(theirs_session.subject, wide, options)
         calls = [_open_session(call.subject, wide, options) for call in calls]
     references = [theirs_session]
+    # Code without a flag is always causal or never, so that the reference is asked both ways.
     if "causal" in theirs.arguments and "causal" not in subject.arguments:
         flags = [_with_flag(theirs_session.subject, flag) for flag in (False, True)]
         references = [_open_session(flag, theirs_session.cases, options) for flag in flags]
     matches = list(find_matches(subject.module, theirs_session.module))
+    # Roles and order may match the wrong weights. The caller may have made the two modules equal already.
     if not any(match.certain for match in matches):
         matches += _weights_as_given(thing, reference, subject, theirs_session.subject)
     mismatch = "" if matches else describe_mismatch(subject.module, theirs_session.module)
     pairs = [
         (call, Reference(ref, match, call.dtype, mismatch))
+        # Modules whose weights find no match are still run, so that the report can name the mismatch.
         for match in matches or [WeightMatch([], certain=False)]
         for ref in references
         for call in calls
@@ -119,6 +125,7 @@ def pair_with_reference(
 
 def _accepted(reference: Any, call: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of the call that the reference takes too."""
+    # The signature of a class itself is that of its constructor.
     target = reference.forward if isinstance(reference, type) and hasattr(reference, "forward") else reference
     return {name: value for name, value in call.items() if name in arguments_of(target)}
 
@@ -135,6 +142,7 @@ def prepare_reference(
         cases = Cases(subject, always=always)
     else:
         subject, cases = first_form(subject, always)
+    # Both sides get the same questions, so that the shorter table of positions limits them.
     lengths = [length for length in (cases.max_length, max_length(other)) if length is not None]
     cases = replace(cases, max_length=min(lengths, default=None))
     session = _open_session(subject, cases, options)
@@ -166,6 +174,7 @@ def _with_layout(subject: Subject, always: dict[str, Any]) -> Subject:
         running.append(candidate)
         heads, tokens = visible_heads(session, question), visible_tokens(session, question)
         alone = heads is not None and torch.equal(heads, torch.eye(len(heads), dtype=torch.bool))
+        # In a wrong layout heads and tokens change places, so that each token depends on itself alone.
         if alone and tokens is not None and int(tokens.sum()) > len(tokens):
             return candidate
     return running[0] if running else subject
@@ -174,6 +183,7 @@ def _with_layout(subject: Subject, always: dict[str, Any]) -> Subject:
 def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> CheckSession:
     """Return a session without interpretations, in the first precision in which the code runs."""
     question = cases.plain()
+    # Kernels may take float32 or half precision only. Float64 tells most mistakes apart.
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         first = subject.run(question.to(dtype))
         if first.answer is not None:
@@ -210,6 +220,7 @@ def _weights_as_given(thing: Any, reference: Any, subject: Subject, theirs: Subj
     """Return the match of two modules whose weights the caller has made equal, in whatever form."""
     if not isinstance(thing, nn.Module) or not isinstance(reference, nn.Module):
         return []
+    # `adapt` has given both modules new random weights.
     copies = []
     for given, own in ((thing, subject.module), (reference, theirs.module)):
         assert own is not None
@@ -292,6 +303,7 @@ def _random_buffers(subject: Subject) -> set[str]:
     if subject.cls is None or subject.module is None:
         return set()
     with torch.random.fork_rng(devices=[]):
+        # `build` constructs every module with the seed 0.
         torch.manual_seed(2)
         other = subject.cls(**constructor_arguments(subject.cls, subject.init, SIZES))
     others = dict(other.named_buffers())

@@ -61,6 +61,7 @@ def run_in_process(
     `place` is the author's file and `spec` what is run of it, for messages. `tell` is called with each line
     that the worker writes on the way. Raises `CheckError` if the worker wrote an error or no `"report"`.
     """
+    # Written so that NaN is refused, too.
     if not timeout > 0 or not memory > 0:
         raise CheckError(f"expected a timeout and a memory above 0, got {timeout} seconds and {memory} GB")
     request = request | {"memory": memory, "path": [os.getcwd()]}  # the code may import its neighbours
@@ -142,6 +143,7 @@ def run(
 def _rank_environment(rank: int, ranks: int) -> dict[str, str]:
     """Return the environment of a process that works with others, as `torchrun` would set it."""
     environment = {"REGARD_RANK": "1", "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    # Gloo would bind to the address of the host's name, which need not resolve. Only Linux has a `lo`.
     if os.path.exists("/sys/class/net/lo"):
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     return environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -152,6 +154,7 @@ def read_lines(result: Path) -> list[dict[str, Any]]:
     try:
         lines = result.read_text(encoding="utf-8").split("\n")[:-1]  # the last one may be half written
         return [json.loads(line) for line in lines]
+    # The worker creates it with its first line.
     except FileNotFoundError:
         return []
     except ValueError:
@@ -175,12 +178,14 @@ def _describe_end(end: str, phase: str, place: str, spec: str, memory: float) ->
     """Explain why the process ended without a report."""
     doing = {"starting": "Python and PyTorch were starting", "importing": f"{place} was being imported"}
     sentence = f"the process {end} while {doing.get(phase, f'{spec} was being checked')}"
+    # An std::bad_alloc that nothing catches ends in abort().
     if end.startswith("crashed with SIGABRT"):
         return f"{sentence} (out of memory? the limit is {memory:g} GB: --memory)"
     return f"{sentence}: it calls os._exit or sys.exit" if end.startswith("exited") else sentence
 
 
 def _add_memory_hint(message: str, memory: float) -> str:
+    # Python, PyTorch's allocator, its C++ code and the operating system each have words of their own.
     memory_words = (
         "can't allocate memory",
         "MemoryError",

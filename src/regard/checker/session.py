@@ -271,4 +271,5 @@ class Reference:
         reply = subject.run(rounded)
         if exact is None or reply.answer is None:
             return f"{self.name}, your reference, raises {reply.error_line}"
+        # A reference may be exact by luck, but rounding an output costs half a unit of the last place.
         return exact, max(relative_error(reply.answer, exact), torch.finfo(dtype).eps / 2)

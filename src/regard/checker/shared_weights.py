@@ -53,6 +53,7 @@ def find_matches(module: nn.Module | None, source: nn.Module | None) -> Iterator
         yield _match(own, theirs, names, certain=True)
         return
     yield from _match_roles(module, source)
+    # Whether there are as many is asked below.
     in_order = list(zip(own, theirs, strict=False))
     if len(own) == len(theirs) and _same_shapes(own, theirs, in_order):
         yield _match(own, theirs, in_order, certain=False, how="in order")
@@ -93,6 +94,7 @@ def _match(
 def _match_roles(module: nn.Module | None, source: nn.Module | None) -> Iterator[WeightMatch]:
     """Yield the matches by role: as they are, and with matrices transposed (`x @ W` against nn.Linear)."""
     same_kind = _kinds(module) == _kinds(source)
+    # Conv1D of GPT-2 and a plain `x @ W` store (in, out): their fused matrices are cut along the columns.
     for axis in (0, -1):  # along which a fused parameter is cut
         own, theirs = _by_role(module, 0), _by_role(source, axis)
         if not own or own.keys() != theirs.keys():
@@ -115,6 +117,7 @@ def _by_role(module: nn.Module | None, axis: int) -> dict[Role, Tensor]:
     for name, parameter in _parameters(module).items():
         role, bias = vocabulary.projection(name), "bias" in name.rpartition(".")[2]
         parts = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}.get(role or "", (role,))
+        # chunk may return fewer parts than it was asked for; such a parameter holds no fused projections.
         for part, view in zip(parts, parameter.chunk(len(parts), axis), strict=False):
             if part is None or (part, bias) in views:
                 return {}

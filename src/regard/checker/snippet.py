@@ -51,6 +51,7 @@ def make_snippet(mistake: Mistake, kind: str | None = None) -> list[SnippetLine]
     for i in (*_definitions(lines, changed), *_steps(lines, changed), *_neighbours(lines, changed)):
         headers = _headers(lines, i)
         more = kept | {i, *headers}
+        # An `elif` or `else` without its `if` would read as another program.
         alternative = any(lines[j].text.strip().startswith(("elif ", "else:")) for j in headers)
         if _is_complete(lines, i) and not alternative and len(more) <= LENGTH:
             kept = more
@@ -63,6 +64,7 @@ def _compare(mistake: Mistake, kind: str) -> list[SnippetLine]:
     """Return the lines of a template and of the planted program, in one sequence, without empty ones."""
     wrong, right = plant_mistake(mistake, kind).splitlines(), mended_program(mistake, kind).splitlines()
     lines: list[SnippetLine] = []
+    # Autojunk would ignore the lines that occur often in a program of 200 lines or more.
     matcher = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
@@ -106,6 +108,7 @@ def _steps(lines: list[SnippetLine], changed: list[int]) -> list[int]:
     """Return the steps of attention, the most telling first: in the changed functions, or else in all."""
     steps = [i for step in _STEPS for i, line in enumerate(lines) if re.search(step, line.text)]
     functions = {_function(lines, i) for i in changed}
+    # A constructor has no step of attention, so that those of the other functions say what it is about.
     if all("__init__" in lines[i].text for i in functions):
         return steps
     return [i for i in steps if _function(lines, i) in functions]

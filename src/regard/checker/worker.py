@@ -24,10 +24,12 @@ def limit_memory(gigabytes: float) -> None:
     try:
         import resource
 
+        # RLIMIT_AS counts address space, of which the libraries of PyTorch have mapped gigabytes by now.
         with open("/proc/self/statm", encoding="ascii") as status:
             now = int(status.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         limit = now + int(gigabytes * 1e9)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        # A crash should not leave a core file of gigabytes in the author's folder.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, OSError, ValueError):  # not Linux: only time is limited
         return
@@ -68,12 +70,14 @@ def run_request(work: Callable[[dict[str, Any], Callable[..., None]], Any]) -> N
     sys.path[:0] = request["path"]
     write_line = make_writer(request["result"])
     write_line(phase="importing")
+    # Requests of several ranks have no limit.
     if "memory" in request:
         limit_memory(request["memory"])
     try:
         write_line(report=work(request, write_line))
     except CheckError as error:
         write_line(error=str(error)[:LONGEST])
+    # SystemExit by `exit()` and KeyboardInterrupt are no subclasses of Exception.
     except BaseException as error:
         write_line(error=f"{request['spec']} could not be checked: {error_line(error)}")
     os._exit(0)  # without waiting for threads that the author's code may have started
@@ -84,6 +88,7 @@ def check_request(request: dict[str, Any], write_line: Callable[..., None]) -> d
     thing = locate(request["spec"])
     write_line(phase="checking")
     options = request["options"]
+    # JSON holds no functions, so that the request names them as `file.py:name`.
     options |= {name: locate(options[name]) for name in ("cached", "oracle") if options.get(name)}
     return check(thing, **options).to_dict()
 

@@ -87,6 +87,7 @@ class Cases:
         T, S = (-(-n // self.multiple) * self.multiple for n in (T, S))
         if kernel is not None and kernel.one_query:
             T = 1
+        # Triton's tl.dot takes no fewer than 16 columns.
         return T, S, max(16, 1 << (D - 1).bit_length()) if self.powers else D
 
     def longer(self, name: str = "longer sequence") -> Question:
@@ -109,6 +110,7 @@ class Cases:
         """Return a question whose sequences end in padding."""
         question = self.plain(name, **sizes)
         B, S = question.k.shape[0], question.k.shape[-2]
+        # A text without any token has no right output.
         lengths = torch.tensor([max(1, S - 2 * b - 1) for b in range(B)])
         return replace(question, padding=torch.arange(S) < lengths[:, None])
 

@@ -86,10 +86,12 @@ def is_triangular(tensor: Tensor) -> bool:
     if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2:
         return False
     square = tensor.reshape(-1, *tensor.shape[-2:])[0]
+    # A mask that is added may hold −1e4 or −1e9 in place of −inf.
     for marked in (square != 0, square < -1e3 if square.dtype.is_floating_point else square != 0):
         n = len(marked)
         for mark in (marked, ~marked):
             lower = torch.ones(n, n, dtype=torch.bool, device=mark.device)
+            # A causal mask that is off by one declares causality, too; the output then shows the mistake.
             if any(bool((mark == lower.tril(d)).all()) for d in (-1, 0, 1)):
                 return True
     return False

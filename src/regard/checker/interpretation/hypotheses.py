@@ -93,6 +93,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
     ]
     evident = {kind for kind, words in _WORDS.items() if re.search(words, held, re.I)}
     found = [replace(feature, evident=feature.kind in evident) for feature in found]
+    # Otherwise a pre-norm block that forgot its scale would be right, with a scale of 1.
     if not _normalises_queries(held):
         found = [feature for feature in found if "normalised queries" not in feature.words]
     return sorted(found, key=lambda feature: not feature.evident)
@@ -185,6 +186,7 @@ def _with_prefix(n: int, base: Intent) -> Intent | None:
 
 
 def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
+    # A number may leave out the query's own key.
     named = {int(n) + more for n in numbers if n == int(n) for more in (0, 1)}
     sizes = [n for n in sorted({2, 3, 4, 5, 6} | named) if 1 < n < longest - 1]
     for n in sizes:
@@ -202,6 +204,7 @@ def _capped(cap: float, base: Intent) -> Intent | None:
 
 
 def _caps(numbers: list[float]) -> Iterator[Feature]:
+    # Gemma 2 caps its scores at 50, Grok-1 at 30.
     for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)}):
         yield Feature("cap", f"with a soft cap of {cap:g}", partial(_capped, cap))
 
@@ -224,10 +227,12 @@ def _rotations(
     candidates = [*usual[:1], *held[:exact], *usual[1:], *held[exact:], *scaled]
     unique: dict[tuple[float, ...], tuple[Tensor, str]] = {}
     for frequencies, words in candidates:
+        # Tables in float32 have seven digits, by which the same frequencies are known and tried once.
         unique.setdefault(tuple(round(float(f), 7) for f in frequencies), (frequencies, words))
     for frequencies, words in list(unique.values())[:120]:
         n = len(frequencies)
         part = "" if 2 * n == D else f" on {2 * n} of {D} channels"
+        # GPT-J and Llama's own code pair neighbours; Transformers' Llama and GPT-NeoX pair halves.
         for pairing in ("half", "interleaved"):
             pairs = "channel i with i + n" if pairing == "half" else "neighbours"
             text = f"with rotary positions ({words}; pairs {pairs}{part})"
@@ -237,6 +242,7 @@ def _rotations(
 def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tuple[Tensor, str]]:
     """Yield the frequencies of base 10,000 and of bases that the code holds, on all or some channels."""
     bases = [10000.0, *(n for n in numbers if 500 <= n <= 1e8 and n != 10000)]
+    # GPT-NeoX rotates a quarter of the channels, and other models a half.
     widths = [D, D // 2, D // 4, *(int(n) for n in numbers if n % 2 == 0 and 2 <= n < D)]
     widths = [
         w for w in dict.fromkeys([*widths, *(int(D * n) for n in numbers if n < 1)]) if w > 1 and w % 2 == 0
@@ -278,6 +284,7 @@ def _held_frequencies(tensors: list[tuple[str, Tensor]], D: int) -> Iterator[tup
             continue
         row, half = flat[1].double(), flat.shape[1] // 2
         if bool((flat[0] == 0).all()):  # position 0 of angles, or of their sines
+            # Sines in float32 may exceed 1 by rounding.
             for angles in (row, row.clamp(-1, 1).asin()):
                 yield from ((angles[part], words) for part in _halves(half, angles))
         elif bool((flat[0] == 1).all()):
@@ -375,6 +382,7 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> I
     scales: list[tuple[float | Tensor | None, str]] = [(None, ""), (1.0, ", scale 1")]
     scales += [(n, f", scale {n:g}") for n in numbers if 1 < n <= 200]
     for path, tensor in tensors:
+        # A learned temperature is one number, or one for each head as in Swin V2.
         if tensor.numel() in (1, H) and not tensor.is_complex():
             flat = tensor.flatten().double()
             for values, words in ((flat, path), (flat.exp(), f"exp({path})")):
@@ -386,6 +394,7 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> I
         yield Feature("norm", text, partial(_normed, _unit, scale))
         if isinstance(scale, float):  # normalised by a layer of its own, so that any scale may be meant
             yield Feature("norm", f"on normalised queries and keys{words}", partial(_scaled, scale))
+    # The epsilon of RMSNorm is 1e-6 or 1e-5 in Llama's models, and 1e-8 in the paper's code.
     for eps in (1e-6, 1e-5, 1e-8):
         rms = partial(_mean_square_norm, eps)
         yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None))

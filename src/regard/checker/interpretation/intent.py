@@ -37,6 +37,7 @@ def _one_more(n: int, question: Question) -> Question:
 
 def _to_both_sides(reach: Callable[[int], int], n: int, question: Question) -> Question:
     if question.causal:
+        # `Intent.error` takes this for an interpretation that does not fit.
         raise ValueError("a causal window has one side")
     return replace(question, window=reach(n) + 1, ahead=reach(n))
 
@@ -145,9 +146,11 @@ def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: t
     with torch.no_grad():
         plain = CORRECT.answer(interpreted, intent.wiring)
         error = relative_error(plain, expected)
+        # PyTorch's fused attention has none of these.
         special = (interpreted.softcap, interpreted.rule, intent.wiring.sinks, intent.wiring.bias)
         if all(part is None for part in special):
             error = max(error, relative_error(_fused_answer(interpreted, intent, plain), expected))
+    # PyTorch may be exact by luck, and no code can be held to that.
     return max(error, torch.finfo(dtype).eps / 2)
 
 

@@ -28,6 +28,7 @@ def prepare_interpreter() -> None:
     import numpy
     from triton.runtime import interpreter
 
+    # An earlier check has repaired it.
     if hasattr(interpreter._patch_lang_tensor, "before_regard"):
         return
     try:
@@ -55,6 +56,7 @@ def has_wrong_bfloat16() -> bool:
 
     from regard.checker.interpreter.interpreted_product import multiply
 
+    # Both numbers and their product are exact in bfloat16.
     a, b = (torch.tensor([x], dtype=torch.bfloat16) for x in (1.5, -2.5))
     product = torch.zeros(1, dtype=torch.bfloat16)
     multiply[(1,)](a, b, product)

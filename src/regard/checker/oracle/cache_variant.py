@@ -56,6 +56,7 @@ class CacheVariant:
             q, k, v = self._position(wiring, *wiring.project(piece), start=start)
             stored = [(q, k, v, torch.zeros_like(v))[role] for role in self.cached]
             if keys is None or values is None:
+                # Some mistakes write or read one slot beyond the end.
                 length = max(self.slots, T + 2)
                 keys, values = (t.new_zeros(B, t.shape[1], length, t.shape[3]) for t in stored)
             if self.swapped and start:

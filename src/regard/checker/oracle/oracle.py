@@ -117,6 +117,7 @@ def describe_agreement(error: float) -> str:
 def relative_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest |a − b| relative to the largest |b|; inf unless finite at the same places."""
     if a.numel() and math.isfinite(largest := float((a - b).abs().max())):  # all numbers of both are finite
+        # An output of zeros has no largest number to divide by.
         return largest / max(float(b.abs().max()), 1e-30)
     finite_a, finite_b = a.isfinite(), b.isfinite()
     if bool((finite_a != finite_b).any()):

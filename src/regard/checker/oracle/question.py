@@ -80,6 +80,7 @@ class Question:
 
     def named_leaves(self) -> dict[str, Tensor]:
         """Return the inputs by their names, each once: "q", "k" and "v", or "x" for a single sequence."""
+        # Later entries win, so that a tensor in several roles has the first of their names.
         unique = {id(x): (name, x) for name, x in (("v", self.v), ("k", self.k), ("q", self.q))}
         return dict(reversed(unique.values())) if len(unique) > 1 else {"x": self.q}
 
@@ -87,6 +88,7 @@ class Question:
         """Yield each sequence of the batch as a question of its own."""
 
         def item(x: Tensor | None, b: int) -> Tensor | None:
+            # A mask (T, S) is the same for every item.
             return x if x is None or x.ndim < 4 else x[b : b + 1]
 
         for b in range(self.q.shape[0]):

@@ -71,6 +71,7 @@ def _without_sign(rotation: Rotation) -> Callable[[Tensor, int], Tensor]:
         second = torch.arange(x.shape[-1], device=x.device)
         second = (second % 2 == 1) if rotation.pairing == "interleaved" else (second >= n)
         flipped = torch.where(second, -x, x)
+        # The sum of a rotation and its inverse has the cosines alone, and their difference the sines.
         cosines = rotation(x, start) + back(x, start)
         sines = rotation(flipped, start) - back(flipped, start)
         turned = (cosines + sines) / 2
@@ -123,6 +124,7 @@ class AttentionVariant:
 
         `projected` is the result of `wiring.project`, if the caller already has it.
         """
+        # In a ragged batch the padding is what lies beyond an item's length.
         reach = "all" if self.padding == "ignored" and self.reach == "own" else self.reach
         together, across = self.batch == "together", self.axis == 0
         alone = question.lengths is not None or reach != "own" or together or across
@@ -136,12 +138,14 @@ class AttentionVariant:
         if self.layers != (0, 1, 2):
             layers = (wiring.query, wiring.key, wiring.value)
             query, key, value = (layers[role] for role in self.layers)
+            # What was projected before has gone through the right layers.
             wiring, projected = replace(wiring, query=query, key=key, value=value), None
         projected = projected or wiring.project(question, split=self.split)
         q, k, v = (projected[role] for role in self.roles)  # (B, H, T, D), (B, G, S, D), (B, G, S, E)
         q, k, v = self._rewired(wiring).position(q, k, v, self.rotated)
         if self.rotation == "opposite" and wiring.rotate is not None:
             known = _known(wiring.rotate)
+            # They were turned by θ above, and so end at −θ.
             k = replace(known, frequencies=-2 * known.frequencies)(k, 0)
         B, H, T, D = q.shape
         n = CaseSizes(B, H, k.shape[1], T, k.shape[2] - question.surplus, D, wiring.width or H * D)
@@ -156,6 +160,7 @@ class AttentionVariant:
             n = n._replace(B=1, T=q.shape[2], S=k.shape[2])
 
         # Scores, mask and softmax.
+        # A declared scale holds unless the mistake is one of the scale.
         scale = wiring.scale if wiring.scale is not None and self.scale is root else self.scale(n)
         scaled = (q @ k.mT) * scale  # (B, H, T, S)
         allowed = self._allowed(question, n, q.device)
@@ -183,6 +188,7 @@ class AttentionVariant:
 
         # Merge the heads; rows without a visible key are free.
         free = None
+        # 0 · inf makes every row NaN, which is what shows this mistake.
         if allowed is not None and self.masking != "nan":
             free = (~allowed).all(-1, keepdim=True).expand(*mixed.shape[:-1], 1)
         returned: Tensor | None = weights

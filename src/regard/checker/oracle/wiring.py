@@ -87,6 +87,7 @@ class Wiring:
 
         `rotated` names those that are rotated; another choice than queries and keys is a mistake.
         """
+        # A norm may compute in float32 and return that.
         q = q if self.query_norm is None else self.query_norm(q).to(q.dtype)
         k = k if self.key_norm is None else self.key_norm(k).to(k.dtype)
         if self.rotate is not None:

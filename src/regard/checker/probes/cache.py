@@ -100,6 +100,7 @@ def probe_cache(session: CheckSession) -> None:
 
 def _check_longer(session: CheckSession, continuation: Continuation) -> bool:
     """Continue a sequence as long as the cache takes; returns False if that gives another output."""
+    # A cache of the guessed length holds 16 tokens.
     for length in (40, 16, 10):
         question = session.cases.plain("cache", B=1, T=length, seed=83).to(session.dtype)
         T = question.q.shape[1]
@@ -130,6 +131,7 @@ def _ways(session: CheckSession, adapter: Step | None) -> Iterator[Continuation]
         yield Continuation("your step", adapter)
     elif session.subject.is_transformers:
         yield Continuation("Transformers' cache", _transformers_step(session))
+    # Code that only follows Transformers' interface may have a cache of its own.
     if adapter is None and not type(session.module).__module__.startswith("transformers."):
         yield from continuations(session.subject)
 
@@ -164,7 +166,9 @@ def _run_pieces(module: nn.Module, step: Step, x: Tensor, cut: Cut) -> Tensor:
     """Return the output for a sequence in pieces."""
     state, pieces = None, []
     for piece in torch.split(x, list(cut), 1):
+        # Code that needs contiguous inputs is judged by `check_strides`, not here.
         y, state = step(module, piece.contiguous(), state)
+        # The caller's own step may hand on all that the module returned.
         pieces.append(y[0] if isinstance(y, tuple) else y)
     output = torch.cat(pieces, 1)
     if output.shape[:2] != x.shape[:2]:
@@ -177,6 +181,7 @@ def _run_whole(session: CheckSession, step: Step, question: Question) -> Tensor:
     if not session.understanding.causal:
         T = question.q.shape[1]
         masked = replace(question, mask=torch.ones(T, T, dtype=torch.bool).tril())
+        # A mask (B, S) of tokens cannot be causal.
         if "mask" in session.subject.arguments and session.subject.mask_form.rank > 1:
             alone = session.subject.run(with_explicit_mask(session, masked), module=_fresh(session, question))
             if alone.answer is not None:
@@ -223,6 +228,7 @@ def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> b
     if intent is not None and not session.understanding.causal:
         intent = replace(intent, causal=True)  # each step gets a causal mask
     trials = [trial for trial in trials if trial.errors and (trial.kept or trial.continuation.explicit)]
+    # A guess under which nothing was kept may not be how the module is called.
     trials.sort(key=lambda trial: not trial.kept)
     for trial in trials if intent is not None else []:
         for mistake in CATALOGUE.values():
@@ -311,11 +317,13 @@ def _transformers_step(session: CheckSession) -> Step:
     """Return a step for Transformers' cache, with the causal mask and positions that a model would pass."""
 
     def step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        # Transformers is optional, and slow to import.
         from transformers import DynamicCache
 
         cache, start = (DynamicCache(), 0) if state is None else state
         T, S = x.shape[1], start + x.shape[1]
         allowed = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+        # Transformers' models pass the lowest number of the dtype where other code passes −inf.
         mask = torch.zeros(1, 1, T, S, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)
         keywords = {session.subject.arguments["cache"]: cache, session.subject.arguments["mask"]: mask}
         if session.subject.rotary is not None:

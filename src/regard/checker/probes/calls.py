@@ -59,6 +59,7 @@ def probe_state(session: CheckSession) -> bool:
 
 def _questions(session: CheckSession) -> Iterator[Question]:
     """Yield questions of several lengths and batch sizes, and at last one of the first one's shape."""
+    # A length that it refuses is refused in every order, which is no difference.
     cases = replace(session.cases, fixed_length=None)
     flag = "causal" in session.subject.arguments and session.options.get("causal") is not False
     for B, T, seed in ((2, 7, 0), (3, 4, 97), (2, 11, 98), (2, 7, 99)):
@@ -76,6 +77,7 @@ def _fresh_module(session: CheckSession) -> nn.Module | None:
 
 
 def _run(session: CheckSession, question: Question, module: nn.Module | None) -> Reply:
+    # With one seed code that draws random numbers can be compared, too.
     torch.manual_seed(0)
     with torch.no_grad():
         return session.subject.run(question.to(session.dtype), module=module)

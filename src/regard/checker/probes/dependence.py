@@ -38,6 +38,7 @@ def _dependence(session: CheckSession, question: Question, axis: int) -> Tensor 
             after = session.subject.run(change_tokens(question, axis, index)).answer
             if before is None or after is None:
                 return None
+            # A number that becomes NaN depends on the token, too, and NaN > 1e-9 is False.
             changed = (after.output - before.output).abs().nan_to_num(1.0) > 1e-9
             columns.append(changed.movedim(axis, 0).flatten(1).any(1))
     return torch.stack(columns, 1)
@@ -49,6 +50,7 @@ def change_tokens(question: Question, axis: int, index: int) -> Question:
     def change(x: Tensor) -> Tensor:
         changed = x.clone()
         slice_ = changed.select(axis, index)
+        # The sign changes, which no norm before the projections undoes.
         slice_.copy_(slice_ * -1.5 + 1.0)
         return changed
 
@@ -78,6 +80,7 @@ def name_difference(question: Question, got: Tensor, want: Tensor) -> str | None
         return "missing-diagonal"
     if torch.equal(extra, _diagonal(every, S - T + 1)) and not bool(missing.any()):
         return "one-token-ahead"
+    # In self-attention an output depends on its own token by its query, whatever the mask hides.
     if question.mask is not None and torch.equal(got | own, ~want | own):
         return "inverted-mask"
     if T == S and torch.equal(got, want.mT):

@@ -36,6 +36,7 @@ class SoftmaxIntervention(TorchFunctionMode):
             args = (scores * self.factor, -1 if self.last_axis else axis, *rest)
         elif name == "scaled_dot_product_attention" and args:
             self.axes.add(-1)
+            # The scores are inside; scaled queries scale them.
             args = (args[0] * self.factor, *args[1:])
         return func(*args, **kwargs)
 
@@ -80,6 +81,7 @@ def _name_factor(factors: list[float], widths: tuple[int, int] | None) -> tuple[
     """Return the mistake by which the scores are these times the reference's, in two questions."""
     squares = [max(factor, 1 / factor) ** 2 for factor in factors]
     if widths is None:
+        # Without the widths, the square of a factor that is a whole number is taken for one.
         by_width = abs(squares[0] - round(squares[0])) < 1e-2 and round(squares[0]) >= 4
     else:
         by_width = all(abs(s / width - 1) < 1e-3 for s, width in zip(squares, widths, strict=True))

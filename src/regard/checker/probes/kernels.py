@@ -11,6 +11,7 @@ from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.construction.source import block_sizes
 
+# Neither sorted nor equal on both sides: lengths in another order, or of the other side, show.
 _LENGTHS = ((5, 3, 6), (7, 3, 11))  # queries and keys of three items
 _TOLD = {"lengths", "query starts", "key starts"}  # arguments that tell a kernel the lengths
 
@@ -27,6 +28,7 @@ def kernel_questions(session: CheckSession, flag: dict[str, Any]) -> list[Questi
     if kernel is not None and kernel.kind == "mask interface":  # it is told where the queries start
         questions.append(replace(session.cases.plain("causal, T < S", T=3, S=7, seed=67), flag=True))
     if asks_many_tokens(session):
+        # 150 tokens hold two whole blocks of up to 70 and a part of a third.
         name = "several blocks" if 0 < largest_block(session) <= 70 else "150 tokens"
         questions.append(replace(session.cases.plain(name, B=1, H=1, T=150, D=16, seed=60), **flag))
     return questions
@@ -67,6 +69,7 @@ def _ragged(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
     if not kernel.names.keys() & _TOLD:
         session.add_skip("lengths that differ", "none of its arguments is known to hold the lengths")
         return []
+    # A kernel may take only multiples of its block.
     queries, keys = (tuple(-(-n // cases.multiple) * cases.multiple for n in side) for side in _LENGTHS)
     if kernel.square or not kernel.ragged_queries:
         queries = keys if kernel.square else (1 if kernel.one_query else min(keys),) * len(keys)
@@ -77,6 +80,7 @@ def _ragged(session: CheckSession, flag: dict[str, Any]) -> list[Question]:
     if kernel.kind == "paged or not":
         contiguous = cases.plain("without pages", B=3, T=max(queries), S=max(keys), seed=63)
         questions.append(replace(contiguous, page=None))
+        # A kernel may use the cap in one of the two ways only.
         if "softcap" in session.subject.arguments:
             questions.append(replace(contiguous, page=None, softcap=2.0, name="softcap, without pages"))
     return questions

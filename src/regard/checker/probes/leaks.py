@@ -80,6 +80,7 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
     if reply.answer is None or not bool(reply.answer.output.isfinite().all()):
         return None
     output = reply.answer.output
+    # A backward pass that fails is for the probe of gradients to report.
     differentiable = output.requires_grad and run_backward(session, question) == BackwardPass()
     for row in range(T - 1):
         # Change all later tokens: no row up to this one may change.
@@ -105,6 +106,7 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
 def _change_from(x: Tensor, start: int) -> Tensor:
     """Return a copy of (…, T, C) whose rows from `start` on are different."""
     changed = x.clone()
+    # A norm before the projections would undo a positive factor or a shift alone, but not the sign.
     changed[..., start:, :] = changed[..., start:, :] * -1.5 + 1.0
     return changed
 
@@ -213,6 +215,7 @@ def probe_batch(session: CheckSession) -> None:
             worst = float("inf")
         else:
             worst = max(worst, float((batched - single).nan_to_num().abs().max()))
+    # BLAS may sum in another order for another batch size, which shows where the code needs float32.
     if worst < 1e-4:
         session.add_pass("batch", "items do not depend on each other")
     elif has_another_batch_axis(session.subject, session.cases.width, session.dtype):

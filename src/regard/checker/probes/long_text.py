@@ -43,8 +43,10 @@ def probe_long_text(session: CheckSession) -> None:
     if block > LONGEST:
         how = f"its source names blocks of {block}: check it with smaller ones"
         session.add_untried("several blocks", how)
+    # Blocks of up to 70 fit twice into LENGTH.
     numbers = [n for n in [*block_sizes(subject), *whole_numbers(subject)] if 70 < n <= LONGEST]
     least = LENGTH if intent.wiring.rotate is None else ROTATED
+    # Two blocks and a rest that fills none; only one block and a rest where two take too long.
     length = max([least, *(2 * n + 22 if 2 * n < LONGEST else n + 22 for n in numbers)])
     if length == LENGTH and asks_many_tokens(session):
         return  # it was among the questions about its output
@@ -111,6 +113,7 @@ def _wrong_rows(output: Tensor, expected: Tensor) -> list[int]:
     """Return some of the rows (T of (…, T, C)) that differ, the first and the last among them."""
     if output.shape != expected.shape:
         return []
+    # A comparison with NaN is False, so that a row of NaN would count as right.
     differ = (output.double() - expected.double()).abs().nan_to_num(1.0)
     differ = differ.movedim(-2, 0).flatten(1).amax(1) > TOLERANCE * expected.abs().max()
     rows = differ.nonzero().flatten()
@@ -156,6 +159,7 @@ def _visible_keys(own: CheckSession, question: Question, rows: list[int]) -> Ten
     if answer is None or not answer.output.requires_grad or not rows:
         return None
     inputs = [tracked.k] if tracked.k is tracked.v else [tracked.k, tracked.v]
+    # Random factors, since the plain sum of a row is constant behind a layer norm.
     factors = torch.randn(answer.output.shape[-1], generator=torch.Generator().manual_seed(61)).to(own.dtype)
     seen = []
     for row in rows:

@@ -65,6 +65,7 @@ def _check_unused(session: CheckSession) -> None:
 
 def _mistake_of_unused(path: str, used: list[str]) -> str | None:
     """Return the mistake of leaving a parameter unused while the others are used; None if it may be meant."""
+    # Softmax cancels a bias of the keys, so that right code does not depend on it.
     if path.endswith("bias"):
         return None
     if re.search(r"(^|[._])sinks?($|[._])", path):
@@ -168,6 +169,7 @@ def _check_state_dict(session: CheckSession) -> None:
     same = torch.allclose(saved.answer.output, loaded.answer.output, rtol=1e-5, atol=1e-6, equal_nan=True)
     if same:
         session.add_pass("state_dict", "saved and loaded, it gives the same output")
+    # What is missing for this reason has been reported as a plain list.
     elif not session.subject.plain_lists:
         plain = plain_tensors(fresh)
         missing = f"`{plain[0][0]}`" if plain else "everything that the output depends on"
@@ -183,8 +185,10 @@ def _check_state_dict(session: CheckSession) -> None:
 def _check_lengths(session: CheckSession) -> None:
     """Check the maximum length and one token more: it must be right, or refuse with a clear message."""
     limit = max_length(session.subject)
+    # A module for a real context, of thousands of tokens, would take too long.
     if limit is None or limit > 512 or session.subject.inputs == "context":
         return
+    # The questions of the session never exceed the maximum; these must.
     cases = Cases(
         session.subject, session.cases.width, session.cases.context_width, None, session.cases.always
     )
@@ -206,6 +210,7 @@ def _check_lengths(session: CheckSession) -> None:
                 session.add_failure(name, f"with {T} tokens it {describe_difference(error)}")
         elif limit == T:
             session.add_failure(name, f"{T} tokens raised {reply.error_line}")
+        # A RuntimeError about shapes is PyTorch's, whatever words it has.
         elif isinstance(reply.error, ValueError | AssertionError | IndexError) and _mentions_length(
             reply.error, limit
         ):
@@ -231,6 +236,7 @@ def _check_other_length(session: CheckSession) -> None:
     cls = session.subject.cls
     if cls is None or max_length(session.subject) is None:
         return
+    # Any length but the guessed one, 16.
     sizes: dict[str, Any] = {"length": 24}
     init = {k: 24 if vocabulary.size(k) == "length" else v for k, v in session.subject.init.items()}
     try:
@@ -239,6 +245,7 @@ def _check_other_length(session: CheckSession) -> None:
         shapes = {name: tuple(t.shape) for name, t in longer.state_dict().items()}
     except (CheckError, RuntimeError):  # RuntimeError: lazy layers have no shape yet
         return
+    # A table of learned positions is a parameter, in which the maximum length belongs.
     parameters = {name for name, _ in longer.named_parameters()}
     blocking = [
         n for n, t in state.items() if shapes.get(n) not in (None, tuple(t.shape)) and n not in parameters

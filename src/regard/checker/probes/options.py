@@ -70,6 +70,7 @@ def _find_scale(session: CheckSession, intent: Intent) -> Intent | None:
         session.add_skip("scale", f"`{name}={_SCALE}` raised {reply.error_line}")
         return None
     own = intent.wiring.scale or head_width(intent.wiring, plain) ** -0.5
+    # The last one is for an argument that is a width, by whose root the scores are divided.
     for scale in (_SCALE, 1 / _SCALE, own * _SCALE, own / _SCALE, _SCALE**-0.5):
         scaled = replace(intent, wiring=replace(intent.wiring, scale=scale))
         if scaled.error(question, reply.answer) < TOLERANCE:
@@ -233,6 +234,7 @@ def _name_mistake(
         session.example = describe_failure(question, answer.output, expected)
 
 
+# An argument may be there for the sake of a common signature, and say so.
 _UNUSED = re.compile(r"\b(unused|not used|never used|ignored|no effect|compatib\w+|deprecated)\b", re.I)
 # "is_causal: ignored if a mask is given", "the mask takes precedence", "if both are given, the mask is used".
 _PRECEDENCE = re.compile(

@@ -41,6 +41,7 @@ def block_parameters(parameters: dict[str, inspect.Parameter]) -> list[str]:
     return [
         name
         for name, parameter in parameters.items()
+        # Not isinstance: the default of a switch such as `use_blocks=True` is an int, too.
         if BLOCK_NAME.search(name) and vocabulary.size(name) is None and type(parameter.default) is int
     ]
 
@@ -72,6 +73,7 @@ def _compare_blocks(session: CheckSession, changes: dict[str, Any], shown: str) 
     assert intent is not None
     blocked = subject.replaced(extra=subject.extra | changes)
     flagged = "causal" in subject.arguments and session.options.get("causal") is None
+    # 70 tokens are several blocks in every pair of sizes, and the last block is not full.
     questions = [session.cases.plain("several blocks", B=1, T=70, seed=seed) for seed in (60, 61)]
     questions = [replace(questions[0], flag=True), questions[1]] if flagged else questions[:1]
     if "mask" in subject.arguments:

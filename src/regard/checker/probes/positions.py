@@ -32,6 +32,7 @@ def probe_positions(session: CheckSession) -> None:
         return
     if intent.wiring.bias is not None:
         _check_slopes(session, intent)
+    # Observed queries and keys have their positions already.
     elif intent.wiring.rotate is None and not isinstance(intent.wiring, ObservedWiring):
         _check_effect(session)
 
@@ -48,7 +49,9 @@ def _check_slopes(session: CheckSession, intent: Intent) -> None:
     H = intent.wiring.heads
     slopes = -intent.wiring.bias(H, 2, 2)[:, 1, 0].double()
     usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)
+    # Where H is no power of two, ALiBi takes some slopes of the next one; much code does without that.
     geometric = 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+    # Which head has which slope is free.
     differences = [
         relative_difference(slopes.sort().values, right.sort().values) for right in (usual, geometric)
     ]
@@ -96,6 +99,7 @@ class _WrongCosines(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        # Llama makes its `freqs_cis` by torch.polar.
         if getattr(func, "__name__", "") in ("cos", "polar") and isinstance(result, Tensor):
             return torch.complex(1.1 * result.real, result.imag) if result.is_complex() else 1.1 * result
         return result

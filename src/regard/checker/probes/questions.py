@@ -21,6 +21,7 @@ def output_questions(session: CheckSession) -> tuple[list[Question], list[Questi
     # The positions of queries beside keys of another number are a convention.
     positions = right is not None and (right.causal or right.wiring.rotate is not None)
     single_length = subject.inputs == "x" or positions
+    # A scale or a mask of one constant size is right in one of two sizes only.
     needed = [cases.plain(), cases.plain(B=3, T=5, D=6, H=2, seed=3)]
     optional: list[Question] = []
     if "causal" in names and causal is None:
@@ -45,6 +46,7 @@ def output_questions(session: CheckSession) -> tuple[list[Question], list[Questi
         optional.append(cases.plain("cross-attention", T=4, S=7, seed=9))
     if subject.inputs == "qkv" and subject.layout not in SEQUENCES and attends:
         optional.append(cases.plain("value width", E=13, seed=10))
+    # Kernels are asked about 150 tokens instead: see `kernel_questions`.
     if reference is None and cases.fixed_length is None and kernel is None:
         optional.append(cases.longer())
     elif reference is not None:
@@ -83,6 +85,7 @@ def _refusable_options(
         mask = question.mask.clone()
         mask[1] = False
         yield replace(question, mask=mask)
+        # Without a batch axis there is no item to be padded.
         if "padding" not in names and session.subject.layout not in ("TD", "TC"):
             yield cases.padded(seed=12)
     if flag and session.subject.inputs != "x":
@@ -94,6 +97,7 @@ def _refusable_options(
         default = parameter.default
         if name in known or name not in theirs or theirs[name].default != default:
             continue
+        # NaN as a default is unequal to itself, and no other number comes of it.
         if isinstance(default, bool | float) and default == default:
             value = not default if isinstance(default, bool) else default / 2 + 0.25
             yield replace(cases.plain(f"{name}={value:g}", seed=16), extra={name: value})

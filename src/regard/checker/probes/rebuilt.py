@@ -39,6 +39,7 @@ def rebuild(
         return str(error)
     other.device = subject.device
     understanding = understand(
+        # `adapt` guesses the layout anew, which was found out before.
         other.replaced(layout=subject.layout),
         causal=options.get("causal"),
         heads=None,
@@ -56,6 +57,7 @@ def constructor_parameters(target: Any) -> dict[str, inspect.Parameter]:
         return (
             dict(inspect.signature(target).parameters) if isinstance(target, type) else arguments_of(target)
         )
+    # Classes that are written in C may have no signature.
     except (TypeError, ValueError):
         return {}
 
@@ -79,6 +81,7 @@ def check_output(
     failed = [found for found in inner.checks if found.status == "failed"]
     if failed and mistakes is not None:
         named = [d for d in inner.diagnoses if not d.warning]
+        # Even with a switch of known meaning turned, causality is a promise.
         leaks = mistakes and any(found.name == "causality" for found in failed)
         if not leaks and not any(diagnosis.name in mistakes for diagnosis in named):
             equal = f"; its output equals attention {get_mistake(named[0].name).what}" if named else ""

@@ -139,7 +139,9 @@ def adapt_for_ranks(thing: Any, init: dict[str, Any], world_size: int) -> Subjec
 
 def importable_name(thing: Any, processes: int) -> str:
     """Return `file.py:name` or `package.module:name`, by which other processes can import a function."""
+    # A functools.partial and other objects that can be called have no __qualname__.
     name, module = getattr(thing, "__qualname__", "<"), sys.modules.get(getattr(thing, "__module__", ""))
+    # `<lambda>` and `f.<locals>.g` cannot be looked up in a module.
     if module is None or "<" in name or not hasattr(module, name.partition(".")[0]):
         shown = "the function" if "<" in name.rpartition(".")[2] else name.rpartition(".")[2]
         raise CheckError(
@@ -147,6 +149,7 @@ def importable_name(thing: Any, processes: int) -> str:
             f"the command, regard check file.py:name --processes {processes}"
         )
     package = module.__name__.partition(".")[0]
+    # Not importlib.util.find_spec, which answers from sys.modules: other processes have another one.
     found = package != "__main__" and PathFinder.find_spec(package) is not None
     file = getattr(module, "__file__", None)
     if not found and file is None:
@@ -202,6 +205,7 @@ def _start_ranks(
         "dtype": dtype,
         "layouts": ["BHTD", "BTHD"],
         "waiting": WAITING,
+        # An entry may be relative, and "" means the current folder, which -P leaves out.
         "path": [os.path.abspath(entry) for entry in sys.path],
     }
     return run("regard.checker.ranks.rank_worker", request, ranks=processes)

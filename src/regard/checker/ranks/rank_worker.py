@@ -35,6 +35,7 @@ def run_trials(request: dict[str, Any], write_line: Callable[..., None]) -> None
                     subject.replaced(layout=layout), request, store, partial(write_line, spec=spec)
                 ):
                     break
+        # An exit() in the author's file must not end this rank without a line that says so.
         except BaseException as error:
             write_line(spec=spec, failure=error_line(error))
 
@@ -44,6 +45,7 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
     rank, world_size = request["rank"], request["ranks"]
     distributed.init_process_group(
         "gloo",
+        # A file needs no port, which another process may take.
         init_method=f"file://{store}",
         rank=rank,
         world_size=world_size,
@@ -56,6 +58,7 @@ def _answer(subject: Subject, request: dict[str, Any], store: str, write_line: C
         for index, trial in enumerate(request["trials"]):
             question = replace(Cases(subject).plain(**trial["sizes"]), flag=trial["flag"])
             local = question.to(getattr(torch, request["dtype"])).map_inputs(
+                # Gloo sends contiguous tensors only.
                 lambda x: x.chunk(world_size, -2)[rank].contiguous()
             )
             with torch.no_grad():

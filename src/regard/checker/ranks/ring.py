@@ -55,6 +55,7 @@ class RingInputs:
 def _merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Merge partial outputs, each weighted by its log-sum-exp."""
     lse = torch.stack([part[1] for part in parts])
+    # A row that sees no key in any block has log-sum-exps of −inf alone, whose softmax is NaN.
     return (torch.softmax(lse, 0).nan_to_num() * torch.stack([part[0] for part in parts])).sum(0)
 
 

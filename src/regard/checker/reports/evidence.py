@@ -41,6 +41,7 @@ def against_softmax(session: CheckSession) -> str:
 
 
 _FORMULA = re.compile(r"scaled[ _-]*dot[ _-]*product|\bsdpa\b|softmax\s*\(\s*q\s*(@|\*|·|k)", re.I)
+# A text with one of these words compares the formula with another kind of attention, its own.
 _ANOTHER_KIND = re.compile(
     r"linear|kernel|feature|approx|sigmoid|relu|gat(ed?|ing)\b|differen|cosine|local|window|sparse|relative|bias"
     r"|random|rank|nystr|perform|hash|lsh|pool|landmark|latent|sink|talking|conv|variant|instead|without",
@@ -102,6 +103,7 @@ class _WatchShapes(TorchFunctionMode):
         result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
         sizes = list(result.shape) if isinstance(result, Tensor) and result.is_floating_point() else []
         both = sizes.count(self.T) >= 2 if self.T == self.S else {self.T, self.S} <= set(sizes)
+        # scaled_dot_product_attention and multi_head_attention_forward keep their scores to themselves.
         fused = "attention" in name
         self.formed = self.formed or both or fused
         self.normalised = self.normalised or fused or (both and "softmax" in name)
@@ -166,6 +168,7 @@ def _judge(measure: Callable[[float], tuple[Tensor, bool] | None]) -> list[str]:
 
 def _exponential(weights: list[Tensor]) -> bool:
     """Return whether log-weights for 1, 2 and 3 times the queries lie on a line, as q · k + bias does."""
+    # The logarithm of a weight near 0 has no digits left.
     visible = torch.stack(weights).amin(0) > 1e-9
     logs = [torch.where(visible, w, 1.0).log() for w in weights]
     # Relative to one visible key of the row, so that the normalisation drops out.
@@ -190,6 +193,7 @@ def _function_weights(session: CheckSession, factor: float) -> tuple[Tensor, boo
     """Return the weights (B, H, T, S) of a function: values that are unit vectors give them directly."""
     question = session.cases.plain(T=5, S=5, seed=95).to(session.dtype)
     S, E = question.v.shape[-2:]
+    # A unit vector for each key needs as many channels as keys.
     if E < S:
         return None
     units = torch.eye(S, E, dtype=question.dtype).expand_as(question.v).contiguous()

@@ -169,6 +169,7 @@ class Report:
         for diagnosis in data["diagnoses"]:
             for name in ("error", "distance"):
                 number = diagnosis[name]
+                # JSON has no number for inf.
                 diagnosis[name] = number if number is None or math.isfinite(number) else None
         return {"verdict": self.verdict, "ok": self.ok, "summary": self.summary} | data
 

@@ -97,6 +97,7 @@ def _paragraph(start: str, text: str, width: int, style: str = "", *, whole: boo
     """
     if not text:
         return []
+    # Names and errors of foreign code may hold control characters of a terminal.
     wrapped = textwrap.wrap(
         escape(text),
         width,

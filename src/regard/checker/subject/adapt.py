@@ -109,6 +109,7 @@ def _materialise(module: nn.Module, call: dict[str, Any]) -> nn.Module:
     if not lazy:
         return module
     positional, _, _, extra = _read_signature(module, type(module).__name__, call)
+    # Running it gives lazy layers their shapes, and the caller's module must stay as it is.
     lazy_module, module = module, copy.deepcopy(module)
     inputs = {name: torch.zeros(2, 3, SIZES["width"]) for name in positional}
     try:
@@ -185,6 +186,7 @@ def _of_kernel(function: Callable[..., Any], init: dict[str, Any], name: str) ->
     required = {m: n for m, n in options.items() if n in parameters and is_required(parameters[n])}
     extra = init | {n: neutral[m] for m, n in required.items() if m in neutral}
     subject = Subject(name, function, None, None, init, options, ["q", "k", "v"], "qkv", "BHTD", extra=extra)
+    # Transformers' interface hands the lowest number over under this name.
     if options.get("mask") == "attention_mask":
         subject.mask_form = MaskForm("lowest", 4)
     return subject.replaced(kernel_layouts=tuple(layouts), state=FunctionState(function))
@@ -201,6 +203,7 @@ _TIME_FIRST = re.compile(
 
 def _is_time_first(module: nn.Module) -> bool:
     """Return whether a module says that it takes (T, B, C): by `batch_first`, or by its names of sizes."""
+    # nn.MultiheadAttention has this attribute, and (T, B, C) by default.
     stated = getattr(module, "batch_first", None)
     if isinstance(stated, bool):
         return not stated
@@ -245,6 +248,7 @@ def _declared_head_width(module: nn.Module) -> int | None:
         if meaning == "head_width":
             width = float(value)
         elif meaning == "temperature" or vocabulary.argument(name) == "scale":
+            # A temperature is √D, a scale 1/√D.
             width = float(value**2 if value > 1 else value**-2)
         if 1 < round(width) <= 1024 and abs(width - round(width)) < 1e-6 * width:
             return round(width)
@@ -270,6 +274,7 @@ def draw_weights(module: nn.Module) -> None:
             if parameter.dtype.is_floating_point:
                 fresh = torch.randn(parameter.shape, dtype=torch.float64)
                 norm = parameter.ndim == 1 and "norm" in path.lower() and not path.endswith("bias")
+                # Such weights keep the size of their inputs: scores are neither flat nor extreme.
                 spread = 0.5 if parameter.ndim < 2 else max(parameter.shape) ** -0.5
                 parameter.copy_(1.0 + 0.2 * fresh if norm else spread * fresh)
 
@@ -339,6 +344,7 @@ def _first_tensors(
     order: list[str], required: list[str], meanings: dict[str, str | None]
 ) -> tuple[str, list[str]]:
     """Return the kind of inputs ("qkv", "context" or "x") and their parameters, queries first."""
+    # Of two arguments with one meaning the first counts, as the last one written.
     named = {meanings[key]: key for key in reversed(order)}
     if {"query", "key", "value"} <= named.keys():
         return "qkv", [named[role] for role in ("query", "key", "value")]
@@ -363,6 +369,7 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
         subject.mask_form = MaskForm("added", 4)
         if "rotary" in subject.arguments:
             subject.rotary = _rotary_table(int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"])
+        # The mask that the model passes decides.
         subject.arguments.pop("causal", None)
     elif true_means is None and _docstrings_match(subject, _TRUE_HIDES):
         subject.mask_form, subject.mask_stated = MaskForm("hide", 2), True

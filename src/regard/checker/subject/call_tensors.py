@@ -16,6 +16,7 @@ SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "
 
 
 def rows_sum_to_one(t: Tensor) -> bool:
+    # Weights in bfloat16 have steps of 8e-3.
     return bool(((t.detach().double().sum(-1) - 1).abs() < 1e-2).all())
 
 
@@ -48,6 +49,7 @@ def from_arrays(result: Any) -> Any:
     """Return NumPy arrays, alone or in a tuple or list, as tensors."""
     if isinstance(result, list | tuple):
         return [from_arrays(part) for part in result]
+    # By name, so that NumPy is not imported for code that does not use it.
     return (
         torch.from_numpy(result)
         if type(result).__module__ == "numpy" and hasattr(result, "shape")
@@ -62,6 +64,7 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     def convert(x: Tensor) -> Tensor:
         return x.to(wide) if x.is_complex() else x.to(dtype) if x.is_floating_point() else x
 
+    # `.to()` is made of this, and converts no single kind of tensor.
     converted: nn.Module = module._apply(convert)  # type: ignore[no-untyped-call]
     return converted
 
@@ -82,6 +85,7 @@ def _detach(value: Any) -> Any:
     """Detach tensors from their graph: `deepcopy` refuses those that are not leaves."""
     if isinstance(value, Tensor) and value.grad_fn is not None:
         return value.detach()
+    # Not isinstance: a named tuple takes its fields one by one.
     if type(value) in (list, tuple):
         return type(value)(_detach(part) for part in value)
     return value
@@ -113,6 +117,7 @@ def describe_result(result: Any) -> str:
 
 def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function, or of a module's forward pass."""
+    # This function is written in C and has no signature.
     if target is F.scaled_dot_product_attention:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         defaults = {"dropout_p": 0.0}
@@ -130,6 +135,7 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
             or not parameters
         ):
             return parameters
+        # A wrapper of (*args, **kwargs) says nothing; three tensors are likeliest.
         raise ValueError("it names no argument")
     except (TypeError, ValueError):
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -28,9 +28,11 @@ from regard.checker.subject.subject import Subject
 # Continues a sequence: step(module, x, state) -> (output, state). The first call gets state=None.
 Step = Callable[[nn.Module, Tensor, Any], tuple[Any, Any]]
 
+# LLMs-from-scratch has reset_cache.
 _RESET = re.compile(
     r"^(reset|clear|flush|empty|free)(_(kv|the|inference))?(_?(cache|caches|state|states|past|memory))?$"
 )
+# gpt-fast has setup_caches, LitGPT build_kv_cache, and flash-attn allocate_inference_cache.
 _SETUP = re.compile(r"^(setup|init|allocate|create|enable|make|build|alloc)_?(\w*_)?(cache|caches|kvcache)$")
 _METHOD = re.compile(
     r"^((forward|attend|decode|generate|infer|inference|run)_)?"
@@ -63,6 +65,7 @@ def has_cache(subject: Subject) -> str:
         if name := next((name for name in names if vocabulary.is_cache(name)), ""):
             return f"attribute `{f'{path}.{name}'.lstrip('.')}`"
     methods = [name for name in _methods(module) if _RESET.search(name) or _SETUP.search(name)]
+    # `reset` and `clear` alone may be about anything.
     methods = [name for name in methods if name not in ("reset", "clear")] or _steps(module)
     return f"method `{methods[0]}`" if methods else ""
 
@@ -85,6 +88,7 @@ def continuations(subject: Subject) -> Iterator[Continuation]:
     on = {p.name: True for p in flags if p.default is False and "cache" in p.name}
     installations = list(_installations(module))
     for install in installations:
+        # gpt-fast passes a mask over all slots of its cache.
         for keywords, certain in _positions(subject, int(SIZES["length"])):
             yield _cache_inside(subject, "forward", keywords, on, switch, certain, install)
     if installations:
@@ -105,7 +109,7 @@ def _installations(module: nn.Module) -> Iterator[Callable[[nn.Module, Tensor], 
     heads = stated[0] if stated else int(SIZES["heads"])
     counts = sorted({heads, *(n for n in numbers if heads % n == 0)}, reverse=True)
     for name, kind, count in itertools.product(names, kinds, counts):
-
+        # Bound as defaults: a closure would see the last values of the loop.
         def install(
             module: nn.Module, x: Tensor, name: str = name, kind: type = kind, count: int = count
         ) -> None:
@@ -130,6 +134,7 @@ def _positions(subject: Subject, length: int | None = None) -> Iterator[tuple[Ke
     columns, for a cache that is read whole.
     """
     names = subject.arguments
+    # Llama's own code takes a number, gpt-fast positions (T,), and Transformers positions (B, T).
     forms: list[Callable[[int, Tensor], Any]] = [
         lambda start, x: start,
         lambda start, x: torch.arange(start, start + x.shape[1]),
@@ -282,6 +287,7 @@ def begin_sequence(module: nn.Module, x: Tensor) -> bool:
     setups = [name for name in methods if _SETUP.search(name)]
     resets = [name for name in methods if _RESET.search(name)]
     done = False
+    # A cache must exist before it can be emptied.
     for name in setups + resets:
         try:
             _call_with_sizes(getattr(module, name), module, x)
@@ -328,6 +334,7 @@ def _split_result(result: Any, x: Tensor) -> tuple[Tensor, Any]:
         raise ValueError("the step did not return an output first")
     rest = [part for part in result[1:] if part is not None]
     caches = [part for part in rest if not isinstance(part, Tensor | float | int)]
+    # Weights are (B, H, T, S). Keys and values in one tensor have an axis of 2 before that, or no heads.
     caches = caches or [part for part in rest if isinstance(part, Tensor) and part.ndim >= 5]
     caches = caches or [
         part for part in rest if isinstance(part, Tensor) and part.ndim == 4 and len(part) == 2
@@ -359,6 +366,7 @@ def _call_with_sizes(method: Callable[..., Any], module: nn.Module, x: Tensor) -
     """Call a method of a module, with sizes guessed from the names of its arguments."""
     passed: dict[str, Any] = {}
     for name, parameter in inspect.signature(method).parameters.items():
+        # `max_batch_size` of a cache is the batch of the step.
         meaning = vocabulary.size(name.removeprefix("max_")) or vocabulary.size(name)
         if name == "dtype":
             passed[name] = x.dtype

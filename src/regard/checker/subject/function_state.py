@@ -31,6 +31,7 @@ class FunctionState:
         called: Any = inspect.unwrap(getattr(function, "func", function))  # of a functools.partial
         if not isinstance(called, types.FunctionType):  # an object that is called
             self._remember_contents(getattr(called, "__dict__", {}))
+            # The method itself, whose code can be read; callable() would only tell that there is one.
             called = getattr(type(called), "__call__", None)  # noqa: B004
         if isinstance(called, types.FunctionType):
             self._remember_function(called)
@@ -61,8 +62,10 @@ class FunctionState:
 
     def _remember_value(self, value: Any, function: types.FunctionType) -> None:
         """Remember what a function can change in a value that it uses."""
+        # functools.cache keeps the function that it wraps here.
         inner = getattr(value, "__wrapped__", value)
         if getattr(inner, "__module__", None) == function.__module__ and not isinstance(value, type):
+            # A memo of functools.cache can be emptied, but not put back.
             if hasattr(value, "cache_clear"):
                 self._restorers.append(value.cache_clear)
             if isinstance(inner, types.FunctionType):
@@ -73,6 +76,7 @@ class FunctionState:
 
     def _remember_contents(self, value: Any) -> None:
         """Remember what is in a container or a tensor."""
+        # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
         if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
             numbers = value.detach().clone()
             self._restorers.append(partial(_rewrite, value, numbers))

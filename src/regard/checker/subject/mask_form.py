@@ -49,6 +49,7 @@ class MaskForm:
         if self.kind == "hide":
             return ~mask
         if self.kind in ("added", "lowest"):
+            # The lowest number of float64 would become −inf in code that goes through float32.
             lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
             hidden = -torch.inf if self.kind == "added" else lowest
             return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)

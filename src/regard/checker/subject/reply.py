@@ -33,6 +33,7 @@ class CallMonitor(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        # PyTorch passes the __get__ of a property, which is bound to the property.
         if getattr(func, "__self__", None) is _DOT_T and args[0].ndim != 2:
             self.used_dot_t = True
         if self.dropout:
@@ -74,6 +75,7 @@ class Reply:
         frame = place.tb_frame
         module = str(frame.f_globals.get("__name__", ""))
         library = module.partition(".")[0] in _LIBRARIES or module.startswith("regard.checker.")
+        # A raise and an assert end in this instruction, and an operation that fails does not.
         return not library and dis.opname[frame.f_code.co_code[place.tb_lasti]] == "RAISE_VARARGS"
 
     @property
@@ -94,7 +96,9 @@ class WatchedCall:
         self.overwritten: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Behind the tensors the names are of masks, which are passed by name.
         named = dict(zip(self.names, args, strict=False)) | kwargs
+        # NumPy arrays are watched, too.
         watched = {name: x for name, x in named.items() if name in self.names and hasattr(x, "shape")}
         before = {name: torch.as_tensor(x).detach().clone() for name, x in watched.items()}
         try:

@@ -112,6 +112,7 @@ class Subject:
             or any(
                 vocabulary.is_cache(name)
                 for part in module.modules()
+                # vars() of a module holds all its buffers in one dict, not by their names.
                 for name in (*vars(part), *part._buffers)
             )
         )
@@ -136,6 +137,7 @@ class Subject:
         """
         self.asked.append(question)
         target = self.target if self.module is None else (module or self.runnable(question.dtype))
+        # A tensor of the meta device has no numbers that could be moved.
         if module is not None and not any(x.is_meta for x in module.parameters()):
             target = module.to(self.device)
         assert target is not None
@@ -147,6 +149,7 @@ class Subject:
             return Reply(answer, None, monitor.used_dot_t, call.overwritten if call else ())
         except CheckError:
             raise
+        # The author's code may call exit().
         except (Exception, SystemExit) as error:
             return Reply(None, error, monitor.used_dot_t)
 
@@ -162,6 +165,7 @@ class Subject:
     def _call(self, target: Callable[..., Any], question: Question) -> Answer:
         """Call the code on the subject's device; the answer is on the CPU."""
         keywords = {
+            # Code that writes into its mask must not change the next question.
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in self._keywords(question).items()
         }
@@ -219,8 +223,10 @@ class Subject:
         for meaning in ("weights", "lse"):
             if meaning in names:
                 keywords[names[meaning]] = True
+        # The weights of PyTorch's MultiheadAttention are a mean over the heads by default.
         if "average" in names:
             keywords[names["average"]] = False
+        # F.scaled_dot_product_attention knows of no eval mode, and drops unless dropout_p is 0.
         if "dropout" in names and self.module is None and names["dropout"] not in keywords:
             keywords[names["dropout"]] = 0.0
         if "training" in names and names["training"] not in keywords:
@@ -228,6 +234,7 @@ class Subject:
         if "causal" in names and question.flag is not None:
             keywords[names["causal"]] = question.flag
         keywords |= self._window(question)
+        # The width of a sequence is not that of its heads, from which the usual scale comes.
         if "scale" in names and self._requires("scale") and self.layout not in SEQUENCES:
             keywords[names["scale"]] = question.q.shape[-1] ** -0.5
         if "scale" in names and question.scale is not None:
@@ -239,6 +246,7 @@ class Subject:
             keywords[names["sinks"]] = none if question.sinks is None else question.sinks.to(question.dtype)
         if "softcap" in names and question.softcap is not None and self.module is None:
             keywords[names["softcap"]] = question.softcap
+        # F.scaled_dot_product_attention refuses grouped heads without enable_gqa.
         if "grouped" in names and question.k.shape[1] != question.q.shape[1]:
             keywords[names["grouped"]] = True
         if self.rotary is not None and "rotary" in names:
@@ -262,6 +270,7 @@ class Subject:
                 if self.mask_form.rank == 1
                 else question.padding[:, None, None].expand(B, 1, T, -1)
             )
+            # Padding differs between the items of a batch, for which a mask (T, S) has no axis.
             rank = self.mask_form.rank if self.mask_form.rank != 2 else 3 if self.layout == "BTD" else 4
             keywords[names["mask"]] = replace(self.mask_form, rank=rank).encode(spread, question.dtype, B)
         if question.bias is not None:
@@ -272,6 +281,7 @@ class Subject:
     def _window(self, question: Question) -> dict[str, Any]:
         """Return the arguments for a window: one number, (left, right), or two; −1 is without a bound."""
         names = self.arguments
+        # The left side of FlashAttention's window does not count the query's own key; −1 means no bound.
         left = -1 if question.window is None else question.window - 1
         right = question.ahead if question.ahead is not None else 0 if question.flag and left >= 0 else -1
         keywords: dict[str, Any] = {}
@@ -308,6 +318,7 @@ class Subject:
         return parameter is not None and is_required(parameter)
 
     def _encode_padding(self, is_token: Tensor) -> Tensor:
+        # An argument called `key_lengths` holds the number of tokens and no mask.
         if re.search(r"len", self.arguments["padding"]):
             return is_token.sum(-1)
         return is_token if self.padding_means == "look" else ~is_token

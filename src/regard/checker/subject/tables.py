@@ -66,6 +66,7 @@ class RotaryTables:
 
     def rotations(self) -> list[Rotation]:
         """Return the rotations that these tables may mean, in either direction."""
+        # Turning the other way is right as long as queries and keys agree.
         signs = (self.frequencies, -self.frequencies)
         return [Rotation(frequencies, pairing) for frequencies in signs for pairing in _PAIRINGS[self.order]]
 

@@ -14,10 +14,12 @@ _ARGUMENTS = {
     "x": """
         x input inputs hidden_states hidden inp emb embedding embeddings tokens sequence seq src xs h z X tgt
         latents target features feats x_in inputs_embeds data""",
+    # Whisper calls the encoder's output `xa`.
     "context": """
         context memory encoder_hidden_states encoder_output encoder_out cond y kv other source xa xa mem enc
         inputs_kv encoder_outputs key_value key_value_states kv_states ctx enc_out enc_output encoder_states
         x_kv kv_x""",
+    # Dive into Deep Learning passes `valid_lens`.
     "padding": """
         key_padding_mask padding_mask pad_mask src_key_padding_mask lengths valid_lens valid_len seq_lens
         src_lengths key_lengths""",
@@ -69,10 +71,12 @@ _SIZES = {
     "out_width": "d_out out_dim output_dim out_features output_size dim_out inner_dim attn_dim out_channels",
     "context_width": """
         d_context context_dim kdim vdim cross_dim kv_dim encoder_dim cross_attention_dim dim_context""",
+    # The Annotated Transformer has `h` heads.
     "heads": """
         num_heads n_heads n_head nhead heads num_attention_heads nheads num_head head_num h head_count
         H n_attention_heads attn_heads attention_heads no_of_heads heads_num num_attn_heads
         number_of_heads heads_count encoder_attention_heads decoder_attention_heads""",
+    # In gpt-fast `n_local_heads` are those of keys and values.
     "groups": """
         num_kv_heads n_kv_heads num_key_value_heads n_kv_head kv_heads num_groups num_kv_groups
         n_groups num_query_groups kv_head_num G n_local_heads num_local_heads n_kv num_kv""",
@@ -106,10 +110,12 @@ _SIZES = {
     "window": "window window_size sliding_window local_window",
     "softcap": "softcap soft_cap logit_softcapping attn_logit_softcapping logit_cap",
     "layer": "layer_idx layer_id layer_index layer",
+    # The Annotated Transformer has `N` layers.
     "layers": """
         n_layer n_layers num_layers num_hidden_layers depth nlayers N num_blocks n_blocks encoder_layers
         decoder_layers num_encoder_layers num_decoder_layers""",
     "batch": "batch_size B",
+    # The maximum of Llama's ModelArgs is for its cache, and is not the batch of a question.
     "max_batch": "max_batch_size max_bs",
 }
 
@@ -123,6 +129,7 @@ _ARGUMENT_OF, _SIZE_OF = _table(_ARGUMENTS), _table(_SIZES)
 
 def argument(name: str) -> str | None:
     """Return the meaning of an argument of a forward pass, "mask" for `attn_mask`; None if it is unknown."""
+    # As it is written first: `H` is a height, and `h` a hidden state.
     return _ARGUMENT_OF.get(name) or _ARGUMENT_OF.get(name.lower().strip("_"))
 
 
@@ -132,10 +139,12 @@ def size(name: str) -> str | None:
 
 
 _PROJECTIONS = {
+    # `c_attn` is GPT-2's, `w_pack` Baichuan's.
     "qkv": """
         qkv kqv c_attn in_proj query_key_value w_qkv wqkv qkv_proj to_qkv w_pack attn_in proj_qkv
         qkv_linear""",
     "kv": "kv to_kv kv_proj w_kv wkv key_value",
+    # `c_proj` is GPT-2's, `unifyheads` Peter Bloem's, `w_concat` that of hyunwoongko/transformer.
     "out": """
         o out out_proj o_proj wo w_o proj c_proj to_out dense out_linear fc_out output linear_out
         final_linear unifyheads projection output_proj output_projection proj_out fc output_linear w_out
@@ -149,6 +158,7 @@ _PROJECTION_OF = _table(_PROJECTIONS)
 def projection(path: str) -> str | None:
     """Return the projection that a parameter or layer is named after: query, key, value, out, qkv or kv."""
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower() for part in path.split(".")]
+    # The last part with a meaning decides: `query_block.0.key.weight` is a key.
     for part in reversed([part for part in parts if part not in ("weight", "bias") and not part.isdigit()]):
         bare = re.sub(r"_(weight|linear|layer|lin|fc|w|matrix|net|map|transform)$", "", part).strip("_")
         if (fused_or_out := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:
@@ -156,6 +166,7 @@ def projection(path: str) -> str | None:
         word = re.sub(r"^(w|b|c|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
         word = re.sub(r"_?(proj|projection|s|_states)$", "", word)
         for role in ("query", "key", "value"):
+            # “querie” is what is left of `queries` without its s.
             if word in (role[0], role, {"query": "querie"}.get(role, role)):
                 return role
     return None

@@ -98,6 +98,7 @@ def _mixed_stack(run: ModelRun) -> dict[bool, list[str]] | None:
     for name, call in run.calls:
         if isinstance(call, AttentionCall) and call.q.shape[-2] == call.k.shape[-2]:
             unit = attention_unit(run.module, name)
+            # The first number is that of the block; a later one tells its attentions apart.
             key = (re.sub(r"\d+", "#", unit, count=1), call.q.shape)
             layers = stacks.setdefault(key, {True: [], False: []})[call.mask.is_causal]
             layers.append(unit) if unit not in layers else None

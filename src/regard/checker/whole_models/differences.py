@@ -17,6 +17,7 @@ def differ(a: Tensor, b: Tensor) -> Tensor:
 def where_differ(a: Tensor, b: Tensor) -> Tensor:
     """Return (B, T), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
     rounding = 1e-9 if a.dtype == torch.float64 else 1e-4
+    # Beside −inf, any difference would be small.
     largest = a.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1e-30)
     # Logits of forbidden tokens may be -inf in both.
     same = ((a - b).abs() <= rounding * largest) | (a == b)

@@ -66,6 +66,7 @@ def _padding_problem(run: ModelRun, name: str, meaning: Callable[[Tensor], Tenso
     hidden = torch.tensor([T // 2, min(T // 2 + 2, T - 1)], device=x.device)
     items = torch.arange(B, device=x.device)
     other, visible = x.clone(), torch.ones_like(x)
+    # The other token is one of those that were drawn, which the model takes.
     other[items, hidden] = (x[items, hidden] + 1).where(x[items, hidden] < x.max(), x.min())
     visible[items, hidden] = 0
     more = with_targets(run, x)

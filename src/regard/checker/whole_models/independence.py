@@ -51,6 +51,7 @@ def check_shared_tensors(report: Report, run: ModelRun) -> None:
                 for x in value if isinstance(value, tuple | list) else (value,):
                     if not isinstance(x, Tensor) or x.numel() < 2 or _has_batch(x, run):
                         continue
+                    # The tensor is kept, too, so that its id is not given to another one.
                     before, copy, layer = first.setdefault((stack, name, id(x)), (x, x.clone(), unit))
                     if before is x and layer != unit and not torch.equal(copy, x):
                         changed.setdefault(stack, (name, layer, unit))

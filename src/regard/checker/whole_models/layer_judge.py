@@ -100,6 +100,7 @@ class LayerJudge:
             return None
         shapes = [(name, tuple(p.shape)) for name, p in module.state_dict().items()]
         plain = {n: v for n, v in vars(module).items() if isinstance(v, int | float | str | None)}
+        # Layers of one stack differ by their number alone, and some may be in training mode.
         settings = {n: v for n, v in plain.items() if vocabulary.size(n) != "layer" and n != "training"}
         key = f"{type(module).__qualname__} {shapes} {sorted(settings.items(), key=str)}"
         if key not in self.alone:

@@ -147,6 +147,7 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
             low = 4 if vocabulary_size > 16 else 0  # the first ids are often special: padding, unknown
             return torch.randint(low, vocabulary_size, (2, T), generator=generator).to(where)
 
+        # What changes with the loop is bound as a default: a closure would see its last values.
         def run(
             x: Tensor,
             *,
@@ -172,6 +173,7 @@ def _reading_ids(module: nn.Module, call: dict[str, Any], device: str | None) ->
 def token_count(model: nn.Module) -> int:
     """Return how many tokens a model knows: the size of its input embedding, or of its first embedding."""
     embedding = next(part for part in model.modules() if isinstance(part, nn.Embedding))
+    # The first embedding may be one of positions or of token types.
     get_embedding = getattr(model, "get_input_embeddings", None)
     try:
         own = get_embedding() if callable(get_embedding) else None
@@ -191,6 +193,7 @@ def _reading_states(module: nn.Module, call: dict[str, Any], device: str) -> Mod
         own = subject.module_as(dtype)
         assert own is not None
 
+        # As above, the values of this turn of the loop are bound as defaults.
         def run(
             x: Tensor,
             subject: Subject = subject,

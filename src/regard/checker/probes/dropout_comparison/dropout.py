@@ -44,6 +44,7 @@ def probe_dropout(session: CheckSession) -> None:
         return
     groups = dropouts(session.module)
     places = [place for group in groups.values() for place in group]
+    # Few keys, so that the output determines the weights: see `dropout_effect`.
     question = session.cases.plain("dropout", B=2, T=3, seed=60).to(session.dtype)
     if difference := _variation(session, question, _with_dropout(session, places, P, training=False)):
         session.add_mistake(
@@ -91,6 +92,7 @@ def _check_training(session: CheckSession, places: list[str]) -> None:
     dropout would see.
     """
     assert session.module is not None
+    # PyTorch has no public name for the base class of BatchNorm1d, 2d and 3d and SyncBatchNorm.
     if any(isinstance(part, _BatchNorm) for part in session.module.modules()):
         return  # it is meant to differ
     plain = session.cases.plain("training", seed=61)
@@ -100,6 +102,7 @@ def _check_training(session: CheckSession, places: list[str]) -> None:
     if error is not None and not error < TOLERANCE:
         session.add_failure("training mode", f"without dropout, the output {describe_difference(error)}")
         return
+    # Of several questions with one name the first stays, as the last one written.
     questions = {question.name: question for question in reversed(session.right_questions)}
     modules = [own] + ([_with_dropout(session, places, _SMALL, training=True)] if places else [])
     for module in modules:
@@ -133,6 +136,7 @@ def _training_error(session: CheckSession, question: Question, module: nn.Module
     first, second = replies
     if before is None or first is None or second is None:
         return None
+    # A row without a visible key may be NaN, which is unequal to itself.
     if not torch.equal(first.output.nan_to_num(7.0), second.output.nan_to_num(7.0)):
         return None
     return relative_error(first, before._replace(free=_free_rows(session, question)))
@@ -166,6 +170,7 @@ def _leak_in_training(session: CheckSession, question: Question, places: list[st
             outputs.append(answer.output.detach())
         return (outputs[0] - outputs[1]).abs().nan_to_num(1.0).amax(-1) > 1e-6
 
+    # A causal mask and padding on the right hide the last key, padding on the left the first.
     for token in (0, question.k.shape[-2] - 1):
         before, *after = (changed_rows(token, seed) for seed in (None, 1, 2))
         if before is None or any(rows is None for rows in after):
@@ -186,6 +191,7 @@ def _check_gradients(session: CheckSession, places: list[str]) -> None:
     if failure := _training_gradient_failure(session, places):
         session.add_failure("gradients in training", failure)
         return
+    # Differences of outputs in float32 are too coarse to accuse a gradient.
     if session.dtype != torch.float64:
         return
     question = session.cases.plain("gradients in training", seed=62)
@@ -227,6 +233,7 @@ def _training_gradient_failure(session: CheckSession, places: list[str]) -> str:
         module = _with_dropout(session, places, 0.0, training=training)
         tracked = question.map_inputs(lambda x: x.clone().requires_grad_())
         inputs = {"the values": tracked.v, "the keys": tracked.k, "the queries": tracked.q}
+        # In self-attention the three are one tensor, which has one gradient.
         inputs = {name: x for name, x in inputs.items() if x is not tracked.q or name == "the queries"}
         named = {f"`{name}`": x for name, x in module.named_parameters() if x.requires_grad}
         answer = session.subject.run(tracked, module=module).answer
@@ -314,6 +321,7 @@ def _variation(session: CheckSession, question: Question, module: nn.Module) -> 
 def _check_place(session: CheckSession, intent: Intent, question: Question, draws: dict[str, Draw]) -> None:
     """Check where each dropout acts: it should be on the weights, or on the layer's output by its name."""
     effects = {name: infer_effect(session, intent, question, draw) for name, draw in draws.items()}
+    # Weights that are not rescaled have the factor 1, which is no reason to doubt where the dropout acts.
     where = {
         name: "unknown" if effect.factor and not is_near(effect.factor, 1 / (1 - P)) else effect.place
         for name, effect in effects.items()
@@ -331,6 +339,7 @@ def _check_place(session: CheckSession, intent: Intent, question: Question, draw
         for place, act in where.items()
         if act == "dropout-on-output" and not OUTPUT_DROPOUT.search(place)
     ]
+    # Beside dropout on the weights, one on the output is the usual residual dropout, whatever its name.
     if late and not on_weights:
         act = "dropout-on-output"
         session.add_mistake(

@@ -21,6 +21,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module
 
+# At 0.5 a few draws show numbers that are dropped and kept. `dropout_rate` tries unequal probabilities.
 P = 0.5
 RATIO_TOLERANCE = 1e-3  # for the ratio of a weight in training to the same weight in eval
 UNSCALED = (1 / (1 - P) - 1) / RATIO_TOLERANCE  # the distance of a kept weight that is not scaled
@@ -49,6 +50,7 @@ def dropouts(module: nn.Module) -> dict[str, list[str]]:
     places = [path for path, part in module.named_modules() if isinstance(part, nn.Dropout)]
     for path, part in module.named_modules():
         for name, value in vars(part).items():
+            # True is an int, too, but `dropout=True` is a switch and no rate.
             number = isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1
             meant = {"dropout": value != 1, "keep": value != 0}.get(vocabulary.size(name) or "", False)
             if number and meant and not isinstance(part, nn.Dropout):
@@ -103,6 +105,7 @@ def infer_effect(
     # Where the shapes differ, the oracle knows only a part of the module.
     if not outputs or outputs[0].shape != eval_answer.output.shape:
         return DropoutEffect("unknown")
+    # What dropout drops it multiplies by 0, and 0 · −inf is NaN: hidden keys have scores of −inf.
     if any(bool(output.isnan().any()) for output in outputs):
         return DropoutEffect("dropout-on-scores", math.inf)
     ratios = torch.stack([output / eval_answer.output for output in outputs])
@@ -114,6 +117,7 @@ def infer_effect(
         factor = _before_projection(outputs, question, intent)
         return DropoutEffect("unknown" if factor is None else "dropout-on-output", None, factor)
     used = torch.stack([weights for weights in solved if weights is not None])  # (draws, B, H, T, S)
+    # The ratio of two weights near 0 consists of rounding errors.
     visible = eval_answer.weights > 1e-6
     by_row = used / eval_answer.weights.clamp_min(1e-12)
     ratios = by_row[visible.expand_as(used)]
@@ -175,9 +179,11 @@ def _solve_weights(output: Tensor, question: Question, intent: Intent) -> Tensor
         if wiring.out is not None:
             columns = columns @ wiring.out.weight.detach().double()
             output = output if wiring.out.bias is None else output - wiring.out.bias.detach().double()
+        # With more weights than numbers in the output the equations do not determine them.
         if columns.shape[1] > columns.shape[2]:
             return None
         solved: Tensor = torch.linalg.lstsq(columns.mT, output.mT).solution  # (B, H·S, T)
+        # lstsq has a solution for every output. The residual tells whether these weights give it.
         if float((columns.mT @ solved - output.mT).abs().max()) > 1e-4:
             return None
         return solved.view(B, H, S, -1).transpose(-2, -1)
@@ -188,6 +194,7 @@ def _solve_weights(output: Tensor, question: Question, intent: Intent) -> Tensor
 def _before_projection(outputs: list[Tensor], question: Question, intent: Intent) -> float | None:
     """Return the factor of dropout on the merged heads, before the projection; None if it is not there."""
     wiring = intent.wiring
+    # A narrower output would not determine the merged heads.
     if wiring.out is None or wiring.out.weight.shape[0] != wiring.out.weight.shape[1]:
         return None
     with torch.no_grad():

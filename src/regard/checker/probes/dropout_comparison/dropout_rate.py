@@ -138,6 +138,7 @@ def rate_argument(session: CheckSession) -> str:
 def function_draw(session: CheckSession, question: Question, name: str, value: Any) -> Draw:
     """Return a way to run a function in training, with its argument for dropout at a value."""
     subject = session.subject
+    # F.dropout(x, p, training) drops nothing unless that is True.
     training = {subject.arguments["training"]: True} if "training" in subject.arguments else {}
     function = subject.replaced(extra=subject.extra | training | {name: value})
 
@@ -201,6 +202,7 @@ def _ignores_rate(low: Draw, high: Draw) -> bool:
     varies = False
     for seed in range(30):
         a, b = low(seed), high(seed)
+        # Dropout on masked scores gives NaN, which is unequal to itself.
         if a is None or b is None or not torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)):
             return False
         varies = varies or not torch.equal(a.nan_to_num(7.0), first.nan_to_num(7.0))

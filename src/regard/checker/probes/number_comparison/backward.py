@@ -99,6 +99,7 @@ class FollowInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, *tensors: Tensor) -> None:
         """Follow the numbers of these tensors."""
+        # A storage has no public identity: data_ptr() is 0 for all that are empty.
         self._reached.update({t.untyped_storage()._cdata: t for t in tensors})
 
     def reaches(self, tensor: Tensor) -> bool:
@@ -108,6 +109,7 @@ class FollowInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        # Only these private attributes give an operator's own name and schema.
         own = func.namespace in ("aten", "prims") and not _ALLOCATES.match(func._opname)
         if own and any(self.reaches(x) for x in inputs):
             changed = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []

@@ -69,6 +69,7 @@ def _extreme_changes() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the mistakes that extreme scores show; a value that hides too little is filled in, or added."""
     for name in ("softmax-overflow", "renormalised-after-softmax", "weak-mask-value"):
         yield from ((name, change) for change in get_mistake(name).changes)
+    # Scores in the hundreds reach values down to −1000; lower ones, such as −1e9, hide every key.
     for value, masking in itertools.product(range(-1, -1001, -1), ("fill", "add fill")):
         yield "weak-mask-value", {"fill": float(value), "masking": masking}
 

@@ -140,6 +140,7 @@ def _named_gradients(output: Tensor, tensors: dict[str, Tensor]) -> dict[str, Te
 
 def _gradients_of_options(session: CheckSession, oracle: Oracle) -> None:
     """Compare the gradients under each option whose output was right: it may have a backward of its own."""
+    # Of several questions with one name the first stays, as the last one written.
     for name, question in {question.name: question for question in reversed(session.right_questions)}.items():
         if failure := gradient_failure(session, session.compared, question, oracle):
             session.add_failure(f"gradients, {name}", failure)
@@ -266,6 +267,7 @@ def output_gradients(
     if not output.requires_grad:
         return "the output does not require grad"
     draw = torch.Generator().manual_seed(6)
+    # Drawn in float64 and then rounded, so that it is the same direction in every precision.
     direction = torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output.dtype)
     if transposed:
         output, direction = output.transpose(1, 2), direction.transpose(1, 2).contiguous()

@@ -67,6 +67,7 @@ def check_precision(session: CheckSession, oracle: Oracle) -> None:
         if isinstance(measured, str):
             session.add_failure("float32 error", f"{question.shapes()} raised {measured}")
             return
+        # NaN is not larger than the worst so far, and must not be skipped.
         if measured[1] > worst or measured[0] != measured[0]:
             error, worst = measured
         if not worst <= LIMIT:
@@ -78,6 +79,7 @@ def check_precision(session: CheckSession, oracle: Oracle) -> None:
 
 def record_imprecision(session: CheckSession, name: str, detail: str, error: float, distance: float) -> None:
     """Record an error that is too large, as lost precision if it is small enough for that."""
+    # Bfloat16 has steps of 8e-3: what is off by more than a few of them was not just rounded.
     if 1e-5 < error < 3e-2:
         evidence = f"The output is right only to {error:.0e}, {detail.partition(', ')[2]}."
         session.add_mistake(name, detail, "precision-lost", evidence, error, distance=distance)
@@ -93,6 +95,7 @@ def check_sums_of_many_keys(session: CheckSession, intent: Intent) -> None:
     loops = re.search(r"^\s*(for|while)\b", session.source, re.M)
     if session.module is not None or not loops or not session.has_passed("bfloat16"):
         return
+    # A loop over 1024 queries is slow, and 24 of them see as many keys where other lengths are right.
     T = 24 if not intent.causal and session.has_passed("cross-attention") else MANY_KEYS
     question = session.cases.plain("bfloat16, many keys", B=1, H=1, T=T, S=MANY_KEYS, D=16, seed=24)
     plainly = session.compared.run(question.to(session.dtype)).answer
@@ -138,6 +141,7 @@ def check_half_precision(session: CheckSession, oracle: Oracle) -> None:
             error_line = next(
                 (t for t in [error_ratio(session, masked, oracle, dtype)] if isinstance(t, str)), None
             )
+        # PyTorch's masked_fill says that the value “cannot be converted … without overflow”.
         if error_line is not None and "overflow" in error_line:
             session.add_mistake(
                 name,
@@ -160,6 +164,7 @@ def check_strides(session: CheckSession) -> None:
     question = session.cases.plain("non-contiguous inputs", seed=24).to(session.dtype)
     strided = question.map_inputs(lambda x: x.transpose(-2, -1).contiguous().transpose(-2, -1))
     plain, reply = session.subject.run(question), session.subject.run(strided)
+    # PyTorch says “view size is not compatible with input tensor's size and stride”.
     if reply.answer is None and "view" in reply.error_line:
         evidence = f"Inputs that are not contiguous raise {reply.error_line[:120]}."
         session.add_mistake(

@@ -12,6 +12,7 @@ from regard.checker.oracle.oracle import Oracle, describe_agreement, describe_di
 from regard.checker.session import CheckSession
 from regard.checker.subject.construction.source import returned_names
 
+# Kernels that compute with exp2 may return this base on purpose; then they say so.
 _SAYS_BASE_2 = re.compile(r"base[ _-]?(2|two)|log_?2|exp_?2", re.I)
 
 
@@ -78,6 +79,7 @@ def _over_heads(got: Tensor, expected: Tensor) -> Tensor:
     return expected if got.shape[1] == expected.shape[1] else expected.mean(1, keepdim=True)
 
 
+# nanoGPT calls them `att`, and Karpathy's lecture `wei`.
 _WEIGHTS = re.compile(r"weight|attn|attention|prob|alpha|^(a|p|w|att|wei|maps?)$", re.I)
 
 

@@ -69,6 +69,7 @@ def _observe_masks(session: CheckSession, observations: list[Observation]) -> li
             )
             return masked
         form, best = _best_form(session, ran, observations)
+        # A module and the attention observed inside it are two subjects with one convention.
         subject.mask_form = session.subject.mask_form = form
         session.understanding.assumptions.append(f"{subject.arguments['mask']}: {form}")
         masked.append(best)
@@ -98,6 +99,7 @@ def _choose_padding(session: CheckSession, question: Question, observations: lis
     """
     subject = session.compared
     name = subject.arguments.get("padding")
+    # Lengths have no True, and PyTorch documents what True means in its own layer.
     if name is None or "len" in name or isinstance(session.module, nn.MultiheadAttention):
         return
     conventions = {"hide": "True = hidden", "look": "True = keep"}
@@ -138,7 +140,9 @@ def choose_mask_form(session: CheckSession, reference: Reference) -> None:
         if seen is None or own.run(question.to(session.dtype)).answer is None:
             continue
         running.append(form)
+        # Without the diagonal: in self-attention an output depends on its own token by its query.
         hidden = ~question.mask & ~torch.eye(*question.mask.shape, dtype=torch.bool)
+        # A form under which every key is hidden would hide what it should, too.
         if not bool((seen & hidden).any()) and int(seen.sum()) > len(seen):
             session.notes.append(f"{own.arguments['mask']}: {form}")
             return
@@ -175,8 +179,10 @@ def _mask_forms(session: CheckSession) -> list[MaskForm]:
     """Return the conventions of a mask to try: the one that is known, or all usual ones."""
     subject = session.subject
     if subject.mask_form.kind == "lowest":
+        # With SDPA, Transformers' layers take a boolean mask (B, 1, T, S) as well.
         return [subject.mask_form, MaskForm("look", 4)]
     settled = session.options.get("true_means") is not None or subject.mask_form != MaskForm()
+    # The Annotated Transformer hides where its mask is 0, and BERT adds one of large negative numbers.
     kinds = [subject.mask_form.kind] if settled else ["look", "added", "zero-one"]
     parts = [] if session.module is None else session.module.modules()
     if not settled and any(isinstance(part, nn.MultiheadAttention) for part in parts):

@@ -67,6 +67,7 @@ def _empty_rows(session: CheckSession, intent: Intent) -> None:
         evidence = "A query without a visible key gives NaN."
         session.add_mistake("empty rows", "NaN", "empty-row-nan", evidence, distance=math.inf)
     else:
+        # With a finite number for −inf, the scores of a row without a visible key are equal.
         uniform = replace(CORRECT, fill=-1e9).answer(intent.apply(question), intent.wiring).output
         same = relative_error(reply.answer, Answer(uniform)) < TOLERANCE
         session.add_pass("empty rows", "the mean over hidden keys" if same else "no NaN")

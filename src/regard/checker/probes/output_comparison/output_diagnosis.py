@@ -97,6 +97,7 @@ def diagnose_output(session: CheckSession, observations: list[Observation], wron
     if lost is not None:
         session.add_failure("keys", f"no output depends on key {lost} of {session.cases.plain().k.shape[-2]}")
     search_pairs = not matches and not unknown and not measured and not session.brief
+    # Numbers that are nearly right were rounded on the way, which is no pair of mistakes.
     if search_pairs and max(wrong.values()) >= NEARLY_RIGHT:
         matches = diagnose_pairs(observations, intents, session.source)
     if not matches and session.mixed:
@@ -201,6 +202,7 @@ def _sides_exchanged(session: CheckSession, observations: list[Observation]) -> 
     """Return whether code on a sequence and a context is right with the two exchanged."""
     if session.subject.inputs != "context" or session.understanding.right_intent is not None:
         return False
+    # Only sides of one shape can be exchanged.
     plain = [o for o in observations if o.question.q.shape == o.question.k.shape]
     exchanged = [
         Observation(replace(o.question, q=o.question.k, k=o.question.q, v=o.question.q), o.answer)

@@ -95,6 +95,7 @@ def _find_window_convention(session: CheckSession, observations: list[Observatio
     """Return whether code with a number for its window is right in another convention, which is kept."""
     understanding, subject = session.understanding, session.subject
     right = understanding.right_intent
+    # A window that the caller stated counts the own key, and (left, right) leaves nothing to interpret.
     stated = session.options.get("window") is not None or subject.takes_window_pair
     if right is None or stated or "window" not in subject.arguments or subject.kernel_layout is not None:
         return False
@@ -150,5 +151,6 @@ def _check_shared_projection(session: CheckSession) -> None:
             f"{names} share one",
             "one-projection",
             evidence,
+            # Two roles may share a projection on purpose, as queries and keys do in Reformer.
             warning=len(same) < 3,
         )

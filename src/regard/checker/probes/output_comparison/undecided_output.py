@@ -47,6 +47,7 @@ def is_undecided(
         nan = any(
             o.question.name in wrong and not bool(o.answer.output.isfinite().any()) for o in observations
         )
+        # No convention of masks gives NaN everywhere.
         if nan or not only_masks(wrong):
             return False
         if _check_masks_of_items(session, observations):
@@ -101,6 +102,7 @@ def own_mask(
     options = {"mask", "padding", "bias", "window", "softcap", "flag", "sinks", "lengths", "splits"}
     options -= session.cases.always.keys() & {"window", "softcap"}  # what the code declares of itself
     optional = [o for o in failed if any(getattr(o.question, name) is not None for name in options)]
+    # `visible_tokens` runs the code once for each key.
     if optional or any(o.question.k.shape[-2] > 64 for o in failed):
         return None
     seen = [visible_tokens(session, o.question) for o in failed]
@@ -112,6 +114,7 @@ def own_mask(
         question = replace(observation.question, mask=visible, window=None, rule=None)
         return open_intent.error(question, observation.answer) < TOLERANCE
 
+    # There are fewer masks where the code failed; then nothing counts as explained.
     pairs = list(zip(failed, masks, strict=False))
     explained = len(masks) == len(failed) and any(
         all(explains(intent, *pair) for pair in pairs) for intent in session.understanding.intents

@@ -41,6 +41,7 @@ def make_value(name: str, value: Any, question: Question) -> Any:
     """
     match = _SHAPE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
+        # The code may write into it.
         return value.clone() if isinstance(value, Tensor) else value
     split = question.q.ndim == 4
     letters = {"B": question.q.shape[0], "T": question.q.shape[-2], "S": question.k.shape[-2]}

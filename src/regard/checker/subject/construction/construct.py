@@ -36,6 +36,7 @@ SIZES: dict[str, Any] = {
     "layer": 0,
     "layers": 2,
     "batch": 2,
+    # √ of the width of a head: attention-is-all-you-need-pytorch divides by `temperature=d_k ** 0.5`.
     "temperature": 12**0.5,
     "vocabulary": 64,
     "inner_width": 80,
@@ -48,6 +49,7 @@ SIZES: dict[str, Any] = {
 _DEEPEST = 12  # layers: a default up to this is kept, since one layer may differ from the others
 # Values that stay at any default that the author gave.
 _KEPT = ("inner_width", "epsilon", "rotary_base", "padding_id", "device", "max_batch")
+# OpenAI's GPT-2 takes `hparams`, Llama's own code `args` and `params`.
 _CONFIGS = ("config", "cfg", "args", "conf", "hparams", "params", "model_args")
 # Widths for code that needs many channels, such as a group norm of 32 groups.
 WIDE = {"width": 64, "out_width": 64, "context_width": 64, "head_width": 16, "temperature": 4.0}
@@ -78,6 +80,7 @@ def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | No
 
 def _build(cls: type[nn.Module], arguments: dict[str, Any]) -> nn.Module:
     try:
+        # The weights do not depend on what was drawn before, and nothing drawn later depends on them.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return cls(**arguments)
@@ -300,6 +303,7 @@ class GuessedConfig(SimpleNamespace):
         return UNKNOWN
 
     def __getattr__(self, name: str) -> Any:
+        # copy and pickle look for methods such as __deepcopy__.
         if name.startswith("__"):
             raise AttributeError(name)
         if (value := self._guess(name)) is UNKNOWN:

@@ -39,6 +39,7 @@ def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
     """Return the frames of an error and then of its causes: Triton's interpreter wraps a kernel's error."""
     frames: list[traceback.FrameSummary] = []
     seen: set[int] = set()
+    # A chain of causes may be a circle.
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         frames += traceback.extract_tb(error.__traceback__)

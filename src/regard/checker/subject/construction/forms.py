@@ -27,6 +27,8 @@ def forms(subject: Subject) -> Iterator[Subject]:
         positional = [*subject.positional, context]
         yield subject.replaced(inputs="context", positional=positional, by_name=True, extra=extra)
     if subject.layout == "BTC":
+        # Diffusion models attend over images (B, C, H, W), speech over signals (B, C, T), and window
+        # attention of vision over (B, H, W, C).
         for layout in ("TC", "BCHW", "BCT", "BHWC"):
             yield subject.replaced(layout=layout)
 
@@ -34,8 +36,10 @@ def forms(subject: Subject) -> Iterator[Subject]:
 def with_open_masks(subject: Subject) -> Iterator[Subject]:
     """Yield the subject as it is; if it needs a mask, also with one that hides nothing."""
     yield subject
+    # None is what a required mask gets, so that another value must stand for one that is not passed.
     if subject.extra.get(subject.arguments.get("mask", ""), subject) is not None:
         return  # its mask is optional, or the caller passes one
+    # The mask of TensorFlow's tutorial is 1 where it hides, that of The Annotated Transformer 0.
     kinds = (
         (subject.mask_form.kind,)
         if subject.mask_stated

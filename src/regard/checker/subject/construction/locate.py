@@ -25,6 +25,7 @@ MAX_LISTED = 1 << 17  # bytes of a file that is parsed only to list what it defi
 def split(spec: str) -> tuple[str, str]:
     """Split `place:Name` into place and name; CheckError if the file or the name is missing."""
     place, colon, name = spec.rpartition(":")
+    # The last colon may be that of a drive, as in C:\file.py.
     if not colon or name.endswith(".py") or "/" in name or "\\" in name:
         place, name = spec, ""
     path = Path(place)
@@ -91,6 +92,7 @@ def _from_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # A dataclass with annotations as strings looks its module up here.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -121,6 +123,7 @@ def _from_package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # A module that the named one imports may be missing instead.
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise CheckError(
                 f"no module {name}; expected package.module:Name or path/to/file.py:Name"

@@ -52,6 +52,7 @@ def _helpers(code: Any) -> Iterator[Any]:
     """Yield the functions that a function or a class's methods name, if they stand in the same file."""
     methods = vars(code).values() if isinstance(code, type) else [code]
     for method in methods:
+        # vars() of a class holds its static methods and class methods as objects around the functions.
         method = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
         names = getattr(getattr(method, "__code__", None), "co_names", ())
         places = getattr(method, "__globals__", {})
@@ -149,6 +150,7 @@ def whole_numbers(subject: Subject) -> list[int]:
             continue
         sizes: set[ast.AST] = set()
         for node in (node for node in ast.walk(tree) if isinstance(node, ast.arguments)):
+            # Defaults belong to the last arguments.
             named = [*zip(reversed([*node.posonlyargs, *node.args]), reversed(node.defaults), strict=False)]
             named += [
                 (arg, value) for arg, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value

@@ -129,6 +129,7 @@ def _to_pages(question: Question, lengths: tuple[int, ...], page: int) -> tuple[
     counts = [-(-n // page) for n in lengths]
     total = sum(counts) + 2
     order = torch.randperm(total, generator=torch.Generator().manual_seed(7)).tolist()
+    # Beyond an item's end the table points to a page of nobody, whose numbers would show in the output.
     tables = torch.full((len(lengths), max(counts)), order[-1], dtype=torch.int32)
     k, v = (x[:1, :, :1].transpose(1, 2).repeat(total, page, 1, 1) * 3.0 for x in (question.k, question.v))
     used = iter(order)

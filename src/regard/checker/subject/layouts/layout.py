@@ -60,6 +60,7 @@ class KernelLayout(ABC):
         self, target: Callable[..., Any], question: Question, options: dict[str, Any], device: str
     ) -> Answer:
         """Call the kernel on a question; `options` are keyword arguments that say what is wanted."""
+        # Only a scale without a default has a name in this layout.
         usual = question.q.shape[-1] ** -0.5
         arguments = self.encode(question) | {"scale": usual if question.scale is None else question.scale}
         encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}
@@ -76,6 +77,7 @@ class KernelLayout(ABC):
 def to_device(value: Any, device: str) -> Any:
     """Move a tensor or a module to a device; other values, and tensors without data, stay as they are."""
     if isinstance(value, nn.Module):
+        # `.to()` would leave plain tensors behind, such as the sinks of Transformers' interface.
         tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
         value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
     return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value

@@ -47,6 +47,7 @@ class PackedLayout(KernelLayout):
         queries = question.all_lengths()[0]
         total, H, E = sum(queries), question.q.shape[1], question.v.shape[-1]
         output = find_shape(tensors, (total, H, E))
+        # flash-attn returns (H, total), its earlier versions (B, H, longest), and FlashInfer (total, H).
         lse = find_optional(tensors, output, (H, total), (total, H), (len(queries), H, max(queries)))
         if lse is not None and lse.ndim == 2:
             by_token = lse.T if lse.shape == (H, total) else lse

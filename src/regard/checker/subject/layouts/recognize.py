@@ -23,6 +23,7 @@ _NAMES = {
     "key": "k key keys key_states k_cache key_cache kcache cache_k k_pages",
     "value": "v value values value_states v_cache value_cache vcache cache_v v_pages",
     "out": "out o output",
+    # flash-attn has cu_seqlens, FlashInfer indptr, vLLM query_start_loc and LightLLM b_start_loc.
     "query starts": """
         cu_seqlens cu_seqlens_q cu_seq_lens cu_seq_lens_q cu_seqlens_query q_indptr qo_indptr
         query_start_loc query_start_locs cu_q cu_q_lens b_start_loc""",
@@ -31,12 +32,14 @@ _NAMES = {
     "longest key": "max_seqlen_k max_seqlen_kv max_seq_len_k max_seq_len max_kv_len max_context_len max_k",
     "page table": "block_table block_tables page_table page_tables block_tbl block_indices kv_page_indices",
     "page size": "block_size page_size page_block_size",
+    # flash-attn has cache_seqlens and seqused_k, vLLM context_lens and seq_lens, LightLLM b_seq_len.
     "lengths": """
         seq_lens context_lens cache_seqlens seqused_k kv_lens kv_seq_lens seqlens cache_lens lengths
         context_lengths kv_lengths cache_lengths seqlens_k seq_len_k kv_len_arr b_seq_len""",
     "splits": "num_splits num_kv_splits n_splits kv_splits splits split_k num_partitions",
     "groups": "num_kv_heads n_kv_heads",
     "batch": "batch_size batch",
+    # gpt-oss has `sinks`, Transformers passes `s_aux`, and flash-attn takes a `learnable_sink`.
     "sinks": "sinks s_aux sink sink_logits attention_sinks learnable_sink sink_bias",
     "left window": "window_left window_size_left left_window",
     "right window": "window_right window_size_right right_window",
@@ -90,6 +93,7 @@ def recognize_layouts(
     order = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if (mod := _mod(order)) is not None:
         return [mod], {}
+    # Every mask function of Transformers takes these two.
     if "mask_function" in order and "kv_length" in order:
         names = _by_meaning(order, _MASK_MEANINGS)
         _refuse_unknown(parameters, {*names.values(), *init})
@@ -125,6 +129,7 @@ def _read_from_keywords(function: Callable[..., Any], parameters: dict[str, insp
     except (OSError, TypeError):
         return []
     names: list[str] = re.findall(rf"\b{rest}(?:\.get\(|\.pop\(|\[)\s*[\"'](\w+)", source)
+    # Transformers hands the sink logits of gpt-oss over as `s_aux`.
     sinks = ["s_aux"] if "module.sinks" in source else []
     return [name for name in names if vocabulary.argument(name) != "weights"] + sinks
 
@@ -143,6 +148,7 @@ def _mod(order: list[str]) -> ModLayout | None:
     places = order[1:] if scores else order
     if len(places) != 4 or not places[3].startswith(("kv", "k")):
         return None
+    # The fourth name was looked at above.
     if any(name not in known for name, known in zip(places, _MODS, strict=False)):
         return None
     return ModLayout(scores=scores)
@@ -152,6 +158,7 @@ def _candidates(
     names: dict[str, str], parameters: dict[str, inspect.Parameter], order: list[str]
 ) -> list[KernelLayout]:
     """Return the layouts that fit the names, likeliest first."""
+    # Transformers passes the module that calls first.
     if order[:1] == ["module"] and {"query", "key", "value"} <= names.keys():
         scale = {"scale": "scaling"} if "scaling" in order else {}
         return [InterfaceLayout(names | scale)]

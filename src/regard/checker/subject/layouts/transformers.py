@@ -90,10 +90,12 @@ class MaskInterfaceLayout(KernelLayout):
             "key length": S,
             "query offset": S - T,
             "key offset": 0,
+            # Transformers 4 passes these, and 5 the query's length and offset.
             "positions": torch.arange(S - T, S),
             "mask function": _mask_function(question),
             "padding": question.padding,
             "window": question.window,
+            # Else they return None where SDPA needs no mask, and there is nothing to check.
             "may skip": False,
             "may skip both": False,
             "dtype": question.dtype,
@@ -137,6 +139,7 @@ def _mask_function(question: Question) -> Callable[..., Any]:
     table = question.mask
 
     def visible(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        # Transformers maps it by vmap, which needs a tensor even where everything is visible.
         seen = (query >= 0) & (key >= 0)
         if question.flag:
             seen = seen & past(query, key, CaseSizes(1, 1, 1, 1, 1, 1, 1))

@@ -62,8 +62,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(result, Tensor) and not func._schema.is_mutable:
                 result = changed
             else:
+                # What an in-place operator returns is its argument, with which the module goes on.
                 output.copy_(changed)
             output = changed
+        # A later in-place operator may overwrite what came in.
         self.nodes.append(Node(path, given.detach().clone(), output.detach()))
         return result
 
@@ -116,6 +118,7 @@ def make_changes(edits: list[Edit]) -> dict[int, Callable[[Tensor], Tensor]]:
     """Return the changes of nodes that make all these edits."""
 
     def change(own: list[Edit], x: Tensor) -> Tensor:
+        # Rows are written through views, and flattening other strides would copy them.
         changed = x.clone(memory_format=torch.contiguous_format)
         for place, token, edit in own:
             rows = place.axis.flat(changed).movedim(place.axis.first, 0)  # a view

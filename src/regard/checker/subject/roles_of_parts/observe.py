@@ -45,6 +45,7 @@ class ObservedSubject(Subject):
                 return reply
             try:
                 parts = [p.read(node_at(nodes, p).given, item.q.shape[-2]) for p in self.core.merged]
+            # `Place.read` and `node_at` raise it where the pass takes another way for this input.
             except RuntimeError as error:
                 return Reply(None, error)
             merged.append(torch.cat(parts, -1) if parts else reply.answer.output[0])
@@ -76,6 +77,7 @@ class ObservedSubject(Subject):
     def observe(self, question: Question) -> tuple[Tensor, Tensor, Tensor]:
         """Return the module's own queries, keys and values on a question, (B, T, width) each."""
         key = (id(question.q), question.dtype)
+        # The id of a tensor that is gone may be that of another one.
         if key not in self._seen or self._seen[key][0] is not question.q:
             while len(self._seen) > 32:
                 self._seen.pop(next(iter(self._seen)))
@@ -89,6 +91,7 @@ class ObservedSubject(Subject):
         bare = replace(question, mask=None, padding=None, bias=None)  # projections do not depend on masks
         for item, plain in zip(question.items(), bare.items(), strict=True):
             reply, nodes = watch(self, plain, {})
+            # A module may refuse to run without a mask.
             if reply.answer is None:
                 reply, nodes = watch(self, item, {})
             if reply.answer is None:

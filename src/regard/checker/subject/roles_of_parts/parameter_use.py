@@ -19,6 +19,7 @@ def unused_parameters(subject: Subject, question: Question) -> list[str]:
     for path, parameter in module.named_parameters():
         kept = parameter.detach().clone()
         with torch.no_grad():
+            # A factor alone would leave a bias of zeros as it is.
             parameter.mul_(-0.7).add_(0.3)
         after = subject.run(question, module=module).answer
         with torch.no_grad():

@@ -7,6 +7,7 @@ import re
 from torch import nn
 
 _ATTENTION = re.compile(r"attention|attn", re.I)
+# Karpathy's lecture builds its attention of a list of `Head`.
 _HEAD = re.compile(r"head(?!s)$|single", re.I)
 
 

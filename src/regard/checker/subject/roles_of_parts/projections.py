@@ -70,6 +70,7 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
         return None
     merged = value.weight.shape[1] // G * H
     if out is not None and out.weight.shape[0] != merged:
+        # Aladdin Persson's much copied Transformer has layers of D channels, which every head goes through.
         narrow = query.weight.shape[1] == value.weight.shape[1]
         if H == 1 or not narrow or out.weight.shape[0] != value.weight.shape[1] * H:
             return None
@@ -86,6 +87,7 @@ def _shared_by_heads(layer: Affine, H: int) -> Affine:
 
 def _weights(module: nn.Module) -> Iterator[_Weight]:
     """Yield every weight that may be a projection, with its bias."""
+    # Tied weights are one tensor with two names, each of which may be a role.
     parameters = dict(module.named_parameters(remove_duplicate=False))
     layers = dict(module.named_modules(remove_duplicate=False))
     for path, weight in parameters.items():
@@ -146,6 +148,7 @@ def _is_bias(path: str) -> bool:
 def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
     """Yield the matrices (in, out) that a weight may represent."""
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        # A convolution over one position is a linear layer.
         if math.prod(weight.shape[2:]) == 1:
             yield weight.flatten(1).mT
     elif weight.ndim == 4:
@@ -159,6 +162,7 @@ def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iter
         else:  # (H, C, D) or (C, H, D)
             yield weight.transpose(0, 1).flatten(1, 2)
             yield weight.flatten(1, 2)
+    # By name: GPT-2's Conv1D, which stores (in, out), is copied into many repositories.
     elif layer is not None and type(layer).__name__ == "Conv1D":
         yield weight
     elif isinstance(layer, nn.Linear):
@@ -226,6 +230,7 @@ def _join(weights: list[_Weight]) -> list[tuple[Affine, int | None]]:
         return []
     if len(weights) == 1:
         return [(affine, None) for affine in _affines(weights[0])]
+    # Several weights of one role are those of a list of heads only if their paths are numbered.
     if not all(re.search(r"\d", weight.path) for weight in weights):
         return []
     matrices = [weight.matrices[0] for weight in weights]
@@ -255,6 +260,7 @@ def head_counts(module: nn.Module, heads: int | None, joined: int | None, width:
         return [heads or joined or 1]
     named = [
         value
+        # Many layers of Transformers have the number of heads in their configuration alone.
         for part in (*module.modules(), getattr(module, "config", None))
         for name, value in (vars(part).items() if part is not None else ())
         if vocabulary.size(name) == "heads"
@@ -273,6 +279,7 @@ def _unfuse(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
     if total % 3 == 0 and (total // 3) % H == 0:
         D = total // 3 // H
         for order in itertools.permutations(range(3)):
+            # GPT-2 fuses as (3, H, D) and GPT-NeoX as (H, 3, D).
             for layout in ((3, H, D), (H, 3, D), (H, D, 3)):
                 index = torch.arange(total).view(layout)
                 axis = layout.index(3)
@@ -280,8 +287,10 @@ def _unfuse(affine: Affine, H: int) -> Iterator[tuple[Affine, Affine, Affine]]:
                 yield q, k, v
     for G in (n for n in range(1, H) if H % n == 0 and total % (H + 2 * n) == 0):
         D = total // (H + 2 * G)
+        # GPTBigCode (StarCoder) fuses all queries, one key and one value.
         q, k, v = _blocks(affine, [H * D, G * D, G * D])
         yield q, k, v
+        # Falcon's newer layers fuse so.
         index = torch.arange(total).view(G, H // G + 2, D)  # each group's queries, then its key and value
         picks = (index[:, :-2], index[:, -2], index[:, -1])
         q, k, v = (_pick(affine, pick.flatten()) for pick in picks)
@@ -312,6 +321,7 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
         elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (rotate := _rotation(part)):
             extras["rotate"] = rotate
             recognised.append(path)
+    # The sink logits of gpt-oss have this name.
     if isinstance(sinks := getattr(module, "sinks", None), Tensor) and sinks.ndim == 1:
         extras["sinks"] = sinks
         recognised.append("sinks")

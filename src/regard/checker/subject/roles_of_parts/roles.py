@@ -26,6 +26,7 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.roles_of_parts.nodes import Axis, Node, Place, node_at, watch
 from regard.checker.subject.subject import Subject
 
+# The axis of the tokens is told by its length, which must differ from every width of the module.
 _LENGTHS = (7, 11, 5, 13, 9, 17, 6, 19, 3)
 
 
@@ -70,6 +71,7 @@ class _RoleFinder:
 
     def __init__(self, subject: Subject, question: Question, heads: int) -> None:
         self.subject, self.question, self.heads = subject, question, heads
+        # A tensor that is only expanded cannot be written to in place.
         self.same = question.map_inputs(lambda x: x[..., :1, :].expand_as(x).contiguous())
         self.T, self.S = question.q.shape[-2], question.k.shape[-2]
         self.token = self.T // 2
@@ -91,6 +93,7 @@ class _RoleFinder:
         """Return a finder, with lengths that no parameter has as a dimension; None if it does not run."""
         assert subject.module is not None
         sizes = {n for p in subject.module.parameters() for n in p.shape}
+        # Fused projections and split heads have multiples and parts of the parameters' sizes.
         sizes |= {a * b for a in sizes for b in (2, 3)} | {a // b for a in sizes for b in (2, 3, 4, 6, 8)}
         limit = cases.max_length or 64
         free = [n for n in _LENGTHS if n not in sizes and n <= limit]
@@ -171,6 +174,7 @@ class _RoleFinder:
         used = {path for group in paths.values() for path in group}
         layers = dict(self.subject.module.named_modules())
         return any(
+            # A convolution has an axis for its kernel, and none for heads.
             p.ndim > 2 and not isinstance(layers[name.rpartition(".")[0]], nn.Conv1d | nn.Conv2d)
             for name, p in self.subject.module.named_parameters()
             if name in used
@@ -215,6 +219,7 @@ class _RoleFinder:
         axes = [Axis(axis) for axis, size in enumerate(x.shape) if size in (self.T, self.S)]
         if not axes and self.subject.layout in ("BCHW", "BHWC"):
             pairs = [Axis(i, 2) for i in range(1, x.ndim - 1) if x.shape[i] * x.shape[i + 1] == self.T]
+            # Height and width are the last axes of (B, C, H, W), and come before the channels otherwise.
             axes = pairs[-1:] if self.subject.layout == "BCHW" else pairs[:1]
         return axes[0] if len(axes) == 1 else None
 
@@ -234,6 +239,7 @@ class _RoleFinder:
         others = int(rows.sum()) > (1 if crossed else int(own))
         feeds = frozenset(
             j
+            # A pass that was changed may take another way, with fewer nodes.
             for j, (old, new) in enumerate(zip(self.nodes, nodes, strict=False))
             if j > node and not torch.allclose(old.given, new.given, rtol=1e-7, atol=1e-9)
         )
@@ -262,6 +268,7 @@ class _RoleFinder:
         """Return the roles of a node that has several, and the channels of each: a fused projection."""
         output = axis.flat(self.nodes[node].output)
         width = output.numel() // output.shape[axis.first]
+        # Each channel takes up to two runs of the module.
         if width > 768:
             return {"value": None}
         for size in (width // 3 // self.heads, 1):  # whole heads, if their first and last channels agree
