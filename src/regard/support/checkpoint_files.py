@@ -145,7 +145,6 @@ def _read_checksum(file: BinaryIO) -> Checksum:
         )
     file.seek(0)
     header = file.read(8 + header_bytes)
-    # writes.
     before, mark, after = header.partition(MARK)
     if not mark:
         raise ValueError("it carries no checksum")

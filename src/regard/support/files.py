@@ -263,7 +263,6 @@ def converting_errors(path: Path, kind: Kind, contents: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, FileError):
         raise
-    # through.
     except BaseException as error:
         reason = str(error).strip().partition("\n")[0][:MAX_REASON] or type(error).__name__
         raise kind(f"{path} is not {contents}: {reason}") from None

@@ -49,7 +49,6 @@ def data_frame(data: Any, columns: list[str] | None = None) -> Any:
     try:
         import pandas
     except ImportError:
-        # is imported.
         raise ImportError("to_pandas needs pandas: pip install pandas") from None
     return pandas.DataFrame(data, columns=columns)
 
