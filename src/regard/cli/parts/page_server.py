@@ -61,8 +61,7 @@ def serve(prepare: Callable[[ReportProgress], Site], *, host: str, port: int, op
     if not is_loopback(host):
         typer.echo("Anyone with this whole address can read the texts on the page, from other machines too.")
     typer.echo("Ctrl-C ends it.")
-    # A ticket, used up by the first visit, and not the printed secret: command lines are visible to other
-    # users.
+    # A ticket and not the printed secret: command lines are visible to every user of the machine.
     has_browser = open_ and open_browser(running.bound_address.ticket_address)
     # daemon: a model that is being read must not keep the process alive after Ctrl-C.
     threading.Thread(target=work, name="regard-opening", daemon=True).start()
