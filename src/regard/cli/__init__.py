@@ -48,7 +48,6 @@ Examples:
 app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
-    # With markup, Rich would read brackets in the help, as in [N|hunt], as styles.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -124,7 +124,7 @@ def inspect(
             opened, inside, seen = None, None, [_loaded(path) for path in captures]
             titles = [path.name for path in captures]
         else:
-            # A total of 0 says that it is not known, and the page shows a bar without an end.
+            # A total of 0 says that it is not known.
             report(f"opening {model or 'default'}", 0, 0)
             opened = _opened(console, model or "default")
             inside = _fitting(opened) if with_model else None

@@ -175,7 +175,6 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
 
 
 def _may_replace(path: Path) -> bool:
-    # Under a pipe, a prompt would read the end of its input as "no" without anyone having seen it.
     if not sys.stdin.isatty():
         raise ValueError(f"--again: {path} is there already, and nobody is there to ask: move it away first")
     return typer.confirm(f"Replace {path}? What you wrote there is lost.", default=False)

@@ -16,7 +16,7 @@ from regard.support.characters import escape
 if TYPE_CHECKING:
     from regard.auditor.result import Audit
 
-# A folder or a name on the hub may hold dots and colons, but ends in no .py.
+# A folder or a name on the hub ends in no .py.
 IN_FILE = re.compile(r"\.py(:[\w.]+)?$")
 TITLES = {
     "plain": "a plain text",

@@ -141,7 +141,7 @@ def survey(
                     table = run(reader, plan, out, ranks=ranks, fresh=fresh, report=tell)
                 else:
                     table = join_survey(reader, plan, out)
-        # The survey has saved its progress by now: this is the second half of a clean stop, not an error.
+        # The chunks that are complete are saved: the same command goes on after them.
         except KeyboardInterrupt:
             if ranks.is_main:
                 # --fresh would start again and throw away what was saved.

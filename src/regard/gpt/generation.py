@@ -240,7 +240,7 @@ def _parse_prompt(model: GPT, prompt: Prompt) -> _Prompts:
             return [text + more for text, more in zip(texts, new, strict=True)]
 
         return _Prompts(_not_empty(rows), True, join_text)
-    # True and False are ints to Python, and a list of them is a mask that someone passed by mistake.
+    # True and False are ints to Python.
     if items and all(isinstance(item, int) and not isinstance(item, bool) for item in items):
         rows = [items]
         return _Prompts(rows, False, lambda new: rows[0] + new[0])

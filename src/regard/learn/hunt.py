@@ -190,7 +190,7 @@ def _changed(name: str, kind: str) -> _Changed:
     lines: set[int] = set()
     right: list[str] = []
     wrong: list[str] = []
-    # autojunk counts lines that occur often as noise, such as empty ones.
+    # autojunk counts frequent lines of long programs as noise.
     for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag != "equal":
             # At least one line: an insertion has no line of the right program, but a place.

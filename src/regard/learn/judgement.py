@@ -136,7 +136,6 @@ def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable
     try:
         progress = [lambda doing: write_line(doing=doing)] if task.reports_progress else []
         return task.judge(getattr(module, task.name), module, *progress)
-    # The lesson's file raises it where a whole function is to be written.
     except NotImplementedError as error:
         return Outcome(task.name, "unfinished", f"still to write: {error or task.name}")
     except Exception as error:

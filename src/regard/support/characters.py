@@ -66,7 +66,6 @@ ABBREVIATIONS = {
     "\u3164": "HF",
     "\ufeff": "BOM",
     # The variation selectors are of category Mn, as accents are, which HIDDEN must not hold.
-    # them.
     **{chr(0xFE00 + n): f"VS{n + 1}" for n in range(16)},
 }
 HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))  # categories of what cannot be seen
@@ -89,7 +88,6 @@ def _show_character(character: str) -> str:
     if category(character) not in HIDDEN:
         return character
     code = ord(character)
-    # (U+2421).
     if code < 0x20 or code == 0x7F:
         return chr(0x2400 + min(code, 0x21))  # Unicode's pictures of the control characters
     return f"⟨U+{code:04X}⟩"

@@ -64,7 +64,6 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
         if path.exists() and _damage(path) is None:
             os.replace(path, previous(path))
         os.replace(new, path)
-    # SafetensorError is no OSError: a full disk raises it from the library's Rust code.
     except (SafetensorError, OSError, ValueError) as error:
         new.unlink(missing_ok=True)
         raise OSError(f"cannot write a checkpoint to {path.parent}: {error}") from None

@@ -129,7 +129,6 @@ class Processes:
 
 
 def is_main_process() -> bool:
-    # Read before a group is joined, since the command prints its first lines before that.
     """Whether this process stands alone or is the first that `torchrun` started, before a group is joined."""
     return int(os.environ.get("RANK", 0)) == 0
 

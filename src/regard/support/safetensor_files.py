@@ -114,7 +114,7 @@ def write_safetensors(
     path = Path(path)
     if not path.parent.is_dir():
         raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
-    # save_file refuses tensors that are not contiguous, and views of a GPU's memory cost a copy in any case.
+    # save_file refuses tensors that are not contiguous.
     separate = _without_shared_memory({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     with atomic_write(path) as temporary:
         try:

@@ -53,7 +53,7 @@ def check_name(name: str) -> str:
 
 def unsupported_reason(problem: AttentionProblem, name: str) -> str | None:
     """Why a backend cannot run a problem, in a phrase, or None if it can."""
-    # The steps serve every call: the other questions would only delay an answer that is known.
+    # The steps serve every call, also those that the questions below refuse.
     if name == "steps":
         return None
     if 0 in problem.matrix:

@@ -77,7 +77,7 @@ def best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
     on_repeats = scores.get(name + REPEATS)
     if on_repeats is None:
         return scores[name], False
-    # Either may be missing: a text without repeats has no induction, a table of one text no repeats.
+    # Either may be missing: a text without copies has no induction score, and repeats need not be read.
     if name not in scores or on_repeats.value > scores[name].value:
         return on_repeats, True
     return scores[name], False
