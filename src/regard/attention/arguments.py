@@ -51,6 +51,8 @@ def check_whole_number(name: str, value: object, least: int = 1, most: int | Non
 
 def _is_boolean(value: object) -> bool:
     """Whether it is a boolean of Python, NumPy or PyTorch: `operator.index` takes the first and the last."""
+    # By the name of the dtype, so that NumPy need not be imported and PyTorch's dtype is told by the same
+    # line.
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 

@@ -125,6 +125,7 @@ def attend(
     return output if lse is None else (output, lse)
 
 
+# `unknown` is there for its error alone: help(), editors and the reference must not show it.
 _signature = inspect.signature(attend)
 attend.__signature__ = _signature.replace(  # type: ignore[attr-defined]
     parameters=[each for name, each in _signature.parameters.items() if name != "unknown"]

@@ -71,6 +71,7 @@ def check_inputs(
 
     Raises ValueError that names the argument which is wrong.
     """
+    # q first, since the others are compared with it.
     for name, x in {"q": q, "k": k, "v": v}.items():
         _check_tensor(name, x, q)
     _check_gradients({"q": q, "k": k, "v": v, "sinks": sinks})
@@ -147,6 +148,7 @@ def as_batch_mask(mask: Mask | Tensor | None, q: Tensor) -> Mask:
     if isinstance(mask, Tensor) and mask.device != q.device:
         raise ValueError(f"mask: expected it on {q.device}, where q is, got {mask.device}")
     lead = q.shape[:-2]
+    # Only tensors of the full rank have a batch of several dimensions to number through.
     if not isinstance(mask, Tensor) or len(lead) < 3 or not 4 <= mask.ndim <= len(lead) + 2:
         return as_mask(mask)
     try:

@@ -40,6 +40,7 @@ def choose_form(
     if isinstance(mask, Mask) and not mask.is_storable():
         return _uncompiled
     known = mask is None or mask is full or (mask is causal and q.shape[-2] == k.shape[-2])
+    # The operator's backward pass runs the forward pass again, and would drop other weights.
     if (known and softcap is None and sinks is None) or dropout or _in_transformation():
         return attend_anew
     return _as_operator if mask is None or (isinstance(mask, Mask) and not mask.trainable) else attend_anew
@@ -122,6 +123,7 @@ def _attention(
     mask = _read(text, numbers, tensors)
     output, lse = attend_by_plan(q, k, v, mask, scale, softcap, sinks, 0.0, backend, return_lse)
     lse = q.new_empty(0, dtype=working_dtype(q.dtype)) if lse is None else lse
+    # A fake tensor promises contiguous results, and the real ones must keep the promise.
     return output.contiguous(), lse.contiguous()
 
 

@@ -75,6 +75,7 @@ def _oddity(x: Tensor) -> str | None:
         return f"{str(x.layout).removeprefix('torch.')}: pass .to_dense()"
     if x.is_quantized:
         return f"{x.dtype}: pass .dequantize()"
+    # DTensor, FakeTensor and quantised types of torchao override it: their arithmetic is not PyTorch's.
     if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return f"a {type(x).__name__}, which computes in its own way: pass its values as a torch.Tensor"
     return None

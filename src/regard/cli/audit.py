@@ -80,6 +80,7 @@ def _model_and_batch(make: Any, target: str) -> tuple[Any, Any]:
         if hasattr(made, "get_train_dataloader"):
             return made.model, next(iter(made.get_train_dataloader()))
     except Exception as error:  # the user's code may raise anything
+        # The innermost frame: the outermost are those of this command.
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"{target} raised {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"

@@ -108,6 +108,7 @@ def check(
         with allow_closed_pipe():
             _print_visibility(as_json)
         return
+    # Inside the block, so that Ctrl-C during the import of PyTorch ends the command without a traceback, too.
     with end_on_signals():  # the supervisor ends what it has started
         from regard.checker.errors import CheckError
 
@@ -131,6 +132,7 @@ def check(
             }
             asked |= {"true_means": true_means, "cached": cached, "oracle": oracle, "device": device}
             asked |= {"gradients": gradients, "processes": processes, "strict": strict}
+            # None means that the option was not given; False is an answer (--no-causal).
             options |= {name: value for name, value in asked.items() if value is not None}
             from regard.checker.sandbox import check_in_process
 
@@ -138,6 +140,7 @@ def check(
         except CheckError as error:
             if as_json:
                 result = {"verdict": None, "ok": None, "error": str(error)}
+                # In JSON an error goes to stdout as well, so that a program need not parse two formats.
                 typer.echo(escape(json.dumps(result, ensure_ascii=False)))
             else:
                 typer.echo(f"regard: {escape(str(error))}", err=True)
@@ -157,12 +160,15 @@ def _arguments(option: str, words: list[str]) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
+        # isidentifier, since the name becomes a keyword argument.
         if not equals or not name.isidentifier():
             raise CheckError(f"{option}: expected name=value, got {word!r}")
         try:
+            # Shells and configs write true, false and none in lower case, which are no literals of Python.
             value = ast.literal_eval(
                 {"true": "True", "false": "False", "none": "None"}.get(text.lower(), text)
             )
+        # What is no literal is text, so that `norm=rms` needs no quotes; randn(T,C) is read by the checker.
         except (ValueError, SyntaxError):
             value = text
         arguments[name] = value
@@ -184,6 +190,7 @@ def print_report(report: Report) -> None:
     for line in report_lines(report, console.width):
         text = Text(line.text)
         text.stylize(STYLES.get(line.style, ""), 0, line.styled)
+        # soft_wrap: the lines were wrapped to the width already, and Rich would break them once more.
         console.print(text, soft_wrap=True)
 
 

@@ -56,6 +56,7 @@ def explain_mistake(
     console = Console(highlight=False)
 
     def paragraph(start: str, text: str, indent: str) -> None:
+        # textwrap and not Rich: Rich has no hanging indent.
         wrapped = textwrap.fill(
             start + text, console.width, initial_indent=indent[:2], subsequent_indent=indent
         )

@@ -57,6 +57,7 @@ def generate(
     """
     from regard.cli.parts.model import Model
 
+    # Made before the prompt is printed, so that a wrong option is answered with its message alone.
     pieces = Model.open(model, to_generate=True).stream(
         prompt,
         max_new_tokens=tokens,

@@ -89,6 +89,7 @@ def heads(
     from regard.heads.tables.table_text import caption
     from regard.interventions import importance
 
+    # Before the model is opened, which may take minutes.
     for path in (json_file, csv_file):
         if path is not None:
             check_writable(path)
@@ -136,6 +137,8 @@ def _study(
     doubts: dict[str, str] = {}
 
     def heard(seen: Any) -> None:
+        # A layer is read several times (text, shuffled text, repeats): its first doubt is enough, hence
+        # setdefault.
         for layer in seen.layers:
             if not layer.evidence.certified:
                 doubts.setdefault(layer.key, f"layer {layer.key}: {layer.evidence}")
@@ -163,6 +166,7 @@ def _token_text(model: Model, token: int) -> str:
 
     from regard.recorder.tokens_of_maps.tokens import decode_tokens
 
+    # A tensor on the CPU also under torch.set_default_device, as the other ids of the command are.
     return decode_tokens(model.tokenizer, torch.tensor([[token]], device="cpu"))[0][0]
 
 
@@ -183,6 +187,7 @@ def _key_texts(model: Model, ids: list[Tensor], table: HeadTable) -> dict[int, s
     """The texts of the tokens that are sinks, where one text was read."""
     from regard.recorder.tokens_of_maps.tokens import decode_tokens
 
+    # A sink is a position, and the token at one position differs from text to text.
     if len(ids) > 1:
         return {}
     keys = sorted({row.sink_key for row in table if row.sink_key is not None})

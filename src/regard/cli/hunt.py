@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from regard.learn.hunt import Puzzle
     from regard.learn.progress import LearnerProgress
 
+# The last two themes come after every lesson: no lesson is about kernels or several processes.
 LESSON = {  # the lesson after which a theme is known
     "softmax": 1,
     "query, key and value": 2,
@@ -57,9 +58,11 @@ def hunt(folder: Path, answer: str | None, give_up: bool) -> None:
         raise typer.Exit(0 if _answer(console, folder, progress, answer) else 1)
     if not progress.puzzle:
         progress.puzzle, progress.attempts = _choose(progress), 0
+    # The same seed always: `--answer` in a later process must judge the puzzle that was shown.
     puzzle = draw(seed=0, mistake=progress.puzzle)
     _show(console, puzzle)
     _keep(folder, progress)
+    # Under a pipe or a scheduler nobody answers a prompt, and each answer is a call of its own.
     if not sys.stdin.isatty():
         console.print("Answer: regard learn hunt --answer NAME   (or its number), or --give-up", markup=False)
         return
@@ -77,6 +80,7 @@ def _choose(progress: LearnerProgress) -> str:
     known = [m.name for theme, mistakes in THEMES.items() if LESSON[theme] <= reached for m in mistakes]
     for names in (known, list(CATALOGUE)):
         if left := [name for name in names if name not in progress.found]:
+            # Not seeded: every learner, and every call, is to get another one.
             return random.choice(left)
     return random.choice(list(CATALOGUE))
 
@@ -84,6 +88,7 @@ def _choose(progress: LearnerProgress) -> str:
 def _show(console: Any, puzzle: Puzzle) -> None:
     from rich.syntax import Syntax
 
+    # markup=False, here and below: names and code hold brackets, which Rich would read as styles.
     console.print(f"One mistake is in `{puzzle.subject}`. Which?\n", markup=False)
     console.print(
         Syntax(puzzle.code, "python", line_numbers=True, background_color="default", word_wrap=False)
@@ -112,6 +117,7 @@ def _answer(console: Any, folder: Path, progress: LearnerProgress, answer: str) 
     if judged.hint:
         console.print(escape(judged.hint), markup=False)
     if judged.right:
+        # dict.fromkeys keeps the order in which they were found, each once.
         progress.found = list(dict.fromkeys([*progress.found, puzzle.mistake]))
         progress.puzzle = ""
         console.print(f"Found so far: {len(progress.found)}. Another one: regard learn hunt", markup=False)

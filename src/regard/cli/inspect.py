@@ -108,6 +108,7 @@ def inspect(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if captures and (model or text or file):
         raise ValueError("expected captures to show or a model to read with (--model, --text), not both")
+    # Checked before the model is opened, which may take minutes.
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out: there is no folder {str(out.parent)!r}: make it first")
     if with_model and (out is None or captures):
@@ -123,6 +124,7 @@ def inspect(
             opened, inside, seen = None, None, [_loaded(path) for path in captures]
             titles = [path.name for path in captures]
         else:
+            # A total of 0 says that it is not known.
             report(f"opening {model or 'default'}", 0, 0)
             opened = _opened(console, model or "default")
             inside = _fitting(opened) if with_model else None
@@ -140,6 +142,7 @@ def inspect(
         serve(lambda report: _site(prepare(report)), host=host, port=port, open_=open_)
         return
     contents, opened, inside = prepare(lambda doing, done, of: None)
+    # A served page asks the model for these when a reader wants them; a written one has to hold them.
     if opened is not None and opened.can_generate:
         contents.generation = _written(console, opened, texts[0][1], contents)
     if opened is not None and opened.predicts:
@@ -219,6 +222,7 @@ def _written(console: Any, opened: Model, text: str, contents: Any) -> list[Mapp
             lines.append(line)
             if isinstance(step := line.get("step"), dict):
                 ids.append(step["token_id"])
+            # A large model on a slow machine: fewer tokens, rather than a command that seems to hang.
             if time.perf_counter() - began > PATIENCE:
                 break
         if ids:

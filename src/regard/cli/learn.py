@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 INTERVAL = 0.3  # seconds between two looks at a watched file
 MARKS = {"done": "✓", "wrong": "✗", "unfinished": "…"}
 STYLES = {"done": "green", "wrong": "red", "unfinished": "yellow"}
+# A dict is ordered: the worst status of a lesson's tasks decides.
 EXIT_CODES = {"wrong": 1, "unfinished": 3, "done": 0}  # the first that a task has; 2: it could not be judged
 
 
@@ -142,6 +143,7 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
 
     path = folder / lesson.file
     if lesson.has_code:
+        # A learner's file is never overwritten unasked: it is their work.
         if not path.exists() or (again and _may_replace(path)):
             from regard.support.files import atomic_write
 
@@ -150,6 +152,7 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
             typer.echo(f"{path}: {lesson.goal}. Complete the lines that are still `...`.")
         else:
             typer.echo(f"{path} is there already and stays as it is.")
+    # A lesson without code is done by reading it; nothing else would ever mark it.
     else:
         progress = read_progress(folder)
         progress.done.setdefault(lesson.number, _today())
@@ -228,6 +231,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
     met = [outcome.mistake for outcome in outcomes if outcome.mistake]
     progress.met = list(dict.fromkeys([*progress.met, *met]))
     if is_done(outcomes):
+        # setdefault: the day on which it was done first stays.
         progress.done.setdefault(lesson.number, _today())
         _celebrate(console, lesson, outcomes, folder)
     write_progress(folder, progress)
@@ -263,6 +267,7 @@ def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Pa
     picture = next((outcome.picture for outcome in outcomes if outcome.picture), None)
     if picture is not None:
         print_picture(console, picture)
+        # The learner may have removed the folder of the pages since they were written.
         picture_path(lesson, folder).parent.mkdir(exist_ok=True)
         save_picture(picture, picture_path(lesson, folder))
         write_page(lesson, folder)

@@ -16,6 +16,7 @@ from regard.support.characters import escape
 if TYPE_CHECKING:
     from regard.auditor.result import Audit
 
+# A folder or a name on the hub ends in no .py.
 IN_FILE = re.compile(r"\.py(:[\w.]+)?$")
 TITLES = {
     "plain": "a plain text",
@@ -57,6 +58,7 @@ def masks(
                 typer.echo(f"## {title}\n")
             _draw(result)
         typer.echo(LEGEND)
+        # Every audit of a model says the same of layers that it did not hear: each sentence is printed once.
         sentences = (x for result in audits.values() for x in (*result.not_heard, *result.notes))
         for sentence in dict.fromkeys(sentences):
             typer.echo(escape(sentence))
@@ -84,9 +86,12 @@ def _sampled(name: str, tokens: int) -> dict[str, Audit]:
     audits = {}
     for kind, batch in sample_batches(model, tokens).items():
         mask = batch.get("mask")
+        # The audit is told what the packed batch means, since the model is given a mask and no ids of
+        # documents.
         documents = None if mask is None else mask.ids
         audits[TITLES[kind]] = audit(model, batch, documents=documents, outside=False)
     sizes = {x.expected_window for result in audits.values() for x in result.layers if x.expected_window}
+    # Otherwise the pictures of windows would look causal, and a reader would think that there are none.
     if sizes and min(sizes) > tokens:
         longer = f"windows of {min(sizes)} keys are longer than these texts: --tokens {2 * min(sizes)}"
         next(iter(audits.values())).notes.append(longer)

@@ -114,6 +114,7 @@ def survey(
     with process_group(device) as ranks:
         if ranks.world_size > 1 and (join or part is not None):
             raise ValueError(f"--shard, --join: expected one process, got {ranks.world_size} of torchrun")
+        # Rank 0 alone writes the table, and its error is raised on every rank.
         ranks.on_main(lambda: check_out(out))  # before the model is opened
         if headvis is not None:
             ranks.on_main(lambda: check_headvis(headvis))
@@ -140,8 +141,10 @@ def survey(
                     table = run(reader, plan, out, ranks=ranks, fresh=fresh, report=tell)
                 else:
                     table = join_survey(reader, plan, out)
+        # The chunks that are complete are saved: the same command goes on after them.
         except KeyboardInterrupt:
             if ranks.is_main:
+                # --fresh would start again and throw away what was saved.
                 again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--fresh")])
                 with suppress(OSError):  # the terminal may be gone
                     typer.echo(escape(f"stopped; go on with: {again}"), err=True)
@@ -163,6 +166,7 @@ def survey(
 @contextmanager
 def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar in a terminal, over the corpus or as many windows as were asked for; elsewhere nothing."""
+    # TERM=dumb: Emacs and CI logs do not move the cursor.
     if not shown or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda windows, read: None
         return
@@ -179,6 +183,7 @@ def _bar(size: int, most: int | None, shown: bool) -> Iterator[Callable[[int, in
         task = bar.add_task("survey", total=1.0, windows=0)
 
         def tell(windows: int, read: int) -> None:
+            # A limit of windows ends the survey before the corpus does.
             share = max(read / size, windows / most if most else 0.0)
             bar.update(task, completed=share, windows=windows)
 

@@ -76,6 +76,7 @@ def train(
         float, typer.Option(metavar="X", help="Share of the run that --short-length is for.")
     ] = 0.5,
     weight_decay: Annotated[float, typer.Option(metavar="X", help="Weight decay of the optimizers.")] = 0.1,
+    # nanoGPT's for small batches, above the 0.95 that is usual for large ones.
     beta2: Annotated[float, typer.Option(metavar="X", help="Second beta of AdamW.")] = 0.99,
     max_grad_norm: Annotated[float, typer.Option(metavar="X", help="Maximum gradient norm.")] = 1.0,
     evaluate_every: Annotated[int, typer.Option(metavar="N", help="Steps between evaluations.")] = 250,
@@ -131,6 +132,8 @@ def train(
         precision=precision,
         compile=compile,
     )
+    # The other ranks wait in `train` until rank 0 owns the folder; all of them asking would lock one another
+    # out.
     if is_main_process():
         check_folder(out)  # before the text is read and its tokens are learned
     text = python_documentation() if corpus is None else read(corpus)
@@ -146,6 +149,7 @@ def train(
         positions=positions,
         activation=activation,
         dropout=dropout,
+        # As in GPT-2, the token that begins a text also ends the one before it.
         eos_token_id=() if prepared.bos_token_id is None else (prepared.bos_token_id,),
     )
     result = run(config, prepared, out, settings, resume=resume, device=device)
@@ -153,6 +157,7 @@ def train(
         again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
         with suppress(OSError):  # the terminal may be gone
             typer.echo(escape(f"stopped at step {result.step} and saved; go on with: {again}"), err=True)
+        # 130 is what a shell reports after Ctrl-C; a scheduler can tell a stopped run from a failed one.
         raise typer.Exit(130)
     typer.echo(
         f"best validation loss {result.best_loss:.4f} after {result.step} steps; "

@@ -110,6 +110,7 @@ def _measure_step(
     recomputed, recomputed_seconds = _timed_logits(model, ids, None)
 
     T = ids.shape[1]
+    # Twice, for keys and values; a head's keys and values have the same width in every model that GPT loads.
     token_bytes = [inputs.k[0, :, 0].numel() * 2 * inputs.k.element_size() for inputs in records]
     cached_tokens = [int(min(T, cache.reach)) for cache in caches]
     kept_tokens = [min(n, window + sinks) for n in cached_tokens]
@@ -129,10 +130,12 @@ def _measure_step(
 
 def _timed_logits(model: GPT, ids: Tensor, caches: list[KVCache] | None) -> tuple[Tensor, float]:
     """The logits (V,) after the last token, and the seconds that they took."""
+    # CUDA runs asynchronously: without waiting before and after, only the launch would be timed.
     _synchronize(model.device)
     start = time.perf_counter()
     logits = model.logits(model.states(ids, cache=caches)[:, -1])
     _synchronize(model.device)
+    # float: differences of logits in bfloat16 would be rounded to its few digits.
     return logits[0].float(), time.perf_counter() - start
 
 

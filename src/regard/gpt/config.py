@@ -53,6 +53,8 @@ class Config:
     num_layers: int
     num_heads: int
     d_model: int
+    # None is no int: the fields are numbers to every reader, since `_set_defaults` runs before anyone reads
+    # them.
     num_kv_heads: int = None  # type: ignore[assignment]  # `_set_defaults` sets this and the next two
     head_dim: int = None  # type: ignore[assignment]
     intermediate_size: int = None  # type: ignore[assignment]
@@ -119,6 +121,7 @@ class Config:
         }
         for name, value in defaults.items():
             if getattr(self, name) is None:
+                # Only where head_dim is left out: Qwen3 has heads whose widths do not add up to d_model.
                 if name == "head_dim" and self.d_model % self.num_heads:
                     raise ValueError(
                         f"num_heads: expected a divisor of d_model={self.d_model}, got {self.num_heads}; "
@@ -146,6 +149,7 @@ class Config:
     def windows(self) -> tuple[int | None, ...]:
         """The window of every layer; None where it is at least as long as the context."""
         windows = self.window if isinstance(self.window, tuple) else (self.window,) * self.num_layers
+        # Such a window masks nothing: a plain causal mask and a plain cache serve the layer.
         return tuple(None if n is None or n >= self.context_length else n for n in windows)
 
     def to_json(self) -> dict[str, Any]:
@@ -153,6 +157,7 @@ class Config:
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.rotary_scaling is not None:
             plain["rotary_scaling"] = self.rotary_scaling._asdict()
+        # JSON has no tuples; from_json makes tuples of the lists again.
         return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
 
     @classmethod
@@ -164,6 +169,8 @@ class Config:
                 f"config: unknown keys {', '.join(unknown)[:200]}; "
                 f"the fields of Config are {', '.join(fields)}"
             )
+        # Fields with a default may be missing, so that a later version can add some and still read old
+        # folders.
         required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         if missing := [name for name in required if name not in plain]:
             raise ValueError(f"config: expected {', '.join(required)}; missing: {', '.join(missing)}")

@@ -116,6 +116,7 @@ def _steps(
     """Check the arguments, then yield the steps."""
     limit = check_whole_number("max_new_tokens", limit, 0)
     longest, context_length = max(map(len, prompts)), model.config.context_length
+    # A prompt may be as long as the context if nothing is to be added (max_new_tokens=0).
     if longest > context_length:
         raise ValueError(f"prompt: expected at most context_length={context_length} tokens, got {longest}")
     if longest + limit > context_length:
@@ -154,6 +155,7 @@ def _run(
     continuations: list[list[int]] = [[] for _ in prompts]
     complete = [False] * B
     training = model.training
+    # Dropout would make the continuation random; the mode is restored below, also if the caller stops early.
     model.eval()
     try:
         for now in range(T, T + limit):
@@ -177,6 +179,7 @@ def _run(
             yield Step(row_tokens, rows)
             if all(complete):
                 return
+    # A caller that abandons the generator closes it, and the model must not stay in eval mode.
     finally:
         model.train(training)
 
@@ -226,6 +229,7 @@ def _parse_prompt(model: GPT, prompt: Prompt) -> _Prompts:
 
         return _Prompts(_not_empty(rows), False, join_tensor)
     items: list[Any] = list(prompt)
+    # A string is a sequence of strings: texts must be told before sequences of sequences.
     if items and all(isinstance(item, str) for item in items):
         tokenizer = _tokenizer(model)
         texts = [str(item) for item in items]
@@ -236,6 +240,7 @@ def _parse_prompt(model: GPT, prompt: Prompt) -> _Prompts:
             return [text + more for text, more in zip(texts, new, strict=True)]
 
         return _Prompts(_not_empty(rows), True, join_text)
+    # True and False are ints to Python.
     if items and all(isinstance(item, int) and not isinstance(item, bool) for item in items):
         rows = [items]
         return _Prompts(rows, False, lambda new: rows[0] + new[0])
@@ -295,6 +300,7 @@ def _stop_condition(model: GPT, stop: Stop) -> Callable[[list[int]], bool]:
     def is_complete(new: list[int]) -> bool:
         if new[-1] in tokens:
             return True
+        # All new tokens each time: a stop string may begin anywhere in an earlier token.
         text = _tokenizer(model).decode(new) if strings else ""
         return any(string in text for string in strings)
 
@@ -327,6 +333,7 @@ def _decode_stream(tokenizer: Tokenizer, prompt: list[int], steps: Iterator[Step
         new += [token for token in step.tokens if token is not None]
         waiting.append(step)
         text = _decode_new(tokenizer, prompt, new)
+        # The bytes of an unfinished character decode to U+FFFD.
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield _Piece(text[yielded:], waiting)
             waiting, yielded = [], len(text)

@@ -37,6 +37,7 @@ class LayerInputs(NamedTuple):
     def newest_row(self) -> Tensor:
         """The weights of the last query, (B, H, S); of no other query anything is computed."""
         T = self.q.shape[2]
+        # The mask is by position: the last query alone would count as the first one.
         last = self._replace(q=self.q[:, :, -1:], mask=Rows(self.mask, T - 1, T))
         row: Tensor = last.attention_map()[:, :, 0]
         return row
@@ -48,6 +49,7 @@ def record_layer_inputs(layers: Sequence[Attention]) -> Iterator[list[LayerInput
     records: list[LayerInputs] = []
     wrappers = MethodWrappers()
     for layer in layers:
+        # `attend` and not `forward`: its arguments are after the rotation and after the cache.
         wrappers.add(layer, "attend", functools.partial(_record, layer, records))
     with wrappers.active():
         yield records

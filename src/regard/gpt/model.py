@@ -95,6 +95,7 @@ class GPT(nn.Module):
         if attention_mask is not None:
             is_token = self._token_mask(attention_mask, input_ids, past)  # (B, past + T)
             if not bool(is_token.all()):
+                # argmax gives the first maximum; PyTorch has none for booleans.
                 first = is_token.byte().argmax(1, keepdim=True)  # (B, 1)
                 mask = padding(is_token) if mask is None else as_mask(mask) & padding(is_token)
 
@@ -108,6 +109,7 @@ class GPT(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """The logits (…, V) of the next token, from hidden states (…, d_model)."""
+        # Not a tied nn.Linear: two modules with one weight would save it twice, which safetensors refuses.
         return linear(states, self.token_embedding.weight if self.head is None else self.head.weight)
 
     def caches(self, max_length: int | None = None) -> list[KVCache]:
@@ -129,6 +131,7 @@ class GPT(nn.Module):
 
         `attention_mask` and `mask` are those of `forward`.
         """
+        # Maps are to be read; a graph of every layer would keep all activations.
         with torch.no_grad():
             with record_layer_inputs(self.attention_layers) as records:
                 self.states(input_ids, attention_mask=attention_mask, mask=mask)
@@ -183,6 +186,7 @@ class GPT(nn.Module):
         return [block.attention for block in self._blocks()]
 
     def _blocks(self) -> list[Block]:
+        # ModuleList's items are typed as Module.
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def _initialise(self) -> None:
@@ -220,6 +224,8 @@ class GPT(nn.Module):
         T = input_ids.shape[1]
         if first is None:
             return x + self.position_embedding.weight[past : past + T]
+        # Positions of padding would be below 0; they are seen by nobody, and the clamp keeps the lookup
+        # valid.
         positions = torch.arange(past, past + T, device=input_ids.device) - first  # (B, T)
         return x + embedding(positions.clamp(min=0), self.position_embedding.weight)
 
@@ -232,6 +238,7 @@ class GPT(nn.Module):
         return cache[0].length
 
     def _check_ids(self, input_ids: Tensor, past: int) -> None:
+        # values=False: a model on the meta device gives shapes, too.
         check_tensor("input_ids", input_ids, values=False)
         if input_ids.ndim != 2 or input_ids.dtype not in (torch.int32, torch.int64):
             got = f"{tuple(input_ids.shape)} {input_ids.dtype}"

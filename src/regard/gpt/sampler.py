@@ -45,19 +45,23 @@ class Sampler:
         """One token (B,) for each row of logits (B, V)."""
         if self.temperature == 0:
             return logits.argmax(-1)
+        # float: the cumulative sums of top_p need more digits than half precision has.
         scaled, tokens = logits.float() / self.temperature, None
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             scaled, tokens = scaled.topk(self.top_k)  # (B, k), most likely first
+        # topk has sorted them already.
         elif self.top_p is not None:
             scaled, tokens = scaled.sort(-1, descending=True)
         probabilities = scaled.softmax(-1)
         if self.top_p is not None:
             before = probabilities.cumsum(-1) - probabilities  # the sum over more likely tokens
+            # `before`, so that the token that crosses p stays in, and the most likely one always does.
             probabilities = probabilities.masked_fill(before >= self.top_p, 0.0)
         index = probabilities.multinomial(1, generator=self._seeded_generator(logits.device))  # (B, 1)
         return (index if tokens is None else tokens.gather(-1, index)).squeeze(-1)
 
     def _seeded_generator(self, device: torch.device) -> torch.Generator | None:
         if self.seed is not None and self._generator is None:
+            # On the device of the logits, as multinomial requires of its generator.
             self._generator = torch.Generator(device).manual_seed(self.seed)
         return self._generator

@@ -34,6 +34,7 @@ def pad_rows(rows: Sequence[Sequence[int]], side: Side = "left", fill: int = 0) 
             [False, False,  True]]))
     """
     T = max(map(len, rows))
+    # On the CPU, also under torch.set_default_device: callers move the table to where their model is.
     ids = torch.full((len(rows), T), fill, device="cpu")
     is_token = torch.zeros(len(rows), T, dtype=torch.bool, device="cpu")
     for number, row in enumerate(rows):

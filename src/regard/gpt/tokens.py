@@ -32,7 +32,9 @@ def character_tokenizer(text: str) -> Tokenizer:
         from tokenizers import Tokenizer, decoders, models
 
     vocabulary = {character: number for number, character in enumerate(sorted(set(text)))}
+    # A BPE without merges: WordLevel would look up whole words.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    # Fuse, since the default decoder puts spaces between tokens.
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 
@@ -45,6 +47,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     with extra("app", "a tokenizer"):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+    # 65536, since a corpus is kept as uint16.
     if not isinstance(vocab_size, int) or not 257 <= vocab_size <= 65536:
         raise ValueError(
             f"vocab_size: expected from 257 (256 bytes and {BOS_TOKEN}) to 65536, got {vocab_size!r}"
@@ -55,6 +58,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[BOS_TOKEN],
+        # All 256 bytes, so that any text can be encoded, also one with bytes that the training text lacks.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -68,6 +72,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.uint16]:
     """The token ids of a text, without `BOS_TOKEN`; a ValueError names characters that have no token."""
+    # In chunks and as a batch, which the library encodes in parallel; _fast leaves out the offsets.
     chunks = tokenizer.encode_batch_fast(list(split_lines(text)), add_special_tokens=False)
     ids = np.concatenate([np.asarray(chunk.ids, np.uint16) for chunk in chunks] or [np.empty(0, np.uint16)])
     if bos_token_id(tokenizer) is None and len(ids) != len(text):
@@ -110,6 +115,7 @@ def split_lines(text: str) -> Iterator[str]:
     while start < len(text):
         end = start + CHUNK_LENGTH
         if end < len(text):
+            # At a line end, so that no word is cut: a cut one would be encoded as other tokens.
             end = text.find("\n", end) + 1 or len(text)
         yield text[start:end]
         start = end

@@ -82,6 +82,7 @@ def check_headvis(folder: Path) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
+    # ASCII and no NaN, since a browser's JSON.parse reads the file.
     path.write_text(json.dumps(content, allow_nan=False), encoding="ascii")
 
 
@@ -157,6 +158,7 @@ def _sequence(result: SurveyResult, examples: LayerExamples, index: int, n: int)
         )
         if key >= 0
     }
+    # As HeadVis does, without the first query and the first key.
     inner = [weight for cell, weight in cells.items() if cell >= length and cell % length]
     return {
         "sequence_id": int(examples.window[index, n]),

@@ -72,6 +72,7 @@ class Targets(NamedTuple):
         """Whether the same position, token id or offset earned the label in all texts."""
         if label in ("sink", "one_token") and self.follows_token != (label == "one_token"):
             return False
+        # Other labels have no target that could differ from text to text.
         return label not in self.shares or self.shares[label] >= MIN_SCORES[label]
 
 
@@ -103,6 +104,7 @@ def earned_labels(estimates: Mapping[str, Estimate], targets: Targets | None = N
         if targets is not None and not targets.agrees(label):
             continue
         if label in MIN_SCORES and _is_clear(score, MIN_SCORES[label]):
+            # A label may be earned on the text and on random repeats: the clearer one counts.
             above = _distinction(label, score.value - _baseline(score))
             excess[label] = max(above, excess.get(label, above))
     return tuple(sorted(excess, key=lambda label: -excess[label]))
@@ -125,6 +127,7 @@ def _distinction(label: str, above: float) -> float:
 
 def _is_clear(score: Estimate, minimum: float) -> bool:
     """Whether a score meets the three conditions."""
+    # A score without an interval comes from one observation, which no label can rest on.
     if math.isnan(score.low) or score.queries < MIN_QUERIES:
         return False
     low = score.value - WIDENING * (score.value - score.low)
@@ -134,4 +137,5 @@ def _is_clear(score: Estimate, minimum: float) -> bool:
 
 def _baseline(score: Estimate) -> float:
     """The highest of the baselines."""
+    # −inf, so that a score without any baseline does not raise.
     return max(x for x in (score.null, score.relabelled, score.positional, -math.inf) if not math.isnan(x))

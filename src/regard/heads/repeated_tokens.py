@@ -45,6 +45,7 @@ def repeated(
     rows = []
     for period in [round(float(x)) for x in periods]:
         drawn = torch.randperm(vocab_size, generator=generator, device="cpu")
+        # The start token stands before a text, and nowhere in it.
         drawn = drawn[drawn != (-1 if start is None else start)][:period]
         rows.append(drawn.repeat(-(-tokens * times // period))[: tokens * times])
     ids = torch.stack(rows)
@@ -62,6 +63,7 @@ def draw_repeats(
     torch.Size([2, 21])
     """
     room = min(25, vocab_size - 2, (max_length - 1) // 4 if max_length else 25)
+    # A vocabulary of two tokens still gives a text.
     room = max(room, 1)
     vary = max(min(room * 2 // 5, vocab_size - 1 - room), 0)
     return repeated(vocab_size, start=start, tokens=room, draws=draws, vary=vary, seed=seed)

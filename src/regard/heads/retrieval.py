@@ -111,6 +111,7 @@ def needle(
     if answers not in ("forced", "generated"):
         raise ValueError(f'answers: expected "forced" or "generated", got {answers!r}')
     for name, numbers in (("lengths", lengths), ("depths", depths)):
+        # A single number is a common mistake, and would fail later as "not iterable".
         if not isinstance(numbers, Sequence):
             raise ValueError(f"{name}: expected several, as ({numbers!r},), got {numbers!r}")
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
@@ -243,6 +244,7 @@ def _contexts(
     if any(not 0 <= depth <= 1 for depth in depths):
         raise ValueError(f"depths: expected numbers from 0 to 1, got {list(depths)}")
     sentences = SENTENCE_END.split(filler) if isinstance(filler, str) else list(filler)
+    # An empty sentence, as after the last full stop, would never fill a context.
     pieces = [ids for ids in (encode_ids(tokenizer, sentence) for sentence in sentences) if ids]
     if not pieces:
         raise ValueError("filler: expected some text to hide the needles in, got none")
@@ -281,6 +283,7 @@ def _hide(
     """Filler of `room` tokens, cut at the end of a sentence that is nearest to `depth`."""
     order: list[list[int]] = []
     while sum(map(len, order)) < room:
+        # sample without replacement: every sentence comes once before any comes again.
         order += generator.sample(pieces, len(pieces))
     tokens: list[int] = []
     ends = [0]
@@ -295,6 +298,7 @@ def _read_answer(model: nn.Module, context: NeedleContext) -> AnswerRun:
     """Let the model read the answer: one forward pass over everything but its last token."""
     seen, logits = _run(model, context.ids + context.answer[:-1], len(context.answer))
     choices = [] if logits is None else logits.argmax(-1).tolist()
+    # strict=False: a model without logits gives no choices.
     correct = sum(a == b for a, b in zip(choices, context.answer, strict=False))
     return AnswerRun(seen, context.answer, correct)
 
@@ -330,7 +334,9 @@ def _run(model: nn.Module, ids: list[int], last: int) -> tuple[Capture, Tensor |
     inputs = model_inputs(model, {"input_ids": torch.tensor([ids], device="cpu")})
     with capture(model) as seen:
         if isinstance(model, GPT):
+            # Only the last logits: those of a long context over a large vocabulary take gigabytes.
             return seen, model.logits(model.states(inputs["input_ids"])[0, -last:])
+        # The same for Transformers, where not every model has the argument.
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             inputs["logits_to_keep"] = last
         output = model(**inputs)

@@ -82,6 +82,7 @@ def find_selective_head(
         patches = [] if axes is None else [s.first + i for s in axes.keys.spans for i in range(len(s.places))]
         if axes is None or not axes.queries.special or not patches:
             continue
+        # In ViT and DINOv2, CLS comes first, before the registers.
         cls = torch.tensor([min(axes.queries.special)], device=m.device)
         weights = m.tile(cls, slice(0, m.matrix[3]))[0, :, 0, patches]  # (H, patches)
         distances = 0.5 * (weights - weights.mean(-1, keepdim=True)).abs().sum(-1)  # (H,)
@@ -105,6 +106,7 @@ def expected_keys(kind: str, tokens: Tensor, queries: Tensor) -> Tensor:
     if kind == "duplicate":
         return copies
     after = copies.roll(1, 1) & (keys < at)
+    # roll brings the last column to the front.
     after[:, 0] = False
     return after
 
@@ -161,6 +163,7 @@ def _sample_rows(T: int, S: int, H: int, first: int, tokens: Tensor | None, devi
         seen_first = torch.full((int(tokens.max()) + 1,), S, device=device)
         positions = torch.arange(S, device=device)
         seen_first.scatter_reduce_(0, tokens, positions, "amin")
+        # + 1: a copy right after the first one has no token in between that it could predict.
         copies = (seen_first[tokens] + 1 < positions).nonzero().flatten() - first
         copies = copies[copies >= 0]
         if len(copies):

@@ -75,6 +75,7 @@ LESSONS = (
         "The block and the GPT",
         "attention, MLP, norms and residuals make a block; blocks make a GPT",
         "write the block, and train it below a loss",
+        # Its judge trains a model for up to 600 steps, which takes minutes on a slow machine.
         timeout=600.0,
     ),
     Lesson(
@@ -83,6 +84,7 @@ LESSONS = (
         "What trained heads do",
         "heads of a trained model do things that can be named, measured and tested",
         "name three heads of a trained model, and cut one",
+        # Its judge scores and cuts heads of the included model, which takes many forward passes.
         timeout=180.0,
     ),
     Lesson(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+# In order: the first that fits is given, so that particular messages come before general ones.
 HINTS: tuple[tuple[str, str], ...] = (
     (
         r"NameError: name '(W_\w|dropout|causal_mask|num_heads|head_dim)'",

@@ -33,11 +33,13 @@ def with_stages(solution: str) -> str:
     says that they are not in the lesson.
     """
     lines = solution.splitlines()
+    # From the end, so that the line numbers of the statements before stay right.
     for node in reversed(ast.parse(solution).body):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("regard.stages."):
             stage = (STAGES / f"{str(node.module).split('.')[-1]}.py").read_text(encoding="utf-8")
             code = "\n\n\n".join(_definition(stage, alias.name) for alias in node.names)
             lines[node.lineno - 1 : node.end_lineno] = ["", *code.splitlines(), ""]
+    # A stage's code brings empty lines of its own.
     return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines) + "\n")
 
 
@@ -94,6 +96,7 @@ def make_exercise(solution: str) -> str:
     marked = [
         node for node in ast.walk(ast.parse(solution)) if isinstance(node, ast.stmt) and _mark(node, lines)
     ]
+    # From the end, so that the numbers of the lines before stay right.
     for node in sorted(marked, key=lambda node: -node.lineno):
         assert node.end_lineno is not None
         indent = " " * node.col_offset
@@ -109,6 +112,7 @@ def plain_solution(solution: str) -> str:
 
 def _mark(node: ast.stmt, lines: list[str]) -> str:
     """The text of the mark of a statement: on its last line, or on the first line of a block; "" if none."""
+    # A block is marked on its first line (`if … :`), since its last line belongs to a statement of its own.
     body = getattr(node, "body", None)
     line = node.lineno if body else node.end_lineno
     assert line is not None
@@ -118,6 +122,7 @@ def _mark(node: ast.stmt, lines: list[str]) -> str:
 
 def _left_side(node: ast.stmt) -> str:
     if isinstance(node, ast.Assign):
+        # Brackets, since ast.unparse writes `a, b = …` as `(a, b) = …`.
         return "".join(
             f"{ast.unparse(target).removeprefix('(').removesuffix(')')} = " for target in node.targets
         )

@@ -78,6 +78,7 @@ def draw(seed: int | None = None, theme: str | None = None, mistake: str | None 
         raise ValueError(f"mistake: there is no mistake called {mistake!r}")
     chance = random.Random(seed)
     drawn = CATALOGUE[mistake] if mistake else chance.choice(THEMES[theme or chance.choice(list(THEMES))])
+    # The shortest program, so that a learner reads as little as can be.
     kind = min(drawn.plants, key=lambda kind: len(plant_mistake(drawn, kind)))
     theme = _theme_of(drawn)
     return Puzzle(
@@ -101,6 +102,7 @@ def judge_answer(puzzle: Puzzle, answer: str, attempt: int = 1) -> HuntAnswer:
     if name is None:
         near = difflib.get_close_matches(_spelled(answer), CATALOGUE, n=2, cutoff=0.5)
         words = set(_spelled(answer).split("-"))
+        # The words in another order, as "scale-no", are not close by their letters.
         near = [name for name in CATALOGUE if words == set(name.split("-"))] or near
         meant = f" Did you mean {' or '.join(near)}?" if near else ""
         return HuntAnswer(False, None, f"There is no mistake called {answer.strip()!r}.{meant}", hint)
@@ -121,6 +123,7 @@ def understand_name(answer: str, candidates: tuple[str, ...] = ()) -> str | None
     spelled = _spelled(answer)
     if spelled.isdigit() and 1 <= int(spelled) <= len(candidates):
         return candidates[int(spelled) - 1]
+    # 0.85 forgives a letter or two; a looser match could take one mistake for another.
     near = difflib.get_close_matches(spelled, CATALOGUE, n=1, cutoff=0.85)
     return near[0] if near else None
 
@@ -187,8 +190,10 @@ def _changed(name: str, kind: str) -> _Changed:
     lines: set[int] = set()
     right: list[str] = []
     wrong: list[str] = []
+    # autojunk counts frequent lines of long programs as noise.
     for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag != "equal":
+            # At least one line: an insertion has no line of the right program, but a place.
             lines |= set(range(a, max(b, a + 1)))
             right += before[a:b]
             wrong += after[c:d]
@@ -208,6 +213,7 @@ def _candidates(mistake: Mistake, theme: str, kind: str, chance: random.Random) 
     same = {name for names in _SAME_NUMBERS if mistake.name in names for name in names} | {mistake.name}
     others = [m for m in CATALOGUE.values() if m.name not in same]
     chance.shuffle(others)
+    # Shuffled first and then sorted, which is stable: within a group the order is random.
     others.sort(key=lambda m: (m not in THEMES[theme], kind not in m.plants))
     names = [mistake.name, *(m.name for m in others[: CANDIDATES - 1])]
     chance.shuffle(names)

@@ -82,6 +82,7 @@ def judge(
     blanks = {task.name: find_blanks(program, task.name) for task in tasks}
     if all(blanks.values()):  # nothing is written yet: nothing to run
         return [_unfinished(task.name, blanks[task.name]) for task in tasks]
+    # Only now: importing runs the learner's code.
     module = import_place(str(path))
     write_line(phase="checking")
     return [
@@ -145,9 +146,11 @@ def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable
 
 def describe_error(error: BaseException, path: Path) -> str:
     """Return an error of the learner's code in a sentence, with the last line of the file that it passed."""
+    # By the name of the file: the frames of PyTorch and of the judge are not what the learner wrote.
     lines = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == path.name
     ]
     text = (str(error).strip().splitlines() or [""])[0]
     where = f"line {lines[-1].lineno}, {str(lines[-1].line).split('  #')[0].rstrip(':')}: " if lines else ""
+    # An error of PyTorch may print whole tensors.
     return f"{where}{type(error).__name__}: {text}"[:400]

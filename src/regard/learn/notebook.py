@@ -41,6 +41,7 @@ def session_cells(session: str) -> list[dict[str, Any]]:
     """
     cells, source = [], ""
     for example in doctest.DocTestParser().get_examples(session):
+        # A notebook stops at an error, so that the lines before it get a cell of their own.
         if example.exc_msg is not None and source:
             cells.append(_code_cell(source))
             source = ""
@@ -62,10 +63,12 @@ def _with_pictures(lesson: Lesson) -> str:
 
     def as_data(found: re.Match[str]) -> str:
         data = base64.b64encode((lesson.folder / found[2]).read_bytes()).decode("ascii")
+        # A notebook is one file: pictures beside it would be lost when it is sent on.
         return f"![{found[1]}](data:image/svg+xml;base64,{data})"
 
     text = re.sub(r"!\[([^\]]*)\]\(([\w.-]+\.svg)\)", as_data, lesson.text)
     text = re.sub(r"\[([^\]]*)\]\(\.\./(\d\d)_\w+/lesson\.md\)", _command, text)
+    # (?<!!) leaves pictures alone, which were replaced above.
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?:\.\./)+([\w/]+\.py)\)", r"\1 (`regard/\2`)", text)
 
 

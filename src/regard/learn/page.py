@@ -34,6 +34,7 @@ def write_page(lesson: Lesson, folder: Path) -> None:
     """Write the page of one lesson there; a file that we did not write stays as it is, with an error."""
     path = page_path(lesson, folder)
     path.parent.mkdir(exist_ok=True)
+    # errors="replace": a file of this name may be anything.
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:400]:
         raise ValueError(
             f"{path} is not a lesson's page: move it away, or learn in another folder (--folder)"
@@ -105,6 +106,7 @@ def _render(lesson: Lesson) -> str:
     markdown.add_render_rule("link_open", lambda _, tokens, i, *rest: _link(folder, tokens[i]))
     markdown.add_render_rule("code_inline", lambda _, tokens, i, *rest: _code(tokens[i].content))
     rendered: str = markdown.render(lesson.text)
+    # A wide table scrolls inside its own box on a narrow screen.
     return rendered.replace("<table>", "<div class='wide'><table>").replace("</table>", "</table></div>")
 
 
@@ -120,6 +122,7 @@ def _highlight(code: str, language: str, _: str) -> str:
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import get_lexer_by_name
 
+    # Sessions stand in ```python blocks, and Pygments has a lexer of their own for prompts.
     name = "pycon" if code.startswith(">>>") else language or "text"
     coloured: str = highlight(code, get_lexer_by_name(name), HtmlFormatter(nowrap=True))
     return coloured

@@ -38,6 +38,7 @@ def read_progress(folder: Path) -> LearnerProgress:
     with naming_errors(path, ProgressFileError, advice="; mend the file or move it away"):
         done, tries = get_field(data, "done", dict), get_field(data, "tries", dict)
         return LearnerProgress(
+            # JSON has texts as keys only.
             {int(number): str(day) for number, day in done.items()},
             {int(number): int(count) for number, count in tries.items()},
             [str(name) for name in get_field(data, "met", list)],

@@ -73,5 +73,6 @@ def loss_without_attention() -> float:
         counts = torch.bincount(pairs, minlength=len(WORDS) ** 2).view(len(WORDS), -1).double()
         joint = counts / len(sentences)
         conditional = joint / joint.sum(1, keepdim=True)
+        # nansum: a word that never stands at this position has 0 / 0 as its conditional.
         total -= torch.xlogy(joint, conditional).nansum().item()
     return total / (LENGTH - 1)

@@ -96,6 +96,8 @@ class MapData:
         """The heads that are computed in float64, since float32 would lose the digits of their scores."""
         if self._precise is None:
             B, H, _, S = self.matrix
+            # In float64 every head is precise already, and an empty map has no head whose size could be asked
+            # for.
             if self.dtype == torch.float64 or 0 in self.matrix:
                 self._precise = no_large_heads(B, H)
             else:
@@ -139,10 +141,12 @@ class MapData:
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The map on another device or with q and k in another dtype; takes the arguments of `Tensor.to`."""
         q, k = self.q.to(*args, **kwargs), self.k.to(*args, **kwargs)
+        # The lse is as exact as the weights are to be, whatever dtype q and k have.
         lse = self.lse.to(device=q.device, dtype=working_dtype(q.dtype))
         sinks = None if self.sinks is None else self.sinks.to(q.device)
         exact = torch.promote_types(q.dtype, self.q.dtype) == q.dtype  # no number of q and k has changed
         precise = self.precise.to(q.device) if exact else None
+        # An overview is of the weights as they were computed, in their own dtype.
         kept = self.kept if exact and lse.dtype == self.lse.dtype else None
         kept = None if kept is None else kept.to(q.device)
         return self._with(q=q, k=k, lse=lse, sinks=sinks, precise=precise, kept=kept)
@@ -170,6 +174,7 @@ class MapData:
             q=self.q[:, :, rows],
             lse=self.lse[:, :, rows],
             mask=Rows(self.mask, start, T),
+            # `kept` is left out: its cells begin at the first row of the whole map.
             precise=self.precise.select_rows(rows),
         )
 
@@ -182,4 +187,5 @@ class MapData:
         if keys == slice(0, S):
             return self
         mask = Keys(self.mask, keys.start, S)
+        # `precise` stays, since the float64 lse is that of all keys, and cannot be computed from some.
         return self._with(k=self.k[:, :, keys], mask=mask, precise=self.precise)

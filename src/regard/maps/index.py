@@ -60,6 +60,8 @@ def parse_index(index: Any, axes: Axes, matrix: tuple[int, int, int, int]) -> Ma
         if isinstance(item, slice):
             start, stop, step = item.indices(size)
             spans[name] = (
+                # A step that is not 1 has no slice of its own in a mask or a matrix product, so that it
+                # becomes a list.
                 slice(start, max(start, stop)) if step == 1 else torch.arange(start, stop, step, device="cpu")
             )
         elif isinstance(item, Tensor | list | range) and name in ("rows", "keys"):
@@ -94,6 +96,7 @@ def select_kv_heads(k: Tensor, heads: slice, H: int) -> Tensor:
         return k[:, first // group : heads.stop // group]
     if first // group == (heads.stop - 1) // group:
         return k[:, first // group : first // group + 1]
+    # Some heads of several groups, unevenly: each gets a copy of its key head.
     return k[:, torch.arange(first, heads.stop, device=k.device) // group]
 
 
@@ -113,6 +116,7 @@ def _expand(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
 def _check_position(item: Any, size: int, name: str) -> int:
     """An integer index, counted from 0."""
     try:
+        # operator.index takes NumPy's and PyTorch's integers as well, and refuses floats.
         i = operator.index(item)
     except TypeError:
         raise ValueError(f"index: expected a number or slice for {name}, got {type(item).__name__}") from None

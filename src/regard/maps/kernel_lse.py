@@ -30,6 +30,7 @@ def _shaped(lse: Tensor, expected: tuple[int, ...]) -> Tensor:
         return lse.squeeze(-1)
     if got == expected:
         return lse
+    # PyTorch's memory-efficient kernel pads the rows of its lse to a multiple of 32.
     if got[:-1] == expected[:-1] and got[-1] > expected[-1]:
         hint = f": pass lse[..., :{expected[-1]}] if the kernel has padded its rows"
     elif len(got) > 1 and tuple(lse.mT.shape) == expected:
@@ -39,9 +40,11 @@ def _shaped(lse: Tensor, expected: tuple[int, ...]) -> Tensor:
 
 def _with_empty_rows(lse: Tensor, mask: Mask, matrix: tuple[int, int, int, int]) -> Tensor:
     """The lse with −inf in the rows that see no key, where kernels write +inf or 0."""
+    # 0 may also be the true lse of a row: the mask is asked about each such row.
     doubtful = ((lse == torch.inf) | (lse == 0)).flatten(0, 1).any(0).nonzero().flatten()
     if not mask.hides or not len(doubtful):
         return lse
+    # The lse is the caller's tensor.
     lse = lse.clone()
     for rows in torch.split(doubtful, ROWS):
         visible = mask.tile(rows, slice(0, matrix[3]), matrix, device=lse.device).any(-1)

@@ -19,6 +19,7 @@ from regard.maps.data import MapData
 
 def supported_mask(m: MapData, mask: Mask | None = None) -> Mask | None:
     """The map's mask, or the narrower `mask`, as the kernels take it, or None if they do not support it."""
+    # The kernels have no float64, in which heads with large scores are computed.
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
     mask = m.mask if mask is None else mask

@@ -108,6 +108,7 @@ class LazyMatrix(ABC):
         B, H, _, S = self.matrix
         if v.ndim < 2 or v.shape[-2] != S:
             return None
+        # dict.fromkeys: both counts are the same where heads share no keys.
         for n in dict.fromkeys((self._key_heads, H)):
             shown = self.axes.visible((B, n))
             lead = (1,) * (len(shown) - (v.ndim - 2)) + tuple(v.shape[:-2])
@@ -204,6 +205,7 @@ class LazyMatrix(ABC):
         """
         B, H = self.matrix[:2]
         shape = (*self.axes.visible((B, H)), length)
+        # detach: what is computed from a map has no gradient to the factors.
         x = check_floats(name, x).detach()
         fits = x.ndim <= len(shape) and x.shape[-1:] == shape[-1:]
         if not fits or any(n not in (1, size) for n, size in zip(x.shape[::-1], shape[::-1], strict=False)):
@@ -220,6 +222,8 @@ class LazyMatrix(ABC):
 
     def __getattr__(self, name: str) -> Any:
         """Only for names that a map does not have: say what a tensor's methods need."""
+        # Names with an underscore are asked for by copy, pickle and notebooks, which expect a plain
+        # AttributeError.
         hint = f": write .to_dense().{name}" if hasattr(Tensor, name) and not name.startswith("_") else ""
         kind = type(self).__name__
         raise AttributeError(f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind} has no {name!r}{hint}")
@@ -234,12 +238,14 @@ class LazyMatrix(ABC):
     ) -> Any:
         if func in MATMULS and not kwargs and isinstance(args[0], LazyMatrix) and isinstance(args[1], Tensor):
             m, v = args
+            # A tensor with more dimensions broadcasts the map itself, which m @ v does not.
             if m.ndim >= v.ndim and m.takes_values(v):
                 return m @ v
 
         def to_dense(x: Any) -> Any:
             if isinstance(x, LazyMatrix):
                 return x.to_dense()
+            # Exact types: a NamedTuple cannot be made of a generator.
             return type(x)(to_dense(y) for y in x) if type(x) in (list, tuple) else x
 
         return func(*to_dense(tuple(args)), **{name: to_dense(x) for name, x in (kwargs or {}).items()})

@@ -48,6 +48,7 @@ def linear_attention_map(
         raise ValueError(f"k: expected {tuple(q.shape)}, as q has, got {tuple(k.shape)}")
     B, G, T, D = q.shape
     working = working_dtype(q.dtype)
+    # The heads of the layer are those of decay or beta: q and k may have fewer, as Mamba-2's groups.
     H = next((x.shape[1] for x in (decay, beta) if x is not None and x.ndim >= 3), G)
     if skip is not None and decay is None and beta is None:
         H = len(skip)

@@ -53,6 +53,7 @@ def decode(
         if metadata["format"] == LINEAR_FORMAT:
             return _decode_linear(options, tensors)
         m = _decode(options, tensors, is_whole)
+    # A mask of no rows or keys has no entry to ask for.
     if is_whole and 0 not in m.matrix:
         with converting_errors(path, CaptureFileError, "a map whose mask fits; it is damaged"):
             m.mask.tile(range(1), range(1), m.matrix)  # tensors of odd shapes and dtypes raise here

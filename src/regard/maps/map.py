@@ -73,6 +73,7 @@ def attention_map(
     with torch.no_grad():
         if lse is None:
             lse = attend(q, k, k, mask=rule, scale=scale, softcap=softcap, sinks=sinks, return_lse=True)[1]
+    # An lse in float64 would make every weight float64, see MapData.dtype.
     lse = lse.detach().reshape(q.shape[:-1]).to(working_dtype(q.dtype))
     return AttentionMap(q=q, k=k, lse=lse, mask=rule, scale=scale, softcap=softcap, sinks=sinks, axes=axes)
 
@@ -242,6 +243,7 @@ class AttentionMap(MapData, LazyMatrix):
             raise ValueError(f"rule: expected a mask rule, as regard.causal, got {type(rule).__name__}")
         if self.first_position != S - T:
             raise ValueError("share_of: expected a map that ends with the last query, got some of its rows")
+        # Values of width 0: only the lse is needed, and no product with values is computed.
         empty = self.k[..., :0]
         own, wider = (
             attend(self.q, self.k, empty, mask=mask, scale=self.scale, softcap=self.softcap, return_lse=True)[
@@ -249,6 +251,7 @@ class AttentionMap(MapData, LazyMatrix):
             ]
             for mask in (self.mask, rule)
         )
+        # float64, since the difference of two large numbers is exponentiated.
         share = (own.double() - wider.double()).exp().nan_to_num(0.0)  # a row without keys has none
         return self._shaped(share.to(self.dtype))
 

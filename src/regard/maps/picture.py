@@ -50,6 +50,7 @@ def draw_map(m: LazyMatrix, signed: bool) -> MapPicture | None:
     pooled = m.select(slice(0, 1), slice(0, heads)).pool(rows, cols, reduce="mass")
     cells = cast(Tensor, pooled).detach().float().cpu().numpy().reshape(heads, rows, cols)
     finite = np.isfinite(cells)
+    # initial=0.0: a map of NaN alone has no finite entry.
     top = float(np.abs(cells[finite]).max(initial=0.0))
     shares = np.sqrt(np.abs(np.nan_to_num(cells)) / (top or 1.0)).clip(0, 1)
     ramp = DIVERGING if signed else RAMP

@@ -16,6 +16,7 @@ def multiply(m: MapData, v: Tensor) -> Tensor:
     """The weights times values (B, G or H, S, E), (B, H, T, E) in the dtype of v."""
     B, H, T, _ = m.matrix
     if v.shape[1] != m.k.shape[1]:  # values for each query head: each reads its own copy of the keys
+        # `precise` stays: repeating keys changes neither the scores nor which heads are large.
         m = m._with(k=m.k.repeat_interleave(H // m.k.shape[1], 1), precise=m.precise)
     output = v.new_empty(B, H, T, v.shape[-1])
     for group in precision.head_groups(m):

@@ -117,6 +117,7 @@ class ChunkedRecurrence:
     def back_from_end(self, u: Tensor) -> Iterator[KeyBlock]:
         """Go back from vectors u (B, H, R, D) that read the state after the last position."""
         counts = [0] * -(-self.stop // self.C)
+        # copy=True: u is passed through the chunks in place, and is the caller's.
         return self._back(u.to(self.inputs.dtype, copy=True), torch.arange(0, device="cpu"), counts, 0, 0)
 
     def _back(self, left: Tensor, at: Tensor, counts: list[int], stop: int, first: int) -> Iterator[KeyBlock]:
@@ -284,6 +285,8 @@ class ChunkBlock:
             decayed = forward[chunks] if x is self.k else x * total.exp()
             return (decayed @ back[chunks].mT).tril_() * norm
         apart = total - total.mT
+        # Strictly later keys: −inf before exp_, since a decay backwards would be e to a large positive
+        # number.
         later = torch.ones(self.C, self.C, dtype=torch.bool, device=x.device).triu(1)
         return (x @ k.mT) * (apart.masked_fill_(later, -torch.inf).exp_() * norm)
 

@@ -143,6 +143,8 @@ class SignedMap(LazyMatrix):
         """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
         rows, _ = diagonal_spans(offset, *self.shape[-2:])
         parts = [torch.zeros(*self.shape[:-2], 0, dtype=self.dtype, device=self.device)]
+        # Tiles of 16 × 16 along the diagonal: a sixteenth of what is computed is used, and nothing more is
+        # stored.
         for i in range(rows.start, rows.stop, SIDES[0]):
             j = min(i + SIDES[0], rows.stop)
             square = self.tile(slice(i, j), slice(i + offset, j + offset))
@@ -164,6 +166,7 @@ class SignedMap(LazyMatrix):
         numbers = TILE_NUMBERS["cuda" if self.device.type == "cuda" else "cpu"]
         least, most = SIDES
         side = math.isqrt(numbers // max(math.prod(self.shape[:-2]), 1))
+        # A GPU has no upper limit: its tiles are bounded by their numbers alone.
         return max(least, min(side, most if self.device.type == "cpu" else side))
 
     def _whole_bins(self) -> tuple[Bins, Bins]:

@@ -72,6 +72,7 @@ class Spans:
                 str(first) if last - first == 1 else f"{first}–{last - 1}"
                 for first, last in zip(firsts, lasts, strict=True)
             ]
+        # A string is a sequence of texts as well, and would name each span by a letter.
         elif isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"names: expected a sequence of texts, one for each span, got {names!r:.60}")
         if len(names) != len(firsts):
@@ -121,6 +122,7 @@ class Spans:
         starts, stops = self.bounds()
         positions = torch.arange(n, device="cpu")
         number = torch.searchsorted(starts, positions, right=True) - 1
+        # A zero at the end, so that −1, which is the last index, is inside of nothing.
         inside = (number >= 0) & (positions < torch.cat([stops, stops.new_zeros(1)])[number])
         return number.where(inside, -1)
 
@@ -136,6 +138,7 @@ def as_bounds(name: str, value: int | Sequence[int] | Tensor | Spans, first: int
     """
     if isinstance(value, Spans):
         bounds = value.bounds()
+    # A tensor of no dimensions is a count, as `int` is.
     elif isinstance(value, list | tuple | range) or (isinstance(value, Tensor) and value.ndim):
         try:
             bounds = Spans.from_edges(value).bounds()

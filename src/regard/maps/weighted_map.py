@@ -92,6 +92,7 @@ class WeightedMap(SignedMap):
     def diagonal(self, offset: int = 0) -> Tensor:
         """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
         diagonal = reductions.diagonal(self.attention, offset)  # (B, H, N)
+        # The key of the first entry: below the main diagonal it is key 0.
         first = max(0, offset)
         return self._shaped(diagonal * self.u[:, :, first : first + diagonal.shape[-1]])
 

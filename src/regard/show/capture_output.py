@@ -23,6 +23,7 @@ from regard.support.cell_output import bundle, picture_html
 
 def how_to_open() -> str:
     """Return a line of HTML that says how the page is opened."""
+    # find_spec does not import anywidget, which is not needed to say so.
     is_installed = find_spec("anywidget") is not None
     needs = "" if is_installed else ' (after <code>pip install "regard[widget]"</code>)'
     return (
@@ -62,6 +63,7 @@ def capture_output(capture: Capture, page: str = "") -> dict[str, str]:
 @torch.no_grad()
 def find_telling_head(capture: Capture) -> TellingHead | None:
     """Return the most telling head of a capture; None if it has none, or a map too large to be drawn."""
+    # A cell that is merely displayed must not compute for minutes.
     if not capture.layers or max(layer.shape[2] * layer.shape[3] for layer in capture.layers) > MOST_ENTRIES:
         return None
     contents = Contents(capture)

@@ -54,6 +54,7 @@ def draw_map(
 ) -> DrawnMap:
     """Draw one head on axes; `small` panels have few labels and no numbers."""
     cells = pool_cells(m, reduce, SMALL_CELLS if small else MOST_CELLS)
+    # Contributions and linear weights may exceed 1; weights and their differences cannot.
     bounded = isinstance(m, AttentionMap | DifferenceMap | Tensor)
     norm = cell_scale(cells, overview_values(m, cells, reduce), log, bounded)
     most_tokens = MAX_NUMBERED_SIDE if small else MOST_TOKENS
@@ -83,6 +84,7 @@ def draw_map(
     ax.set_ylabel("query", fontsize=fontsize + 1, loc="bottom")
     if labels.boundary is not None:
         _mark_boundary(ax, labels.boundary, m.shape, cells)
+    # 1e-6: cells are float32, and one that is exactly at the end is not beyond it.
     clipped = bool((cells.visible.abs() > norm.vmax * (1 + 1e-6)).any())
     return DrawnMap(image, clipped, bool(cells.hidden.any()))
 
@@ -97,6 +99,7 @@ def _set_ticks(axis: Any, tokens: list[str], starts: list[int], most: int, **tex
         cells = [i * (count - 1) // (ticks - 1) for i in range(ticks)]
         positions = [starts[cell] for cell in cells]
         names = [str(i) if tokens[i] == str(i) else f"{i:,} {tokens[i]}" for i in positions]
+    # parse_math=False: a token with two dollar signs would be read as a formula, and most are none.
     axis.set_ticks(cells, names, parse_math=False, **text)
 
 

@@ -76,6 +76,7 @@ def scale_end(values: Tensor, most: float = math.inf) -> float:
     """
     if not values.numel():
         return 0.0
+    # The sign does not count: the colours of a signed map end at the same distance from 0 on both sides.
     sizes = values.detach().double().abs().sort().values
     end = max(UNIFORM * float(sizes.mean()), float(sizes[math.floor((1 - BEYOND) * (len(sizes) - 1))]))
     return min(most, float(f"{end:.2g}"))
@@ -100,7 +101,9 @@ def cell_scale(cells: FigureCells, overview: Tensor, log: bool, bounded: bool) -
 
     `bounded` numbers are never above 1.
     """
+    # or 1.0: a map of zeros has no end, and a norm from 0 to 0 would divide by 0.
     top = scale_end(overview, 1.0 if bounded else math.inf) or 1.0
+    # A logarithmic scale has no 0: it begins at the power of ten below uniform attention.
     floor = 10.0 ** math.floor(math.log10(0.3 / cells.values.shape[1]))  # below uniform attention
     bottom = min(floor, top / 10) if bounded else top / 1000
     return colour_scale(top, log, cells.signed, bottom=bottom)

@@ -73,8 +73,11 @@ def _write(figure: Any, lines: Sequence[TextLine], top: float) -> None:
     """Write lines from `top` inches downwards."""
     width, height = figure.get_size_inches()
     for text, size, colour, weight in lines:
+        # parse_math=False: names of models and texts may hold dollar signs.
         style = {"fontsize": size, "color": colour, "fontweight": weight, "parse_math": False}
         written = figure.text(PAD / width, top / height, text, va="top", ha="left", **style)
+        # Out of the layout: constrained_layout would shrink the map to make room for words that have their
+        # own.
         written.set_in_layout(False)
         top -= size * 1.4 / 72
 
@@ -87,6 +90,7 @@ def draw_keys(figure: Any, image: Any, *, clipped: bool, hidden: bool) -> None:
     bar = figure.colorbar(image, cax=place, orientation="horizontal")
     bar.outline.set_visible(False)
     low, high = image.norm.vmin, image.norm.vmax
+    # The middle of a logarithmic scale is no arithmetic mean.
     middle = 0.0 if low < 0 else float(image.norm.inverse(0.5))
     names = [_number(x) for x in (low, middle, high)]
     if clipped:
@@ -115,4 +119,5 @@ def _draw_hatch_key(figure: Any, x: float, y: float) -> None:
 
 
 def _number(value: float) -> str:
+    # The minus sign of Unicode, as Matplotlib writes its own ticks.
     return f"{value:.3g}".replace("-", "−")

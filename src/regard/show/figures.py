@@ -124,6 +124,7 @@ def _capture_words(
 ) -> FigureWords:
     """Return the words around a figure of a capture: model, place, text, what the head does, certificate."""
     label, sentence = "", ""
+    # A figure must not take minutes for a sentence.
     if head is not None and against is None and layer.shape[2] * layer.shape[3] <= MOST_SCORED:
         label, sentence = _describe_head(capture, layer, head, batch)
     place = f"layer {layer.key}" + ("" if head is None else f", head {head}") + label
@@ -159,6 +160,7 @@ def _describe_head(capture: Capture, layer: Layer, head: int, batch: int) -> tup
     """Return a head's label, to be written after its number, and the sentence that says what it does."""
     h = layer.heads.index(head)
     m = layer.map.select(slice(batch, batch + 1), slice(h, h + 1), Axes())  # (1, 1, T, S)
+    # Alone, so that one head is scored and not the whole layer.
     alone = Layer(layer.number, layer.name, layer.stack, m, layer.evidence, (head,))
     (row,) = TextHeads(capture, batch).rows(alone, m)
     return f", {score_title(row['label'])}" if row["label"] else "", row["sentence"]
@@ -192,6 +194,7 @@ def _axis_labels(
     """Return the labels of both axes; by default queries have those of the last keys."""
     T, S = _split_heads(m)[0].shape[-2:]
     keys = _labels("key_tokens", key_tokens, S)
+    # More queries than keys have no keys of the same positions to be named by.
     if query_tokens is None and T <= S:
         queries = keys[S - T :]
     else:
@@ -204,6 +207,7 @@ def _axis_labels(
 def _labels(name: str, tokens: Sequence[str] | None, n: int) -> list[str]:
     if tokens is None:
         return [str(i) for i in range(n)]
+    # A string is a sequence as well, and would label every position with a letter.
     if isinstance(tokens, str) or len(tokens) != n:
         count = "one string" if isinstance(tokens, str) else len(tokens)
         raise ValueError(f"{name}: expected {n} tokens, one for each position on the axis, got {count}")

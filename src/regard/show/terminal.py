@@ -31,6 +31,7 @@ def print_map(console: Any, m: AttentionMap | LinearAttentionMap, *, width: int 
     cols = min(S, width, console.width)
     rows = min(T, cols)
     mass = cast(Tensor, m.pool(rows, cols)).float().abs().cpu()  # a linear layer's has either sign
+    # or 1.0: a map of zeros has no percentile to divide by.
     top = mass.flatten().quantile(0.98) or 1.0
     levels = (mass / top).clamp(max=1).sqrt()  # (rows, cols)
     # Without colour, one shade stands for the stronger of two rows.

@@ -53,6 +53,7 @@ def show(
     print(escape(f"{server.address} shows {capture!r}"), file=sys.stderr)
     if open:
         open_browser(server.bound_address.ticket_address)
+    # ps1 exists in interactive sessions; the flag is for `python -i script.py`.
     if block or (block is None and not hasattr(sys, "ps1") and not sys.flags.interactive):
         server.wait()
     else:
@@ -108,11 +109,13 @@ def open_browser(address: str) -> bool:
     """
     import webbrowser
 
+    # macOS and Windows always have a screen; on Linux, under SSH or in a container, there may be none.
     screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return screen and webbrowser.open(address)
 
 
 def _in_notebook() -> bool:
     """Return whether this runs in a Jupyter kernel, which displays what a cell returns."""
+    # Not imported here: if IPython is not loaded, this is no notebook. A terminal's IPython has no kernel.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")

@@ -65,6 +65,7 @@ class CaptureWidget(anywidget.AnyWidget):
         page = notebook_page().encode("utf-8")
         first = self.contents.texts[0].layers[0]
         start = self.contents.start or (first.key, first.heads[0])
+        # After the attributes above: the validators of traits, which __init__ calls, read them.
         super().__init__(_page=hashlib.sha256(page).hexdigest(), head=start, height=height)
         self.on_msg(self._receive)
 
@@ -88,6 +89,7 @@ class CaptureWidget(anywidget.AnyWidget):
         if not isinstance(value, list | tuple) or len(value) != 2:
             raise ValueError(f"head: expected a layer and a head, such as (5, 3), got {value!r}")
         layer = self._find_layer(value[0])
+        # True is an int to Python, and 1 in [0, 1].
         if isinstance(value[1], bool) or value[1] not in layer.heads:
             raise ValueError(
                 f"head: expected one of {list(layer.heads)} in layer {layer.key}, got {value[1]!r}"
@@ -112,6 +114,7 @@ class CaptureWidget(anywidget.AnyWidget):
         """Return a layer of the current text; the page names it by a text, as in "5"."""
         layers = self.contents.texts[self.text].layers
         for layer in layers:
+            # As text, since the page has it from JSON and a user may write 5 or "5".
             if str(layer.key) == str(key):
                 return layer
         raise ValueError(f"head: expected one of the layers {[layer.key for layer in layers]}, got {key!r}")

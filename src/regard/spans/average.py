@@ -59,6 +59,7 @@ def mean(
                 f"captures: expected one text in each, got {seen.layers[0].shape[0]} in number {number}: "
                 "capture the texts one at a time"
             )
+        # next with a default: fewer spans than captures are an error of the caller's, worded below.
         own = spans(seen) if callable(spans) else next(known, None) if known is not None else None
         if own is None:
             raise ValueError(f"spans: expected spans for every capture, got none for number {number}")
@@ -77,9 +78,11 @@ def mean(
         raise ValueError("captures: expected at least one, got none")
     if known is not None and next(known, None) is not None:
         raise ValueError(f"spans: expected one for each of the {len(tables)} captures, got more")
+    # dict.fromkeys keeps the order of the first text that has a name.
     rows_of_all = tuple(dict.fromkeys(name for table in tables for name in table.rows))
     names = dict.fromkeys(name for table in tables for name in table.cols)
     last = [name for name in (SINK_NAME, REST_NAME) if name in names]
+    # These two come last in every table, whichever texts have them.
     cols_of_all = (*(name for name in names if name not in last), *last)
     masses, uniform_masses = (
         torch.stack(

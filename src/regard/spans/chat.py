@@ -36,6 +36,7 @@ def turns(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Spans:
         )
     chat = [dict(message) for message in messages]
     rendered = _render(tokenizer, chat, options)
+    # By place: a template may move messages, as Llama 2's puts the system message into the first user's.
     places = sorted(
         (*_locate(tokenizer, chat, number, rendered, options), number) for number in range(len(chat))
     )
@@ -69,6 +70,7 @@ class _WithoutAddedTokens:
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    # tokenize=False last, so that options of the user's cannot undo it.
     text: str = tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
     return text
 
@@ -92,6 +94,7 @@ def _locate(
     before, after = other[: other.index(MARKER)], other[other.rindex(MARKER) + len(MARKER) :]
     start, stop = len(before), len(rendered) - len(after)
     same = start <= stop and rendered.startswith(before) and rendered.endswith(after)
+    # The first letters must agree, too: a template may put another text in this place.
     if same and texts[0].strip()[:1] == rendered[start:stop].strip()[:1]:
         return start, stop
     # The template looks into the text, or something else depends on it: the text may still be there once.
@@ -130,6 +133,7 @@ def _tokens_of(tokens: list[TextToken], text: str, start: int, stop: int, taken:
     numbers = [
         number
         for number, token in enumerate(tokens)
+        # taken: a token that reaches over two messages belongs to the first.
         if number >= taken and token.start < stop and token.stop > start
     ]
     return (numbers[0], numbers[-1] + 1) if numbers else (taken, taken)

@@ -205,6 +205,7 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     after = NEXT_SIGN.match(text, match.end())
     if after is not None and after[1].islower():
         return False
+    # An opening quote or bracket before a word is no part of it: (cf. and “Dr. are abbreviations.
     before = re.split(r"[\s(\[“\"']", text[max(0, match.start() - LONGEST_WORD) : match.start()])[-1]
     is_initial = len(before) == 1 and before.isalpha()
     return not (signs == "." and (is_initial or before.casefold() in ABBREVIATIONS))

@@ -74,6 +74,8 @@ def measure_spans(
         own_rows = _within("rows", row_spans, first, m.matrix[2] + first)
         queries = own_rows.shift(-first)
         parts = _column_parts(_within("cols", col_spans, 0, m.matrix[3]), m.matrix[3])
+        # By the mask of the whole capture and not of the selected text, whose mask is a new object for each
+        # layer.
         baseline = next((x for x in baselines if x.matrix == whole.matrix and x.mask == whole.mask), None)
         if baseline is None:
             visibility = find_visibility(m)
@@ -145,6 +147,7 @@ def _pool(m: AttentionMap, rows: Spans, cols: Spans) -> Tensor:
     """The mean row mass of each cell, (h, rows, cols), in float64."""
     mass = m.pool(rows, cols)
     assert isinstance(mass, Tensor)
+    # float64, since differences of sums are taken below.
     return mass[0].double()
 
 
@@ -171,4 +174,5 @@ def _by_column(pooled: Tensor, on_sink: Tensor, sinks: Tensor, parts: ColumnPart
         if key >= 0:
             mass[head, :, parts.key_column[key]] -= on_sink[head]
             mass[head, :, sink] = on_sink[head]
+    # What is left of a span after its sink is taken out may be −1e-9 by rounding.
     return mass.clamp_(min=0.0)

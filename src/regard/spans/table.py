@@ -120,6 +120,7 @@ class SpanTable(PrintedOutput):
         values = self._by_text(of)
         counts = (~values.isnan()).sum(0)
         mean = values.nanmean(0)
+        # clamp: one text has no variance, and its interval is NaN below in any case.
         variance = (values - mean).square().nansum(0) / (counts - 1).clamp(min=1)
         reach = torch.full_like(mean, math.nan)
         for count in set(counts.flatten().tolist()):
@@ -143,6 +144,7 @@ class SpanTable(PrintedOutput):
 
     def __getitem__(self, place: tuple[int | str, int]) -> Tensor:
         """The mass for one head, (rows, cols), by its layer and head: `table[3, 5]`."""
+        # By text: a layer's key is a number or a name such as "decoder.3", and users write either.
         names = [(str(key), head) for key, head in self.places]
         if not isinstance(place, tuple) or len(place) != 2 or (str(place[0]), place[1]) not in names:
             raise KeyError(f"head: expected a layer and a head of the table, as table[3, 5], got {place!r}")
@@ -157,6 +159,7 @@ class SpanTable(PrintedOutput):
         column = _find("col", self.cols, col)
         rows = range(len(self.rows)) if row is None else [_find("row", self.rows, row)]
         mass, uniform = (x[:, list(rows), column].mean(1) for x in (self.heads, self.uniform.heads))
+        # nan_to_num(−inf): a head without a number comes last instead of first.
         order = (mass - uniform).nan_to_num(-math.inf).argsort(descending=True, stable=True)[:n]
         places = [(self.places[i], i) for i in order.tolist()]
         return [SpanHead(layer, head, float(mass[i]), float(uniform[i])) for (layer, head), i in places]

@@ -39,6 +39,7 @@ def text_positions(seen: Capture, layer: Layer) -> TextPositions:
     """Which positions of a layer are tokens of its text."""
     is_token = seen.attention_mask
     _, _, T, S = layer.shape
+    # The attention mask of a capture is that of the encoder's input; the decoder's is not known.
     if is_token is None or layer.stack == "decoder":
         return TextPositions(None, None)
     keys = is_token if is_token.shape[1] == S else None
@@ -50,6 +51,7 @@ def text_positions(seen: Capture, layer: Layer) -> TextPositions:
 def _extent(is_token: Tensor) -> slice:
     """From the first token to the last."""
     numbers = is_token.nonzero().flatten()
+    # A text of padding alone has no first token.
     return slice(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else slice(0, 0)
 
 
@@ -62,6 +64,7 @@ def choose_text(seen: Capture, batch: int | None, name: str = "batch") -> int:
         if B != 1:
             raise ValueError(f"{name}: expected which of the {B} texts of this capture to take, as {name}=0")
         return 0
+    # True is an int to Python.
     if isinstance(batch, bool) or not isinstance(batch, int) or not 0 <= batch < B:
         raise ValueError(f"{name}: expected the number of a text, from 0 to {B - 1}, got {batch!r}")
     return batch

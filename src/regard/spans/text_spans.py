@@ -81,6 +81,7 @@ def spans_between(tokens: list[TextToken], text: str, edges: list[int]) -> Spans
             waiting = number if waiting is None else waiting
             continue
         first, last = (bisect_right(edges, i) - 1 for i in (content[0], content[-1]))
+        # A token may end inside a character (a piece of an emoji): the span ends where the character does.
         end = max(characters[bisect_left(characters, token.stop)], edges[last + 1])
         if spans and spans[-1].special is None and first <= spans[-1].last_segment:
             span = spans[-1]

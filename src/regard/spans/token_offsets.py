@@ -30,6 +30,7 @@ class TextToken(NamedTuple):
 
 def locate_tokens(tokenizer: Any, text: str) -> list[TextToken]:
     """Every token of `tokenizer(text)`, special ones included, with its place in the text."""
+    # Transformers' tokenizers have no encode_batch; those of the `tokenizers` package are not callable.
     if hasattr(tokenizer, "encode_batch"):  # of `tokenizers`
         added = tokenizer.get_added_tokens_decoder()
         special_ids = {number for number, token in added.items() if token.special}
@@ -39,6 +40,7 @@ def locate_tokens(tokenizer: Any, text: str) -> list[TextToken]:
             "tokenizer: expected one of Transformers, of the tokenizers package, or model.tokenizer of a "
             f"GPT, got {type(tokenizer).__name__}"
         )
+    # getattr: a tokenizer of another library may have neither.
     special_ids = set(getattr(tokenizer, "all_special_ids", ()))
     encoding = tokenizer(text)
     if getattr(tokenizer, "is_fast", False):
@@ -86,6 +88,8 @@ def _found_offsets(tokenizer: Any, ids: list[int], special_ids: set[int], text: 
         decoded = tokenizer.convert_tokens_to_string(pending)
         last = number + 1 == len(ids) or special[number + 1]
         if (decoded and REPLACEMENT not in decoded) or len(pending) == MAX_PIECES or last:
+            # "##" is WordPiece's mark of a continued word, which BertTokenizer's decoding of a lone piece
+            # leaves in.
             places += [plain.find(decoded.removeprefix("##"))] * len(pending)
             pending = []
     return [
@@ -124,6 +128,8 @@ def _letters(character: str) -> str:
     """A character without case and accents; nothing for a space."""
     return "".join(
         letter
+        # NFKD, since uncased tokenizers strip accents and SentencePiece normalises by NFKC: both sides lose
+        # the same.
         for letter in normalize("NFKD", character).casefold()
         if not letter.isspace() and not combining(letter)
     )

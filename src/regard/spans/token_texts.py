@@ -15,6 +15,7 @@ from regard.spans.text_spans import spans_between
 from regard.spans.token_offsets import TextToken
 from regard.support.characters import locate
 
+# Of one word without spaces, so that "<a href=…>" and "[See note]" in a text are no special tokens.
 SPECIAL = re.compile(r"\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*")
 
 

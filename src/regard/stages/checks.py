@@ -25,6 +25,7 @@ def check_settings(
     for name, size in (*sizes.items(), ("num_heads", num_heads)):
         if size is not None:
             check_whole_number(name, size)
+    # True is an int to Python, and no probability.
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
         raise ValueError(f"dropout: expected a probability from 0 to 1, got {dropout!r}")
     shared = "d_out" if "d_out" in sizes else "d_model"
@@ -70,6 +71,7 @@ def check_sequence(name: str, x: Tensor, layer: nn.Linear | nn.Embedding, longes
     _check_length(name, x.shape[-2], longest)
     if x.device != weight.device:
         raise ValueError(f"{name}: expected it on {weight.device}, where the weights are, got {x.device}")
+    # Under autocast nn.Linear converts its input itself.
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(f"{name}: expected {weight.dtype}, as the weights have, got {x.dtype}")
 
@@ -108,6 +110,7 @@ def check_ids(ids: Tensor, embedding: nn.Embedding, longest: int) -> None:
         raise ValueError(f"ids: expected token ids (batch, length) or (length,), int64 or int32, got {got}")
     _check_length("ids", ids.shape[-1], longest)
     vocab_size = embedding.num_embeddings
+    # min and max of no ids would raise.
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise ValueError(
             f"ids: expected from 0 to {vocab_size - 1}, got from {int(ids.min())} to {int(ids.max())}"

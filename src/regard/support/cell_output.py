@@ -74,6 +74,7 @@ class PrintedOutput:
 
 
 def _cell(value: object) -> str:
+    # bool is a subclass of int, and a column of True and False reads as words, set left.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     side = "right" if is_number else "left"
     return f'<td style="text-align:{side}">{html.escape(str(value))}</td>'
@@ -114,6 +115,8 @@ def _figure_class() -> type[Any]:
     import matplotlib
     from matplotlib.figure import Figure
 
+    # An rc_context around the drawing would not do: the font type is read when the file is saved, by the
+    # caller.
     class TextFigure(Figure):
         """A figure whose files hold text as text, whatever Matplotlib's settings are."""
 

@@ -31,6 +31,7 @@ def escape(text: str) -> str:
     >>> escape("\x1b[31mred\x07"), escape("a\u202eb\r\n")
     ('\\u001b[31mred\\u0007', 'a\\u202eb\\r\n')
     """
+    # json.dumps writes a character beyond U+FFFF as a surrogate pair, which is what JSON needs to stay JSON.
     return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
@@ -64,6 +65,7 @@ ABBREVIATIONS = {
     "\u2069": "PDI",
     "\u3164": "HF",
     "\ufeff": "BOM",
+    # The variation selectors are of category Mn, as accents are, which HIDDEN must not hold.
     **{chr(0xFE00 + n): f"VS{n + 1}" for n in range(16)},
 }
 HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))  # categories of what cannot be seen
@@ -93,6 +95,7 @@ def _show_character(character: str) -> str:
 
 MOST_PIECES = 4  # UTF-8 has at most four bytes for a character
 NUMBERS, COUNTS = "¹²³⁴", "₁₂₃₄"
+# DOTALL: the character before the mark may be a line end.
 MARKED = re.compile(rf"(.)([{NUMBERS}])⁄([{COUNTS}])", re.DOTALL)
 
 
@@ -127,6 +130,8 @@ def write_pieces(tokens: Sequence[str | bytes]) -> list[str]:
     run: list[bytes] = []
     for token in tokens:
         if isinstance(token, bytes):
+            # A run is only written when it has ended, since the next token may hold the rest of the
+            # character.
             run.append(token)
             continue
         texts += [*_write_run(run), token]
@@ -140,12 +145,15 @@ def _write_run(run: Sequence[bytes]) -> list[str]:
     texts = ["" for _ in run]
     joined, start = b"".join(run), 0
     while start < len(joined):
+        # More bytes than these cannot belong to it, and a copy of all that follows would be quadratic in the
+        # run.
         character = _first_character(joined[start : start + MOST_PIECES])
         if character is None:
             texts[owner[start]] += f"<0x{joined[start]:02X}>"
             start += 1
             continue
         end = start + len(character.encode())
+        # dict.fromkeys keeps the order, and a token that holds two bytes of a character counts once.
         owners = [*dict.fromkeys(owner[start:end])]
         for number, token in enumerate(owners, start=1):
             is_whole = len(owners) == 1
@@ -180,6 +188,8 @@ def locate(tokens: Sequence[str]) -> LocatedTokens:
         start, rest = length, token
         first = _piece(MARKED.match(token))
         if open_piece is not None and first == open_piece._replace(number=open_piece.number + 1):
+            # The character was written with its first piece, so that this token begins one place before its
+            # own text.
             start, rest = length - 1, token[len(str(first)) :]
             if not rest and first.number < first.pieces:
                 places.append((start, length))
@@ -208,11 +218,13 @@ def _piece(match: re.Match[str] | None) -> _CharacterPiece | None:
 
 def _opened(rest: str, tokens: Sequence[str], number: int) -> _CharacterPiece | None:
     """The first piece of a character at the end of a token, if the others follow it."""
+    # A mark has four characters: the character, its number, the fraction slash, and the count.
     first = _piece(MARKED.fullmatch(rest[-4:]))
     if first is None or first.number != 1 or first.pieces == 1:
         return None
     last = first._replace(number=first.pieces)
     between = [str(first._replace(number=n)) for n in range(2, first.pieces)]
     following = tokens[number + 1 : number + first.pieces]
+    # The pieces between are whole tokens; only the last may be followed by more text.
     whole = len(following) == first.pieces - 1 and list(following[:-1]) == between
     return first if whole and following[-1].startswith(str(last)) else None

@@ -60,6 +60,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
     try:
         write_safetensors(new, tensors, {**metadata, CHECKSUM: BLANK.decode()})
         _write_checksum(new)
+        # A damaged file would otherwise replace the last good one, and the next kill would leave none.
         if path.exists() and _damage(path) is None:
             os.replace(path, previous(path))
         os.replace(new, path)
@@ -147,6 +148,7 @@ def _read_checksum(file: BinaryIO) -> Checksum:
     if not mark:
         raise ValueError("it carries no checksum")
     position, end = len(before) + len(mark), len(before) + len(mark) + len(BLANK)
+    # The checksum cannot cover itself, so that its 64 characters count as zeros in both directions.
     hashing = hashlib.sha256(header[:position] + BLANK + header[end:])
     while chunk := file.read(CHUNK):
         hashing.update(chunk)

@@ -23,6 +23,7 @@ from typing import Any
 
 from regard.support.files import write_error
 
+# Windows has no fcntl; `_flock` then warns and locks nothing.
 if sys.platform != "win32":
     import fcntl
 
@@ -54,6 +55,7 @@ class FileLock:
     def __init__(self, path: Path, name: str, place: Path) -> None:
         self.name, self.place = name, place
         self._handle = handle = _Handle(path)
+        # finalize also runs at the end of the interpreter, where `__del__` of objects in cycles may not.
         self.release = weakref.finalize(self, handle.release)
         try:
             deadline = time.monotonic() + SECONDS_WITHOUT_OWNER
@@ -63,6 +65,7 @@ class FileLock:
                     raise InUseError(f"{name}: {place} {_owner_message(owner)}")
                 time.sleep(0.02)
             handle.write_owner()
+        # BaseException: a Ctrl-C while it waits must not leave the file behind.
         except BaseException as error:
             self.release()
             if isinstance(error, OSError) and not isinstance(error, InUseError):
@@ -101,9 +104,13 @@ class _Handle:
     def take(self) -> bool:
         """Lock the file; False if another process holds it."""
         while True:
+            # O_NOFOLLOW (absent on Windows): a symbolic link at this name could have any file truncated by
+            # `write_owner`.
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
             try:
                 free = _flock(descriptor)
+                # The owner before may have deleted the file between our open and our flock: then we hold a
+                # lock on nothing.
                 if free and _is_file(descriptor, self.path):
                     self.descriptor, descriptor = descriptor, -1
             finally:
@@ -115,6 +122,7 @@ class _Handle:
     def write_owner(self) -> None:
         """Name this process in the file."""
         if self.descriptor is not None:
+            # The file of an owner that was killed still holds its name, which may be longer than ours.
             os.ftruncate(self.descriptor, 0)
             os.write(self.descriptor, json.dumps(_this_process()).encode())
 
@@ -139,6 +147,7 @@ class _Handle:
 def _flock(descriptor: int) -> bool:
     """Lock an open file, and return whether it was free; where that is impossible, warn and go on."""
     try:
+        # Raised as an error so that Windows takes the same way as a file system without flock.
         if sys.platform == "win32":
             raise OSError(errno.ENOSYS, "not on Windows")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,6 +167,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
     """Whether a path still leads to an open file: an owner deletes its lock file before it lets go."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
+    # NotADirectoryError: the folder was replaced by a file.
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -171,6 +181,7 @@ def _close_in_child() -> None:
         handle.close()
 
 
+# Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_child)
 
@@ -200,14 +211,19 @@ def _owner_message(owner: dict[str, Any] | None) -> str:
         f"is in use by process {owner['pid']}{where} since {owner['since']} ({owner['command']}): "
         f"wait until it ends, stop it with `kill {owner['pid']}`{where}, or choose another place"
     )
+    # The command is another user's text, read from a file: control characters would move the terminal's
+    # cursor.
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
 
 
 def _read_owner(path: Path) -> dict[str, Any] | None:
     """The owner that a lock file names; None if it names no process, or one that has ended."""
+    # Anyone may write the file, and its owner may be writing it just now.
     with suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(path.read_bytes())
         owner = {name: kind(stored[name]) for name, kind in OWNER_FIELDS.items()}
+        # A number of a process means nothing on another host (the folder may be on NFS), so its owner counts
+        # as alive.
         if owner["host"] != socket.gethostname() or _lives(owner["pid"]):
             return owner
     return None
@@ -217,6 +233,7 @@ def _lives(pid: int) -> bool:
     """Whether a process of this machine exists."""
     try:
         os.kill(pid, 0)
+    # OverflowError: a number in the file that is larger than the system's type for processes.
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:

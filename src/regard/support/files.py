@@ -46,6 +46,7 @@ WORDS = {
     list: "a list",
     dict: "an object",
 }
+# reprlib, since repr of a deep or huge value takes long and may raise RecursionError.
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 60
 
@@ -103,6 +104,7 @@ def check_regular_file(path: Path, kind: Kind, contents: str) -> int:
     opening a device may do anything, so neither is opened.
     """
     try:
+        # stat follows links, as the open does later: a link to a regular file may be read.
         status = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         problem = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
@@ -132,6 +134,7 @@ def open_file(path: Path, kind: Kind, contents: str) -> BufferedReader:
 def read_text(path: Path, kind: Kind, contents: str, most: int = MAX_JSON_BYTES) -> str:
     """The text of a UTF-8 file of at most so many bytes; `kind` is raised if it is none."""
     with open_file(path, kind, contents) as file:
+        # The size is that of the open file: the path may lead elsewhere since it was checked.
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise kind(f"{path}: expected {contents} of at most {most:,} bytes, got {size:,}")
         data = file.read(size)
@@ -162,6 +165,7 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
     A key may occur once in an object, integers fit into 64 bits, and numbers are finite unless `finite` is
     False. Texts of very many values are refused before they are parsed.
     """
+    # Counted in the text, before anything is built: 64 MB of `[],[],…` would be several GB of lists.
     if (values := sum(map(text.count, ",[{"))) > MAX_VALUES:
         raise ValueError(f"expected JSON of at most {MAX_VALUES:,} values, got about {values:,}")
     try:
@@ -172,6 +176,7 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
             parse_float=_finite if finite else float,
             parse_constant=_finite if finite else float,
         )
+        # Python's parser accepts half a surrogate pair; it fails later, where the text is printed or saved.
         if SURROGATE.search(text):
             json.dumps(plain, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -192,6 +197,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
+    # The length first: int() of a very long text takes quadratic time, and from 4,301 digits on it raises.
     if len(text) > 20 or not -LARGEST_INTEGER <= (number := int(text)) <= LARGEST_INTEGER:
         raise ValueError(f"expected integers that fit into 64 bits, got {shorten(text)}")
     return number
@@ -215,8 +221,10 @@ def check_type(name: str, value: Any, kind: type[T]) -> T:
 
     A whole number is a number, and true is neither.
     """
+    # JSON has one type of number, and JavaScript writes 1.0 as 1.
     if kind is float and type(value) is int:
         return float(value)  # type: ignore[return-value]
+    # Not isinstance: true is an int to Python.
     if type(value) is not kind:
         raise ValueError(f"{name}: expected {WORDS[kind]}, got {shorten(value)}")
     return value
@@ -276,12 +284,15 @@ def atomic_write(path: Path) -> Iterator[Path]:
     It is in a folder of its own beside `path`, where libraries may put temporary files of theirs too. If the
     process is killed, that folder stays until `remove_temporary_files`.
     """
+    # The same folder, since os.replace is atomic only within a file system.
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         temporary = folder / path.name
         temporary.touch()
+        # The mode that the umask gives a new file, before a library replaces it.
         mode = temporary.stat().st_mode
         yield temporary
+        # Without fsync, a power cut after the rename may leave an empty file under the final name.
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.chmod(mode)  # a library may have put a file there that only the owner can read
@@ -302,6 +313,8 @@ def check_folder_writable(name: str, folder: Path) -> None:
     `name` is the argument that the message begins with. A file is written, since permission bits do not tell.
     """
     try:
+        # TemporaryFile has no name on Linux (O_TMPFILE), so that nothing is left if the process is killed
+        # here.
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\n")
             file.flush()

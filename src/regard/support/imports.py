@@ -36,6 +36,7 @@ def extra(name: str, purpose: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
+        # A missing module of our own is a bug of ours, and no extra would install it.
         if library in ("", "regard"):
             raise
         raise MissingExtraError(
@@ -59,6 +60,7 @@ def import_on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value: object = getattr(import_module(homes[name]), name)
+        # Stored, so that `__getattr__`, which is slow, is asked once for each name.
         setattr(sys.modules[package], name, value)
         return value
 
@@ -74,6 +76,7 @@ def call_after_import(watched: str, module: str, function: str) -> None:
     if watched in sys.modules:
         _call(module, function)
     else:
+        # At the front, since a finder that finds the module ends the search.
         sys.meta_path.insert(0, _Finder(watched, module, function))
 
 
@@ -98,6 +101,8 @@ class _Finder(MetaPathFinder):
                 execute(module)
                 _call(self.module, self.function)
 
+            # An instance's attribute: the import system calls loader.exec_module and never looks at the class
+            # itself.
             loader.exec_module = execute_then_call  # type: ignore[method-assign]
         return spec
 

@@ -25,6 +25,8 @@ class LRUCache(Generic[Value]):
 
     def __init__(self, maxsize: int, max_bytes: float = math.inf) -> None:
         self.maxsize, self.max_bytes = maxsize, max_bytes
+        # A list and not a tuple: `find` writes the time into it in one operation, which needs no lock under
+        # the GIL.
         self._values: dict[Hashable, list[Any]] = {}  # the value, when it was used last, and its bytes
         self._total = 0  # bytes
         self._clock = itertools.count()
@@ -64,6 +66,7 @@ class LRUCache(Generic[Value]):
         If there are too many values then, an eighth goes, since finding the oldest takes time.
         """
         with self._lock:
+            # Removed first, so that the bytes of a value that is replaced are not counted twice.
             self._discard(key)
             if nbytes > self.max_bytes:
                 return

@@ -48,6 +48,8 @@ class SharedOverride:
                 self._open -= 1
                 if not self._open:
                     for (_, name), (owner, own, replacement) in self._before.items():
+                        # A library may have patched the attribute while the block was open; to restore ours
+                        # would undo its patch.
                         if vars(owner).get(name) is replacement:
                             _set_own(owner, name, own)
                     self._before.clear()
@@ -56,6 +58,8 @@ class SharedOverride:
         """Set `owner.name` to `wrap(owner.name)`, once, while a block is open."""
         with self._lock:
             if self._open and (id(owner), name) not in self._before:
+                # `own` is None if the attribute is inherited: then the replacement is deleted, and the class
+                # speaks again.
                 own, replacement = vars(owner).get(name), wrap(getattr(owner, name))
                 _set_own(owner, name, replacement)
                 self._before[id(owner), name] = (owner, own, replacement)
@@ -64,6 +68,7 @@ class SharedOverride:
 def _set_own(owner: Any, name: str, value: Any) -> None:
     """Set an attribute of a class, a file or an object itself; None removes it."""
     own = vars(owner)
+    # A class's `vars` is a mappingproxy, which cannot be written to.
     if isinstance(own, dict):  # nn.Module.__setattr__ would register modules and parameters
         own.update({name: value}) if value is not None else own.pop(name, None)
     elif value is not None:
@@ -101,6 +106,8 @@ class ContextEntries(Generic[T]):
         try:
             yield
         finally:
+            # The value is taken out of the entry itself, since contexts that were copied meanwhile share the
+            # entry.
             entry.values = ()
             self._entries.set(self._still_open())
 
@@ -154,6 +161,7 @@ def _remove_observer(key: _Key, observer: Callable[[], None]) -> None:
 def _intercept(obj: Any, name: str) -> None:
     """Have each call of a method look for wrappers: in its class, or in an object that has its own method."""
     kind = type(obj)
+    # getattr_static, since getattr would run a property or a descriptor of the model's class.
     if name not in vars(obj) and isinstance(inspect.getattr_static(kind, name, None), FunctionType):
         _override.replace(kind, name, functools.partial(_class_method, kind, name))
     else:
@@ -168,6 +176,7 @@ def _class_method(kind: type, name: str, method: Callable[..., Any]) -> Callable
     @functools.wraps(method)
     def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A subclass calls this by super(), and an own method of the object may have looked for them already.
+        # torch.compile would bake the wrappers of this moment into the graph, and serve it after the block.
         if is_compiling() or type(self) is not kind or _within_own.get() == (id(self), name):
             return method(self, *args, **kwargs)
         return _call((id(self), name), functools.partial(method, self), args, kwargs)
@@ -195,6 +204,7 @@ class _OwnMethod:
         finally:
             _within_own.reset(token)
 
+    # copy.deepcopy of a model in a block would else share the id of the original, and be captured with it.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._method, memo)
 

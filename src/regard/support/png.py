@@ -32,6 +32,7 @@ def encode_png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
     lines = np.full((height, 1 + CHANNELS * width), SUB, np.uint8)
     lines[:, 1:] = differences.reshape(height, -1)
     header = struct.pack(">II5B", width, height, *RGB)
+    # Level 9, since a picture is written once into a file and read often.
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
     return SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks)
 
@@ -55,6 +56,8 @@ def decode_png(data: bytes, max_side: int) -> Tensor:
         )
     size = height * (1 + CHANNELS * width)
     try:
+        # One byte more than expected tells a stream that is too long from one that fits, without inflating
+        # all of it.
         raw = zlib.decompressobj().decompress(chunks[b"IDAT"], size + 1)
     except zlib.error as error:
         raise ValueError(f"expected a PNG file that can be decompressed: {error}") from None
@@ -62,6 +65,7 @@ def decode_png(data: bytes, max_side: int) -> Tensor:
     if len(lines) != size or not bool((lines.reshape(height, -1)[:, 0] == SUB).all()):
         raise ValueError(f"expected a PNG file with {size} bytes of lines filtered by Sub, got {len(lines)}")
     differences = lines.reshape(height, -1)[:, 1:].reshape(height, width, CHANNELS)
+    # uint8, so that sums wrap at 256 as the differences do; cumsum's default type would not.
     return torch.from_numpy(np.cumsum(differences, axis=1, dtype=np.uint8))
 
 
@@ -72,6 +76,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The names and contents of all chunks."""
     while data:
+        # A rest shorter than a chunk has no length to read: its own is given, which the next line refuses.
         length, name = struct.unpack(">I4s", data[:8]) if len(data) >= 12 else (len(data), b"")
         if length + 12 > len(data):
             raise ValueError("expected a complete PNG file, got one that was cut short")

@@ -46,6 +46,7 @@ def check_group(group: Any) -> distributed.ProcessGroup:
             "group: expected torch.distributed to be initialised, got a process without it: start it with "
             "torchrun and call torch.distributed.init_process_group()"
         )
+    # A DeviceMesh is what FSDP2 and tensor parallelism hand out instead of groups.
     group = group.get_group() if hasattr(group, "get_group") else group
     if not isinstance(group, distributed.ProcessGroup):
         raise ValueError(
@@ -94,6 +95,7 @@ class Processes:
         if self.is_main:
             try:
                 result = action()
+            # The error must reach the broadcast below, or the other ranks would wait there until the timeout.
             except Exception as raised:
                 error = raised
         if self.world_size > 1:
@@ -113,6 +115,7 @@ class Processes:
         """The model, wrapped so that `backward` averages its gradients over all ranks."""
         if self.world_size == 1:
             return model
+        # DistributedDataParallel refuses device_ids for modules on a CPU.
         return DistributedDataParallel(model, [self.device] if self.device.type == "cuda" else None)
 
     def no_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
@@ -146,6 +149,7 @@ def process_group(device: str | None = None) -> Iterator[Processes]:
         return
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        # NCCL takes the current device in collectives of objects; without it every rank would use GPU 0.
         torch.cuda.set_device(chosen)
     distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
@@ -154,6 +158,7 @@ def process_group(device: str | None = None) -> Iterator[Processes]:
         distributed.destroy_process_group()
 
 
+# Windows has no SIGHUP.
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 SECONDS_OF_ONE_REQUEST = 1.0
 """`timeout` and `torchrun` send a signal twice, to the process and to its group: that is one request."""
@@ -167,6 +172,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
     alone receives signals, the event is never set.
     """
     stop = threading.Event()
+    # signal.signal raises ValueError in every other thread.
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -180,6 +186,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
         elif time.monotonic() - requested_at > SECONDS_OF_ONE_REQUEST:
             raise KeyboardInterrupt
 
+    # None: a handler that was not set from Python, which could not be restored.
     heard = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     previous = {number: signal.signal(number, handle) for number in heard}
     try:

@@ -70,6 +70,8 @@ class SafetensorFile:
 def _read_shapes(path: Path, kind: Kind) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor, from the header of a file whose lengths were checked."""
     with open_file(path, kind, CONTENTS) as file:
+        # The library does not hand out shapes without opening each slice, and it accepts any number of
+        # dimensions.
         (length,) = struct.unpack("<Q", file.read(8))
         header = parse_object(file.read(length).decode("utf-8"))
     header.pop("__metadata__", None)
@@ -93,6 +95,7 @@ def read_safetensors(path: str | os.PathLike[str], formats: Collection[str], kin
     The tensors are memory-mapped. Every problem with the file raises a `kind` that names it.
     """
     file = SafetensorFile(Path(path), kind)
+    # PyTorch's own files have the format "pt", so that a file of weights is told from ours by this field.
     if (found := file.metadata.get("format")) not in formats:
         expected = " or ".join(map(repr, formats))
         raise kind(f"{path}: expected format {expected}, got {shorten(found)}")
@@ -111,6 +114,7 @@ def write_safetensors(
     path = Path(path)
     if not path.parent.is_dir():
         raise ValueError(f"path: expected a file in a folder that exists, got {path}: make {path.parent}")
+    # save_file refuses tensors that are not contiguous.
     separate = _without_shared_memory({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     with atomic_write(path) as temporary:
         try:
@@ -124,6 +128,7 @@ def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors that share memory with an earlier one, which safetensors refuses: q and k may be equal."""
     addresses: set[int] = set()
     for name, x in tensors.items():
+        # The storage's address, since two views of one buffer have different data_ptr of their own.
         address = x.untyped_storage().data_ptr()
         tensors[name] = x.clone() if address in addresses else x
         addresses.add(address)

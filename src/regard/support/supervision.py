@@ -47,10 +47,12 @@ class Supervision:
     def start(self, command: list[str], environment: dict[str, str] | None = None) -> None:
         """Start a command with additions to the environment; its temporary files go into `folder`."""
         name = f"status-{len(self._supervisors)}"
+        # -I -S: neither the user's site-packages nor PYTHON* variables may slow it down or break it.
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(self.folder), name]
         self._supervisors.append(
             subprocess.Popen(
                 supervisor + command,
+                # The folder's name in the environment also marks what the process starts, for `_kill_marked`.
                 env=os.environ | (environment or {}) | {"TMPDIR": str(self.folder / "tmp")},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -63,6 +65,7 @@ class Supervision:
         """Return how a process ended, as the rest of a sentence: "crashed with SIGSEGV"; "" while it runs."""
         has_supervisor = self._supervisors[index].poll() is None  # asked before its file is read
         with contextlib.suppress(OSError):
+            # The line end says that the supervisor has written all of it.
             if (text := (self.folder / f"status-{index}").read_text("utf-8")).endswith("\n"):
                 return _describe_status(text.strip())
         return "" if has_supervisor else "was ended from outside, with the process that supervises it"
@@ -70,6 +73,7 @@ class Supervision:
     def close(self) -> None:
         """End all processes and remove the folder."""
         for supervisor in self._supervisors:
+            # All are told before the first is waited for, so that they end at the same time.
             supervisor.terminate()
         for supervisor in self._supervisors:
             try:
@@ -77,6 +81,7 @@ class Supervision:
             except subprocess.TimeoutExpired:
                 supervisor.kill()
                 supervisor.wait()
+        # A supervisor that ends as it should exits with 0, after it has cleared up itself.
         if any(supervisor.returncode for supervisor in self._supervisors):
             self._clear()
 
@@ -90,6 +95,8 @@ class Supervision:
     def _kill_marked(self) -> int:
         """Kill the processes that have the folder in their environment; return how many there were."""
         count = 0
+        # Linux alone has /proc/*/environ; elsewhere the glob is empty, and orphans of a killed supervisor
+        # stay.
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 if bytes(self.folder) in path.read_bytes():

@@ -33,6 +33,7 @@ def main() -> None:
     parent, folder, name, *command = sys.argv[1:]
     started: set[int] = set()
     try:
+        # 0o700: other users of the machine share the folder for temporary files.
         os.makedirs(folder, 0o700, exist_ok=True)
         os.makedirs(os.path.join(folder, "tmp"), exist_ok=True)
         report = os.path.join(folder, name)
@@ -41,6 +42,7 @@ def main() -> None:
             started.add(process.pid)
         except OSError as error:
             write(report, f"could not be started: {error}")
+        # The parent's number changes when it dies, however it dies; no signal would tell that.
         while not ends and os.getppid() == int(parent):
             for child, status in reap():
                 if child in started:
@@ -50,6 +52,7 @@ def main() -> None:
     finally:
         kill_descendants(started)
         remove(folder)
+    # os._exit: handlers of exit and other threads have no say in the end.
     os._exit(0)
 
 
@@ -57,6 +60,7 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, which is killed when this one is."""
     supervisor = os.getpid()
 
+    # PDEATHSIG only covers a parent that dies after the call, hence the look at the parent below.
     def end_with_supervisor() -> None:
         call_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:  # it was killed before
@@ -75,6 +79,8 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
 def call_prctl(option: int, value: int) -> None:
     """Set an option of this process. Only Linux has them."""
     if sys.platform == "linux":
+        # A Python without ctypes, or a C library without prctl: orphans are then found by their process
+        # group.
         with contextlib.suppress(ImportError, OSError, AttributeError):
             import ctypes
 
@@ -105,14 +111,17 @@ def kill_descendants(started: set[int]) -> None:
     while time.monotonic() < limit:
         for number in started | descendants():
             with contextlib.suppress(OSError):
+                # killpg on our own group would kill the supervisor before it has removed the folder.
                 if os.getpgid(number) != os.getpgrp():
                     os.killpg(os.getpgid(number), signal.SIGKILL)
+                # A process may be in our own group, or have changed its group since the line above.
                 os.kill(number, signal.SIGKILL)
         try:
             while ended := os.waitpid(-1, os.WNOHANG)[0]:
                 started.discard(ended)
         except ChildProcessError:
             return
+        # Shorter than between two looks: someone waits for the end.
         time.sleep(INTERVAL / 10)
 
 
@@ -133,6 +142,7 @@ def descendants() -> set[int]:
 def remove(folder: str) -> None:
     """Remove a folder, also where someone has taken away the right to."""
     shutil.rmtree(folder, ignore_errors=True)
+    # Code under test may have set folders to read-only, on purpose or not; rmtree cannot empty them then.
     with contextlib.suppress(OSError):
         os.chmod(folder, 0o700)
         for path, folders, _ in os.walk(folder):

@@ -53,14 +53,17 @@ def check_name(name: str) -> str:
 
 def unsupported_reason(problem: AttentionProblem, name: str) -> str | None:
     """Why a backend cannot run a problem, in a phrase, or None if it can."""
+    # The steps serve every call, also those that the questions below refuse.
     if name == "steps":
         return None
     if 0 in problem.matrix:
         return "there is nothing to attend to"
     if problem.bias_needs_grad:
         return "the bias needs a gradient"
+    # Kernels and tiles read the mask's values; the steps are PyTorch operations, which give shapes there.
     if problem.q.is_meta:
         return "the meta device has no values"
+    # Custom autograd functions and private kernels have no rule for vmap; the operations of the steps have.
     if problem.transformed:
         return "it runs inside a transformation of torch.func"
     module = fused_attention if name == "torch" else launch if name == "triton" else tiled_attention
@@ -82,6 +85,7 @@ def _run_steps(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor | 
     steps = trace(p.q, p.k, p.v, p.mask, scale=p.scale, softcap=p.softcap, sinks=p.sinks, dropout=p.dropout)
     if not return_lse:
         return steps.output, None
+    # Detached: PyTorch's kernels give a lse without a gradient as well, and all backends agree.
     lse = steps.masked.detach().logsumexp(-1)  # (B, H, T)
     lse = lse.masked_fill(lse == torch.inf, torch.nan)  # softmax makes NaN of a row with a score of +inf
     if p.sinks is not None:

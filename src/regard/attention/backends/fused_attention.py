@@ -27,6 +27,7 @@ from regard.attention.masks.base import full
 from regard.attention.masks.memo import memoize_on_mask
 from regard.attention.masks.named_masks import causal
 
+# Private operators, tested with PyTorch 2.13: the public function returns no lse and takes no window.
 aten = torch.ops.aten
 _cpu_kernel = torch._scaled_dot_product_flash_attention_for_cpu
 _flash_kernel = aten._flash_attention_forward.default
@@ -51,6 +52,8 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
     if _flash_band(problem) is not None:
         return None if _flash_is_better(problem) else "Triton's kernel is better for this band"
     if not _known_mask(problem) and not _padded_only(problem) and not _row_blocks(problem):
+        # Its own message: PyTorch aligns is_causal with the first key, and a cache needs the last (docs of
+        # attend).
         if problem.mask is causal:
             return "its causal mask starts from the first key, and with a cache it should end at the last"
         return f"its kernels know no mask but causal, and this is {problem.mask}"
@@ -96,6 +99,7 @@ def _row_blocks(p: AttentionProblem) -> tuple[RowBlock, ...]:
     The backward pass of PyTorch's CPU kernel loses digits of large scores, and its forward pass knows no
     forward-mode differentiation: the tiles serve such calls.
     """
+    # forward_ad has no public question whether a dual level is open.
     if _is_compiling() or p.q.device.type != "cpu" or p.needs_grad or forward_ad._current_level >= 0:
         return ()
     return find_row_blocks(p.mask, p.matrix, p.q.dtype)
@@ -149,6 +153,7 @@ def _flash_band(p: AttentionProblem) -> _FlashBand | None:
     if not p.q.is_cuda or T > S or _is_compiling() or _known_mask(p):
         return None
     band = p.mask.band(T, S)
+    # Widths: the kernel pads others itself, in scaled_dot_product_attention only, not in this operator.
     if band is None or not band.holds(0) or p.q.shape[-1] % 8 or not _flash_can(p):
         return None
     first = 0 if band.behind is None else max(0, S - T - band.behind)
@@ -196,6 +201,7 @@ def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
         output, lse = _by_row_blocks(p.q, p.k, p.v, p.scale, _row_blocks(p))
     if return_lse and p.q.dtype in (torch.float16, torch.bfloat16):
         q, k = p.q.detach().float(), p.k.detach().float()
+        # v=k, since the values are not needed and k has the right shape.
         lse = _on_cpu(p._replace(q=q, k=k, v=k, dropout=0.0), return_lse)[1]
     return output, lse
 
@@ -206,6 +212,7 @@ def _by_row_blocks(
     """The output and lse of each row block by PyTorch's CPU kernel, joined."""
     results = []
     for rows, keys, bias in blocks:
+        # A slice of everything would still make a new view, at every call.
         whole = keys.stop - keys.start == k.shape[2]
         rows_k, rows_v = (k, v) if whole else (k[:, :, keys], v[:, :, keys])
         rows_q = q if len(blocks) == 1 else q[:, :, rows]
@@ -218,6 +225,7 @@ def _by_row_blocks(
 
 def _is_finite(output: Tensor) -> bool:
     """Whether no hidden key has reached the output: 0 · NaN is NaN in PyTorch's CPU kernel."""
+    # The sum in the working dtype: half precision overflows at 65,504, and that would look like NaN.
     return math.isfinite(output.detach().sum(dtype=working_dtype(output.dtype)))
 
 
@@ -238,6 +246,7 @@ def _fold(q: Tensor, kv_heads: int) -> Tensor:
 def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The function of q, k and v that computes problems like this one, if PyTorch's kernel needs no more."""
     p = problem
+    # Exactly equal, so that PyTorch's own default is used only where it is the same number.
     is_causal, default_scale = p.mask is causal, p.scale == 1 / math.sqrt(p.q.shape[-1])
     if (band := _flash_band(p)) is not None:
         dropout, scale = p.dropout, p.scale
@@ -258,6 +267,7 @@ def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor
         return lambda q, k, v: attention(_fold(q, G), k, v).reshape(shape)
     if p.q.shape[-1] % 8 or p.v.shape[-1] % 8:
         return None  # they have to be padded
+    # PyTorch counts cuDNN's kernel as not deterministic, and SettledLength has no gradients.
     if p.mask is full and not (p.dropout or p.needs_grad or torch.are_deterministic_algorithms_enabled()):
         return SettledLength(p.scale)
     dropout, scale, flash = p.dropout, p.scale, torch._scaled_dot_product_flash_attention
@@ -295,6 +305,7 @@ def run(
         output = folded.reshape(*q.shape[:3], v.shape[-1])
         return output, None if folded_lse is None else folded_lse.reshape(q.shape[:3])
     on_cpu = q.device.type == "cpu"  # which has one kernel
+    # While a graph is traced, PyTorch chooses when it runs, unless the lse needs an operator by name.
     if chosen is None and not on_cpu and (return_lse or not _is_compiling()):
         chosen = kernel(p)
     if not return_lse and chosen != SDPBackend.FLASH_ATTENTION:

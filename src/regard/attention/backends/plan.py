@@ -26,6 +26,7 @@ from regard.attention.masks.named_masks import causal
 MAXSIZE = 512
 """How many plans are cached; then the oldest ones go. A step of decoding makes one for each kind of layer."""
 
+# A subclass of Tensor may override every operation by __torch_function__.
 PLAIN = frozenset({Tensor, Parameter})  # types that compute as PyTorch does
 
 # Each call of `attend` asks most of these: a name is found faster than an attribute of an attribute.
@@ -133,6 +134,7 @@ def find_plan(
     ):
         return None, None
     needs_grad = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    # Such a call is an error, which `prepare` words; a plan would skip its check.
     if needs_grad and (q.is_inference() or k.is_inference() or v.is_inference()):
         return None, None
     try:
@@ -155,6 +157,7 @@ def find_plan(
         return None, None
     # One query that sees every key: the length of a cache is another one at each step, until it settles.
     k_lead, v_lead = tuple(k_shape)[:-2], tuple(v_shape)[:-2]
+    # Without the other strides: those of a cache that is concatenated anew change with its length.
     any_length = (shape, k_lead, k_shape[-1], v_lead, v_shape[-1], k_step[-1], v_step[-1]), None, others
     plan = _plans.get(any_length)
     if plan is not None and isinstance(plan.kernel, SettledLength) and plan.kernel.has_settled(k, v):
@@ -163,6 +166,7 @@ def find_plan(
 
 
 def _store(key: tuple[Any, ...], plan: Plan) -> None:
+    # A dict keeps the order of insertion, so that the first are the oldest.
     if len(_plans) >= MAXSIZE:
         for old in list(_plans)[: MAXSIZE // 8]:
             _plans.pop(old, None)  # another thread may have been faster

@@ -29,6 +29,7 @@ class AttentionProblem(NamedTuple):
     @property
     def group(self) -> int:
         """The number of query heads that read the same key/value head."""
+        # max: with no heads at all H is 0, too, and 0 // 0 would raise.
         return self.q.shape[1] // max(self.k.shape[1], 1)
 
     @property
@@ -72,8 +73,10 @@ def prepare(
     )
     q, k, v = with_four_dimensions(q, k, v)
     # The two masks that need no table of blocks come first: this runs on every call.
+    # One query under causal sees every key.
     if mask is full or (mask is causal and shape.T == 1):
         mask = full
+    # causal over as many queries as keys is already in its simplest form.
     elif mask is not causal or shape.T != shape.S:
         mask = mask.simplified(shape.matrix)
     return AttentionProblem(q, k, v, mask, scale, softcap, sinks, dropout)

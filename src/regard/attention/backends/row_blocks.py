@@ -71,6 +71,8 @@ def _cut(mask: Mask, T: int, S: int, dtype: torch.dtype) -> tuple[RowBlock, ...]
             return ()
         # The mask tells of blocks of keys; at both ends, keys that no query sees are cut off after that.
         first, stop = columns[0].keys.start, columns[-1].keys.stop
+        # Two blocks of keys may still be cut off at the ends; what exceeds the limit even then is refused
+        # early.
         if area + (rows.stop - rows.start) * (stop - first - 2 * ROWS) > max_area:
             return ()
         allowed = mask.tile(rows, slice(first, stop), (T, S))  # (R, C)
@@ -81,6 +83,7 @@ def _cut(mask: Mask, T: int, S: int, dtype: torch.dtype) -> tuple[RowBlock, ...]
         allowed = allowed[:, keys.start - first : keys.stop - first]
         area += allowed.numel()
         bias = None
+        # Under a window all inner blocks have the same mask, and share one bias.
         if blocks and torch.equal(allowed, last):
             bias = blocks[-1].bias
         elif not bool(allowed.all()):

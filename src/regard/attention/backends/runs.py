@@ -71,6 +71,7 @@ def join_runs(x: Tensor, spans: Tensor, count: int, reduce: Literal["sum", "amax
     if reduce != "sum":
         index = spans.view(-1, *(1,) * (x.ndim - 1)).expand_as(x)
         return joined.scatter_reduce_(0, index, x, reduce)
+    # index_put_ with accumulate sorts the indices first on a GPU, which makes the order of the sum fixed.
     if x.is_cuda:  # index_add_ adds in any order there
         return joined.index_put_((spans,), x, accumulate=True)
     return joined.index_add_(0, spans, x)

@@ -33,6 +33,7 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
 
 def run(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
     """The output (B, H, T, E) and the row log-sum-exp (B, H, T)."""
+    # From PyTorch's global generator, so that torch.manual_seed repeats the dropout.
     seed = int(torch.randint(2**62, (1,), device="cpu")) if problem.dropout else 0
     p = problem
     # Products of half-precision inputs are computed in float32, which autocast would undo.
@@ -95,6 +96,8 @@ def online_softmax(
                 top = new_top
             R = rows.stop - rows.start
             tops[batch, heads, rows], totals[batch, heads, rows] = (x.view(b, h, R) for x in (top, total))
+            # A query that sees no key has total 0 and sum 0: the division by 1 gives the zeros that `attend`
+            # promises.
             output[batch, heads, rows] = sum_.div_(total.masked_fill(total == 0, 1.0)).view(b, h, R, E)
     return output, tops, totals
 
@@ -108,6 +111,8 @@ class Tiled(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         output, top, total = online_softmax(problem._replace(q=q, k=k, v=v, sinks=sinks), seed)
         ctx.save_for_backward(q, k, v, sinks, output, top, total)
+        # Empty slices keep dtype, device and widths; the tensors themselves are saved by autograd, which can
+        # free them.
         ctx.problem, ctx.seed = problem._replace(q=q[:0], k=k[:0], v=v[:0], sinks=None), seed
         ctx.check_mask = remember(problem.mask)
         lse = top + total.log()
@@ -131,6 +136,7 @@ def backward(
     # The gradient of softmax subtracts the weighted mean of the weights' gradient from every entry of a row.
     delta = (grad.to(top.dtype) * output).sum(-1)  # (B, H, T)
     empty = top == -torch.inf
+    # −inf − −inf is NaN for the rows that see no key; their weights are 0 by exp(−inf) alone.
     top, inverse = top.masked_fill(empty, 0.0), total.masked_fill(empty, 1.0).reciprocal_()
     for n, (batch, heads, groups, part) in enumerate(parts(problem)):
         b, h, _, D = part.q.shape
@@ -175,7 +181,9 @@ def dropout_factors(p: float, seed: int, part: int, rows: slice, keys: slice, li
     The random numbers follow from the seed and the place of the tile, so the backward pass draws the same
     ones.
     """
+    # 40 and 20 bits: rows and keys up to a million each, and any number of parts, give different places.
     place = (part << 40) + (rows.start << 20) + keys.start
     generator = torch.Generator(device=like.device).manual_seed((seed + place) % 2**63)
     keep = torch.empty_like(like).bernoulli_(1.0 - p, generator=generator)
+    # p = 1 drops everything, and 0 / 0 would be NaN.
     return keep.div_(1.0 - p) if p < 1.0 else keep

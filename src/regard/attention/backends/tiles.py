@@ -74,6 +74,7 @@ def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterat
 def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[Column]]]:
     """For each block of queries, the blocks of keys in which it sees anything."""
     _, _, T, S = part.matrix
+    # A function is asked about every entry, which costs more than keeping its answers as bits.
     if part.q.is_cpu and part.mask.asks_function and is_memoized(part.mask):
         listed = memoize_on_mask(part.mask, ("visits", part.matrix), lambda: _list_visits(part))
         if listed is not None:
@@ -86,6 +87,7 @@ def _list_visits(part: AttentionProblem) -> list[tuple[slice, list[Column]]] | N
     """`visits` with the bits of every tile, or None if these take too much memory or differ between heads."""
     _, _, T, S = part.matrix
     device = part.q.device
+    # COLS % 8: bits are packed to bytes.
     if T * S > MAX_LISTED or COLS % 8 or count_different(part.mask, part.matrix, device) != (1, 1):
         return None
     rows, (cols, exists) = cut_into_blocks(T, ROWS, device)[0], cut_into_blocks(S, COLS, device)
@@ -174,6 +176,7 @@ def score(part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, kee
         s.mul_(part.softcap)
     matrix = s.view(b, H, rows.stop - rows.start, keys.stop - keys.start)
     if part.mask.biased and (bias := part.mask.score_bias(at)) is not None:
+        # A trainable bias never comes here: `choice.unsupported_reason` hands it to the steps.
         matrix.add_(bias.detach())
     if allowed is not None:
         matrix.masked_fill_(~allowed, -torch.inf)
@@ -203,8 +206,10 @@ def exponentials(logs: Tensor, out: Tensor) -> Tensor:
     """
     in_place = out is logs  # and then not by `out=`, which forward-mode differentiation does not know
     least = least_log(logs.dtype)
+    # Reading the minimum back would make the host wait for a GPU.
     if not logs.is_cpu or torch.compiler.is_compiling() or bool(logs.amin() >= least):
         return logs.exp_() if in_place else torch.exp(logs, out=out)
     floored = logs.clamp_(min=least) if in_place else torch.clamp(logs, min=least, out=out)
     # This is far quicker than to fill under a mask.
+    # 1.001: exp(least) itself is rounded, and what was clamped to it must fall below the threshold.
     return torch.threshold_(floored.exp_(), 1.001 * math.exp(least), 0.0)

@@ -139,9 +139,11 @@ def _agree(
     numbers = [0] * (3 + len(names))
     if error is None and problem is not None:
         B, H, T, S = problem.matrix
+        # A checksum of the mask's text: masks themselves cannot be compared without sending their tensors.
         text = f"{whole_mask} {problem.scale} {problem.softcap} {problem.sinks is None} {problem.needs_grad}"
         sizes = (B, H, problem.k.shape[1], q.shape[-1], v.shape[-1], FLOATS.index(q.dtype))
         numbers = [1, T, S, *sizes, ORDERS.index(order), zlib.crc32(text.encode())]
+    # A rank whose arguments are wrong gathers as well, or the others would wait for it until the timeout.
     everyone = ring.gather(numbers, q.device if isinstance(q, Tensor) else torch.device("cpu"))
     if error is not None:
         raise error
@@ -158,6 +160,8 @@ def _agree(
     _, T_of, S_of, *_ = zip(*everyone, strict=True)
     rows = RankRows(find_runs("q", T_of, order), find_runs("k", S_of, order), sum(T_of), sum(S_of))
     matrix = (*problem.q.shape[:2], rows.T, rows.S)
+    # Checked after the gather, since the shape of the whole is known only then; every rank finds the same
+    # error.
     whole_mask.check(matrix)
     return problem._replace(mask=whole_mask.simplified(matrix)), rows
 
@@ -200,6 +204,7 @@ class RingAttention(torch.autograd.Function):
             partial.add_sinks_(sinks)
         ctx.save_for_backward(q, k, v, sinks, *partial)
         ctx.ring, ctx.rows, ctx.check_mask = ring, rows, remember(problem.mask)
+        # Empty slices keep dtype and device without keeping the tensors alive.
         ctx.problem = problem._replace(q=q[:0], k=k[:0], v=v[:0], sinks=None)
         lse = partial.lse.to(partial.output.dtype)
         ctx.mark_non_differentiable(lse)

@@ -46,6 +46,7 @@ class Ring(NamedTuple):
         received = [x.new_empty(shape) for x, shape in zip(tensors, shapes, strict=True)]
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         operations = [
+            # Nothing is sent of an empty tensor: a rank may hold no rows.
             *(dist.P2POp(dist.isend, x, group=self.group, group_peer=after) for x in sent if x.numel()),
             *(dist.P2POp(dist.irecv, x, group=self.group, group_peer=before) for x in received if x.numel()),
         ]

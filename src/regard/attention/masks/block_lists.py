@@ -251,6 +251,7 @@ def _pack_bits(booleans: Tensor) -> Tensor:
     Eight booleans are read as one integer. The product moves boolean j from bit 8·j to bit 56 + j, and no two
     bits to the same place, so that nothing is carried.
     """
+    # view as int64 needs the booleans side by side.
     words = booleans.contiguous().view(torch.int64)
     return (words * 0x0102040810204080 >> 56).to(torch.uint8)
 
@@ -285,7 +286,9 @@ def _deduplicate(tiles: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct tiles, and for each tile the number of its distinct one."""
     if len(tiles) == 0:
         return tiles, torch.zeros(0, dtype=torch.int64, device=tiles.device)
+    # torch.unique of whole rows would compare them number by number; a hash is one number.
     words = tiles.flatten(1).view(torch.int64)  # (tiles, bytes / 8)
+    # A generator of its own with a fixed seed: the user's random numbers stay as they are.
     hash_factors = torch.randint(
         -(1 << 62), 1 << 62, words.shape[1:], generator=torch.Generator().manual_seed(0), device="cpu"
     )

@@ -57,6 +57,7 @@ def rebuild_mask(description: dict[str, Any], tensors: dict[str, Tensor], depth:
         raise ValueError(f"kind: expected one of {', '.join(Mask.stored_classes)}, got {shorten(kind)}")
     cls: Any = Mask.stored_classes[kind]
     fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    # A missing field must not fall back to its default: the file would show another mask than was saved.
     if (names := description.keys() - {"kind"}) != fields.keys():
         raise ValueError(f"{kind}: expected the fields {sorted(fields)}, got {shorten(sorted(names))}")
     values: dict[str, Any] = {}

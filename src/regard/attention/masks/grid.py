@@ -114,6 +114,7 @@ def _check_within(name: str, least: int, most: int, length: int | None) -> None:
 
 def one_block(T: int, S: int) -> Blocks:
     """The whole matrix as one block."""
+    # range takes no step of 0.
     return block_table(T, S, max(T, 1), max(S, 1))
 
 

@@ -19,6 +19,7 @@ def join_heads(masks: Sequence[Mask], counts: Sequence[int], order: Sequence[int
     among all of them.
     """
     mask = masks[0]
+    # A class that is not stored may hold anything, as a function, whose equality means nothing.
     if not mask.is_storable() or any(type(other) is not type(mask) for other in masks):
         return None
     joined: dict[str, Any] = {}
@@ -29,6 +30,7 @@ def join_heads(masks: Sequence[Mask], counts: Sequence[int], order: Sequence[int
         alike = not isinstance(first, Mask) and all(_equal(first, value) for value in values[1:])
         if isinstance(first, Mask):
             joined[name] = join_heads(values, counts, order)
+        # One entry that serves all heads stays one, if every mask has the same.
         elif axis is not None and (first.shape[axis] > 1 or not alike):
             joined[name] = _join_tensors(values, axis, counts, order)
         elif alike:

@@ -46,6 +46,7 @@ class Interval:
     """
 
     __slots__ = ("least", "most")
+    # Comparisons give intervals, so that no two can be keys of a dict.
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, least: Tensor, most: Tensor) -> None:

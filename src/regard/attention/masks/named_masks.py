@@ -127,6 +127,7 @@ def tensor_mask(tensor: Tensor) -> Mask:
             f"mask: expected booleans (True = visible) or floats (added to the scores), got {tensor.dtype}: "
             "pass .bool() if 1 means visible"
         )
+    # A mask of 0 and 1 as Hugging Face's attention_mask, in floats, would be added and hide nothing.
     if tensor.dtype in FLOATS and tensor.numel() and _looks_boolean(tensor.detach()):
         raise ValueError(
             "mask: a float mask is added to the scores, but this one holds only 0 and 1, which is ambiguous: "
@@ -145,6 +146,7 @@ def _looks_boolean(tensor: Tensor) -> bool:
 
 def alibi(heads: int) -> Mask:
     """Attention with linear biases: slopes 2^(−8/H), 2^(−16/H), … as published, for any number of heads."""
+    # On the CPU also under torch.set_default_device: a mask is moved to where it is asked for.
     return Alibi(torch.tensor(alibi_slopes(check_whole_number("alibi(heads)", heads)), device="cpu"))
 
 

@@ -33,6 +33,7 @@ def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
     visible: Tensor = tile[0, 0] if varies else tile
     is_new = ax is None
     if is_new:
+        # Matplotlib's figures of very wide or tall masks would be strips: the ratio is bounded.
         ax = new_figure("mask.plot", (4.5, 4.5 * min(max(T / S, 0.4), 1.6) + 0.6)).subplots()
     ax.imshow(
         visible.to(torch.uint8).numpy(),

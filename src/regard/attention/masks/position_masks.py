@@ -41,6 +41,7 @@ class Causal(Mask, stored=True):
         return at.k <= (at.q - (at.S - at.T) if self.from_start else at.q)
 
     def simplified(self, shape: tuple[int, ...]) -> Mask:
+        # Over as many queries as keys both alignments are the same, and backends know `causal` by identity.
         plain = causal if shape[-1] == shape[-2] else self
         return Mask.simplified(plain, shape)
 
@@ -152,6 +153,7 @@ class Rectangle(Mask, stored=True):
 
 def _enough_for(size: int) -> tuple[int, int]:
     """The shape of a picture in which something of this size is seen, and more."""
+    # 256 is the most that a notebook's picture draws.
     side = min(max(32, 3 * size), 256)
     return side, side
 

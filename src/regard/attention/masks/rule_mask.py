@@ -51,6 +51,7 @@ class Rule(Mask):
     def select(self, batch: Index, heads: Index) -> Mask:
         if (_is_unchanged(batch) and _is_unchanged(heads)) or _reads_positions_only(self.predicate):
             return self
+        # A list is no part of an identity (it may change), a tuple is.
         batch, heads = (x if isinstance(x, slice | Tensor) else tuple(x) for x in (batch, heads))
         return Rule(self.predicate, (*self.selections, (batch, heads)))
 

@@ -58,6 +58,7 @@ class Padding(Mask, stored=True):
         return Padding(_take(self.lengths_or_mask, 0, batch))
 
     def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
+        # Lengths say where the padding begins, and new tokens come after it: no length can say that.
         if self._by_length:
             return None
         is_token = next((mask.key_padding(S) for mask in new if mask.is_padding), None)
@@ -111,6 +112,7 @@ class Documents(Mask, stored=True):
         return Documents(_append(self.ids, tail))
 
     def append_document(self, n: int) -> Mask | None:
+        # A number that no document has, so that the new tokens see only each other.
         return Documents(pad(self.ids, (0, n), value=int(self.ids.max()) + 1))
 
     def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
@@ -147,6 +149,7 @@ class TensorMask(Mask, stored=True):
 
     def picture_shape(self) -> tuple[int, int]:
         T, S = self.tensor.shape[-2:]
+        # One row or column serves all, and a picture of one line shows nothing.
         return (T if T > 1 else S), (S if S > 1 else T)
 
     def allowed(self, at: Grid) -> Tensor:

@@ -48,6 +48,7 @@ class MaskView(Mask):
 
 
 def _shift(span: slice | Tensor, steps: int) -> slice | Tensor:
+    # A slice stays a slice: indexing with it is a view, and with a tensor a copy.
     return slice(span.start + steps, span.stop + steps) if isinstance(span, slice) else span + steps
 
 

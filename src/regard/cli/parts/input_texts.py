@@ -28,11 +28,13 @@ def cut_windows(model: Model, texts: list[str], length: int, most: int) -> list[
     ids = []
     for text in texts:
         found = model.encode(text, whole=True)
+        # Models that put a token first, as Llama and Gemma, have their sink on it: every window gets one.
         lead = [] if model.start is None else [model.start]
         first, room = found[:length], length - len(lead)
         ids.append(torch.tensor(first, device="cpu"))
         later = range(length, len(found) - room + 1, room)
         ids += [torch.tensor(lead + found[i : i + room], device="cpu") for i in later]
+    # One token alone has no earlier key to attend to.
     ids = [window for window in ids if len(window) > 1][:most]
     if not ids:
         raise ValueError("text: expected at least two tokens to look at")

@@ -60,6 +60,7 @@ class Model:
         try:
             model = GPT.from_pretrained(name)
         except ValueError as error:
+            # A folder of another model type is the only failure that Transformers could do better with.
             if to_generate or "model_type: expected one of" not in str(error):
                 raise
             return cls._open_with_transformers(name, error)
@@ -86,6 +87,7 @@ class Model:
         with _opening(folder):
             tokenizer = AutoTokenizer.from_pretrained(name)
             auto, predicts = _model_kind(folder)
+            # use_safetensors: a pickle runs any code in it when it is opened.
             model = auto.from_pretrained(name, use_safetensors=True).eval()
         context = getattr(model.config, "max_position_embeddings", None)
         return cls(Path(name).name, model, tokenizer, len(tokenizer), context, predicts=predicts)
@@ -112,6 +114,7 @@ class Model:
         """The token to put before random tokens: the start, or else the token that ends a text."""
         if self.start is not None:
             return self.start
+        # `tokenizers.Tokenizer` has no eos_token_id; Transformers' tokenizers have, and no token_to_id.
         if hasattr(self.tokenizer, "token_to_id"):
             end: int | None = self.tokenizer.token_to_id("<|endoftext|>")
         else:
@@ -204,6 +207,7 @@ class Model:
     def _records_stream(self, tokens: int) -> bool:
         """Whether memory allows to record what heads and MLPs add while the model reads so many tokens."""
         config = getattr(self.module, "config", None)
+        # Multimodal configs (Gemma 3, Qwen-VL) keep the sizes of their text model in text_config.
         config = getattr(config, "text_config", None) or config
         width, layers = (
             next((n for name in names if isinstance(n := getattr(config, name, None), int)), None)
@@ -287,6 +291,8 @@ class Model:
         for step in steps:
             written.append(step.token_id)
             line = {k: v._asdict() if isinstance(v, CacheTiming) else v for k, v in step._asdict().items()}
+            # With the tokens before it, since a character of Chinese or an emoji may be cut into up to four
+            # tokens.
             token = decode_tokens(self.tokenizer, ids.new_tensor([written[-MOST_PIECES:]]))[0][-1]
             yield {"step": {"token": token, **line}}
         ended = bool(written) and written[-1] in config.eos_token_id
@@ -300,6 +306,7 @@ class Model:
         sha256 = hashlib.sha256()
         for name, weight in self.module.state_dict().items():
             sha256.update(name.encode())
+            # view(uint8): NumPy has no bfloat16.
             sha256.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return sha256.hexdigest()
 
@@ -318,6 +325,8 @@ def open_module(name: str) -> nn.Module:
 
     folder = locate(name)
     config = read_json(folder / CONFIG, ModelFileError) if folder.is_dir() else {}
+    # A .gguf file has no config here, and `regard` is the type of our own folders: both are read by GPT
+    # alone.
     if find_spec("transformers") is None or config.get("model_type", "regard") == "regard":
         return GPT.from_pretrained(name)
     with _opening(folder):
@@ -404,6 +413,7 @@ def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _numbers(value)
+        # type, not isinstance: true is an int to Python.
         elif type(value) is int:
             yield name, value
 
@@ -417,6 +427,7 @@ def _telling_layers(model: nn.Module, tell: ReportProgress) -> Iterator[None]:
     layers = max(lists, key=len, default=nn.ModuleList())
     tell("reading", 0, len(layers))
     hooks = [
+        # done=number binds the number now; a closure would see the last one in every hook.
         layer.register_forward_hook(lambda *_, done=number: tell("reading", done, len(layers)))
         for number, layer in enumerate(layers, start=1)
     ]

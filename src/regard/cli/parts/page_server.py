@@ -39,6 +39,7 @@ def serve(prepare: Callable[[ReportProgress], Site], *, host: str, port: int, op
     from regard.show.server.opening_site import OpeningSite
     from regard.show.viewer import open_browser
 
+    # `running` is bound in the next line; the lambda is called much later.
     site = OpeningSite(on_cancel=lambda: running.stop())
     running = BackgroundServer(site, host=host, port=port)
     failures: list[BaseException] = []
@@ -48,9 +49,11 @@ def serve(prepare: Callable[[ReportProgress], Site], *, host: str, port: int, op
             site.open(prepare(site.report))
         except StoppedError:  # a reader cancelled it
             pass
+        # BaseException: whatever ends this thread must also end the server, or the page would wait for ever.
         except BaseException as error:
             failures.append(error)
             site.fail(_describe_failure(error))
+            # The browser needs a moment to fetch the sentence that says what went wrong.
             site.was_followed.wait(BROWSER if has_browser else 0.0)
             running.stop()
 
@@ -58,7 +61,9 @@ def serve(prepare: Callable[[ReportProgress], Site], *, host: str, port: int, op
     if not is_loopback(host):
         typer.echo("Anyone with this whole address can read the texts on the page, from other machines too.")
     typer.echo("Ctrl-C ends it.")
+    # A ticket and not the printed secret: command lines are visible to every user of the machine.
     has_browser = open_ and open_browser(running.bound_address.ticket_address)
+    # daemon: a model that is being read must not keep the process alive after Ctrl-C.
     threading.Thread(target=work, name="regard-opening", daemon=True).start()
     code = 0
     try:
@@ -66,6 +71,7 @@ def serve(prepare: Callable[[ReportProgress], Site], *, host: str, port: int, op
     except SystemExit as end:  # a signal
         code = int(end.code or 0)
     if failures:
+        # Raised here, in the main thread, where `main` turns it into one line and exit code 2.
         raise failures[0]
     if site.site is None and not code:  # Ctrl-C, or cancelled on the page, before there was anything to show
         typer.echo("Aborted!", err=True)
@@ -82,6 +88,7 @@ def _describe_failure(error: BaseException) -> str:
 
 def _leave(code: int) -> None:
     """Exit at once: Python would wait for threads whose results are no longer needed."""
+    # A private function of Python, stable since 3.0: os._exit skips these, and nothing public calls them.
     atexit._run_exitfuncs()  # what was kept in temporary folders goes
     sys.stdout.flush()
     os._exit(code)

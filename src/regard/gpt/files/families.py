@@ -47,6 +47,7 @@ def find_family(settings: Settings) -> Family:
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"model_type: expected one of {', '.join(sorted(FAMILIES))}, got {shorten(name)}")
+    # Such a folder stores packed integers under the names of the weights, with their scales beside them.
     if "quantization_config" in settings:
         raise ValueError(
             "quantization_config: expected weights that are not quantised; "
@@ -56,8 +57,10 @@ def find_family(settings: Settings) -> Family:
 
 
 def _gpt2(settings: Settings) -> Config:
+    # Both settings change the scale of the scores, which GPT computes as 1/√D.
     for name, value in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         _require(settings, name, value)
+    # Two names of Transformers for the tanh approximation, and one for the exact function.
     activations: dict[str, Activation] = {
         "gelu_new": "gelu_tanh",
         "gelu_pytorch_tanh": "gelu_tanh",
@@ -127,6 +130,7 @@ def _qwen2(settings: Settings) -> Config:
 def _qwen3(settings: Settings) -> Config:
     biased = _flag(settings, "attention_bias", False)
     return _llama_like(
+        # Qwen3Config has 128 where the file says nothing; Llama and Qwen2 have d_model / num_heads.
         {"head_dim": 128, **settings},
         qkv_bias=biased,
         out_bias=biased,
@@ -138,7 +142,10 @@ def _qwen3(settings: Settings) -> Config:
 def _llama_like(settings: Settings, **choices: Any) -> Config:
     """A Llama with the given `choices`, which are fields of `Config`."""
     _require(settings, "hidden_act", "silu")
+    # The rotary functions of Transformers read it for every family; GPT rotates whole heads only.
     _require(settings, "partial_rotary_factor", 1.0)
+    # Transformers 5 writes rope_parameters, with rope_theta inside; earlier versions rope_scaling and
+    # rope_theta.
     name = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
     rope = check_type(name, settings.get(name) or {}, dict)
     theta = _positive(settings, "rope_theta", 10000.0)
@@ -205,6 +212,7 @@ def _qwen_windows(settings: Settings) -> tuple[int | None, ...] | None:
     layers = _size(settings, "num_hidden_layers")
     types = settings.get("layer_types")
     if types is None:
+        # Qwen2Config's and Qwen3Config's own default where a file lacks the field.
         first = check_type("max_window_layers", settings.get("max_window_layers", 28), int)
         types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
     types = [check_type("layer_types", kind, str) for kind in check_type("layer_types", types, list)]
@@ -218,6 +226,7 @@ def _qwen_windows(settings: Settings) -> tuple[int | None, ...] | None:
 
 
 def _rotary_scaling(rope: Settings) -> Llama3Scaling | None:
+    # Transformers called it type at first.
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
@@ -233,6 +242,7 @@ def _rotary_scaling(rope: Settings) -> Llama3Scaling | None:
 
 def _eos_token_id(settings: Settings, vocab_size: int) -> tuple[int, ...]:
     """The tokens that end a text; those outside the vocabulary, which some files name, are left out."""
+    # Llama 3 has a list of ids, GPT-2 one number, and some files null.
     value = settings.get("eos_token_id")
     tokens = value if isinstance(value, list) else [value]
     return tuple(token for token in tokens if type(token) is int and 0 <= token < vocab_size)
@@ -240,6 +250,7 @@ def _eos_token_id(settings: Settings, vocab_size: int) -> tuple[int, ...]:
 
 def _window(settings: Settings) -> int | None:
     """The sliding window; null is none."""
+    # MistralConfig's own default where a file lacks the field; null is written for no window.
     value = settings.get("sliding_window", 4096)
     return None if value is None else check_whole_number("sliding_window", value)
 
@@ -269,6 +280,7 @@ def _flag(settings: Settings, name: str, default: bool) -> bool:
 
 
 def _require(settings: Settings, name: str, value: object) -> None:
+    # A field that is missing has the default of Transformers, which is the value that is supported.
     if settings.get(name, value) != value:
         raise ValueError(
             f"{name}: expected {value!r}, the only value supported, got {shorten(settings[name])}"
@@ -288,9 +300,11 @@ def is_derived(family: Family, name: str) -> bool:
     return re.search(family.derived, name) is not None
 
 
+# A buffer that older versions of Transformers saved with the weights.
 _LLAMA = Family(_llama, _llama_parts, "model.", derived=r"rotary_emb\.inv_freq$")
 
 FAMILIES: dict[str, Family] = {
+    # h.*.attn.bias is the causal mask as a buffer, which GPT-2's own files on the hub hold.
     "gpt2": Family(_gpt2, _gpt2_parts, "transformer.", "n_layer", r"\.attn\.(masked_)?bias$"),
     "llama": _LLAMA,
     "mistral": _LLAMA._replace(config=_mistral),

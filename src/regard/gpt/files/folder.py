@@ -61,12 +61,14 @@ def save(model: GPT, path: str | os.PathLike[str]) -> None:
         )
     folder.mkdir(exist_ok=True)
     config = {"model_type": MODEL_TYPE, **model.config.to_json()}
+    # safetensors refuses tensors that are not contiguous.
     weights = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
     try:
         with (
             atomic_write(folder / WEIGHTS) as weights_file,
             atomic_write(folder / CONFIG) as config_file,
         ):
+            # Transformers 4 refuses safetensors files without this field.
             save_file(weights, weights_file, metadata={"format": "pt"})
             config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             if model.tokenizer is None:
@@ -74,5 +76,6 @@ def save(model: GPT, path: str | os.PathLike[str]) -> None:
             else:
                 with atomic_write(folder / TOKENIZER) as tokenizer_file:
                     tokenizer_file.write_text(model.tokenizer.to_str(pretty=True), encoding="utf-8")
+    # On a full disk the library raises its own error, which is no OSError.
     except (SafetensorError, OSError) as error:
         raise OSError(f"cannot write the model to {folder}: {error}") from None

@@ -54,6 +54,7 @@ SETTINGS = {  # the name in a config.json of Transformers, and the type
 }
 SPLITS = {  # the pattern that splits text before the merges, by the name in the file
     "gpt-2": None,
+    # llama.cpp splits SmolLM's digits one by one, before the pattern of GPT-2.
     "smollm": r"\p{N}",
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -70,6 +71,8 @@ def read(path: Path) -> StoredModel:
         if not isinstance(kind, str) or kind not in ("llama", "qwen2", "qwen3"):
             raise ValueError(f"general.architecture: expected llama, qwen2 or qwen3, got {shorten(kind)}")
         tensors = {_transformers_name(tensor.name): tensor for tensor in header.tensors}
+        # A file may name a tensor as llama.cpp does and another as Transformers does: one would hide the
+        # other.
         if len(tensors) != len(header.tensors):
             raise ValueError("tensors: expected the names of llama.cpp, got some of Transformers as well")
         settings, names = _settings(kind, header.fields, tensors)
@@ -78,6 +81,7 @@ def read(path: Path) -> StoredModel:
     # Tensors, read on demand; only Llama's queries and keys are interleaved.
     heads = {
         "q_proj": settings.get("num_attention_heads"),
+        # GGUF leaves head_count_kv out of models without grouped heads.
         "k_proj": settings.get("num_key_value_heads") or settings.get("num_attention_heads"),
     }
     stored = {}
@@ -97,6 +101,7 @@ def _settings(
         if (field := f"{kind}.{name}") in fields:
             settings[theirs] = check_type(field, fields[field], number)
         names[theirs] = field
+    # The size of the vocabulary is an optional field of GGUF, so that the embedding tells it.
     if "model.embed_tokens.weight" not in tensors:
         raise ValueError("token_embd.weight: expected the embedding of the tokens, got no such tensor")
     settings |= {
@@ -109,12 +114,14 @@ def _settings(
     factors = (fields.get(f"{kind}.rope.{name}", 1) for name in ("scaling.factor", "scale_linear"))
     default = "linear" if any(factor not in (0, 1) for factor in factors) else "none"
     if (scaling := fields.get(f"{kind}.rope.scaling.type", default)) != "none":
+        # A type that is not known must not be ignored: the angles of every position would be wrong.
         settings["rope_scaling"] = {"rope_type": scaling}  # `families` refuses it by name
     return settings, names
 
 
 def _transformers_name(name: str) -> str:
     """`model.layers.3.self_attn.q_proj.weight` for `blk.3.attn_q.weight`; an unknown name is kept."""
+    # ASCII, since \d and \w also match digits and letters of other scripts.
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name, re.ASCII)
     if match is None or match[2] not in TENSORS:
         return name
@@ -130,9 +137,12 @@ def _dequantize(path: Path, tensor: GGUFTensor, heads: int | None) -> Tensor:
     with converting_errors(path, ModelFileError, f"a GGUF file whose {shorten(tensor.name)} can be read"):
         with np.errstate(invalid="ignore"):  # NaN stays NaN; some processors warn of it
             data = dequantize(map_bytes(path, tensor), GGMLQuantizationType(tensor.type))
+        # copy: the array may be a view of the file, which is read-only.
         values = torch.from_numpy(data.copy())
         if heads is None:
             return values
+        # convert_hf_to_gguf permutes Llama's rows to (D/2, 2) for each head; Transformers has the two halves
+        # apart.
         return values.view(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
 
@@ -156,6 +166,7 @@ def _tokenizer(path: Path, fields: dict[str, Any]) -> Tokenizer | None:
     with converting_errors(path, ModelFileError, "a GGUF file with a vocabulary and its merges"):
         tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
         pattern = SPLITS[pre]
+        # Qwen's pattern replaces GPT-2's; SmolLM's comes before it.
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre != "qwen2")
         if pattern is None:
             tokenizer.pre_tokenizer = byte_level
@@ -164,6 +175,7 @@ def _tokenizer(path: Path, fields: dict[str, Any]) -> Tokenizer | None:
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
         tokenizer.decoder = decoders.ByteLevel()
         # Type 3 is a control token, type 4 a user-defined one.
+        # zip may be uneven: the list of types is optional in GGUF.
         special = [token for token, kind in zip(tokens, types, strict=False) if kind in (3, 4)]
         tokenizer.add_special_tokens([AddedToken(x, special=True, normalized=False) for x in special])
     return tokenizer

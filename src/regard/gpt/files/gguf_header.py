@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from regard.support.files import ModelFileError, open_file, shorten
 
+# Version 1 had 32-bit lengths; the package gguf reads the same two versions.
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4  # of a tensor, as in llama.cpp
@@ -86,6 +87,7 @@ class _Cursor:
         if (magic := self.take(4, "magic")) != MAGIC:
             raise ValueError(f"magic: expected {MAGIC!r}, got {magic!r}")
         if (version := self.number("I", "version")) not in VERSIONS:
+            # A version that is huge is a small one with its bytes reversed.
             hint = ": is the file big-endian?" if version > 0xFFFF else ""
             raise ValueError(f"version: expected 2 or 3, got {version}{hint}")
         tensor_count = self.count("tensor_count", LEAST_TENSOR)
@@ -93,6 +95,7 @@ class _Cursor:
         fields: dict[str, Any] = {}
         for number in range(field_count):
             name = self.string(f"name of field {number}")
+            # The last of two equal names would win, and another reader may take the first.
             if name in fields:
                 raise ValueError(f"{shorten(name)}: expected each field once, got it twice")
             fields[name] = self.value(self.number("I", f"type of {shorten(name)}"), shorten(name))
@@ -146,6 +149,7 @@ class _Cursor:
         count = self.count(f"length of {name}", LEAST_BYTES[kind])
         if kind in NUMBERS:
             data = self.take(count * LEAST_BYTES[kind], name)
+            # One call for all numbers: a vocabulary has tens of thousands of scores and types.
             return list(struct.unpack(f"<{count}{NUMBERS[kind]}", data))
         return [self.value(kind, name, depth + 1) for _ in range(count)]
 
@@ -160,6 +164,7 @@ class _Cursor:
         if 0 in sizes:
             raise ValueError(f"{shown}: expected sizes of at least 1, got {sizes}")
         kind, offset = self.number("I", f"type of {shown}"), self.number("Q", f"offset of {shown}")
+        # ggml lists the fastest axis first.
         return name, tuple(reversed(sizes)), kind, offset
 
     def place(
@@ -195,6 +200,7 @@ class _Cursor:
 def _alignment(fields: Mapping[str, Any]) -> int:
     """The number of bytes of which the place of every tensor is a multiple."""
     alignment: Any = fields.get("general.alignment", DEFAULT_ALIGNMENT)
+    # The specification of GGUF says so.
     if type(alignment) is not int or alignment < 1 or alignment % 8:
         raise ValueError(f"general.alignment: expected a multiple of 8, got {shorten(alignment)}")
     return alignment
@@ -214,4 +220,5 @@ def _check_apart(tensors: list[GGUFTensor]) -> None:
 def map_bytes(path: Path, tensor: GGUFTensor) -> NDArray[np.uint8]:
     """The bytes of a tensor, mapped into memory and read on use; one row for each of its rows."""
     shape = (*tensor.shape[:-1], tensor.size // math.prod(tensor.shape[:-1]))
+    # memmap, so that a model of several GB is read tensor by tensor.
     return np.memmap(path, np.uint8, "r", offset=tensor.start, shape=shape)

@@ -81,6 +81,7 @@ def load(
     with without_weights():
         model = cls(config)
     weights = {parameter: _read_weight(stored, part, dtype).to(device) for parameter, part in sources.items()}
+    # assign: parameters on the meta device have no memory to copy into.
     model.load_state_dict(weights, assign=True)
     model.tokenizer = stored.tokenizer
     return model.eval()
@@ -103,8 +104,10 @@ def _read_config(stored: StoredModel) -> tuple[Config, dict[str, WeightPart]]:
     family = find_family(stored.settings)
     _check_layers(stored, family.layers)
     config = family.config(stored.settings)
+    # Saved from AutoModel, without the language-model head, a family's names lack their prefix.
     prefix = family.prefix if any(name.startswith(family.prefix) for name in names) else ""
     sources = add_head(family.parts(config), prefix, config)
+    # Files may hold the tied matrix under both names; equal values are dropped.
     if config.tie_word_embeddings and "lm_head.weight" in names:
         _check_tied(stored, sources["token_embedding.weight"].names[0])
         names.remove("lm_head.weight")
@@ -161,6 +164,7 @@ def _check_shape(stored: StoredModel, parameter: str, part: WeightPart, shape: t
     shapes = [stored.tensors[name].shape for name in part.names]
     if part.transposed:
         shapes = [size[::-1] for size in shapes]
+    # A tensor without dimensions has no rows to add up.
     joined = (sum(size[0] for size in shapes), *shapes[0][1:]) if all(shapes) else ()
     if joined != shape or len({size[1:] for size in shapes}) > 1:
         raise ValueError(
@@ -174,12 +178,14 @@ def _read_weight(stored: StoredModel, part: WeightPart, dtype: torch.dtype | Non
     if part.transposed:
         tensors = [x.T for x in tensors]
     weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    # copy: safetensors hands out views of the mapped file, which changes if the file is written to.
     return weight.to(dtype or weight.dtype, copy=True).contiguous()
 
 
 def _read_float(stored: StoredModel, name: str) -> Tensor:
     """A stored tensor, which must hold floats of at least 16 bits."""
     tensor = stored.tensors[name].read()
+    # Integers and 8-bit floats are quantised weights, which mean nothing without their scales.
     if not tensor.is_floating_point() or tensor.itemsize < 2:
         raise ModelFileError(f"{stored.path}: {name}: expected float weights, got {tensor.dtype}")
     return tensor
@@ -187,6 +193,7 @@ def _read_float(stored: StoredModel, name: str) -> Tensor:
 
 def locate(name: str | PathLike[str]) -> Path:
     """The folder or GGUF file that `name` means; a hub name is downloaded."""
+    # Before paths: a folder named "default" is still reached as ./default.
     if name == "default":
         if not (INCLUDED_MODEL / CONFIG).is_file():
             raise ValueError(
@@ -204,6 +211,7 @@ def locate(name: str | PathLike[str]) -> Path:
         if path.suffix != ".gguf":
             raise ModelFileError(f"{path}: expected a .gguf file, or the folder of the weights")
         return path
+    # At most one slash: a longer path is a folder that does not exist, which the hub must not be asked for.
     if isinstance(name, str) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) and path.suffix != ".gguf":
         return _download_from_hub(name)
     raise ModelFileError(
@@ -218,6 +226,7 @@ def _download_from_hub(name: str) -> Path:
 
     try:
         patterns = ["*.json", "*.safetensors"]
+        # `*/*` leaves out ONNX exports and other copies of the weights in subfolders.
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:  # the hub raises many types: offline, no such name, no permission
         reason = str(error).strip().split("\n")[0]
@@ -299,6 +308,7 @@ def _check_file_name(file: object) -> None:
 
     Files that are symbolic links are opened, since the cache of the hub is made of them.
     """
+    # `../other.safetensors` in an index must not lead out of the folder.
     if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
         raise ValueError(
             "weight_map: expected a weight_map of tensors to .safetensors files in this folder, "

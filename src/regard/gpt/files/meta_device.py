@@ -24,6 +24,8 @@ class _WithoutInitialisation(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # By its module: torch.nn.init has a dozen functions, and each hands itself to the mode before it
+        # runs.
         if getattr(function, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"]
         return function(*args, **kwargs)

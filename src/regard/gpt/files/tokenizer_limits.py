@@ -64,6 +64,7 @@ def _steps(described: Mapping[str, Any], part: str) -> Iterator[tuple[str, Step]
     count = 0
     while waiting:
         step = check_type(part, waiting.pop(), dict)
+        # Counted while the steps are taken apart: a Sequence may hold Sequences, of any depth.
         count += 1
         _check_most(f"{part}: steps", count, MAX_STEPS)
         for name in NESTED:
@@ -110,6 +111,7 @@ def _precompiled_growth(step: Step) -> float:
         table = base64.b64decode(check_type("precompiled_charsmap", step.get("precompiled_charsmap"), str))
     except binascii.Error as error:
         raise ValueError(f"precompiled_charsmap: expected base64: {error}") from None
+    # Four bytes, little-endian: the format of SentencePiece's precompiled normaliser.
     replacements = table[4 + int.from_bytes(table[:4], "little") :]
     return max(1.0, *map(len, replacements.split(b"\0")))
 
@@ -192,6 +194,7 @@ def _check_added_tokens(described: Mapping[str, Any], growth: float) -> None:
     for token in check_type("added_tokens", described.get("added_tokens", []), list):
         content = get_field(check_type("added_tokens", token, dict), "content", str)
         _check_most("added_tokens: characters of a token", len(content), MAX_TOKEN)
+        # Only added tokens with normalized: true pass through the normalizers, when the tokenizer is built.
         size += _size(content) if token.get("normalized") else 0
     if growth > 1:
         _check_most("added_tokens: bytes once they are normalized", size * growth, MAX_NORMALIZED)
@@ -201,6 +204,7 @@ def _check_model(model: Any) -> None:
     """Check the lengths of tokens, subword prefixes and words."""
     model = check_type("model", model, dict)
     vocab = model.get("vocab")
+    # Unigram's vocabulary is a list of pairs; BPE, WordPiece and WordLevel have an object.
     if isinstance(vocab, list):
         _check_pieces(vocab)
     elif isinstance(vocab, dict):
@@ -231,6 +235,7 @@ def _check_pattern(pattern: str) -> None:
     # The most repetitions inside the groups that are open, and inside the last atom.
     groups, atom, at = [1], 1, 0
     while at < len(pattern):
+        # After "(", "?" begins (?:…) or a look-around, and repeats nothing.
         if (quantifier := QUANTIFIER.match(pattern, at)) and pattern[at - 1 : at] != "(":
             atom *= _repetitions(quantifier)
             _check_most(f"pattern: repetitions in {shorten(pattern)}", atom, MAX_REPETITIONS)
@@ -252,6 +257,7 @@ def _repetitions(quantifier: re.Match[str]) -> int:
     if quantifier[0] in "*+?":
         return 1 if quantifier[0] == "?" else 1000
     most = quantifier[3] if quantifier[2] else quantifier[1]
+    # Nine digits are above the limit in any case, and a number may have thousands.
     return max(1, int(most[:9])) if most else 1000
 
 
@@ -263,6 +269,7 @@ def _atom_end(pattern: str, at: int) -> int:
         return at + 1
     depth, at = 1, at + 1
     while at < len(pattern) and depth:
+        # An escaped bracket ends no class.
         if pattern[at] == "\\":
             at += 1
         else:

@@ -24,6 +24,7 @@ from regard.support.safetensor_files import SafetensorContent
 FILE = "checkpoint.safetensors"
 FORMAT = "regard.training 4"
 # What an optimizer keeps of a weight.
+# As torch.optim.AdamW (fused) and our Muon name them.
 MOMENTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum",)}
 MODEL, BEST = "model.", "best."  # before the names of the weights, and of those of the best model
 
@@ -126,6 +127,7 @@ def best_weights(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, T
 
     A `RunFileError` names the first one whose shape differs.
     """
+    # A model that is itself the best is not stored twice.
     prefix = BEST if any(name.startswith(BEST) for name in tensors) else MODEL
     return {name: x.clone() for name, x in _weights(tensors, prefix, model).items()}
 

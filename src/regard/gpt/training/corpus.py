@@ -78,6 +78,8 @@ class Corpus:
 
         `windows` are drawn at random from the seed and the step, and `rows` selects some of them.
         """
+        # NumPy's generator, not PyTorch's: it takes a tuple as its seed, so that each step has a stream of
+        # its own.
         rng = np.random.default_rng((seed, step))
         length = length or self.context_length
         starts = rng.integers(0, len(self.train) - length, windows)[rows]
@@ -93,6 +95,7 @@ class Corpus:
         """
         available = (len(self.validation) - 1) // self.context_length
         count = max(1, min(available, max_tokens // self.context_length))
+        # float64: linspace in float32 is off by one for corpora of more than 16 million windows.
         windows = torch.linspace(0, available - 1, count, dtype=torch.float64, device="cpu").round().long()
         for starts in torch.split(windows * self.context_length, batch_size)[batches]:
             yield self._windows(self.validation, starts, self.context_length)
@@ -100,6 +103,7 @@ class Corpus:
     def _windows(self, ids: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the windows that begin at `starts` (B,), each (B, length)."""
         offsets = torch.arange(length + 1, device=ids.device)
+        # A corpus is int32, which halves its memory on a GPU; cross_entropy wants targets in int64.
         windows = ids[starts.to(ids.device, non_blocking=True).unsqueeze(1) + offsets].long()
         if self.bos_token_id is not None:
             windows[:, 0] = self.bos_token_id
@@ -145,6 +149,7 @@ def read(path: Path, argument: str = "corpus") -> str:
     if not data.strip():
         raise TextFileError(f"{argument}: expected text, but {path} is empty")
     try:
+        # -sig: Windows' editors begin UTF-8 files with a byte order mark, which would be a token of its own.
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise TextFileError(
@@ -162,7 +167,9 @@ def python_documentation() -> str:
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_path("stdlib"))
+    # What is in site-packages and dist-packages differs from machine to machine.
     excluded = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "__pycache__"}
+    # Sorted below, since the order of a folder's files differs between file systems.
     sources = (path for path in library.rglob("*.py") if not excluded & set(path.relative_to(library).parts))
     texts = [text for _, text in sorted(topics.items())]
     for path in sorted(sources):

@@ -25,6 +25,8 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 @torch.no_grad()
 def validation_loss(model: GPT, corpus: Corpus, max_tokens: int, batch_size: int, ranks: Processes) -> float:
     """The mean loss over at most `max_tokens` validation tokens, computed by all ranks together."""
+    # float64, since sums of many thousands of tokens lose digits in float32; the tokens weigh batches of all
+    # sizes.
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # loss, tokens
     batches = slice(ranks.rank, None, ranks.world_size)
     for inputs, targets in corpus.validation_batches(max_tokens, batch_size, batches):
@@ -43,6 +45,7 @@ def head_scores(model: GPT, corpus: Corpus, draws: int = 10) -> dict[str, Any]:
     inputs, _ = next(
         corpus.validation_batches(SCORED_WINDOWS * corpus.context_length, SCORED_WINDOWS, slice(None))
     )
+    # `repeated` writes the tokens four times after a start token, and all must fit into the context.
     tokens = max(1, min(25, (corpus.context_length - 1) // 4, corpus.vocab_size - 2))
     random = repeated(corpus.vocab_size, start=corpus.bos_token_id, tokens=tokens, draws=draws)
     return {

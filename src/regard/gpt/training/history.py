@@ -88,6 +88,7 @@ def score_table(scores: Sequence[HeadScores], baselines: Sequence[HeadScores]) -
     """
     return {
         name: {
+            # Rounded, since the file grows with every head and every evaluation.
             "heads": [[round(x, 5) for x in layer.nanmean(0).tolist()] for layer in _fields(scores, name)],
             "null": round(float(torch.stack(_fields(baselines, name)).nanmean()), 5),
         }
@@ -105,6 +106,7 @@ def fingerprint(folder: Path) -> dict[str, Any]:
         data = b""
         if (folder / name).exists():
             with (folder / name).open("rb") as file:
+                # A checkpoint that names these bytes must not outlive them in a power cut.
                 os.fsync(file.fileno())
                 data = file.read()
         marks[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -119,6 +121,7 @@ def check(folder: Path, marks: Mapping[str, Any]) -> None:
         path, data, mark = folder / name, b"", get_field(marks, name, dict)
         size = check_whole_number("bytes", get_field(mark, "bytes", int), 0)
         if is_present(path):
+            # Not more than the checkpoint names: what was appended since is another matter.
             size = min(size, check_regular_file(path, RunFileError, "the history of a run"))
             with open_file(path, RunFileError, "the history of a run") as file:
                 data = file.read(size)
@@ -203,9 +206,11 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise RunFileError(
             f"run: expected a folder that `regard train` wrote, with {path.name} in it, got {path.parent}"
         )
+    # keepends, since a last line without a line end was being written when the run was killed.
     lines = read_text(path, RunFileError, "the history of a run", MAX_HISTORY_BYTES).splitlines(keepends=True)
     for number, text in enumerate(lines, start=1):
         try:
+            # finite=False: a diverged loss is written as NaN, and the page shows it as a gap.
             line = check_type("line", parse_json(text, finite=False), dict)
             check_whole_number("step", line.get("step"), 0)
         except ValueError as error:

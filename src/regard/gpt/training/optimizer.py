@@ -30,12 +30,14 @@ def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.
     }
     others = [weight for _, weight in named if id(weight) not in by_muon]
     optimizers: list[torch.optim.Optimizer] = [
+        # First, since the history shows the learning rate of the first group.
         adamw(others, weight_decay=s.weight_decay, betas=(s.beta1, s.beta2))
     ]
     if by_muon:
         matrices = [weight for _, weight in named if id(weight) in by_muon]
         optimizers.append(Muon(matrices, weight_decay=s.weight_decay))
     share = s.min_learning_rate / s.learning_rate
+    # Without Muon there is one optimizer for two rates.
     for optimizer, highest in zip(optimizers, (s.learning_rate, s.muon_learning_rate), strict=False):
         for group in optimizer.param_groups:
             group |= {"highest": highest, "lowest": highest * share}
@@ -49,6 +51,7 @@ def adamw(weights: Iterable[Tensor], *, weight_decay: float, betas: tuple[float,
         {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": weight_decay},
         {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
     ]
+    # fused is one kernel for all weights, on a CPU too since PyTorch 2.4.
     return torch.optim.AdamW([group for group in groups if group["params"]], betas=betas, fused=True)
 
 
@@ -77,10 +80,13 @@ class Muon(torch.optim.Optimizer):
                         self.state[weight]["momentum"] = torch.zeros_like(weight)
                 gradients = [weight.grad for weight in weights if weight.grad is not None]
                 momenta = [self.state[weight]["momentum"] for weight in weights]
+                # _foreach_lerp_ is private but what torch.optim itself uses: one kernel for all matrices of a
+                # shape.
                 torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
                 # Nesterov's step: the momentum as it would be after this gradient once more.
                 ahead = torch.lerp(torch.stack(gradients), torch.stack(momenta), group["momentum"])
                 updates = list(orthogonalise(ahead).to(ahead.dtype).unbind())
+                # Jordan's factor for matrices with more outputs than inputs.
                 rate = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(weights, updates, alpha=-rate)
@@ -93,9 +99,12 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     fast and leave them between about 0.7 and 1.2.
     """
     x = matrices.bfloat16() if matrices.is_cuda else matrices
+    # The Gram matrix of the shorter side is the cheaper one.
     if wide := x.shape[1] <= x.shape[2]:
         x = x.mT
+    # 1e-7: a gradient of zeros stays zeros instead of NaN.
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    # Jordan's coefficients, chosen for a steep slope at 0.
     a, b, c = 3.4445, -4.7750, 2.0315
     for _ in range(5):
         gram = x.mT @ x

@@ -24,6 +24,7 @@ class Progress:
         self._started, self._done_before = time.perf_counter(), done
         self._last_line = 0.0
         self._bar: Any = None
+        # A bar in a log file would be thousands of lines.
         if not quiet and sys.stderr.isatty():
             self._bar = _start_bar(total, done)
 
@@ -66,6 +67,7 @@ class Progress:
         """Print nothing any more if the terminal or the pipe is gone: the run goes on, or saves and ends."""
         try:
             yield
+        # OSError: EIO once the terminal has been closed, EPIPE once the pipe's reader has ended.
         except OSError:
             self.quiet, self._bar = True, None
 
@@ -91,6 +93,7 @@ def _start_bar(total: float, done: float) -> Any:
         return None
     columns = (TextColumn("step {task.fields[step]}"), BarColumn(), TextColumn("{task.fields[figures]}"))
     bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+    # int: Rich's type for a finished part, though it computes with floats.
     bar.add_task("training", total=total, completed=int(done), figures="", step=0)
     bar.start()
     return bar

@@ -59,8 +59,10 @@ def _windows(corpus: Path, encode: Encode, length: int, start: int | None) -> It
         size, tokens = size + len(chunk.encode()), tokens + len(ids)
         while len(pending) >= room:
             used += room
+            # An estimate: the bytes of a window's tokens are not known, and the bar needs no more.
             yield lead + pending[:room], size * used // tokens
             pending = pending[room:]
+    # A text shorter than one window is still read: a survey of nothing would be an error.
     if not used and pending:
         yield lead + pending, size
 
@@ -73,8 +75,10 @@ def read_chunks(corpus: Path) -> Iterator[str]:
     check_regular_file(corpus, TextFileError, "a text file as the corpus")
     empty = True
     try:
+        # -sig: Windows' editors begin UTF-8 files with a byte order mark, which would be a token of its own.
         with corpus.open(encoding="utf-8-sig") as opened:
             while chunk := opened.read(CHUNK):
+                # To the end of the line, so that no word is cut: a cut one would be encoded as other tokens.
                 chunk += opened.readline(MAX_LINE)
                 if "\0" in chunk:
                     raise TextFileError(

@@ -152,6 +152,7 @@ def collect_examples(m: AttentionMap, ids: Tensor, first_window: int, examples: 
     """
     B, H, T, S = m.matrix
     kept = LayerExamples.empty(H, examples)
+    # Cross-attention, or a layer of other tokens: its positions name no tokens of the window.
     if T != S or ids.shape != (B, T) or T < 2:
         return kept
     ids = ids.cpu()
@@ -159,6 +160,7 @@ def collect_examples(m: AttentionMap, ids: Tensor, first_window: int, examples: 
     room = (0, KEYS - top.values.shape[-1])
     keys = torch.nn.functional.pad(top.indices.cpu(), room, value=-1)  # (B, H, T, KEYS)
     weights = torch.nn.functional.pad(top.values.cpu().double(), room).masked_fill_(keys < 0, 0.0)
+    # Key 0 is the first token, and −1 stands for none.
     mass = weights.masked_fill(keys <= 0, 0.0)
     mass[:, :, 0] = 0.0
     # Distances, and the tokens on both sides.
@@ -172,6 +174,7 @@ def collect_examples(m: AttentionMap, ids: Tensor, first_window: int, examples: 
     kept.query_ids, kept.query_mass = _tally(ids, mass.sum(-1).transpose(0, 1).reshape(H, -1))
     kept.key_ids, kept.key_mass = _tally(ids, received)
     # The strongest weight of each window; of equal ones the first.
+    # Of a window of fewer than 32 tokens, the second half counts.
     mass[:, :, : min(FIRST_QUERY, T // 2)] = 0.0
     flat = mass.flatten(2)  # (B, H, T * KEYS)
     peak = flat.amax(-1)  # (B, H)
@@ -209,6 +212,7 @@ def _cut_excerpts(
         [torch.zeros(H, n, 1, dtype=torch.long, device="cpu"), about, near], 2
     )  # (H, n, LENGTH)
     # Each position once, in order; T stands for none.
+    # T sorts after every position, so that what is missing ends up at the end.
     positions = positions.masked_fill((positions < 0) | (positions >= T), T).sort(-1).values
     again = torch.zeros_like(positions, dtype=torch.bool)
     again[..., 1:] = positions[..., 1:] == positions[..., :-1]
@@ -247,6 +251,7 @@ def _heaviest(ids: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 def _add_tokens(ids: Tensor, mass: Tensor, later_ids: Tensor, later_mass: Tensor) -> tuple[Tensor, Tensor]:
     """The heaviest tokens of two lists; a token occurs once in each."""
+    # stable, as everything here: the result is the same to the last bit for any number of processes.
     both, order = torch.cat([ids, later_ids], 1).sort(dim=1, stable=True)
     sums = torch.cat([mass, later_mass], 1).gather(1, order)
     same = both[:, 1:] == both[:, :-1]

@@ -110,6 +110,7 @@ class RunningSums:
         low, high = ratio_interval(value, sums["value_n"], *(sums[x] for x in MOMENTS))
         if name != "distance":
             low = max(low, 0.0)
+        # All others are shares, which end at 1.
         if name not in ("distance", "patch_distance", "entropy", "effective_length"):
             high = min(high, max(value, 1.0))
         return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"], positional)
@@ -121,6 +122,7 @@ def sum_pieces(
     """Sum scores (B, H, T) over pieces of texts, and count: (2, scores, B, H, pieces) in float64."""
     B, H, T = shape
     sums = torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
+    # max: an empty map has no query, and no piece.
     piece = torch.arange(T, device=device) * pieces // max(T, 1)
     for name, (values, defined) in scores.items():
         defined = defined.expand(shape)
@@ -148,6 +150,7 @@ def ratio_interval(
         return math.nan, math.nan
     # The variance of a ratio of sums, from the residual of every piece.
     spread = squares - 2 * ratio * products + ratio**2 * counts_squared
+    # max: the spread is a difference of sums, and may be −1e-17 where all pieces agree.
     error = math.sqrt(max(spread, 0.0) * pieces / (pieces - 1)) / count
     reach = students_t(int(pieces) - 1, share) * error
     return ratio - reach, ratio + reach
@@ -162,6 +165,7 @@ def students_t(freedom: int, share: float = 0.95) -> float:
     7.1
     """
     p = (1 + share) / 2
+    # Closed forms: the expansion below is far off for one or two degrees of freedom.
     if freedom == 1:
         return math.tan(math.pi * (p - 0.5))
     if freedom == 2:

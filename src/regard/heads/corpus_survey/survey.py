@@ -82,6 +82,7 @@ class SurveyPlan(NamedTuple):
             **self._asdict(),
             "corpus": digest(self.corpus),
             "model": model.digest,
+            # The kernels of a CPU and of a GPU round differently, and so may those of another PyTorch.
             "device": model.device.type,
             "torch": torch.__version__,
         }
@@ -100,6 +101,7 @@ class Shard(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Shard:
         """Read "0/4"."""
+        # MAX_SHARDS has seven digits.
         match = re.fullmatch(r"(\d{1,7})/(\d{1,7})", text)
         shard = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
         if not 0 <= shard.number < shard.of <= MAX_SHARDS:
@@ -135,6 +137,7 @@ def survey(
     examples of each head go to `out` + ".examples" (see `read_survey`). `report` is called after each batch.
     """
     with ExitStack() as stack:
+        # Rank 0 alone locks: the ranks of one survey share its folder.
         lock = ranks.on_main(lambda: stack.enter_context(take_file(out)))
         if fresh:
             ranks.on_main(lambda: shutil.rmtree(chunk_folder(out), ignore_errors=True))
@@ -219,6 +222,7 @@ def _measure_chunks(
                 if stop.is_set():
                     raise KeyboardInterrupt
             assert total is not None  # a chunk has a batch
+            # Right before the write: the lock may have been lost while the batches were measured.
             check_owner()
             file.parent.mkdir(exist_ok=True)
             write_chunk(file, total, settings)

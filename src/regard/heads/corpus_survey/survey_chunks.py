@@ -39,6 +39,7 @@ class BatchSums(NamedTuple):
 
     def followed_by(self, later: BatchSums) -> BatchSums:
         """Return what is kept of these batches and of later ones."""
+        # By key and not by number: a chunk of another model may have as many layers.
         if [x.key for x in self.layers] != [x.key for x in later.layers] or not all(
             x.fits(len(layer.heads)) for x, layer in zip(self.sums, later.layers, strict=True)
         ):
@@ -62,6 +63,7 @@ def chunk_folder(out: Path) -> Path:
 
 def chunk_file(out: Path, number: int) -> Path:
     """The file of one chunk."""
+    # Six digits, so that a listing of the folder is in the order of the chunks.
     return chunk_folder(out) / f"chunk-{number:06}.safetensors"
 
 

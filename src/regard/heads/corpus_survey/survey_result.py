@@ -79,6 +79,7 @@ def decode_words(
     ids = torch.unique(torch.cat(used).long())
     ids = ids[ids >= 0]
     texts = [f"<{token}>" for token in ids.tolist()] if decode is None else decode(ids)
+    # Some vocabularies hold tokens of hundreds of spaces or of a whole line of dashes.
     return {token: text[:MAX_WORD] for token, text in zip(ids.tolist(), texts, strict=True)}
 
 

@@ -36,6 +36,7 @@ class Tallies:
         """The same on the CPU, with zeros where nothing is defined."""
         offsets = self.offsets.cpu() if self.offsets.numel() else _nothing(*self.keys.shape)
         tokens = _nothing(H, MOST_TOKENS, 3) - 1
+        # In parts: comparing every entry with every other one takes the square of their number.
         for part in torch.split(self.tokens.cpu(), 4 * MOST_TOKENS, 1) if self.tokens.numel() else ():
             tokens = _merge(torch.cat([tokens, part], 1))
         return Tallies(self.keys.cpu(), offsets, tokens)
@@ -56,6 +57,7 @@ class Tallies:
     def __add__(self, other: Tallies) -> Tallies:
         longest = max(self.keys.shape[-1], other.keys.shape[-1])
         keys, offsets = (
+            # Texts of different lengths: positions that one lacks have received nothing there.
             sum(torch.nn.functional.pad(x, (0, longest - x.shape[-1])) for x in pair)
             for pair in ((self.keys, other.keys), (self.offsets, other.offsets))
         )
@@ -68,6 +70,7 @@ class Tallies:
     def best_offset(self, head: int, queries: float) -> tuple[int | None, float]:
         """The offset, 2 or more, with the largest mean weight, and that weight."""
         sums = self.offsets[:, head].clone()
+        # Offsets 0 and 1 have scores of their own, itself and previous_token.
         sums[:, :2] = 0.0
         return _best(sums, queries)
 

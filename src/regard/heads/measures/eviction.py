@@ -39,6 +39,7 @@ def eviction_loss(
     S = weights.shape[-1]
     begin = min(max(sinks - first_key, 0), S)  # evicted keys are those from begin to end
     end = (query_positions[:, None] + 1 - windows - first_key).clamp(begin, S)  # (rows, windows)
+    # double: a difference of two cumulative sums of a long row loses digits in float32.
     sums = torch.nn.functional.pad(weights.double().cumsum(-1), (1, 0))  # of the keys before each
     upto = sums.gather(-1, end.expand(*sums.shape[:-1], -1))
     return upto - sums[..., begin, None]

@@ -46,6 +46,7 @@ def copy_mass(m: AttentionMap, ids: Tensor, blocks: Sequence[Sequence[TokenBlock
         tokens, text = ids[b], m if B == 1 else m[b : b + 1]
         for queries, keys in blocks[b]:
             # One tile holds the weights on the copies and on the tokens after them.
+            # clamp: the last token has none after it; the mask below leaves the copy of it out.
             both = torch.cat([keys, (keys + 1).clamp(max=S - 1)])
             tile = text.tile(queries - first, both)[0]  # (H, queries, 2 · keys)
             at = queries.view(-1, 1)
@@ -63,6 +64,7 @@ def find_blocks(tokens: Tensor, is_token: Tensor | None, queries: range, heads: 
     `tokens` (S,) is the text; `is_token` (S,), if given, is False for padding, which is no copy of anything.
     `queries` are the positions that have a row in the map, and `heads` the number of its heads.
     """
+    # stable, so that equal tokens stay in the order of their positions, which the blocks rely on.
     order = tokens.argsort(stable=True)  # by token, and by position for each
     if is_token is not None:
         order = order[is_token[order]]

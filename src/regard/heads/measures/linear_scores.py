@@ -20,6 +20,7 @@ def linear_scores(
     magnitudes, near = m.magnitudes(), scorer.options.near
     B, H, T, _ = m.matrix
     total = magnitudes.total.reshape(B, H, T)
+    # tiny: a row of zeros has no shares, and is not defined below.
     known = total.clamp(min=torch.finfo(m.dtype).tiny)
     defined = {name: score.defined for name, score in scorer.null.items()}
     shares = [_share(m, back, known) for back in range(min(near, T + m.first_position))]

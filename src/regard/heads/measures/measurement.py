@@ -63,6 +63,7 @@ def measure(
         layer_is_token = is_token
         if is_crossed or not one_for_all:
             same = layer_ids is not None and is_token is not None and layer_ids.shape == is_token.shape
+            # Tokens of another length are of another text, as a decoder's beside an encoder's mask.
             layer_is_token = is_token if same else None
         if not is_crossed:
             _check(m, layer_ids, layer_is_token)
@@ -103,6 +104,7 @@ def _measure(
             "without_sink": without_sink(scorer, m, scores, sink_key),
             "positional": positional,
         }
+    # At least two blocks, or there would be no interval; two queries each at least.
     pieces = max(2, min(BLOCKS, T // 2)) if single else 1
     sums = {
         name: sum_pieces(part, (B, H, T), pieces, m.device).permute(0, 1, 3, 2, 4).flatten(-2)

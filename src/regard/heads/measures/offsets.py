@@ -16,6 +16,8 @@ MAX_WEIGHTS = 1 << 22  # that are computed at a time
 
 def sample_rows(T: int, device: torch.device) -> Tensor:
     """Some of T rows, or all; random, since every nth row could fall in step with a text that repeats."""
+    # A generator of its own: the user's random numbers stay as they are, and a second run gives the same
+    # rows.
     order = torch.randperm(T, generator=torch.Generator().manual_seed(0), device="cpu")
     return order[:MOST_ROWS].sort().values.to(device)
 
@@ -30,6 +32,7 @@ def offset_sums(m: AttentionMap, rows: Tensor, count: bool = False) -> Tensor:
     keys = torch.arange(S, device=m.device)
     for part in torch.split(rows, max(1, MAX_WEIGHTS // max(1, B * H * S))):
         back = (part + m.first_position).unsqueeze(-1) - keys  # (rows, S)
+        # Later keys (back < 0) have no offset back; they are summed at 0 as zeros.
         tile = m.tile(part, slice(0, S)).where(back >= 0, 0.0).to(sums)
         tile = (tile > 0).to(sums) if count else tile
         sums.scatter_add_(2, back.clamp(min=0).flatten().expand(B, H, -1), tile.flatten(2))

@@ -50,6 +50,7 @@ def patch_scores(m: AttentionMap, axes: PatchAxes, active: Tensor) -> dict[str, 
     scores = {
         "neighbours": (sums["near"], patches),
         "patch_distance": (
+            # 1e-9: a query that gives nothing to patches has no distance, and is not defined below.
             sums["far"] / sums["on_patches"].clamp(min=1e-9),
             patches & (sums["on_patches"] > 0),
         ),

@@ -36,6 +36,7 @@ def find_sink_keys(
     >>> find_sink_keys(received, seeing, torch.tensor([20]))  # key 2 is seen by one query only
     SinkKeys(keys=tensor(0), shares=tensor(0.3000))
     """
+    # More than half, so that of a short text no key counts that only its last queries see.
     needed = (num_queries // 2 + 1).clamp(max=MIN_QUERIES)
     counts = (seeing_queries >= needed) & (seeing_queries > 0)
     if is_token is not None:

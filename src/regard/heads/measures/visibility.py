@@ -43,6 +43,7 @@ def find_visibility(m: AttentionMap | LinearAttentionMap, is_token: Tensor | Non
     mask: Mask = MaskOnly(m.mask)
     shape, device, first = m.matrix, m.device, m.first_position
     # One head stands for all if the mask is the same for all.
+    # min: a map may have no rows or no keys to ask about.
     if mask.allowed(grid(range(min(T, 1)), range(min(S, 1)), shape, device)).shape[1] == 1:
         mask, H, shape = mask.select(slice(0, B), slice(0, 1)), 1, (B, 1, T, S)
     counted = torch.ones(1, 1, T, device=device)
@@ -80,6 +81,7 @@ def uniform(m: AttentionMap | LinearAttentionMap) -> AttentionMap:
 def _uniform(m: AttentionMap | LinearAttentionMap, mask: Mask, H: int, keys: Tensor) -> AttentionMap:
     """Uniform attention of H heads under a mask; `keys` (B, H, T) are the numbers of visible keys."""
     B, _, T, S = m.matrix
+    # expand: one number in memory, whatever the size of the map.
     zero = torch.zeros(1, 1, 1, 1, dtype=m.dtype, device=m.device)
     q, k = zero.expand(B, H, T, 1), zero.expand(B, H, S, 1)
     return attention_map(q, k, mask=mask, lse=keys.to(m.dtype).log())

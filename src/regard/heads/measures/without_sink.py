@@ -44,7 +44,9 @@ def without_sink(
         "induction": _equal_tokens(scorer, keys, 1) & (back > 0),
     }
     others = scorer.visibility.keys - (removed > 0).int()  # visible keys beside the sink
+    # xlogy gives 0 for a row of which nothing is removed.
     entropy = (scores["entropy"].values + torch.special.xlogy(removed, removed)) / rest + rest.log()
+    # Rounding may leave −1e-8 of a row that has one key left.
     entropy = entropy.clamp(min=0.0)
     changed = {}
     for name, (values, defined) in scores.items():

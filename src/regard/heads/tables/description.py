@@ -153,6 +153,7 @@ def study(
         report("reading random tokens, repeated")
         ids = draw_repeats(vocab_size, start, max_length=max_length, draws=draws, seed=seed)
         ids = ids.to(batches[0].device)
+        # The text may be the repeats themselves: then one run is enough.
         already_read = len(batches) == 1 and torch.equal(ids, batches[0])
         repeats = sums if already_read else measure_ids(ids)
     return assemble(
@@ -184,6 +185,7 @@ def assemble(
             estimates = {name: layer_sums.estimate(name, i) for name in NAMES}
             if repeats is not None:
                 estimates |= {f"{name}{REPEATS}": repeats[number].estimate(name, i) for name in ON_REPEATS}
+            # A score that is defined for no query is left out instead of shown as NaN.
             estimates = {name: x for name, x in estimates.items() if x.queries}
             of_shuffled = {}
             if shuffled is not None:
@@ -228,6 +230,7 @@ def name_layer(
     """The key and the head numbers of a layer, by default counted from 0; see `describe`."""
     H, G = m.matrix[1], m.k.shape[1]
     numbers = range(H) if heads is None else heads[number]
+    # `or`: where a map holds some heads, H // G of the map is not that of the model.
     group = group or H // G
     return LayerHeads(str(number if keys is None else keys[number]), numbers, [h // group for h in numbers])
 
@@ -269,6 +272,7 @@ def _shuffle(ids: Tensor, start: int | None, generator: torch.Generator) -> Tens
     """Every text (B, T) in random order, a start token kept in its place."""
     rows = []
     for row in ids:
+        # Models put their sink on the start token: moved elsewhere it would change every head at once.
         kept = 1 if start is not None and int(row[0]) == start else 0
         order = torch.randperm(len(row) - kept, generator=generator, device="cpu").to(row.device)
         rows.append(torch.cat([row[:kept], row[kept:][order]]))

@@ -66,6 +66,7 @@ def label_title(row: HeadRow, name: str) -> str:
 
 def _token_words(row: HeadRow) -> str:
     """The token that a head attends to: its text with spaces shown, or its id."""
+    # A space at the beginning is part of a token, and is not seen in quotes.
     text = row.token_text.replace(" ", "·")
     return f'"{_shortened(text)}"' if text else f"token id {row.token}"
 
@@ -76,6 +77,7 @@ def best_score(row: HeadRow, name: str) -> tuple[Score, bool]:
     on_repeats = scores.get(name + REPEATS)
     if on_repeats is None:
         return scores[name], False
+    # Either may be missing: a text without copies has no induction score, and repeats need not be read.
     if name not in scores or on_repeats.value > scores[name].value:
         return on_repeats, True
     return scores[name], False

@@ -32,6 +32,7 @@ def find_outlier_keys(received: Tensor, is_patch: Tensor) -> list[list[int]]:
     if not bool(is_patch.any()):
         return [[] for _ in received]
     least = received[:, is_patch].median(-1, keepdim=True).values * TIMES_MEDIAN  # (H, 1)
+    # Where most patches receive nothing, anything would be four times the median.
     least = least.clamp(min=TIMES_UNIFORM / received.shape[1])
     outliers = (received >= least) & is_patch
     shares, keys = received.where(outliers, 0.0).topk(min(MOST, received.shape[1]), dim=-1)

@@ -158,6 +158,7 @@ class HeadTable:
 
         def value(row: HeadRow) -> float:
             value = row.scores[name].value if name in row.scores else math.nan
+            # NaN would make the order of sorted undefined.
             return -math.inf if math.isnan(value) else value
 
         return self._with(sorted(self.rows, key=value, reverse=True))
@@ -249,6 +250,7 @@ class HeadTable:
     def from_json(cls, text: str | PathLike[str]) -> HeadTable:
         """Read the table from JSON text, or from a file; a `SurveyFileError` names what is wrong with it."""
         name = "text"
+        # A text of JSON begins with a bracket; a path never does in practice.
         if not isinstance(text, str) or not text.lstrip().startswith("["):
             name, text = str(text), read_text(Path(text), SurveyFileError, "a table of heads")
         try:
@@ -256,6 +258,7 @@ class HeadTable:
             rows = [_row(row) for row in data]
         except ValueError as error:
             raise SurveyFileError(f"{name}: expected the JSON of a table of heads: {error}") from None
+        # An empty table does not say.
         how: Literal["text", "labels"] = "text" if data and data[0].get("shuffled") == "text" else "labels"
         return cls(rows, shuffled=how)
 
@@ -280,6 +283,7 @@ class HeadTable:
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head and the columns of `columns()`."""
+        # Int64 of pandas has missing values; a column with None would otherwise hold floats.
         whole = {name: "Int64" for name in ("sink_key", "offset", "token")}
         return data_frame(self.columns()).astype(whole)
 
@@ -293,6 +297,7 @@ class HeadTable:
         with atomic_write(path) as file:
             if path.suffix == ".csv":
                 columns = self.columns()
+                # newline="": csv writes its own line ends.
                 with file.open("w", encoding="utf-8", newline="") as opened:
                     writer = csv.writer(opened)
                     writer.writerow(columns)

@@ -107,6 +107,7 @@ class TableDifference(PrintedOutput):
 
         def size(row: ComparedRow) -> float:
             score = row.scores.get(name)
+            # −1: heads without the score come last; a difference has no sign here.
             return -1.0 if score is None or math.isnan(score.difference) else abs(score.difference)
 
         return self._with(sorted(self.rows, key=size, reverse=True))

@@ -102,6 +102,7 @@ def _option(label: str) -> str:
 
 def _header(table: HeadTable) -> Any:
     how = "shuffled" if table.shuffled == "text" else "relabel"
+    # "score " with a space: values may have a star after them, and the header must align.
     return _grid(table, [("head", "score ", "95%", "uniform", how, _last_column(table), "also")], "dim")
 
 

@@ -180,11 +180,13 @@ def _judge_logits(name: str, model: Any) -> Outcome | None:
         if not isinstance(logits, Tensor) or logits.shape != expected:
             return Outcome(name, "wrong", f"expected the logits {expected}, got {_form(logits)}")
         same = model(torch.ones(1, 6, dtype=torch.long))[0]
+        # A row of equal tokens: without positions every place has the same logits.
         if largest_difference(same, same[:1].expand_as(same)) < 1e-5:
             return named_mistake(name, "positions-missing")
         for number in range(LAYERS):
             other = deepcopy(model)
             _randomise(other.blocks[number])
+            # Exactly 0: a block whose output is used changes the logits by some amount, however small.
             if largest_difference(other(ids), logits) == 0:
                 said = f"the logits do not depend on block {number}: its output is not used"
                 return Outcome(name, "wrong", said, hint="x = block(x) for every block in turn")
@@ -195,6 +197,7 @@ def _leaks(model: nn.Module) -> bool:
     """Whether a logit depends on a later token."""
     ids = draw_sentences(2, torch.Generator().manual_seed(0))
     other = ids.clone()
+    # The later half of two sentences is exchanged, so that the tokens before it stay the same.
     other[:, 10:] = other[:, 10:].flip(0)
     with torch.no_grad():
         return largest_difference(model(ids)[:, :10], model(other)[:, :10]) > TOLERANCE

@@ -31,6 +31,7 @@ def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
         try:
             differences = {pieces: _difference(layer, x, pieces) for pieces in _pieces(LENGTH)}
         except Exception as error:
+            # add_note keeps the learner's own traceback, and the judge's words come with it.
             error.add_note(
                 "A whole sequence runs; the second call, which gets a cache, fails. Keys and values of the "
                 "cache and of the new tokens are joined along dim=-2, the tokens, and both go into the cache."
@@ -119,6 +120,7 @@ def _describe_contents(layer: nn.Module, x: Tensor) -> Outcome | None:
 def _recomputed(layer: Any, x: Tensor) -> Outcome | None:
     """The outcome for a layer that is exact because it computes earlier keys again; None if it does not."""
     rows: list[int] = []
+    # Counted at W_k: the output cannot tell whether keys were computed again.
     counting = layer.W_k.register_forward_hook(lambda _, inputs, out: rows.append(inputs[0].shape[-2]))
     with torch.no_grad():
         _, cache = layer(x[:, :5])

@@ -128,6 +128,7 @@ def _find_parameter(thing: Any) -> Outcome | None:
 
 def _picture(thing: Any) -> WeightPicture:
     """The weights of the learner's head on the running example, in eval mode and in training."""
+    # fork_rng: the learner's random state stays as it was.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
         head = thing(3, 2, len(X), 0.3)

@@ -107,6 +107,7 @@ def judge_test(function: Any, module: ModuleType) -> Outcome:
         if not torch.equal(tokens, x):
             message = "it changes x itself, so that every later comparison is with other tokens"
             return Outcome(name, wrong, message, hint="changed = x.clone(), and change that")
+        # torch.any gives a tensor of one boolean.
         if isinstance(verdict, Tensor) and verdict.numel() == 1:
             verdict = bool(verdict)
         if not isinstance(verdict, bool):

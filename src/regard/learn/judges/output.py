@@ -80,6 +80,7 @@ def _sources(thing: Any) -> tuple[str, ...] | None:
     """Which sequence the queries, keys and values come from, told from the output; None if it is neither."""
     try:
         cross = thing(24, 24).eval()
+        # The same width and length for both, so that a module that confuses them still runs.
         sequences = {"x": torch.randn(1, 5, 24), "context": torch.randn(1, 5, 24)}
         with torch.no_grad():
             out, _ = cross(sequences["x"], sequences["context"])

@@ -45,6 +45,7 @@ TOLERANCE = 1e-5
 def sizes_of(cls: Any, d_model: int = D_MODEL, head_dim: int = HEAD_DIM) -> dict[str, int]:
     """Return the arguments of the learner's class; that of lesson 4 has a longest length, too."""
     sizes = {"d_model": d_model, "head_dim": head_dim, "max_seq_len": MAX_SEQ_LEN}
+    # A function has another signature, and is told below that a class is expected.
     taken = inspect.signature(cls).parameters if inspect.isclass(cls) else ()
     return {size: sizes[size] for size in sizes if size in taken or size != "max_seq_len"}
 

@@ -59,6 +59,7 @@ def repeats(seed: int = 0) -> Tensor:
 
 def previous_token(A: Tensor, ids: Tensor) -> float:
     """The mean of A[q, q − 1]."""
+    # A plain loop over lists: it is compared with the learner's tensors, and must not share their mistakes.
     rows = A.tolist()
     return float(sum(rows[q][q - 1] for q in range(1, len(ids))) / (len(ids) - 1))
 
@@ -264,6 +265,7 @@ def judge_cut(function: Any, module: ModuleType) -> Outcome:
     name, model = "cut_head", load_model()
     if wrong := _judge_cut_inputs(name, function, model):
         return wrong
+    # (4, 0): a head to cut even if the learner has not named one yet.
     place = _place(getattr(module, "induction_head", None), scores_of_all("induction")) or (4, 0)
     whole = loss_of_second_half(model)
     rises = {}
@@ -293,6 +295,7 @@ def _judge_cut_inputs(name: str, function: Any, model: GPT) -> Outcome | None:
             f"expected the hook, which has remove(), got {type(hook).__name__}",
             hint="return attention.out.register_forward_pre_hook(zero)",
         )
+    # removed_after, also if the learner's hook raises: the model is shared by all tasks.
     with removed_after(hook):
         after, out_after = _projection(model, layer, ids)
     if largest_difference(_projection(model, layer, ids)[0], before) > 0:

@@ -99,6 +99,7 @@ class Projected(NamedTuple):
 def _project(layer: int, by_view: bool = False) -> Projected:
     """The layer's queries, keys and values for TEXT before rotation, in float64."""
     attention = block_of(layer).attention
+    # float64, so that differences are those of the learner's float32 alone.
     x = layer_call(layer).x.double()
     B, T, _ = x.shape
     H, D = attention.num_heads, attention.head_dim
@@ -193,6 +194,7 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
             name, "wrong", f"in layer {layer} a weight differs from the model's by {difference:.2g}"
         )
     call = layer_call(layer)
+    # Relative, since outputs have other sizes than weights.
     if out.shape != call.out.shape or largest_difference(out, call.out) > TOLERANCE * call.out.abs().max():
         return find_variant(name, out, _wrong_outputs(layer), TOLERANCE) or Outcome(
             name,
@@ -286,6 +288,7 @@ def difference_from_capture(module: ModuleType) -> float:
         with torch.no_grad():
             _, weights = mine(module.layer_input(load_model(), token_ids(), layer))
         exact = max(exact, largest_difference(weights, seen[layer].to_dense()))
+    # `not <`, so that NaN raises as well.
     if not exact < TOLERANCE:
         raise ValueError("the learner's weights are not the model's")
     return exact

@@ -103,6 +103,7 @@ def make_bins(
     """
     starts, stops = bounds
     sizes = stops - starts
+    # `or 1`: a bin may be empty, and max_side // 0 would raise.
     largest = max(sizes.tolist(), default=1) or 1
     fits, added = largest <= max_side, len(sizes) * largest - int(sizes.sum())
     pad = pad and fits and 0 < PADDING_SHARE * added <= int(sizes.sum())

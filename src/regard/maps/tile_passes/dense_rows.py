@@ -62,6 +62,7 @@ def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
     if m.softcap is not None:
         s.mul_(m.scale / m.softcap).tanh_().mul_(m.softcap)
     if (bias := m.mask.score_bias(at)) is not None:
+        # detach: a bias that is trained must not make every weight that is read carry a graph.
         s.add_(bias.detach())
     return s if m.mask is full else s.masked_fill_(~m.mask.allowed(at), -torch.inf)
 
@@ -84,11 +85,13 @@ def exact_rows(m: MapData, rows: Tensor) -> ExactRows:
         s = _tile_scores(part, grid(rows, slice(0, S), part.matrix, part.device), torch.float64)
         sinks = None if part.sinks is None else part.sinks.double().view(-1, 1, 1)
         # The softmax by its definition: subtract the maximum, exponentiate, divide by the sum.
+        # amax refuses an axis of size 0.
         top = s.amax(-1, keepdim=True) if S else s.new_full((*s.shape[:-1], 1), -torch.inf)
         top = top if sinks is None else torch.maximum(top, sinks)
         anchor = top.clamp(min=torch.finfo(s.dtype).min)  # −inf − −inf would be NaN
         total = s.sub_(anchor).exp_().sum(-1, keepdim=True)
         total = total if sinks is None else total + (sinks - anchor).exp()
+        # A row that sees no key has total 0, and its weights are zeros.
         torch.div(s, total.masked_fill(total == 0, 1.0), out=weights[batch, heads])
         lse[batch, heads] = (top + total.log()).squeeze(-1)
     return ExactRows(weights, lse)

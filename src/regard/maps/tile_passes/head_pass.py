@@ -152,6 +152,7 @@ class HeadPass:
         at = slice(run[0].k.bins.start, run[-1].k.bins.stop), side.bins
 
         def join(by_key: Tensor, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
+            # Copies of a bin's last position must not count twice.
             if side.padding is not None:
                 by_key.index_fill_(1, side.padding, 0.0)
             return self.q_bins.join(by_key, side, reduce, dim=1)
@@ -202,6 +203,7 @@ class HeadPass:
 
         |q · k| is at most |q| |k|.
         """
+        # A bias may be any number, and is not in the norms of q and k.
         if self.mask.biased:
             return False
         longest = self.softcap
@@ -247,6 +249,7 @@ class HeadPass:
         ones_and_steps = self.key_groups[tile.k.places.start].ones_and_steps
         grouped = len(ones_and_steps), -1, weights.shape[1]
         total_and_back = torch.bmm(ones_and_steps, weights.view(grouped))
+        # logs is scratch memory, and is not read again: its own place takes the product.
         entropy = torch.bmm(ones_and_steps[:, :1], logs.mul_(weights).view(grouped))
         if tile.q.padding is not None:
             weights.index_fill_(1, tile.q.padding, 0.0)

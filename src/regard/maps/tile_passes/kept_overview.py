@@ -76,6 +76,7 @@ def cell_size(T: int, S: int) -> int:
 
 def _join(x: Tensor, dim: int, cells: Tensor, spans: Tensor, count: int, largest: bool = False) -> Tensor:
     """Sum the cells of each of `count` spans along an axis of x, or take the largest of them."""
+    # As many cells as spans, in order: nothing is joined.
     if len(cells) == count == x.shape[dim]:
         return x
     chosen = x.movedim(dim, 0)[cells.to(x.device)]

@@ -82,6 +82,7 @@ def find_large_heads(
 
 def score_size(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """The size of a score of the longest query and the longest key if they are unrelated, (B, H)."""
+    # float32, since squares of float16 overflow beyond 255.
     lengths = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (q, k))
     longest_q, longest_k = (x.nan_to_num(0.0, 0.0).amax(-1) for x in lengths)  # padding may hold anything
     longest_k = longest_k.repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -94,6 +95,8 @@ def _limits(lse: Tensor, mask: Mask, S: int, first_position: int, half_precision
     T = lse.shape[2]
     if lse.device.type == "cuda" and half_precision:
         return max(MIN_LIMIT_FOR_KERNELS, math.log(S) + MARGIN)
+    # Under a causal mask a row sees as many keys as its position has; other masks may show all of them to any
+    # row.
     if mask is full or _sees_later_keys(mask, T, S, first_position, lse.device):
         return max(MIN_LIMIT, math.log(S) + MARGIN)
     visible = torch.arange(first_position + 1, first_position + 1 + T, device=lse.device).clamp(1, S)

@@ -65,6 +65,7 @@ def statistics(m: MapData) -> RowStatistics:
     """Entropy and distance of every row, and the attention that every key receives."""
     _, _, T, S = m.matrix
     if m.device.type == "cpu" and T * S >= LARGE:
+        # One span each way: the cells are switched off, and the bins still have to hold every position.
         return _pass_over_tiles(m, equal_bounds(T, 1), equal_bounds(S, 1), cells=False)[1]
     found = kernels.statistics(m)
     return sweep.statistics(m) if found is None else RowStatistics(*found)
@@ -115,6 +116,7 @@ def received_from_all(m: MapData) -> Tensor:
     T, S = m.matrix[2:]
     if 0 in m.matrix or (m.device.type == "cpu" and T * S < LARGE):
         return statistics(m).received
+    # expand: one number in memory for all rows.
     ones = m.lse.new_ones(()).expand(m.matrix[:3])
     sums = _received_on_gpu(m, ones, None)
     return received(m, ones, torch.arange(T, device=m.device)) if sums is None else sums
@@ -232,6 +234,7 @@ def _fold_tiles(
     """
     B, H = m.matrix[:2]
     # On a CPU a unit of work a core, which is better than cores that share a tile.
+    # torch's own number of threads, which a user may have set lower than the number of cores.
     threads = torch.get_num_threads() if m.device.type == "cpu" else 1
     shares = -(-threads // max(B * H, 1))
     mask_tiles = MaskTiles(m, q_bins, k_bins)
@@ -254,4 +257,5 @@ def _fold_tiles(
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as workers:
             yield from workers.map(work, units)
     finally:
+        # Also after an exception, or if the caller stops reading the generator.
         torch.set_num_threads(threads)

@@ -56,10 +56,12 @@ def compute(
     joined: list[Tensor] = []
     for group in head_groups(m, rows):
         results = function(group)
+        # The whole map in one group: the results need not be copied.
         if group.data is m:
             return list(results)
         if not joined:
             joined = [
+                # Keys of topk are integers, and keep their dtype.
                 x.new_empty(B, H, *x.shape[2:], dtype=m.dtype if x.dtype.is_floating_point else x.dtype)
                 for x in results
             ]

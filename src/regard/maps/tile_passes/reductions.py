@@ -95,6 +95,7 @@ def mass(m: MapData, mask: Mask) -> Tensor:
 def _band_mass(m: MapData, mask: Mask) -> Tensor | None:
     """`mass` on a CPU from the keys of a narrow band alone; None if the mask is not one."""
     B, H, T, S = m.matrix
+    # On a GPU the kernels have their own way for bands.
     band = mask.band(T, S) if m.device.type == "cpu" else None
     if band is None or band.behind is None or band.ahead is None:
         return None

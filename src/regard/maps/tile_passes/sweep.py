@@ -142,6 +142,7 @@ def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
     best = m.lse.new_full((B, H, T, k), -torch.inf)
     indices = torch.full((B, H, T, k), -1, device=m.device)
     for batch, heads, rows, keys, logs in log_tiles(m):
+        # A tile may have fewer keys than k.
         values, index = logs.topk(min(k, logs.shape[-1]), dim=-1)
         values = torch.cat([best[batch, heads, rows], values], -1)
         index = torch.cat([indices[batch, heads, rows], index + keys.start], -1)

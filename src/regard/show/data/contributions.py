@@ -23,6 +23,8 @@ def available_shades(capture: Capture) -> list[Shade]:
         return ["weights"]
     projections = [residual.projections.get(layer.key) for layer in capture.layers]
     shades: list[Shade] = ["weights"]
+    # A gated projection multiplies the head's output by numbers of the query: no factor of a key alone
+    # describes it.
     if all(projection is not None and not projection.is_gated for projection in projections):
         shades.append("values")
     if (

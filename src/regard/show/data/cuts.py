@@ -57,6 +57,7 @@ def parse_cuts(data: object, capture: Capture) -> list[Cut]:
     if not isinstance(data, list) or not 1 <= len(data) <= MAX_CUTS:
         got = f"{len(data)} of them" if isinstance(data, list) else type(data).__name__
         raise ValueError(f"cuts: expected a list of 1 to {MAX_CUTS} cuts, got {got}")
+    # dict.fromkeys keeps the order in which the reader made them.
     return list(dict.fromkeys(_parse_cut(item, capture) for item in data))
 
 
@@ -77,6 +78,7 @@ def _parse_cut(data: object, capture: Capture) -> Cut:
 
 
 def _check_head(head: object, layer: Layer) -> int:
+    # The largest number alone is no check: a capture may hold some heads of a layer, as one rank's.
     number = check_whole_number("head", head, 0, max(layer.heads))
     if number not in layer.heads:
         raise KeyError(f"head: expected one of {list(layer.heads)}, got {number}")

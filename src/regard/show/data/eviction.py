@@ -46,6 +46,7 @@ def layer_eviction(m: AttentionMap | LinearAttentionMap) -> dict[str, Any]:
         return {"windows": sizes, "sinks": list(SINKS), "lost": nothing, "queries": 0, "ahead": False}
     rows = torch.arange(T, device="cpu")
     if T > QUERIES:
+        # The middles of equal intervals, in whole numbers, as eviction.js computes them.
         rows = (2 * torch.arange(QUERIES, device="cpu") + 1) * T // (2 * QUERIES)
     positions = rows + m.first_position
     window_sizes = torch.tensor(sizes, dtype=torch.long, device="cpu")
@@ -54,6 +55,7 @@ def layer_eviction(m: AttentionMap | LinearAttentionMap) -> dict[str, Any]:
     for h in range(H):
         head, at = m[:, h : h + 1], rows.to(m.device)
         weights = head.tile(at).reshape(len(rows), S).cpu()
+        # A mask may have an axis of heads or sequences of size 1, and rows that are all alike.
         visible = head.mask.tile(at, slice(0, S), head.matrix, device=m.device)
         visible = visible.reshape(-1, *visible.shape[-2:])[0].expand(len(rows), S).cpu()
         ahead = ahead or bool((visible & (torch.arange(S, device="cpu") > positions[:, None])).any())
@@ -63,5 +65,6 @@ def layer_eviction(m: AttentionMap | LinearAttentionMap) -> dict[str, Any]:
             loses = eviction_loss(visible, positions, window_sizes, sinks) > 0
             policies.append((loss * loses).sum(0) / loses.sum(0))
         table = torch.stack(policies, -1)  # (windows, sinks)
+        # x != x is NaN, which JSON does not have; below 0 are the rounding errors of a sum of weights.
         lost.append([[None if x != x else max(0.0, x) for x in row] for row in table.tolist()])
     return {"windows": sizes, "sinks": list(SINKS), "lost": lost, "queries": len(rows), "ahead": ahead}

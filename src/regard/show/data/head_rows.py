@@ -60,6 +60,8 @@ class TextHeads:
         ids, mask = self.capture.ids_of(layer), self.capture.attention_mask
         pictures = self.capture.pictures
         if ids is not None:
+            # By the id of the tensor: slices of equal values would be different tensors, and the scorers
+            # compare by identity.
             ids = self._ids.setdefault(id(ids), ids[self._entry])
         table = describe(
             [m],

@@ -76,12 +76,16 @@ def find_axis_tokens(
     """Find the tokens of a layer's queries and keys among the lists of a text (see `describe_layer`)."""
     _, _, T, S = layer.shape
     decodes = lists.get(TARGET) is not None and layer.stack in ("decoder", "cross")
+    # Keys of cross-attention are the encoder's tokens, its queries the decoder's.
     names = (TARGET if decodes else TEXT, TARGET if decodes and layer.stack != "cross" else TEXT)
     names = patch_axes or names
     queries, keys = (lists.get(name) or [] for name in names)
+    # Cross-attention without target tokens: the queries' tokens are not known, and the source's would be
+    # wrong.
     is_cross = layer.stack == "cross" and not decodes
     if len(queries) < T or len(keys) < S or is_cross or layer.evidence.unplaced is not None:
         return AxisTokens(*names, None, None, None, None)
+    # With a cache the layer has fewer queries than tokens: they are the last ones.
     first_query, first_key = len(queries) - T, len(keys) - S
     return AxisTokens(*names, first_query, first_key, queries[first_query:], keys[first_key:])
 
@@ -100,5 +104,6 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
     }
 
 
+# JSON has neither NaN nor infinity.
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None

@@ -58,6 +58,7 @@ def token_lists(capture: Capture, entry: int) -> dict[str, list[str] | None]:
         for group, size in zip(groups, capture.layer(key).shape[2:], strict=True):
             if group >= 0 and group != pictures.text:
                 layout = _entry_layout(capture, group, entry)
+                # U+2005, as in `_shown_name`: an ordinary space is shown as a dot.
                 names = [_shown_name(layout, token) or f"token\u2005{token}" for token in range(size)]
                 lists[list_name(group, pictures.text)] = names
     return lists
@@ -128,6 +129,7 @@ def _describe_layout(layout: PatchLayout) -> dict[str, Any]:
 
 
 def _describe_span(span: PatchSpan) -> dict[str, Any]:
+    # Most towers number their patches row by row; Qwen2-VL orders them in 2 × 2 groups, and needs the list.
     places = None if span.places == tuple(range(span.rows * span.cols)) else list(span.places)
     return {
         "picture": span.picture,

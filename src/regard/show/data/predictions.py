@@ -19,6 +19,7 @@ def summary(predictions: Predictions | None, entry: int) -> dict[str, Any] | Non
     if predictions is None:
         return None
     losses = predictions.losses[entry]
+    # nanmean: the loss of a padded position is NaN.
     loss = float(losses.nanmean())
     return {
         "loss": loss if math.isfinite(loss) else None,

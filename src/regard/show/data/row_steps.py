@@ -50,6 +50,7 @@ def trace_row(m: AttentionMap, values: Tensor | None, row: int, H: int, G: int) 
     capped = scaled if m.softcap is None else m.softcap * torch.tanh(scaled / m.softcap)
     # The keys that are shown.
     position = row + S - T
+    # stable, so that of equal weights the first keys are shown, as the page's own row_steps does.
     strongest = torch.sort(weights, descending=True, stable=True).indices[:STRONGEST].tolist()
     shown = sorted({0, min(max(position, 0), S - 1), *strongest})
     v = None if values is None else values.double().cpu()
@@ -68,6 +69,7 @@ def trace_row(m: AttentionMap, values: Tensor | None, row: int, H: int, G: int) 
                 "score": float(score[j]),
                 "scaled": float(scaled[j]),
                 "capped": float(capped[j]),
+                # A hidden key's bias is −inf, which JSON does not have; `visible` says it.
                 "added": float(added[j]) if bool(visible[j]) else 0.0,
                 "visible": bool(visible[j]),
                 "weight": float(weights[j]),

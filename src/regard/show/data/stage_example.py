@@ -32,6 +32,7 @@ def build_example() -> dict[str, Any]:
     """
     q, k, v = (x[None] for x in project(X))  # (1, T, 2)
     projected = [q, k, v]
+    # The stages draw their layers with torch.nn, which torch.set_default_device would put on a GPU.
     with torch.no_grad(), torch.device("cpu"):
         layer = multi_head(num_heads=2)
         split = [layer.split(W(X)) for W in (layer.W_q, layer.W_k, layer.W_v)]  # (2, T, 1) each

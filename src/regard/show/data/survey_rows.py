@@ -83,6 +83,7 @@ def _example(result: SurveyResult, examples: LayerExamples, index: int, n: int) 
 
 def _tokens(result: SurveyResult, ids: Tensor, mass: Tensor) -> list[dict[str, Any]]:
     """The heaviest tokens, with their shares of the weight of all that were kept."""
+    # or 1.0: a head without any examples has mass 0, and its shares are 0.
     total = float(mass.sum()) or 1.0
     pairs = zip(ids[:TOP_TOKENS].tolist(), mass[:TOP_TOKENS].tolist(), strict=True)
     return [

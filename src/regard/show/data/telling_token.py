@@ -31,13 +31,16 @@ def telling_query(
     _, _, T, S = m.matrix
     words = {token for token in {*(queries or ()), *(keys or ())} if is_word(token)}
     positions = [t for t in range(T) if queries is None or queries[t] in words]
+    # The first quarter has little before it to attend to.
     positions = [t for t in positions if t >= T // 4] or positions or [T - 1]
     candidates = positions[:: -(-len(positions) // CANDIDATES)]
     rows = torch.tensor(candidates, device=m.device)
+    # abs: weights of linear layers have either sign.
     weights = m.tile(rows).reshape(len(candidates), S).abs().float().cpu()  # (n, S)
     mean = weights.mean(0)
     # Keys that say nothing: the first, a sink, the query itself, and what is no word.
     weights[:, mean > SINK_SHARE] = 0
+    # The first key is the sink of most models, also where its mean stays below the limit.
     weights[:, 0] = 0
     own = (rows.cpu() + S - T).clamp(0, S - 1)
     weights[torch.arange(len(candidates), device="cpu"), own] = 0

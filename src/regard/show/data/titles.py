@@ -16,6 +16,7 @@ def title_of_text(text: str) -> str:
     >>> title_of_text("The lighthouse at Farrow Point was old, and Mary Ellis kept it lit.")
     'The lighthouse at Farrow Point was old, and…'
     """
+    # Cut first: a text may have megabytes, and a title needs its first words.
     words = " ".join(text[: 20 * LONGEST].split())
     if len(words) <= LONGEST:
         return words

@@ -64,6 +64,7 @@ def write(
     )
     if model is not None:
         _check_size([before, script, after, *packed.blocks.values(), *packed.later.values()])
+    # newline: Windows would write \r\n, and the file would differ from system to system.
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.write(before)
         for blocks, end in ((packed.blocks, script), (packed.later, after)):
@@ -105,6 +106,7 @@ def _shell(model: str, worker_entry: str | None = None) -> tuple[str, str, str]:
     worker = ""
     if worker_entry is not None:
         worker = f'<script type="text/plain" id="regard-worker">{bundle_modules(worker_entry)}</script>\n'
+    # A model's name may come from a file's, which on Linux may hold lone surrogates.
     printable = model.encode("utf-8", "replace").decode("utf-8")
     page = _swap(page, "<title>Regard</title>", f"<title>{html.escape(printable)} · Regard</title>")
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -166,6 +168,7 @@ def bundle_modules(entry: str, after: str | None = None) -> str:
     known = len(order)
     _visit(entry, order, [])
     body = "\n".join(_wrap_module(name) for name in order[known:])
+    # Browsers end, or misread, an inline script at these texts, also inside of a string.
     if "</script" in body.lower() or "<!--" in body:
         raise RuntimeError("a module contains </script or <!--, which would end an inline script")
     return f'"use strict";\n{body}\n'

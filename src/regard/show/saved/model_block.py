@@ -119,8 +119,10 @@ def describe_tokenizer(model: GPT) -> dict[str, Any]:
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     pieces = [""] * model.config.vocab_size
     for piece, number in vocabulary.items():
+        # A tokenizer may have more tokens than the model has rows.
         if number < len(pieces):
             pieces[number] = piece
+    # tokenizers before 0.20 write a merge as "a b", later ones as a pair.
     merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in plain["model"]["merges"]]
     in_bytes = plain["pre_tokenizer"] is not None
     letters, numbers = _letters_and_numbers() if in_bytes else ((), ())
@@ -190,6 +192,7 @@ def _letters_and_numbers() -> tuple[list[int], list[int]]:
         code
         for plane in PLANES_WITH_LETTERS
         for code in range(plane << 16, (plane + 1) << 16)
+        # Surrogates are no characters: Rust's strings cannot hold them.
         if not 0xD800 <= code < 0xE000
     ]
     text = "".join(map(chr, codes))

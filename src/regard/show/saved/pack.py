@@ -58,6 +58,7 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
     packed_model = None if model is None else pack_model(model, contents)
     later = {} if packed_model is None else packed_model.blocks
     limit = VALUES_LIMIT if packed_model is None else MOST_BYTES - sum(map(len, later.values()))
+    # A copy by JSON: `meta` is cached in the contents, and is changed below.
     meta = json.loads(json.dumps(contents.meta))
     blocks: dict[str, str] = {}
     fields: dict[str, list[dict[str, Any]]] = {}
@@ -126,6 +127,7 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
     if contents.survey is not None:
         examples = describe_survey_heads(contents.survey)
         blocks["survey"] = deflate(json.dumps(examples, allow_nan=False).encode("ascii"))
+    # allow_nan=False: Python writes NaN, which the browser's JSON.parse refuses.
     blocks["regard-data"] = deflate(json.dumps(head, allow_nan=False).encode("ascii"))
     return Packed(blocks, relative, absolute, later)
 
@@ -206,8 +208,10 @@ def _pack_layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, 
     q, k = m.q[0].double().cpu(), m.k[0].double().cpu()  # (H, T, D), (G, S, D)
     k = k.masked_fill(~k.isfinite(), 0)  # padding may hold anything, and is not visible
     mean = (
+        # tanh of a soft cap is not invariant to a shift of all scores, so that keys keep their mean.
         k.mean(1, keepdim=True) if m.softcap is None and k.shape[1] else k.new_zeros(len(k), 1, k.shape[-1])
     )
+    # Rounded to float32 first, since that is what the file holds and the page adds.
     mean = mean.float().double()
     group = len(q) // len(k)
     lse = m.precise_lse()[0].cpu() - m.scale * (q * mean.repeat_interleave(group, 0)).sum(-1)  # (H, T)
@@ -264,6 +268,7 @@ def _unpack(m: AttentionMap, arrays: list[Array]) -> AttentionMap:
     by_name = {a.name: torch.from_numpy(a.data).float() for a in arrays if a.name != "lse"}
     q, k = (by_name[name] * by_name.get(f"{name}_step", torch.ones((), device="cpu")) for name in ("q", "k"))
     lse = torch.from_numpy(next(a.data for a in arrays if a.name == "lse")).double()
+    # Without the sink logits, which the lse includes already.
     return m._with(q=q.double()[None], k=k.double()[None], lse=lse[None], sinks=None)
 
 
@@ -285,6 +290,7 @@ def _measure_error(
         error = (packed.tile(chunk) - true).abs_()
         absolute = max(absolute, float(error.max()))
         size = true.abs().amax(-1, keepdim=True) if isinstance(m, LinearAttentionMap) else true
+        # A relative error of weights below 1e-9 would be one of rounding errors.
         relative = max(relative, float(error.div_(size).masked_fill_(size < 1e-9, 0).max()))
     return relative, absolute
 
@@ -311,6 +317,7 @@ def _pack_predictions(predictions: Predictions, entry: int) -> list[Array]:
 def _pack_mask(m: AttentionMap | LinearAttentionMap) -> list[Array]:
     """Pack the visible keys, as ranges for each query, and the bias that the mask adds to the scores."""
     T = m.matrix[2]
+    # 512 queries at a time, so that no T×S table of booleans is made.
     chunks = [_visible_ranges(m, slice(first, min(first + 512, T))) for first in range(0, T, 512)]
     heads = max((len(counts) for counts, _ in chunks), default=1)
     counts = np.concatenate(
@@ -375,7 +382,9 @@ def _quantise(name: str, x: Tensor) -> list[Array]:
     """
     if not x.numel():
         return [Array(name, "i16", x.to(torch.int16).numpy())]
+    # correction=0: with Bessel's correction, one key alone has a standard deviation of NaN.
     step = torch.maximum(x.std(1, keepdim=True, correction=0) / 2048, x.abs().amax(1, keepdim=True) / 32767)
+    # 1e-30: a channel of zeros has step 0, and 0 / 0 is NaN.
     step = step.clamp(min=1e-30).float()  # (heads, 1, D)
     steps = (x / step).round().clamp(-32767, 32767).to(torch.int16)
     return [Array(name, "i16", steps.numpy()), Array(f"{name}_step", "f32", step.numpy())]
@@ -390,5 +399,6 @@ def _float16(name: str, x: Tensor) -> Array | None:
 def _float24(name: str, x: Tensor) -> Array:
     """Return an array in float32, rounded so that the last byte of each number can be dropped."""
     words = x.float().numpy().view(np.uint32)
+    # uint64: adding half of the last byte may carry past 32 bits.
     rounded = ((words.astype(np.uint64) + 0x80) & 0xFFFFFF00).astype(np.uint32)
     return Array(name, "f24", rounded.view(np.float32))

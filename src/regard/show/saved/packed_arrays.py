@@ -38,5 +38,6 @@ def deflate(data: bytes, noise: bool = False) -> str:
     `noise` skips the search for repeats: random numbers have none, and it is ten times as fast.
     """
     strategy = zlib.Z_HUFFMAN_ONLY if noise else zlib.Z_DEFAULT_STRATEGY
+    # 9 is the most memory for zlib's own tables, which makes the blocks a little smaller.
     packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy)
     return base64.b64encode(packer.compress(data) + packer.flush()).decode("ascii")

@@ -52,6 +52,7 @@ class AccessSecrets:
         pairs = [pair.strip() for line in headers.getlist("cookie") for pair in line.split(";")]
         prefix = f"{self.cookie_name}="
         values = [pair.removeprefix(prefix) for pair in pairs if pair.startswith(prefix)]
+        # A list and not a generator: any() would stop at the first match, and the time would tell which.
         return any([_match(value, self.cookie) for value in values]) or self.open_data(headers)
 
     def open_data(self, headers: Headers) -> bool:
@@ -61,6 +62,7 @@ class AccessSecrets:
 
 def can_tell_users() -> bool:
     """Return whether this system says whose a connection is."""
+    # Windows has no geteuid, macOS no /proc/net/tcp: there the printed address is opened.
     return hasattr(os, "geteuid") and SOCKETS[0].exists()
 
 
@@ -69,6 +71,7 @@ def is_own_process(client: tuple[str, int] | None, port: int) -> bool:
     if client is None or not can_tell_users():
         return False
     rows = [line.split() for table in SOCKETS if table.exists() for line in table.read_text().splitlines()]
+    # Both ports: the table also lists the server's own socket and other connections.
     owners = {row[7] for row in rows if (_port(row[1]), _port(row[2])) == (client[1], port)}
     return owners == {str(os.geteuid())}
 
@@ -81,6 +84,7 @@ def _port(endpoint: str) -> int:
 
 def parameters(query: bytes, name: str) -> list[str]:
     """Return the values of a parameter in a query."""
+    # latin-1 decodes any bytes: a query may hold whatever a client sends.
     return parse_qs(query.decode("latin-1"), keep_blank_values=True).get(name, [])
 
 

@@ -203,6 +203,7 @@ class Answers:
         pairs = torch.tensor(
             [[sink["key"], sink["share"]] for sink in sinks], dtype=torch.float64, device="cpu"
         )
+        # <f8 and <f4: JavaScript's typed arrays are little-endian on every machine that runs a browser.
         return thumbs.tobytes() + pairs.numpy().astype("<f8", copy=False).tobytes()
 
     def _heads(self, query: Query) -> Json:
@@ -248,6 +249,7 @@ class Answers:
             raise RefusedError(404, "this page shows a capture without a model, so it cannot read new texts")
         read, text, contents = self.read, check_text(body.get("text"), self.limits), self.contents
         options = self._reading_options(body)
+        # Edited runs take the place of one another, and do not count.
         if len(contents.texts) - len(contents.edited) - len(contents.removed) >= self.limits.texts:
             raise RefusedError(
                 409, f"The page holds {self.limits.texts} texts, which is its limit: remove one of them."
@@ -256,6 +258,7 @@ class Answers:
         def work(send_line: SendLine) -> None:
             try:
                 capture = read(text, progress_of(send_line), **options)
+                # Keys, since a capture with a cache has fewer queries than tokens.
                 tokens = max((layer.shape[3] for layer in capture.layers), default=0)
                 if tokens > self.limits.tokens:
                     raise TextTooLongError(tokens, self.limits.tokens)

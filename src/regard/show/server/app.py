@@ -92,6 +92,7 @@ class Site:
             try:
                 either: set[asyncio.Future[Any]] = {response, disconnect}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                # 499 is nginx' status for a client that has gone; HTTP has none.
                 return await response if response.done() else Response(status_code=499)  # nobody reads it
             finally:
                 self.waiting -= 1
@@ -127,6 +128,7 @@ def make_application(routes: Sequence[Route]) -> Starlette:
 async def read_body(request: Request, limits: Limits) -> Any:
     """Read a request's JSON, or None if it is none, without ever holding more than the limit."""
     too_large = RefusedError(413, f"expected a request of at most {limits.body:,} bytes, got a larger one")
+    # A chunked request has no such header: the stream is counted as well.
     if int(request.headers.get("content-length", "0")) > limits.body:  # h11 guarantees a number
         raise too_large
     body = b""
@@ -139,6 +141,7 @@ async def read_body(request: Request, limits: Limits) -> Any:
         raise RefusedError(499, "the client disconnected") from None  # nobody reads it
     try:
         return json.loads(body)
+    # RecursionError: a body of 100,000 brackets is valid JSON.
     except (ValueError, RecursionError):
         return None
 

@@ -31,6 +31,7 @@ class Asset:
     compressed: bytes = field(init=False)
 
     def __post_init__(self) -> None:
+        # mtime=0, so that the same file gives the same bytes.
         object.__setattr__(self, "compressed", gzip.compress(self.content, 9, mtime=0))
 
 
@@ -65,6 +66,7 @@ COMPRESSED = {"content-encoding": "gzip", "vary": "accept-encoding"}
 def accepts_gzip(headers: Headers) -> bool:
     """Return whether a client says that it reads gzip."""
     encodings = (part.strip().partition(";") for part in headers.get("accept-encoding", "").split(","))
+    # Without a q of 0, by which a client says that it reads anything but gzip.
     return any(name.strip().lower() == "gzip" and q.replace(" ", "") not in NEVER for name, _, q in encodings)
 
 
@@ -76,6 +78,7 @@ def compress(response: Response, headers: Headers) -> Response:
     response.headers["vary"] = "accept-encoding"
     if len(response.body) < LEAST_COMPRESSED or not accepts_gzip(headers):
         return response
+    # 6 and not 9: this is computed for each answer, the files above once.
     body = gzip.compress(bytes(response.body), 6, mtime=0)
     response.body = body
     response.headers["content-length"] = str(len(body))

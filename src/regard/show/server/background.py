@@ -74,7 +74,9 @@ class BackgroundServer:
         self._server = PageServer(
             uvicorn.Config(
                 Guard(site.application(), self.bound_address),
+                # h11, whose limit of a request's head is set below.
                 http="h11",
+                # "auto" would take uvloop where it happens to be installed.
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -82,6 +84,8 @@ class BackgroundServer:
                 access_log=False,
                 server_header=False,
                 date_header=False,
+                # proxy_headers: the address of the client is checked (`is_own_process`), and a header could
+                # forge it.
                 proxy_headers=False,
                 limit_concurrency=site.limits.connections,  # more are answered with 503
                 h11_max_incomplete_event_size=site.limits.head,
@@ -108,6 +112,7 @@ class BackgroundServer:
         """Serve in the background; returns once requests are accepted."""
         self._thread = threading.Thread(target=self.run, name="regard-server", daemon=True)
         self._thread.start()
+        # uvicorn has no event for it.
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.01)
         return self
@@ -116,6 +121,7 @@ class BackgroundServer:
         """Block until Ctrl-C, then close, if the server was started in the background."""
         try:
             while self._thread is not None and self._thread.is_alive():
+                # In steps, since join without a timeout keeps Ctrl-C from being handled on Windows.
                 self._thread.join(0.2)
         except KeyboardInterrupt:
             pass

@@ -40,10 +40,12 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
+    # The address holds the token, which no Referer header may repeat.
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    # Texts and secrets must not stay in the browser's cache on disk.
     "cache-control": "no-store",
 }
 OTHER_PAGE = "this request comes from another page: only the server's own page may send requests"
@@ -71,6 +73,7 @@ class BoundAddress:
     @property
     def origin(self) -> str:
         """The address without a secret."""
+        # A wildcard is an address to bind to, and not one to open.
         wildcards = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
         host = wildcards.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
         return f"http://{host}:{self.port}/"
@@ -90,6 +93,7 @@ class BoundAddress:
         """The Host headers that name this server: its own address and the names of loopback."""
         own = f"[{self.host}]" if ":" in self.host else self.host
         names = {own.lower(), "127.0.0.1", "localhost", "[::1]"}
+        # Browsers leave out the port of HTTP's default.
         return {f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set())
 
 
@@ -112,6 +116,7 @@ class Guard:
         self.refusal_page = RefusalPage()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Nothing here uses WebSockets, and browsers send them across origins without asking.
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -124,6 +129,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
+                    # setdefault: the refusal page has a policy of its own.
                     headers.setdefault(name, value)
                 if is_entering and message["status"] == 200:
                     headers.append("set-cookie", self.secrets.set_cookie)
@@ -170,10 +176,13 @@ class Guard:
         """Refuse a request from another page."""
         if scope["method"] == "POST":
             origin = headers.get("origin")
+            # Clients that are no browsers, as curl, send no Origin; a browser always does with a POST.
             if origin is not None and origin.lower() != f"http://{headers.get('host', '').lower()}":
                 raise RefusedError(403, OTHER_PAGE)
+            # Another page can send a form without asking first (CORS), but never of this type.
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 raise RefusedError(415, "content-type: expected application/json")
+        # "/" may be opened by a link on another page.
         elif headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"] != "/":
             raise RefusedError(403, OTHER_PAGE)
 

@@ -67,8 +67,10 @@ def start(
             put({"error": f"{type(error).__name__}: {error}"})
         finally:
             lock.release()
+            # After the release, so that a page that has seen the end can start the next job.
             put(None)
 
+    # daemon: the model may be deep in a forward pass when the session ends.
     threading.Thread(target=run, name="regard-model", daemon=True).start()
 
 
@@ -86,6 +88,7 @@ def translate_errors(function: Callable[[Argument], Result], argument: Argument)
     try:
         with torch.no_grad():
             return function(argument)
+    # Before KeyError, of which it is a kind.
     except RemovedTextError as error:
         raise RefusedError(410, str(error.args[0])) from None
     except KeyError as error:

@@ -71,7 +71,9 @@ class ExclusiveJob:
 
 def check_number(name: str, value: object, least: int, most: int) -> int:
     """Return `value` as a whole number from `least` to `most`, or refuse the request."""
+    # isascii: Python's isdigit accepts digits of other scripts and superscripts.
     if isinstance(value, str) and value.removeprefix("-").isascii() and value.removeprefix("-").isdigit():
+        # 16 digits are beyond every limit, and int() of thousands is slow.
         value = int(value) if len(value) < 16 else value
     try:
         return check_whole_number(name, value, least, most)

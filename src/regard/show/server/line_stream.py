@@ -40,6 +40,7 @@ class LinesResponse(Response):
 
     def __init__(self, lines: asyncio.Queue[Line | None], disconnected: threading.Event) -> None:
         super().__init__()
+        # Starlette sets the length of an empty body; this one ends when its lines do.
         del self.headers["content-length"]
         self.lines, self.disconnected = lines, disconnected
 
@@ -51,6 +52,7 @@ class LinesResponse(Response):
             self.disconnected.set()
             for task in tasks:
                 task.cancel()
+            # Waited for, so that no task is left that the loop would complain of at its end.
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:

@@ -54,6 +54,7 @@ class WorkQueue:
             return urgent
         future: Future[Result] = Future()
         with self._lock:
+            # The number decides between equal patience; futures cannot be compared.
             work = (patience, next(self._numbers), future, lambda: function(*arguments, **options))
             heapq.heappush(self._waiting, work)
         self._patient.submit(self._run_next)
@@ -75,10 +76,12 @@ class WorkQueue:
         self._wait_for_quiet()
         with self._lock:
             _, _, future, call = heapq.heappop(self._waiting)
+        # A future that was cancelled while it waited must not be set.
         if not future.set_running_or_notify_cancel():
             return
         try:
             result = call()
+        # BaseException: whoever waits for the future must hear of every end.
         except BaseException as error:
             future.set_exception(error)
         else:

@@ -131,6 +131,7 @@ def draw_hatch(ax: Any, shape: Sequence[int]) -> None:
 
 def _signed_number(value: float) -> str:
     """A number with its sign, and "0" for what rounds to nothing."""
+    # The minus sign of Unicode, as Matplotlib writes its own ticks.
     written = f"{value:+.2f}".replace("-", "−")
     return "0" if written[1:] == "0.00" else written
 
@@ -227,7 +228,9 @@ def save_figure(figure: Any, path: str | Path) -> Path:
 
     path = check_figure_path(path)
     kind = path.suffix.lower()[1:]
+    # Matplotlib writes the time of saving into SVG and PDF, which would make each file another.
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    # svg.hashsalt: the ids in an SVG are random otherwise.
     style = matplotlib.rc_context({"svg.hashsalt": "regard", "pdf.fonttype": 42})
     with atomic_write(path) as file, style:
         figure.savefig(file, format=kind, dpi=160, metadata=undated)
@@ -250,4 +253,5 @@ def _check_matrix(
 def largest(values: Tensor, hidden: Tensor) -> float:
     """The largest visible value, whatever its sign, or 1 if all are 0."""
     visible = values[~hidden]
+    # `or 1.0`: a scale from 0 to 0 would divide by 0.
     return (visible.abs().max().item() if visible.numel() else 0.0) or 1.0

@@ -54,6 +54,7 @@ def queries_kernel(
 ):  # fmt: skip
     """The gradient of a block of queries; UNSEEN is that of `forward_kernel`."""
     blocks = tl.cdiv(T, ROWS)
+    # The last blocks see the most keys under a causal mask: the longest programs start first.
     block = blocks - 1 - tl.program_id(0) % blocks
     head = tl.program_id(0) // blocks
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
@@ -81,6 +82,7 @@ def queries_kernel(
         first = full_first
 
     total = tl.zeros([ROWS, D_PAD], tl.float32)
+    # static_range unrolls the three loops, so that the middle one is compiled without any masking.
     for part in tl.static_range(3):
         if part == 0:
             start, stop = first, full_first

@@ -55,6 +55,7 @@ class CellBuffers(NamedTuple):
             sums, peaks = (pad(x, (0, 0, 0, -x.shape[2] % parts)).view(shape) for x in (sums, peaks))
             sums, peaks = sums.sum(3), peaks.amax(3)
         mass = sums / size
+        # The last cell holds fewer queries, and its mean is over those.
         if T % size:
             mass[:, :, -1] *= size / (T % size)
         return SquareCells(size, mass, peaks)
@@ -63,5 +64,6 @@ class CellBuffers(NamedTuple):
 def heads_at_once(matrix: tuple[int, int, int, int], size: int, config: KernelConfig) -> int:
     """How many heads share a launch, so that their scratch stays below `MAX_SCRATCH`."""
     B, H, T, S = matrix
+    # 8 bytes: two numbers of float32.
     per_head = 8 * -(-T // config.rows) * config.rows * -(-S // size)
     return min(B * H, max(1, MAX_SCRATCH // per_head))

@@ -77,6 +77,7 @@ def _visit(
             return None
         return visible_blocks(scores.mask, shape, config.rows, config.cols, device).by_col()
     index = row_index.long().view(-1, config.rows)
+    # A gap (−1) takes the index before it, so that a block's last index is one that exists.
     blocks = index.cummax(-1).values, *cut_into_blocks(shape[3], config.cols, device)
     if scores.band is None:
         return find_visible_blocks(scores.mask, shape, *blocks).by_col()

@@ -44,8 +44,10 @@ def unsupported_map_reason(q: Tensor, k: Tensor, mask: Mask) -> str | None:
 
 def unsupported_scores_reason(q: Tensor, mask: Mask) -> str | None:
     """Why the Triton kernels cannot score queries under a mask, in a phrase, or None if they can."""
+    # find_spec does not import Triton, which takes long.
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
+    # Triton's interpreter runs the kernels on a CPU, which the tests use.
     if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"needs a CUDA device, not {q.device.type}"
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -53,6 +55,7 @@ def unsupported_scores_reason(q: Tensor, mask: Mask) -> str | None:
     if q.shape[-1] > WIDEST:
         return f"needs widths up to {WIDEST}, not {q.shape[-1]}"
     unbiased, slopes = mask.split_alibi()
+    # A trainable slope needs the gradient of the bias, which the backward kernels do not compute.
     if unbiased.biased or (slopes is not None and slopes.requires_grad):
         return f"adds no numbers to the scores but alibi's, and {mask} does"
     return None
@@ -111,6 +114,7 @@ def scores_of(
     if slopes is not None:
         slopes = slopes.to(device, torch.float32).contiguous()
     log2e = math.log2(math.e)
+    # With a cap, tanh takes the plain quotient, and the cap itself carries the factor log2 e.
     factor, cap = (abs(scale) * log2e, None) if softcap is None else (abs(scale) / softcap, softcap * log2e)
     return KernelScores(scale < 0, factor, cap, slopes, unbiased.band(T, S), unbiased)
 
@@ -160,6 +164,7 @@ def forward(problem: AttentionProblem, for_backward: bool = False, cell_size: in
     purpose = "lists" if scores.band is None else "forward" if cell_size is None else "cells"
     config = configs.choose(purpose, max(widths), q.dtype)
     lists, hides_keys = None, scores.band is not None and scores.band.hides_keys(T, S)
+    # With no keys at all there are no blocks to list.
     if scores.band is None and S > 0:
         blocks = visible_blocks(scores.mask, problem.matrix, config.rows, config.cols, q.device)
         lists, hides_keys = blocks.by_row(), blocks.hides_keys
@@ -256,6 +261,7 @@ def backward(
     sinks_grad = None
     if sinks is not None:
         # A sink has a weight but no value, so its gradient is −weight · Σ out · grad.
+        # −inf − −inf, of a query that sees no key beside a sink of −inf, is NaN and counts as 0.
         share = torch.exp2(sinks.float().view(1, H, 1) * math.log2(math.e) - top - log_total).nan_to_num(0.0)
         sinks_grad = -(share * delta).sum((0, 2)).to(sinks.dtype)
     return q_grad, k_grad, v_grad, sinks_grad
@@ -273,6 +279,7 @@ def padded(*widths: int) -> list[int]:
 
 def descriptor(x: Tensor, wanted: bool, rows: int, width: int) -> Any:
     """A tensor descriptor for blocks of rows × width, or None if unwanted or if the layout forbids it."""
+    # The hardware's tensor memory accelerator needs addresses and strides of a multiple of 16 bytes.
     if not wanted or x.numel() == 0 or x.data_ptr() % 16 or x.stride(-1) != 1:
         return None
     if x.shape[-1] != width:  # a block wider than the tensor causes a hardware fault

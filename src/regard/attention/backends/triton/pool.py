@@ -56,6 +56,7 @@ def pool(
     its queries) and the peak (the entry of largest magnitude, with its sign). The edges of equal bins are
     floor(i · T / rows) and floor(j · S / cols).
     """
+    # Asked on the host: an unsigned pool needs no trough, which is a third of the stores.
     signed = gain is not None and bool((gain < 0).any())
     B, H, T, D = q.shape
     S = k.shape[2]
@@ -68,6 +69,8 @@ def pool(
     down, sizes = _side(T, rows, config.rows, q.device)
     across, widths = _side(S, cols, config.cols, q.device)
     lists: list[BlockLists | None] = [None]
+    # Bins laid out with gaps need lists even for a band: the arithmetic of blocks assumes that place n is
+    # index n.
     if scores.band is None or down[0].places is not None or across[0].places is not None:
         shape = (B, H, T, S)
         lists = memoize_on_mask(
@@ -140,6 +143,7 @@ def _layouts(length: int, bins: PoolBins, block: int, device: torch.device) -> l
     count, longest = len(starts), int((stops - starts).max())
     room = min(block, 1 << (longest - 1).bit_length())  # the places of a bin in its block
     parts = -(-longest // room)
+    # Only if all bins are equal and fill whole blocks: otherwise a block would straddle two bins.
     if count * longest == length and longest == room * parts:
         runs = torch.arange(count, device=device).repeat_interleave(parts)
         return [Layout(runs, block // room, parts, block, None)]

@@ -35,7 +35,9 @@ def statistics(
 
     received = torch.zeros(*q.shape[:2], k.shape[2], dtype=torch.int64, device=q.device)
     entropy, distance = _launch("statistics", q, k, lse, mask, scale, softcap, first_position, received)
+    # float64, since an integer of 2⁴⁰ units has more digits than float32.
     total = received.to(torch.float64).div_(UNITS.value).float()
+    # Integers have no NaN: it would be lost in the sum.
     return entropy, distance, total.masked_fill_(entropy.isnan().any(-1, keepdim=True), torch.nan)
 
 

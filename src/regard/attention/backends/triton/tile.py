@@ -18,6 +18,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 def load_rows(at, step, first, seen, WIDTH: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """Rows from `first` on of a head's (length, WIDTH) as a (ROWS, PADDED) tile, 0 where not `seen`."""
     row, col = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    # int64: row · stride exceeds 2³¹ for long sequences of many heads.
     at += first.to(tl.int64) * step[2] + row[:, None] * step[2] + col[None, :] * step[3]
     if seen is not None:
         return tl.load(at, mask=seen[:, None] & (col[None, :] < WIDTH), other=0.0)
@@ -82,6 +83,7 @@ def tanh(x):
     small = small * y + 1.3332782263846335e-1
     small = small * y - 3.333332909961273e-1
     large = 1.0 - 2.0 / (tl.exp2(tl.abs(x) * (2 * LOG2E)) + 1.0)
+    # 0.625², where Cephes' tanhf changes over as well.
     return tl.where(y < 0.390625, x + x * y * small, tl.where(x < 0, -large, large))
 
 
@@ -137,6 +139,7 @@ def tile_bits(lists, entry, ROWS: tl.constexpr, COLS: tl.constexpr, TURNED: tl.c
     """The stored tile of a partial block as booleans: (ROWS, COLS), or (COLS, ROWS) if TURNED."""
     tile = tl.load(lists.tile + entry).to(tl.int64)
     row, col = tl.arange(0, ROWS), tl.arange(0, COLS)
+    # The dtype tells which of the three forms `BlockLists.tiles` has, at compile time.
     if lists.tiles.dtype.element_ty == tl.int32:  # runs of keys
         at = lists.tiles + (tile * ROWS + row) * 2
         first, stop = tl.load(at), tl.load(at + 1)

@@ -73,6 +73,7 @@ def _find_wrong_projections(name: str, made: nn.Module, projections: tuple[str, 
                 f"expected `self.{projection}`, an nn.Linear: the lesson and its check find it by this name"
             )
             return Outcome(name, "wrong", said, hint=f"self.{projection} = nn.Linear(…, …, bias=False)")
+    # By identity: equal weights at the start are chance, one module for two roles is the mistake.
     if len({id(getattr(made, projection)) for projection in projections}) < len(projections):
         return named_mistake(name, "one-projection", "Two of W_q, W_k and W_v are one and the same module.")
     return None

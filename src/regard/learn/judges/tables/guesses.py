@@ -40,6 +40,7 @@ def guess_task(
     def judge(guess: Any, module: ModuleType) -> Outcome:
         try:
             number = exact(module) if callable(exact) else exact
+        # The learner's own file computes the number, and may not run yet.
         except Exception:
             if not waiting:
                 raise
@@ -48,6 +49,7 @@ def guess_task(
             for answer, reason in answers_to.items():
                 if math.isclose(float(guess), answer):
                     return Outcome(name, "wrong", reason, hint=hint or f"it is {_text(number)}")
+        # True is an int to Python, and no guess.
         if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
             quotes = ", without quotes" if isinstance(guess, str) else ""
             return Outcome(name, "unfinished", f"expected a number{quotes}, got {guess!r}")

@@ -94,4 +94,5 @@ def attend(module: Any, *inputs: Tensor) -> Any:
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference of two tensors; infinite where one is not finite."""
     difference = (a.detach().double() - b.detach().double()).abs().max().item()
+    # NaN is not equal to itself; a difference of NaN must not count as small.
     return difference if difference == difference else float("inf")

@@ -52,6 +52,7 @@ def thumbnail(
     """
     _, H, T, S = m.matrix
     high, wide = min(SIDE, T), min(SIDE, S)
+    # torch refuses the maximum of an empty axis.
     if not high or not wide or not H:
         return Thumbnail(np.zeros((H, SIDE, SIDE), np.uint8), [{"key": 0, "share": 0.0}] * H, 0)
     zero = torch.zeros((), dtype=m.dtype, device=m.device)
@@ -67,6 +68,7 @@ def thumbnail(
     is_query = torch.ones(T, dtype=torch.bool, device=m.device)  # queries that count for the sink
     if is_token is not None:
         is_token = is_token.to(m.device)
+        # Queries are numbered among the keys: with a cache the first one is not key 0.
         is_query = is_token[m.first_position : m.first_position + T]
     # Add up weights and visible keys, per cell and per key.
     mass = visible_mass = received = seen_by = active = zero
@@ -75,6 +77,7 @@ def thumbnail(
         queries = rows[chunk].to(m.device)
         weights = m.tile(queries)[0].to(zero)  # (H, rows, S)
         if isinstance(m, LinearAttentionMap):
+            # 1e-30: a row of zeros stays zeros.
             weights = weights.abs() / weights.abs().sum(-1, keepdim=True).clamp(min=1e-30)
         visible = m.mask.allowed(grid(queries, slice(0, S), m.matrix, m.device))[0].to(zero)  # (H or 1, …)
         visible = visible.expand(-1, len(queries), S)
@@ -86,6 +89,7 @@ def thumbnail(
         active = active + visible.amax(-1, keepdim=True).where(counted, 0).sum(1)  # (H or 1, 1)
     # Draw: the mean mass of each cell, stretched to 64 × 64 if the text is short.
     mass = mass / to_line.sum(1, keepdim=True)  # (H, high, wide)
+    # The square root, so that faint cells are visible beside a sink.
     picture = (1 + 254 * mass.clamp(0, 1).sqrt()).where(visible_mass > 0, 0)
     source_rows, source_cols = (torch.arange(SIDE, device="cpu") * n // SIDE for n in (high, wide))
     thumbs = picture[:, source_rows][:, :, source_cols].round().to(torch.uint8).cpu().numpy()

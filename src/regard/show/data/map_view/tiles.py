@@ -46,6 +46,7 @@ class TileCells(NamedTuple):
 
 def level_count(T: int, S: int) -> int:
     """Return the number of levels of a map (T, S): in the last one a single tile holds the whole map."""
+    # 8 is log2 of SIDE; max(…, 1) since a map may be empty.
     return max(0, (max(T, S, 1) - 1).bit_length() - 8) + 1
 
 
@@ -128,6 +129,7 @@ class TilePyramid:
             return pool_units(
                 self.pooled, _cell_edges(self.rows, rows, 1 << z), _cell_edges(self.cols, keys, 1 << z)
             )
+        # Level 0 shows single weights, which the page also writes out as numbers.
         return pool_cells(self.pooled if z else self.m, rows, keys, 1 << z)
 
     def _is_kept(self, z: int) -> bool:
