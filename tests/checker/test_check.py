@@ -86,6 +86,23 @@ def test_true_may_mean_hide_if_the_caller_says_so():
         check(attention, true_means="see")
 
 
+class DrawnGain(FusedHeads):
+    """It multiplies its output by numbers that were drawn, and that no state_dict holds."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.register_buffer("gain", torch.randn(d_model), persistent=False)
+
+    def forward(self, x):
+        return super().forward(x) * self.gain
+
+
+def test_what_was_drawn_and_is_not_saved_is_another_number_in_a_loaded_copy():
+    report = check(DrawnGain)
+    assert report.diagnoses[0].name == "plain-attribute"
+    assert "saved and loaded, it gives another output" in str(report)
+
+
 def test_nothing_of_the_callers_module_is_touched():
     module = Projected(32, 4).train()
     before = {name: t.clone() for name, t in module.state_dict().items()}

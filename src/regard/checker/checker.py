@@ -130,7 +130,19 @@ def check(
             return _assemble(session, started, strict=strict)
         if oracle is not None:
             own_check = partial(
-                check, thing, init=init, call=call, causal=causal, window=window, softcap=softcap, **arguments
+                check,
+                thing,
+                init=init,
+                call=call,
+                causal=causal,
+                window=window,
+                softcap=softcap,
+                scale=scale,
+                heads=heads,
+                true_means=true_means,
+                gradients=gradients,
+                device=device,
+                **arguments,
             )
             session = pair_with_reference(thing, oracle, given, options, promises)
             _run_probes(session)

@@ -99,5 +99,8 @@ def _refusable_options(
             continue
         # NaN as a default is unequal to itself, and no other number comes of it.
         if isinstance(default, bool | float) and default == default:
-            value = not default if isinstance(default, bool) else default / 2 + 0.25
+            # Between 0 and 1 where the default is, as rates must be, and never the default itself.
+            value = (
+                not default if isinstance(default, bool) else default / 2 + (0.25 if default != 0.5 else 0)
+            )
             yield replace(cases.plain(f"{name}={value:g}", seed=16), extra={name: value})

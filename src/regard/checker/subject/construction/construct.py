@@ -58,31 +58,36 @@ _OPTIONAL = {"window", "softcap", "groups", "context_width", "head_width", "laye
 _OPTIONAL |= {"keep"}
 
 
-def build(cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | None = None) -> nn.Module:
+def build(
+    cls: type[nn.Module], init: dict[str, Any], sizes: dict[str, Any] | None = None, seed: int = 0
+) -> nn.Module:
     """Construct an instance of `cls`.
 
     Arguments:
         cls: the class.
         init: the constructor arguments that the caller gave.
         sizes: changes to the guessed `SIZES` of the others.
+        seed: from which its weights are drawn.
 
     Raises `CheckError` if an argument is missing or the constructor fails.
     """
     first_error: CheckError | None = None
     for more in (SIZES, SIZES | WIDE):
         try:
-            return _build(cls, constructor_arguments(cls, init, _consistent(more, init) | (sizes or {})))
+            return _build(
+                cls, constructor_arguments(cls, init, _consistent(more, init) | (sizes or {})), seed
+            )
         except CheckError as error:
             first_error = first_error or error
     assert first_error is not None
     raise first_error
 
 
-def _build(cls: type[nn.Module], arguments: dict[str, Any]) -> nn.Module:
+def _build(cls: type[nn.Module], arguments: dict[str, Any], seed: int) -> nn.Module:
     try:
         # The weights do not depend on what was drawn before, and nothing drawn later depends on them.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             return cls(**arguments)
     except UnknownFieldError as error:
         raise CheckError(_unknown_fields(cls, error)) from error
