@@ -334,7 +334,9 @@ class Prober:
             return
         # A model of pictures and text may have another implementation in each part.
         parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
-        before = {name: x._attn_implementation for name, x in parts.items() if x is not None}
+        before = {name: getattr(x, "_attn_implementation", None) for name, x in parts.items()}
+        # Dbrx and Moshi have parts without an implementation, which cannot be set to None again.
+        before = {name: x for name, x in before.items() if x is not None}
         # That eager attention does not run says nothing of the other questions.
         why = self.reading.why
         try:
