@@ -60,12 +60,7 @@ def _joined(parts: list[LayerReading], own: LayerReading | None, by_rows: bool) 
         certified=all(part.certified for part in parts),
         why=next((part.why for part in parts if part.why), ""),
         wrong={question: _cells(question, parts, by_rows) for question in questions},
-        shares={
-            question: torch.cat(
-                [x.shares.get(question, torch.zeros(x.shape[1], device="cpu")) for x in parts]
-            )
-            for question in shared
-        },
+        shares={question: torch.cat([_share(question, part) for part in parts]) for question in shared},
         lost=tuple(dict.fromkeys(lost for part in parts for lost in part.lost)),
         asked=tuple(dict.fromkeys(question for part in parts for question in part.asked)),
         sees_only_padding=any(part.sees_only_padding for part in parts),
