@@ -32,7 +32,7 @@ from safetensors import safe_open
 from regard.gpt import GPT, Config
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE
 from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan, survey
-from regard.support.processes import Processes
+from regard.support.processes import SIGNALS, Processes
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, losses
 from tests.patience import HANGING
@@ -121,6 +121,8 @@ def work(subject: Subject, folder: Path, resume: bool, file_size: int | None) ->
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             code = 0 if subject.run(folder, resume) else STOPPED
+            # The second of two signals may come when the run has ended: it must not disturb the report of it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         said["warnings"] = [str(warning.message) for warning in caught]
     except (ValueError, OSError) as error:
         said |= {"error": str(error), "kind": type(error).__name__}

@@ -164,31 +164,44 @@ SECONDS_OF_ONE_REQUEST = 1.0
 """`timeout` and `torchrun` send a signal twice, to the process and to its group: that is one request."""
 
 
+class StopRequest:
+    """Whether a signal asked the run to stop.
+
+    A plain time, not a `threading.Event`: the lock of an event is not reentrant, so a second signal that comes
+    while the handler of the first one sets it would wait forever.
+    """
+
+    def __init__(self) -> None:
+        self._requested_at: float | None = None
+
+    def is_set(self) -> bool:
+        """Whether a signal has come."""
+        return self._requested_at is not None
+
+    def handle(self, number: int, frame: object) -> None:
+        """The handler of a signal: the first one is noted, a later one raises a KeyboardInterrupt."""
+        if self._requested_at is None:
+            self._requested_at = time.monotonic()
+        elif time.monotonic() - self._requested_at > SECONDS_OF_ONE_REQUEST:
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C, SIGTERM or SIGHUP sets; a later one raises a KeyboardInterrupt.
+def stop_on_signal() -> Iterator[StopRequest]:
+    """A request that the first Ctrl-C, SIGTERM or SIGHUP sets; a later one raises a KeyboardInterrupt.
 
     A signal that the process ignores, as under `nohup`, stays ignored. Outside of the main thread, which
-    alone receives signals, the event is never set.
+    alone receives signals, the request is never set.
     """
-    stop = threading.Event()
+    stop = StopRequest()
     # signal.signal raises ValueError in every other thread.
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    requested_at = 0.0
-
-    def handle(number: int, frame: object) -> None:
-        nonlocal requested_at
-        if not stop.is_set():
-            requested_at = time.monotonic()
-            stop.set()
-        elif time.monotonic() - requested_at > SECONDS_OF_ONE_REQUEST:
-            raise KeyboardInterrupt
 
     # None: a handler that was not set from Python, which could not be restored.
     heard = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    previous = {number: signal.signal(number, handle) for number in heard}
+    previous = {number: signal.signal(number, stop.handle) for number in heard}
     try:
         yield stop
     finally:

@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from regard.gpt import GPT
+from regard.gpt.training import checkpoints
 from regard.gpt.training import train as training_module
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE, read_metrics
@@ -133,12 +134,12 @@ def wait_for_steps(process: BaseProcess, metrics: Path, steps: int) -> None:
 def test_a_few_steps_at_a_time_are_the_same_run(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped every few steps, as by Ctrl-C, and resumed."""
+    """Stopped every few steps and after the last one, as by Ctrl-C, and resumed."""
     take_step = TrainingRun._take_step
 
     def then_ctrl_c(self: TrainingRun, *rest: Any) -> None:
         take_step(self, *rest)
-        if self.step % 10 == 9:
+        if self.step % 10 == 0:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(TrainingRun, "_take_step", then_ctrl_c)
@@ -147,6 +148,9 @@ def test_a_few_steps_at_a_time_are_the_same_run(
         runs += 1
     assert runs == 1 + SETTINGS.steps // 10
     assert losses(folder) == losses(undisturbed)
+    last = checkpoints.load(folder)
+    assert last is not None
+    assert last.state["evaluated_step"] == SETTINGS.steps, "what came after the stop at the last step is saved"
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -48,7 +47,7 @@ from regard.support.files import (
     shorten,
     write_error,
 )
-from regard.support.processes import Processes, process_group, stop_on_signal
+from regard.support.processes import Processes, StopRequest, process_group, stop_on_signal
 
 LOCK = ".lock"  # the file in a run's folder that its owner locks
 LOG_EVERY = 10  # steps between reads of the losses, each of which waits for the GPU
@@ -249,7 +248,7 @@ class TrainingRun:
             if checkpoint.problem is not None:
                 warnings.warn(checkpoint.problem, stacklevel=3)
 
-    def run(self, stop: threading.Event) -> TrainingResult:
+    def run(self, stop: StopRequest) -> TrainingResult:
         """Train until the end, or until `stop` is set; a checkpoint is saved in both cases."""
         s = self.settings
         if self.ranks.is_main:
@@ -272,9 +271,12 @@ class TrainingRun:
         while True:
             # Evaluate and save when due, then take a step.
             ended = self._done() >= total
-            if self.evaluated_step != self.step and (ended or self.step % s.evaluate_every == 0):
+            evaluated = self.evaluated_step != self.step and (ended or self.step % s.evaluate_every == 0)
+            if evaluated:
                 self._evaluate()
-            if self.saved_step != self.step and (ended or self.step % s.save_every == 0):
+            # A run that was stopped after its last step is evaluated when it is resumed: that is saved, too.
+            changed = self.saved_step != self.step or (ended and evaluated)
+            if changed and (ended or self.step % s.save_every == 0):
                 self._save()
             if ended:
                 if self.ranks.is_main:
@@ -363,7 +365,7 @@ class TrainingRun:
             return (self.step - s.warmup_steps) / max(1, s.steps - s.warmup_steps)
         return (self._seconds() - self.warmup_seconds) / max(1e-9, s.minutes * 60 - self.warmup_seconds)
 
-    def _should_stop(self, stop: threading.Event) -> bool:
+    def _should_stop(self, stop: StopRequest) -> bool:
         """Whether `stop` is set on any rank: all of them must stop at the same step."""
         if self.ranks.world_size == 1 or self.step % LOG_EVERY:
             return self.ranks.world_size == 1 and stop.is_set()
