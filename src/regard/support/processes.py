@@ -167,7 +167,7 @@ SECONDS_OF_ONE_REQUEST = 1.0
 class StopRequest:
     """Whether a signal asked the run to stop.
 
-    A plain time, not a `threading.Event`: the lock of an event is not reentrant, so a second signal that comes
+    A plain time, not a `threading.Event`: the lock of an event is not reentrant, so a signal that comes
     while the handler of the first one sets it would wait forever.
     """
 

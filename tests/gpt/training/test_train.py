@@ -150,7 +150,7 @@ def test_a_few_steps_at_a_time_are_the_same_run(
     assert losses(folder) == losses(undisturbed)
     last = checkpoints.load(folder)
     assert last is not None
-    assert last.state["evaluated_step"] == SETTINGS.steps, "what came after the stop at the last step is saved"
+    assert last.state["evaluated_step"] == SETTINGS.steps, "the evaluation after the last stop is saved"
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
