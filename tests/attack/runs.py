@@ -184,7 +184,9 @@ class Attack:
 
     def contents(self) -> dict[str, bytes]:
         """The files of the folder, but for the lock that a killed process may leave."""
-        files = (path for path in self.folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+        files = (
+            path for path in self.folder.rglob("*") if path.is_file() and not path.name.endswith(".lock")
+        )
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
 
     @contextmanager
