@@ -14,6 +14,7 @@ class Truth(NamedTuple):
     output: Tensor  # (B, H, T, E)
     weights: Tensor  # (B, H, T, S)
     lse: Tensor  # (B, H, T)
+    max_score: Tensor  # (B, H, T)
 
 
 def attention(
@@ -32,13 +33,13 @@ def attention(
     B, H, T, D = q.shape
     G, S, E = k.shape[1], k.shape[2], v.shape[3]
     scale = 1 / D**0.5 if scale is None else scale
-    outputs, weights, lses = [], [], []
+    outputs, weights, lses, largest = [], [], [], []
     for b in range(B):
         for h in range(H):
             g = h // (H // G)
             for i in range(T):
                 seen = [j for j in range(S) if allowed[b, h, i, j]]
-                row = q.new_zeros(S)
+                row, top = q.new_zeros(S), q.new_tensor(-torch.inf)
                 if not seen:
                     lse = q.new_tensor(-torch.inf) if sinks is None else sinks[h].double()
                     outputs.append(q.new_zeros(E))
@@ -48,8 +49,9 @@ def attention(
                         scores = softcap * torch.tanh(scores / softcap)
                     if bias is not None:
                         scores = scores + bias[b, h, i, seen].double()
+                    top = scores.max()
                     others = [] if sinks is None else [sinks[h].double()]
-                    most = max([scores.max().item()] + [s.item() for s in others])
+                    most = max([top.item()] + [s.item() for s in others])
                     total = (scores - most).exp().sum() + sum((s - most).exp() for s in others)
                     share = (scores - most).exp() / total
                     lse = most + total.log()
@@ -57,12 +59,14 @@ def attention(
                     outputs.append((share[:, None] * v[b, g, seen]).sum(0))
                 weights.append(row)
                 lses.append(lse)
+                largest.append(top)
     if not outputs:
-        return Truth(q.new_zeros(B, H, T, E), q.new_zeros(B, H, T, S), q.new_zeros(B, H, T))
+        return Truth(q.new_zeros(B, H, T, E), q.new_zeros(B, H, T, S), *q.new_zeros(2, B, H, T))
     return Truth(
         torch.stack(outputs).view(B, H, T, E),
         torch.stack(weights).view(B, H, T, S),
         torch.stack(lses).view(B, H, T),
+        torch.stack(largest).view(B, H, T),
     )
 
 

@@ -254,6 +254,8 @@ class Attack:
         newest = self.folder / self.subject.checkpoint
         if newest.is_dir():  # of a survey, which has no other state than its chunks
             newest = max(newest.glob("chunk-*"), default=newest)
+            if newest.is_dir():  # stopped before its first chunk: there is nothing to flip
+                return self.finish()
         previous = newest.with_name(f"{newest.name}.previous")
         history = [self.folder / name for name in (METRICS_FILE, HEADS_FILE)]
         choice = self.draw.choice([[newest], [newest], [newest], [previous], [newest, previous], history])

@@ -292,7 +292,7 @@ def check_empty(rng: random.Random) -> None:
     cells = min(T, 2), min(S, 2)
     summary = m.summary(*cells)
     assert m.pool(*cells).shape == summary.mass.shape == summary.max.shape == (B, H, *cells), what  # type: ignore[union-attr]
-    assert all(x.shape == (B, H, n) for x, n in zip(m.statistics(), (T, T, S), strict=True)), what
+    assert all(x.shape == (B, H, n) for x, n in zip(m.statistics(), (T, T, S, T), strict=True)), what
     assert m.topk(max(S, 1)).values.shape == (B, H, T, max(S, 1)), what
     assert m.diagonal().shape == dense.diagonal(dim1=-2, dim2=-1).shape, what
     assert m.mass(regard.window(2)).shape == (B, H, T), what

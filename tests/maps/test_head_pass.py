@@ -33,11 +33,11 @@ def _cells(A: torch.Tensor, rows: int, cols: int) -> overview.Overview:
     )
 
 
-def _all(A: torch.Tensor, rows: int, cols: int) -> overview.MapSummary:
+def _all(A: torch.Tensor, scores: torch.Tensor, rows: int, cols: int) -> overview.MapSummary:
     t, s = A.shape[-2:]
     back = (torch.arange(t)[:, None] + s - t - torch.arange(s)).to(A.dtype)
     entropy, distance = torch.special.entr(A).sum(-1), (A * back).sum(-1)
-    return overview.MapSummary(*_cells(A, rows, cols), entropy, distance, A.sum(-2))
+    return overview.MapSummary(*_cells(A, rows, cols), entropy, distance, A.sum(-2), scores.amax(-1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -46,15 +46,20 @@ def test_a_summary_errs_no_more_than_eager_attention(name: str, dtype: torch.dty
     q, k = torch.randn(1, 2, T, 16).to(dtype), torch.randn(1, 1, S, 16).to(dtype)
     mask = MASKS[name]
     right = regard.attention_map(q.double(), k.double(), mask=mask).to_dense()
+    exact = (q.double() * 0.25) @ k.double().mT
     scores = ((q.float() * 0.25) @ k.float().mT).to(dtype)  # as eager attention rounds them
     if (bias := mask.bias(range(T), range(S), (1, 2, T, S))) is not None:
-        scores = (scores + bias).to(dtype)
-    allowed = mask.tile(range(T), range(S), (1, 2, T, S))
-    theirs = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(0.0).float()
+        scores, exact = (scores + bias).to(dtype), exact + bias
+    hidden = ~mask.tile(range(T), range(S), (1, 2, T, S))
+    scores, exact = scores.masked_fill(hidden, -torch.inf), exact.masked_fill(hidden, -torch.inf)
+    theirs = scores.softmax(-1).nan_to_num(0.0).float()
     found = regard.attention_map(q, k, mask=mask).summary(37, 256)
     for name, ours, eager, expected in zip(
-        found._fields, found, _all(theirs, 37, 256), _all(right, 37, 256), strict=True
+        found._fields, found, _all(theirs, scores, 37, 256), _all(right, exact, 37, 256), strict=True
     ):
+        empty = expected == -torch.inf  # the largest score of a row that sees no key
+        assert torch.equal(ours == -torch.inf, empty)
+        ours, eager, expected = (x.masked_fill(empty, 0.0) for x in (ours, eager, expected))
         unit = torch.finfo(torch.float32).eps * expected.abs().max().item()
         assert truth.error(ours, expected) <= 2 * truth.error(eager, expected) + unit, name
 

@@ -103,10 +103,12 @@ def test_gradients_of_the_product_flow_to_the_values() -> None:
 
 @given(drawn=maps())
 def test_statistics(drawn: Any) -> None:
-    m, A, _ = drawn
+    m, A, (_, right) = drawn
     T, S = A.shape[-2:]
     back = torch.arange(T, dtype=A.dtype)[:, None] + S - T - torch.arange(S, dtype=A.dtype)
     entropy, distance = torch.special.entr(A).sum(-1), (A * back).sum(-1)
+    most = right.max_score
+    close(m.max_score(), most)
     close(m.entropy(), entropy)
     close(m.distance(), distance)
     close(m.received(), A.sum(-2))
@@ -114,7 +116,7 @@ def test_statistics(drawn: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(overview, "LARGE", large)
             together = m.statistics()
-        for found, expected in zip(together, (entropy, distance, A.sum(-2)), strict=True):
+        for found, expected in zip(together, (entropy, distance, A.sum(-2), most), strict=True):
             close(found, expected)
     for offset in range(-T, S + 1):
         close(m.diagonal(offset), A.diagonal(offset, -2, -1))

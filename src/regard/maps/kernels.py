@@ -28,8 +28,8 @@ def supported_mask(m: MapData, mask: Mask | None = None) -> Mask | None:
     return mask if launch.unsupported_map_reason(m.q, m.k, mask) is None else None
 
 
-def statistics(m: MapData) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Entropy and distance of every row, and the attention that every key receives."""
+def statistics(m: MapData) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Entropy and distance of every row, what every key receives, and the largest score of every row."""
     simple = supported_mask(m)
     if simple is None:
         return None

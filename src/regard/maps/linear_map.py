@@ -331,10 +331,10 @@ class LinearAttentionMap(SignedMap):
     def statistics(self) -> RowStatistics:
         """`.entropy` and `.distance` of the magnitudes of every row, and the sum `.received` of every column.
 
-        Shares are |W| divided by their sum over the row.
+        Shares are |W| divided by their sum over the row. `.max_score` is NaN: there is no softmax.
         """
-        magnitudes = self.magnitudes()
-        return RowStatistics(magnitudes.entropy, magnitudes.distance, self.received())
+        _, entropy, distance = self.magnitudes()
+        return RowStatistics(entropy, distance, self.received(), torch.full_like(entropy, torch.nan))
 
     def entropy(self) -> Tensor:
         """−Σ a ln a of every row, in nats, (B, H, T), for the shares a = |W| / Σ|W|."""

@@ -152,7 +152,7 @@ class AttentionMap(MapData, LazyMatrix):
         return self._with(axes=self.axes, precise=self.precise, kept=kept)
 
     def summary(self, rows: int, cols: int) -> overview.MapSummary:
-        """Both overviews and all statistics: `.mass`, `.max`, `.entropy`, `.distance` and `.received`.
+        """Both overviews and all statistics: `.mass` and `.max`, and `.entropy` and the others.
 
         They are those of `pool(rows, cols, "both")`, for counts, and `statistics()`, on a CPU from one pass
         over the map.
@@ -162,7 +162,10 @@ class AttentionMap(MapData, LazyMatrix):
         return overview.MapSummary(*map(self._shaped, results))
 
     def statistics(self) -> sweep.RowStatistics:
-        """`.entropy` and `.distance` of every row and what every key has `.received`, from one pass."""
+        """`.entropy`, `.distance` and `.max_score` of every row and what every key has `.received`.
+
+        All of them come from one pass over the map.
+        """
         results = precision.compute(self, lambda group: overview.statistics(group.data))
         return sweep.RowStatistics(*map(self._shaped, results))
 
@@ -173,6 +176,18 @@ class AttentionMap(MapData, LazyMatrix):
     def distance(self) -> Tensor:
         """The mean distance of every row, Σ A · (position of the query − key), (B, H, T)."""
         return self._row_statistics()[1]
+
+    def max_score(self) -> Tensor:
+        """The largest score of every row, as the softmax takes it, (B, H, T); −inf where no key is visible.
+
+        It is scaled, capped and biased, and of visible keys only. A sink logit is not a score.
+
+        >>> import torch, regard
+        >>> q, k = torch.tensor([[2.0], [3.0]]), torch.tensor([[5.0], [-1.0]])
+        >>> regard.attention_map(q, k, mask=regard.causal).max_score()
+        tensor([10., 15.])
+        """
+        return self.statistics().max_score
 
     def _row_statistics(self) -> list[Tensor]:
         results = precision.compute(self, lambda group: overview.row_statistics(group.data))

@@ -33,10 +33,11 @@ def summarise(m: AttentionMap | LinearAttentionMap) -> LayerSummary:
     """Compute an overview of at most 256×256 cells and the row and key statistics of a map (B, H, T, S)."""
     _, _, T, S = m.matrix
     with torch.no_grad():
-        statistics = m.summary(min(T, CELLS), min(S, CELLS))
+        found = m.summary(min(T, CELLS), min(S, CELLS))
         offset = S - T  # the queries are the last T of the S positions
         previous, itself = m.diagonal(offset - 1), m.diagonal(offset)
-    return LayerSummary(*statistics, previous, itself)
+    of_rows = found.entropy, found.distance, found.received
+    return LayerSummary(found.mass, found.max, *of_rows, previous, itself)
 
 
 def summary_size(B: int, H: int, T: int, S: int, itemsize: int = 4) -> int:

@@ -23,7 +23,6 @@ from regard.heads.measures.sink import find_sink_keys
 from regard.heads.measures.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
-from regard.maps.tile_passes.sweep import RowStatistics
 from regard.pictures.patch_layout import PatchAxes
 
 NAMES = (
@@ -151,27 +150,26 @@ class TextScorer:
         m = self._without_padding(m)
         if statistics is None or self.is_token_query is not None:  # known statistics include padding
             statistics = m.statistics()
-        stats = RowStatistics(statistics.entropy, statistics.distance, statistics.received)
         keys, active = self.visibility.keys, self._active_queries()
-        sink_key = self._find_sink_keys(stats)
+        sink_key = self._find_sink_keys(statistics)
         sees_sink = columns(self.visibility.uniform, sink_key) > 0
-        relative = stats.entropy / keys.clamp(min=2).log()
+        relative = statistics.entropy / keys.clamp(min=2).log()
         scores = {
             "sink": QueryScore(columns(m, sink_key), sees_sink & active & (sink_key >= 0).unsqueeze(-1)),
-            "entropy": QueryScore(stats.entropy, active),
+            "entropy": QueryScore(statistics.entropy, active),
             "normalised_entropy": QueryScore(relative, active & (keys > 1)),  # one key leaves no choice
         }
         if self.patches is not None:
             for name, score in patch_scores(m, self.patches, active).items():
                 scores[name] = QueryScore(*score)
         positional: dict[str, QueryScore] = {}
-        tallies = self._tally_keys(stats.received)
+        tallies = self._tally_keys(statistics.received)
         if not self.crossed:
-            self._add_position_scores(m, stats, null, scores)
+            self._add_position_scores(m, statistics, null, scores)
             self._add_token_scores(m, null, scores)
             tallies |= self._add_offset_score(m, scores, positional)
         if self.ids is not None:
-            tallies |= self._add_one_token_score(m, stats.received, scores)
+            tallies |= self._add_one_token_score(m, statistics.received, scores)
         return MapScores(scores, sink_key, positional, Tallies(**tallies))
 
     def _without_padding(self, m: AttentionMap) -> AttentionMap:
@@ -190,7 +188,7 @@ class TextScorer:
         """(T,): the positions of the queries among the keys."""
         return torch.arange(self.matrix[2], device=self.device) + self.first_position
 
-    def _find_sink_keys(self, stats: RowStatistics) -> Tensor:
+    def _find_sink_keys(self, stats: KnownStatistics) -> Tensor:
         """(B, H): the sink key of every head, −1 for none."""
         is_token = None if self.is_token_key is None else self.is_token_key[:, None]
         num_queries = self._active_queries().sum(-1, keepdim=True)  # (B, h, 1)
@@ -199,7 +197,7 @@ class TextScorer:
     def _add_position_scores(
         self,
         m: AttentionMap,
-        stats: RowStatistics,
+        stats: KnownStatistics,
         null: dict[str, QueryScore] | None,
         scores: dict[str, QueryScore],
     ) -> None:

@@ -49,6 +49,7 @@ class PlaceStatistics(NamedTuple):
     distance: Tensor  # (places of queries,)
     total: Tensor  # (places of queries,) the sum of a row
     received: Tensor  # (places of keys,)
+    largest: Tensor  # (places of queries,) the logarithm of the largest weight of a row
 
 
 class HeadPass:
@@ -102,9 +103,10 @@ class HeadPass:
         return PooledCells(cells[0], cells[1], None if self.gain is None else cells[2])
 
     def empty_statistics(self) -> PlaceStatistics:
-        """Statistics of zeros, to be added to by a pass."""
-        sides = (self.q, self.q, self.q, self.k)
-        return PlaceStatistics(*(x.new_zeros(len(x), dtype=self.dtype) for x in sides))
+        """Statistics of no weights, to be added to by a pass."""
+        entropy, distance, total, largest = self.q.new_zeros(4, len(self.q), dtype=self.dtype)
+        received = self.k.new_zeros(len(self.k), dtype=self.dtype)
+        return PlaceStatistics(entropy, distance, total, received, largest.fill_(-torch.inf))
 
     def sweep(
         self, tiles: list[ScoreTile], cells: PooledCells | None, statistics: PlaceStatistics | None
@@ -113,9 +115,10 @@ class HeadPass:
         weighed = self._weigh(tiles, keep_logs=statistics is not None)
         for run in _runs(tiles, of_bins=cells is not None):
             by_bin, by_group = [], []
-            for tile, logs, weights in islice(weighed, len(run)):
+            for tile, logs, weights, visible in islice(weighed, len(run)):
                 sums = None
                 if statistics is not None:
+                    self._note_largest(statistics, tile, logs, visible)
                     by_group.append(self._sum_keys(statistics, tile, logs, weights))
                     sums = by_group[-1][0][:, 0] if tile.k.width == _group_size(tile.k) else None
                 if cells is not None:
@@ -129,7 +132,7 @@ class HeadPass:
         """The weights of some tiles, summed over the queries times `row_weights` (T,): (places of keys,)."""
         of_places = row_weights[self.q_bins.places].to(self.dtype)
         received = self.k.new_zeros(len(self.k), dtype=self.dtype)
-        for tile, _, weights in self._weigh(tiles, keep_logs=False):
+        for tile, _, weights, _ in self._weigh(tiles, keep_logs=False):
             received[tile.k.places] += weights @ of_places[tile.q.places]
         return received
 
@@ -166,10 +169,11 @@ class HeadPass:
 
     def _weigh(
         self, tiles: list[ScoreTile], *, keep_logs: bool
-    ) -> Iterator[tuple[ScoreTile, Tensor, Tensor]]:
+    ) -> Iterator[tuple[ScoreTile, Tensor, Tensor, Tensor | None]]:
         """Each tile with its log weights and its weights (keys, queries), valid until the next tile.
 
-        The log weights are lost unless `keep_logs`.
+        The log weights are lost unless `keep_logs`. The last is the tile's visibility, as `_log_weights` has
+        it: the logarithms of hidden entries are not to be read.
         """
         # Memory for one tile of logarithms and one of weights, reused for every tile.
         size = self.q_bins.largest_side * self.k_bins.largest_side
@@ -196,7 +200,7 @@ class HeadPass:
                 exponentials(logs, out=weights)
             if tile.k.padding is not None:
                 weights.index_fill_(0, tile.k.padding, 0.0)
-            yield tile, logs, weights
+            yield tile, logs, weights, visible
 
     def _are_normal(self) -> bool:
         """Whether every exp(score − lse), of hidden keys too, is certain to be a normal number.
@@ -234,6 +238,16 @@ class HeadPass:
         if products is not out:
             out.copy_(products)
         return visible
+
+    @staticmethod
+    def _note_largest(
+        statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, visible: Tensor | None
+    ) -> None:
+        """Note the largest of the log weights of each query of a tile."""
+        if visible is not None:
+            logs = logs.masked_fill(visible == 0.0, -torch.inf)
+        of_rows = statistics.largest[tile.q.places]
+        torch.maximum(of_rows, logs.amax(0), out=of_rows)
 
     def _sum_keys(
         self, statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, weights: Tensor

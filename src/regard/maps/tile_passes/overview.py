@@ -47,6 +47,7 @@ class MapSummary(NamedTuple):
     entropy: Tensor  # (B, H, T)
     distance: Tensor  # (B, H, T)
     received: Tensor  # (B, H, S)
+    max_score: Tensor  # (B, H, T)
 
 
 def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> Overview:
@@ -62,7 +63,7 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> 
 
 
 def statistics(m: MapData) -> RowStatistics:
-    """Entropy and distance of every row, and the attention that every key receives."""
+    """Entropy, distance and largest score of every row, and the attention that every key receives."""
     _, _, T, S = m.matrix
     if m.device.type == "cpu" and T * S >= LARGE:
         # One span each way: the cells are switched off, and the bins still have to hold every position.
@@ -185,8 +186,9 @@ def _pass_over_tiles(
     q_bins = make_bins(rows, head_pass.QUERIES, m.device, pad=cells, interleave=cells)
     k_bins = make_bins(cols, head_pass.KEYS, m.device, pad=cells)
     larger = torch.maximum if gain is None else larger_magnitude
-    stats = RowStatistics(*(m.lse.new_zeros(B, H, n) for n in (T, T, S)))
-    total = m.lse.new_zeros(B, H, T)
+    entropy, distance, total = (m.lse.new_zeros(B, H, T) for _ in range(3))
+    largest = torch.full_like(m.lse, -torch.inf)
+    stats = RowStatistics(entropy, distance, m.lse.new_zeros(B, H, S), largest)
 
     def sweep_head(head: HeadPass, tiles: list[ScoreTile]) -> tuple[Overview | None, PlaceStatistics | None]:
         pooled = head.empty_cells() if cells else None
@@ -203,7 +205,9 @@ def _pass_over_tiles(
             stats.distance[b, h] += q_bins.by_position(of_places.distance, T)
             stats.received[b, h] += k_bins.by_position(of_places.received, S)
             total[b, h] += q_bins.by_position(of_places.total, T)
-    return overview, sweep.normalise_statistics(m, stats, total) if statistics else stats
+            of_rows = q_bins.by_position(of_places.largest, T)
+            largest[b, h] = torch.maximum(largest[b, h], of_rows)
+    return overview, sweep.finish_statistics(m, stats, total) if statistics else stats
 
 
 def _overview(cells: PooledCells, q_bins: Bins) -> Overview:

@@ -40,6 +40,7 @@ class RowStatistics(NamedTuple):
     entropy: Tensor  # (B, H, T)
     distance: Tensor  # (B, H, T)
     received: Tensor  # (B, H, S)
+    max_score: Tensor  # (B, H, T) −inf for a row without visible keys, NaN without a softmax
 
 
 def finite_lse(lse: Tensor) -> Tensor:
@@ -74,11 +75,12 @@ def log_tiles(m: MapData, mask: Mask | None = None) -> Iterator[LogTile]:
 
 
 def statistics(m: MapData) -> RowStatistics:
-    """Entropy and distance of every row and the attention that every key receives, in one pass."""
+    """Entropy, distance and largest score of every row and the attention that every key receives."""
     B, H, T, S = m.matrix
     entropy, distance, total = (m.lse.new_zeros(B, H, T) for _ in range(3))
-    received = m.lse.new_zeros(B, H, S)
+    received, largest = m.lse.new_zeros(B, H, S), torch.full_like(m.lse, -torch.inf)
     for batch, heads, rows, keys, logs in log_tiles(m):
+        largest[batch, heads, rows] = torch.maximum(largest[batch, heads, rows], logs.amax(-1))
         logs.clamp_(min=LOG_ZERO)
         weights = exponentials(logs, out=torch.empty_like(logs))
         entropy[batch, heads, rows] -= torch.linalg.vecdot(weights, logs)
@@ -87,17 +89,18 @@ def statistics(m: MapData) -> RowStatistics:
         distance[batch, heads, rows] += torch.linalg.vecdot(weights, back.to(weights))
         total[batch, heads, rows] += weights.sum(-1)
         received[batch, heads, keys] += weights.sum(-2)
-    return normalise_statistics(m, RowStatistics(entropy, distance, received), total)
+    return finish_statistics(m, RowStatistics(entropy, distance, received, largest), total)
 
 
-def normalise_statistics(m: MapData, stats: RowStatistics, total: Tensor) -> RowStatistics:
+def finish_statistics(m: MapData, stats: RowStatistics, total: Tensor) -> RowStatistics:
     """Entropy and distance as they are when every row sums to 1, for weights that sum to `total` (B, H, T).
 
-    A distance of 1,000 keys multiplies what rounding adds to a row by 1,000.
+    A distance of 1,000 keys multiplies what rounding adds to a row by 1,000. The largest scores were
+    logarithms of weights up to here.
     """
     whole = _softmax_sum(m, total, slice(None), STATISTICS_ROUNDING)
     entropy = (stats.entropy + total * whole.log()) / whole
-    return stats._replace(entropy=entropy, distance=stats.distance / whole)
+    return stats._replace(entropy=entropy, distance=stats.distance / whole, max_score=m.lse + stats.max_score)
 
 
 def normalise_rows_(m: MapData, weights: Tensor, rows: slice | Tensor) -> None:

@@ -1,5 +1,5 @@
-"""Row and column statistics of the attention matrix in Triton: entropy, distance, and attention received by
-keys.
+"""Row and column statistics of the attention matrix in Triton: entropy, distance, largest score, and the
+attention that keys receive.
 
 One program takes one block of queries past the key blocks it sees, as pooling does. Tiles are turned: a row
 of a tile is a key, a column is a query. The sums of a query are kept as a tile of partial sums, which are
@@ -32,11 +32,11 @@ EMPTY_ROW_LSE = tl.constexpr(1e30)  # in place of infinity: 0 · 1e30 is 0, not 
 
 @triton.jit
 def statistics_kernel(
-    q, k, k_tma, lse, entropy, distance, received, slopes, lists, band,
+    q, k, k_tma, lse, entropy, distance, received, largest, slopes, lists, band,
     q_step, k_step, heads, group, T, S, factor, cap, first_position,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of a block of queries; `received` may be None.
+    """Statistics of a block of queries; `received` and `largest` may be None, both or neither.
 
     Query i is at i + first_position; the mask counts i + S − T.
     """
@@ -70,6 +70,7 @@ def statistics_kernel(
 
     surprise = tl.zeros([COLS, ROWS], tl.float32)  # Σ weight · log2 weight
     back = tl.zeros([COLS, ROWS], tl.float32)  # Σ weight · steps back
+    top = tl.full([COLS, ROWS], -EMPTY_ROW_LSE, tl.float32)  # the largest log2 weight
     for part in tl.static_range(3):
         if part == 0:
             start, stop = first, full_first
@@ -78,18 +79,25 @@ def statistics_kernel(
         else:
             start, stop = full_last, last
         if part != 0 or (lists is None and band.behind is not None):
-            surprise, back = _past_keys(
-                surprise, back, query, level, row, received, k, k_tma, lists, band,
+            surprise, back, top = _past_keys(
+                surprise, back, top, query, level, row, received, k, k_tma, lists, band,
                 k_step, b.to(tl.int32), g.to(tl.int32), T, S, factor, cap, slope, first_position,
                 start, stop, part != 1, D, D_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
-    tl.store(entropy + head * T + row, -tl.sum(surprise, 0) * LN2, mask=inside)
+    nats = -tl.sum(surprise, 0) * LN2
+    tl.store(entropy + head * T + row, nats, mask=inside)
     tl.store(distance + head * T + row, tl.sum(back, 0), mask=inside)
+    if largest is not None:
+        most = tl.max(top, 0)
+        # A row that sees no key, as the hidden entries of others, stands at −1e30 or below.
+        most = tl.where(most <= -EMPTY_ROW_LSE, float("-inf"), most * LN2)
+        most = tl.where(nats == nats, most, nats)  # a maximum drops NaN, a sum does not
+        tl.store(largest + head * T + row, most, mask=inside)
 
 
 @triton.jit
 def _past_keys(
-    surprise, back, query, level, row, received, k, k_tma, lists, band,
+    surprise, back, top, query, level, row, received, k, k_tma, lists, band,
     k_step, b, g, T, S, factor, cap, slope, first_position, start, stop,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -113,8 +121,9 @@ def _past_keys(
         weight = tl.exp2(log)
         surprise += weight * log
         back += weight * (stands[None, :] - key.to(tl.float32)[:, None])
-        if received is not None:
+        if received is not None:  # and the largest, too
+            top = tl.maximum(top, log)
             got = (tl.sum(weight, 1) * UNITS).to(tl.int64)
             tl.atomic_add(received + key, got, mask=key < S, sem="relaxed")
         block = following
-    return surprise, back
+    return surprise, back, top
