@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
         patch,
     )
     from regard.maps import AttentionMap, LinearAttentionMap, attention_map, linear_attention_map
+    from regard.monitor import Monitor
     from regard.pictures import Patches
     from regard.recorder import Capture, capture, capture_size, certify, load
     from regard.show import plot
@@ -52,6 +53,7 @@ __all__ = [
     "Effect",
     "LinearAttentionMap",
     "Mask",
+    "Monitor",
     "Patches",
     "Report",
     "ablate",
@@ -103,6 +105,7 @@ _MODULES = {
     "regard.comparison": "compare",
     "regard.interventions": "Effect ablate block effect importance intervene mean_outputs patch",
     "regard.maps": "AttentionMap LinearAttentionMap attention_map linear_attention_map",
+    "regard.monitor": "Monitor",
     "regard.pictures": "Patches",
     "regard.recorder": "Capture capture capture_size certify load",
     "regard.show": "plot",
@@ -120,6 +123,7 @@ _PACKAGES = (
     "layers",
     "learn",
     "maps",
+    "monitor",
     "pictures",
     "recorder",
     "show",

@@ -46,11 +46,11 @@ def partial_weights(m: MapData, at: Grid) -> Tensor:
     """The weights of the tile `at` as exp(score − lse), also where the mask is narrower than that of lse."""
     B, H = m.matrix[:2]
     at = at._replace(b=at.b[:B], h=at.h[:, :H])
-    weights = _tile_scores(m, at, m.dtype).sub_(finite_lse(m.lse[:, :, at.rows, None]))
+    weights = tile_scores(m, at, m.dtype).sub_(finite_lse(m.lse[:, :, at.rows, None]))
     return weights.to(m.result_dtype).exp_()
 
 
-def _tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
+def tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
     """The masked scores of a tile, (B, H, rows, keys), computed in `dtype`."""
     q = (m.q[:, :, at.rows] if isinstance(at.rows, slice) else m.q.index_select(2, at.rows)).to(dtype)
     q = q * m.scale if m.softcap is None else q  # below a soft cap the products are scaled, which rounds once
@@ -82,7 +82,7 @@ def exact_rows(m: MapData, rows: Tensor) -> ExactRows:
     for b, h in product(range(B), range(0, H, max(step, 1))):
         batch, heads = slice(b, b + 1), slice(h, min(h + step, H))
         part = m.select(batch, heads)
-        s = _tile_scores(part, grid(rows, slice(0, S), part.matrix, part.device), torch.float64)
+        s = tile_scores(part, grid(rows, slice(0, S), part.matrix, part.device), torch.float64)
         sinks = None if part.sinks is None else part.sinks.double().view(-1, 1, 1)
         # The softmax by its definition: subtract the maximum, exponentiate, divide by the sum.
         # amax refuses an axis of size 0.

@@ -1,0 +1,224 @@
+"""The history of a monitor: a record for each step that was listened to, also as a file of JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.support.cell_output import PrintedOutput
+from regard.support.files import RunFileError, atomic_write, check_type, get_field, parse_object
+from regard.support.imports import data_frame
+
+FORMAT = "regard.monitor 1"
+MEASURES = (
+    *("max_score", "entropy", "relative_entropy", "sink", "sink_key", "min_lse", "max_lse", "distance"),
+    *("across", "padding", "gate", "q_norm", "k_norm"),
+)
+"""The numbers of every head. Means over rows, except for scores, lse and norms, which are extremes."""
+MAX_LINE = 1 << 26  # bytes of one line of a file: 100,000 heads need a quarter of it
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What the heads of one layer did at one step."""
+
+    name: str
+    """The layer's module in the model."""
+    certified: bool
+    problem: str
+    """Why it is not certified; "" if it is."""
+    values: dict[str, list[float | None]]
+    """By measure, a number for each head.
+
+    None where no sampled row counts, where the batch does not say what is padding or which documents it has,
+    where the layer has no sink logits, and where a number is not finite.
+    """
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a monitor heard at one step."""
+
+    step: int
+    rows: tuple[int, ...]
+    """The first and the last of the sampled rows, and their number."""
+    tokens: tuple[int, ...]
+    """The shape of the batch that was read: texts and tokens, of one rank."""
+    layers: dict[str, LayerRecord]
+    seconds: float = 0.0
+    """What listening added to the step: the time after the forward pass."""
+    alarms: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """The record as one line of JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, allow_nan=False)
+
+
+def parse_line(line: str) -> StepRecord:
+    """Read a record from its line; a `RunFileError` says what is wrong."""
+    data = parse_object(line)
+    if data.get("format") != FORMAT:
+        raise RunFileError(f"format: expected {FORMAT!r}, got {data.get('format')!r}")
+    layers = {}
+    for key, layer in get_field(data, "layers", dict).items():
+        check_type(f"layer {key}", layer, dict)
+        values = get_field(layer, "values", dict)
+        if not all(isinstance(row, list) and all(map(_is_number, row)) for row in values.values()):
+            raise RunFileError(f"layer {key}: expected a list of numbers for each measure")
+        name, problem = get_field(layer, "name", str), get_field(layer, "problem", str)
+        layers[key] = LayerRecord(name, get_field(layer, "certified", bool), problem, values)
+    return StepRecord(
+        get_field(data, "step", int),
+        tuple(get_field(data, "rows", list)),
+        tuple(get_field(data, "tokens", list)),
+        layers,
+        float(data.get("seconds", 0.0)),
+        [str(alarm) for alarm in get_field(data, "alarms", list)],
+    )
+
+
+def _is_number(x: Any) -> bool:
+    return x is None or (isinstance(x, int | float) and not isinstance(x, bool))
+
+
+class HistoryRow(NamedTuple):
+    """One head at one step."""
+
+    step: int
+    layer: str
+    head: int
+    certified: bool
+    values: dict[str, float]
+    """By measure; NaN where it is not known."""
+
+
+class MonitorHistory(PrintedOutput):
+    """Every record of a monitor, as a table with a row for each step, layer and head.
+
+    `records` are the steps, `alarms` the sentences of all alarms. `history.series("entropy", 3, 0)` is a
+    curve, `to_csv` and `to_pandas` are the whole table, and `MonitorHistory.read(path)` is that of a file.
+    """
+
+    def __init__(self, records: Sequence[StepRecord] = ()) -> None:
+        self.records = list(records)
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> MonitorHistory:
+        """Read the file that a monitor has written; a last line that a kill cut off is left out."""
+        records = []
+        with Path(path).open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE):
+                number += 1
+                if not line.endswith(b"\n"):
+                    break  # the run was killed while it was written
+                try:
+                    records.append(parse_line(line.decode()))
+                except (ValueError, UnicodeDecodeError) as error:
+                    raise RunFileError(f"{path}, line {number}: {error}") from error
+        return cls(records)
+
+    @property
+    def alarms(self) -> list[str]:
+        """The sentences of all alarms, in the order in which they came."""
+        return [alarm for record in self.records for alarm in record.alarms]
+
+    @property
+    def layers(self) -> list[str]:
+        """The keys of all layers, in the order in which they were first heard."""
+        return list(dict.fromkeys(key for record in self.records for key in record.layers))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[HistoryRow]:
+        for record in self.records:
+            for key, layer in record.layers.items():
+                count = max((len(row) for row in layer.values.values()), default=0)
+                for head in range(count):
+                    values = {
+                        name: math.nan if row[head] is None else float(row[head] or 0.0)
+                        for name, row in layer.values.items()
+                    }
+                    yield HistoryRow(record.step, key, head, layer.certified, values)
+
+    def series(self, measure: str, layer: int | str, head: int) -> list[tuple[int, float]]:
+        """The steps and the numbers of one measure of one head."""
+        if measure not in MEASURES:
+            raise ValueError(f"measure: expected one of {', '.join(MEASURES)}, got {measure!r}")
+        if str(layer) not in self.layers:
+            known = ", ".join(self.layers) or "none, since nothing has been heard"
+            raise ValueError(f"layer: expected one of {known}, got {layer!r}")
+        found = [
+            (row.step, row.values[measure]) for row in self if row.layer == str(layer) and row.head == head
+        ]
+        if not found:
+            raise ValueError(f"head: expected a head of layer {layer}, got {head!r}")
+        return found
+
+    def to_csv(self, path: str | PathLike[str]) -> None:
+        """Write the table as CSV, atomically."""
+        with atomic_write(Path(path)) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["step", "layer", "head", "certified", *MEASURES])
+            for row in self:
+                numbers = (row.values.get(name, math.nan) for name in MEASURES)
+                writer.writerow([row.step, row.layer, row.head, row.certified, *numbers])
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas `DataFrame`."""
+        rows = [
+            {"step": row.step, "layer": row.layer, "head": row.head, "certified": row.certified, **row.values}
+            for row in self
+        ]
+        return data_frame(rows)
+
+    def __str__(self) -> str:
+        """The last reading of every layer, the extremes of its heads, and the alarms."""
+        if not self.records:
+            return "MonitorHistory: nothing has been heard yet"
+        steps = f"step {self.records[0].step} to {self.records[-1].step}"
+        lines = [f"{len(self.records)} readings, {steps}; of each layer the last:"]
+        lines.append(f"{'layer':>8} {'max score':>10} {'entropy':>8} {'of ln n':>8} {'sink':>6}  certified")
+        last = {key: layer for record in self.records for key, layer in record.layers.items()}
+        for key, layer in last.items():
+            top, mean = _of(layer, "max_score", max), _of(layer, "entropy", _mean)
+            share, sink = _of(layer, "relative_entropy", _mean), _of(layer, "sink", max)
+            word = "yes" if layer.certified else f"no: {layer.problem}"
+            lines.append(f"{key:>8} {top:10.4g} {mean:8.3f} {share:8.3f} {sink:6.2f}  {word}")
+        lines += [f"! {alarm}" for alarm in self.alarms]
+        return "\n".join(lines)
+
+
+def _of(layer: LayerRecord, measure: str, reduce: Any) -> float:
+    """One number for all heads of a layer; NaN if there is none."""
+    found = [x for x in layer.values.get(measure, ()) if x is not None]
+    return float(reduce(found)) if found else math.nan
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def layer_numbers(record: StepRecord) -> dict[str, float]:
+    """A few numbers for each layer, for loggers: the largest score, entropies and the largest sink share."""
+    numbers = {}
+    for key, layer in record.layers.items():
+        for name, measure, reduce in (
+            ("max_score", "max_score", max),
+            ("entropy", "entropy", _mean),
+            ("least_entropy", "entropy", min),
+            ("sink", "sink", max),
+            ("across_documents", "across", max),
+        ):
+            value = _of(layer, measure, reduce)
+            if math.isfinite(value):
+                numbers[f"attention/{key}/{name}"] = value
+        numbers[f"attention/{key}/certified"] = float(layer.certified)
+    return numbers

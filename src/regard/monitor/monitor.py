@@ -1,0 +1,317 @@
+"""`Monitor`: listens to a forward pass of a model in training now and then: what do its heads do?"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regard.auditor.batch import read_batch
+from regard.maps import AttentionMap
+from regard.monitor.alarms import Alarms, Thresholds
+from regard.monitor.history import LayerRecord, MonitorHistory, StepRecord, layer_numbers
+from regard.monitor.reading import HeadReading, Tokens, choose_rows, read
+from regard.recorder.context import capture
+from regard.recorder.layer import Layer
+from regard.recorder.observation import choose_sources
+from regard.recorder.result import Capture
+from regard.recorder.sources.compilation import original_model, uncompiled
+from regard.support.override import MethodWrappers
+
+LINEAR = "it has no softmax: a monitor reads softmax attention"
+
+
+class Monitor:
+    """Records what every head does while a model trains, from one forward pass in `every` steps.
+
+        with regard.Monitor(model, every=50, file="attention.jsonl") as monitor:
+            for batch in batches:
+                model(**batch).loss.backward()
+                optimizer.step()
+                monitor.step()
+        print(monitor.history)
+
+    It listens to the forward pass that the training makes anyway, the first one of a step: losses and
+    gradients keep their bits. For each layer and head it records the largest score, the entropy, also as a
+    share of the largest possible one, the key that receives the most attention and its share, the range of
+    lse, the mean distance, the share that goes to other documents and to padding, the share of a sink logit,
+    the longest query and key, and whether the layer's map is certified. Numbers are exact for the rows that
+    were sampled; other rows are sampled every time.
+
+    Arguments:
+        model: the model that is trained. A compiled model runs uncompiled on the steps that are listened to.
+        every: how many steps lie between two readings.
+        rows: how many rows of every layer are read.
+        layers: the layers to read: numbers, keys such as "decoder.3" or module names; a whole number n reads
+            n layers at a time, in turn. By default all layers are read every time.
+        file: a file to which a line of JSON is appended for each reading.
+        loggers: where a few numbers for each layer go: objects with `add_scalar(name, value, step)`, as
+            TensorBoard's `SummaryWriter`, or with `log(numbers, step=step)`, as a run of Weights & Biases.
+        alarm: what to do with an alarm: "warn", "raise" or a function that takes its sentence.
+        thresholds: when alarms are raised, a `regard.monitor.Thresholds`.
+        group: the data-parallel processes whose readings are joined; by default those of
+            `DistributedDataParallel`. Every one of them must be given a monitor, and the first one writes.
+        quiet: whether to leave out the line that each reading prints to a terminal.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 50,
+        rows: int = 256,
+        layers: Collection[int | str] | int | None = None,
+        *,
+        file: str | PathLike[str] | None = None,
+        loggers: Sequence[Any] = (),
+        alarm: str | Callable[[str], object] = "warn",
+        thresholds: Thresholds | None = None,
+        group: Any = None,
+        quiet: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        for name, number in (("every", every), ("rows", rows)):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"{name}: expected a whole number of 1 or more, got {number!r}")
+        if isinstance(layers, int) and layers < 1:
+            raise ValueError(f"layers: expected a number of layers of 1 or more, or a list, got {layers!r}")
+        if alarm not in ("warn", "raise") and not callable(alarm):
+            raise ValueError(f'alarm: expected "warn", "raise" or a function, got {alarm!r}')
+        if group is None and isinstance(model, DistributedDataParallel):
+            group = model.process_group
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        self.model = original_model(model)
+        choose_sources(self.model, None)  # a ValueError now, not in the middle of a run
+        self.every, self.rows, self.layers = every, rows, layers
+        self.file = None if file is None else Path(file)
+        self.loggers, self.alarm, self.group, self.quiet = loggers, alarm, group, quiet
+        self.history = MonitorHistory()
+        self.steps = 0
+        """How many steps the training has taken."""
+        self.problem = ""
+        """Why the last step that was due could not be read; "" if it could."""
+        self._alarms = Alarms(Thresholds() if thresholds is None else thresholds)
+        self._turn = 0  # readings so far
+        self._names: list[str] = []  # of all layers, once they are known
+        self._undo = ExitStack()
+        self._armed: ExitStack | None = None  # what is open until the next forward pass
+        self._open = False
+
+    def __enter__(self) -> Self:
+        if self._open:
+            raise RuntimeError("this monitor is open already")
+        wrappers = MethodWrappers()
+        wrappers.add(self.model, "forward", self._run)
+        self._undo.enter_context(wrappers.active())
+        self._open = True
+        self._arm_if_due()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self._disarm()
+        self._open = False
+        self._undo.close()
+
+    def step(self) -> None:
+        """Say that the training has taken a step of its optimizer."""
+        self.steps += 1
+        self._disarm()
+        self._arm_if_due()
+
+    def callback(self) -> Any:
+        """A callback for Transformers' `Trainer`, and TRL's: `Trainer(…, callbacks=[monitor.callback()])`."""
+        from regard.monitor.callbacks import trainer_callback
+
+        return trainer_callback(self)
+
+    def lightning_callback(self) -> Any:
+        """A callback for Lightning: `lightning.Trainer(callbacks=[monitor.lightning_callback()])`."""
+        from regard.monitor.callbacks import lightning_callback
+
+        return lightning_callback(self)
+
+    def _arm_if_due(self) -> None:
+        if self._open and self.steps % self.every == 0:
+            self._armed = ExitStack()
+            # Before the step begins, since a compiled model decides when it is called what it runs.
+            self._armed.enter_context(uncompiled(self.model))
+
+    def _disarm(self) -> None:
+        if self._armed is not None:
+            self._armed.close()
+            self._armed = None
+
+    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward pass, and listen to it if it is the first one of a step that is due."""
+        # Evaluation and generation between two steps are not the training.
+        if self._armed is None or not self.model.training or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        armed, self._armed = self._armed, None
+        layers = self._choose_layers()
+        with armed:
+            block = capture(self.model, layers=layers)
+            block.warn = False
+            with ExitStack() as undo:
+                try:
+                    seen = undo.enter_context(block)
+                except (ValueError, RuntimeError) as error:
+                    self._note(str(error))
+                    return forward(*args, **kwargs)
+                # Through the model, so that the capture's own wrapper of it is called.
+                output = self.model.forward(*args, **kwargs)
+                began = time.perf_counter()
+                try:
+                    undo.close()
+                except (ValueError, RuntimeError) as error:  # nothing was heard
+                    self._note(str(error))
+                    return output
+            self.problem = ""
+            self._record(seen, _named(self.model, args, kwargs), began)
+        return output
+
+    def _choose_layers(self) -> Collection[int | str] | None:
+        """The layers of this reading: those that were asked for, or the next ones in turn."""
+        if not isinstance(self.layers, int):
+            return self.layers
+        if not self._names:
+            return None  # all of them once, to learn their names
+        first = (self._turn - 1) * self.layers
+        return [
+            self._names[(first + i) % len(self._names)] for i in range(min(self.layers, len(self._names)))
+        ]
+
+    def _note(self, problem: str) -> None:
+        """Note why a step could not be read, and say it once: the training goes on."""
+        if problem != self.problem:
+            warnings.warn(f"Monitor: step {self.steps} could not be read: {problem}", stacklevel=4)
+        self.problem = problem
+
+    def _record(self, seen: Capture, arguments: dict[str, Any], began: float) -> None:
+        """Read the layers of a capture, join the readings of all ranks, and hand the record out."""
+        tokens = _tokens(arguments, self.model)
+        turn, self._turn = self._turn, self._turn + 1
+        self._names = self._names or [layer.name for layer in seen.layers]
+        readings: dict[str, tuple[Layer, HeadReading | None]] = {}
+        dtypes: dict[str, torch.dtype] = {}
+        rows = torch.zeros(0, dtype=torch.long)
+        shape: tuple[int, ...] = ()
+        for layer in seen.layers:
+            m = layer.data().map
+            if not isinstance(m, AttentionMap):
+                readings[str(layer.key)] = layer, None
+                continue
+            rows, shape = choose_rows(m.matrix[2], self.rows, turn), (m.matrix[0], m.matrix[2])
+            # Rows and keys that are no tokens, as windows of a picture, have no documents.
+            of_layer = tokens if layer.evidence.unplaced is None else Tokens()
+            readings[str(layer.key)] = layer, read(m, rows, of_layer)
+            dtypes[str(layer.key)] = m.stored_dtype
+        self._join([reading for _, reading in readings.values() if reading is not None])
+        layers = {key: _layer_record(layer, reading) for key, (layer, reading) in readings.items()}
+        ends = () if not len(rows) else (int(rows[0]), int(rows[-1]), len(rows))
+        seconds = round(time.perf_counter() - began, 4)
+        record = StepRecord(self.steps, ends, shape, layers, seconds)
+        record.alarms.extend(self._alarms.hear(record, dtypes))
+        self.history.records.append(record)
+        if self._is_first:
+            self._hand_out(record)
+        for sentence in record.alarms:
+            if self.alarm == "raise":
+                raise RuntimeError(sentence)
+            if callable(self.alarm):
+                self.alarm(sentence)
+            elif self._is_first:
+                warnings.warn(sentence, stacklevel=4)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.group is None or distributed.get_rank(self.group) == 0
+
+    def _join(self, readings: Sequence[HeadReading]) -> None:
+        """Add up the readings of data-parallel ranks: one sum and one maximum for all layers."""
+        if self.group is None or not readings:
+            return
+        # Ranks may read texts of other lengths: the attention that keys receive is as long as the longest.
+        lengths = [x.received.shape[-1] for x in readings]
+        length = torch.tensor(lengths, device=readings[0].received.device)
+        distributed.all_reduce(length, distributed.ReduceOp.MAX, group=self.group)
+        for reading, most in zip(readings, length.tolist(), strict=True):
+            missing = (0, most - reading.received.shape[-1])
+            reading.received = nn.functional.pad(reading.received, missing)
+            reading.seen = nn.functional.pad(reading.seen, missing)
+        sums = self._reduce([x.sums() for x in readings], distributed.ReduceOp.SUM)
+        maxima = self._reduce([x.maxima() for x in readings], distributed.ReduceOp.MAX)
+        for reading, added, largest in zip(readings, sums, maxima, strict=True):
+            reading.replace(added, largest)
+
+    def _reduce(self, parts: Sequence[Tensor], operation: Any) -> list[Tensor]:
+        """Reduce tensors over the ranks, all of them at once."""
+        whole = torch.cat([part.flatten() for part in parts])
+        distributed.all_reduce(whole, operation, group=self.group)
+        pieces = torch.split(whole, [part.numel() for part in parts])
+        return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+    def _hand_out(self, record: StepRecord) -> None:
+        """Write a record to the file, the loggers and the terminal."""
+        if self.file is not None:
+            # One write of one line: a kill leaves whole lines, and at most one that is cut off at the end.
+            with self.file.open("ab") as file:
+                file.write(record.line().encode() + b"\n")
+        numbers = layer_numbers(record)
+        for logger in self.loggers:
+            if hasattr(logger, "add_scalar"):
+                for name, value in numbers.items():
+                    logger.add_scalar(name, value, record.step)
+            else:
+                logger.log(numbers, step=record.step)
+        if not self.quiet and sys.stderr.isatty():
+            tops = [x for name, x in numbers.items() if name.endswith("/max_score")]
+            least = [x for name, x in numbers.items() if name.endswith("/least_entropy")]
+            certified = sum(layer.certified for layer in record.layers.values())
+            print(
+                f"attention at step {record.step}: largest score {max(tops, default=0):.4g}, least entropy "
+                f"{min(least, default=0):.3g}, {certified} of {len(record.layers)} layers certified",
+                file=sys.stderr,
+            )
+
+
+def _layer_record(layer: Layer, reading: HeadReading | None) -> LayerRecord:
+    """The record of a layer."""
+    if reading is None:
+        return LayerRecord(layer.name, False, LINEAR, {})
+    certified = layer.evidence.certified
+    problem = "" if certified else str(layer.evidence).removeprefix("not certified: ")
+    return LayerRecord(layer.name, certified, problem, reading.values())
+
+
+def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward pass by their names."""
+    with suppress(TypeError, ValueError):  # a forward pass whose signature cannot be read
+        names = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
+        return dict(zip(names, args, strict=False)) | kwargs
+    return kwargs
+
+
+def _tokens(arguments: dict[str, Any], model: nn.Module) -> Tokens:
+    """What the arguments of a forward pass say about padding and documents."""
+    with suppress(ValueError):  # a batch without token ids says nothing
+        batch = read_batch(arguments, None, getattr(model, "config", None))
+        return Tokens(batch.real, batch.documents)
+    return Tokens()
