@@ -70,6 +70,7 @@ PARTS = (
     "heads",
     "layers",
     "maps",
+    "monitor",
     "recorder",
     "spans",
     "stages",

@@ -32,6 +32,7 @@ FLOORS = {
     "gpt": 2,
     "recorder": 2,
     "auditor": 2,
+    "monitor": 2,
     "checker": 2,
     "testing": 2,
     "comparison": 2,

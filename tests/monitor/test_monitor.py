@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import regard
 from regard.monitor import MonitorHistory, Thresholds
 from regard.monitor.alarms import FIRST, Alarms
-from regard.monitor.history import MEASURES, LayerRecord, StepRecord
+from regard.monitor.history import MEASURES, HeardLayer, StepRecord
 from tests import ranks
 from tests.auditor.small_models import GROUPED, PlainGPT, tokens
 
@@ -148,7 +148,7 @@ def record(step: int, **values: Any) -> StepRecord:
     numbers: dict[str, Any] = {name: [1.0, 1.0] for name in MEASURES}
     numbers |= {"across": [None, None], "padding": [0.0, 0.0]}
     certified = values.pop("certified", True)
-    return StepRecord(step, (0, 3, 4), (1, 4), {"0": LayerRecord("a", certified, "why", numbers | values)})
+    return StepRecord(step, (0, 3, 4), (1, 4), {"0": HeardLayer("a", certified, "why", numbers | values)})
 
 
 @pytest.mark.parametrize(

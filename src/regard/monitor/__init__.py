@@ -1,7 +1,7 @@
 """What every head does while a model trains: `Monitor`, its history and its alarms."""
 
 from regard.monitor.alarms import Thresholds
-from regard.monitor.history import LayerRecord, MonitorHistory, StepRecord
+from regard.monitor.history import HeardLayer, MonitorHistory, StepRecord
 from regard.monitor.monitor import Monitor
 
-__all__ = ["LayerRecord", "Monitor", "MonitorHistory", "StepRecord", "Thresholds"]
+__all__ = ["HeardLayer", "Monitor", "MonitorHistory", "StepRecord", "Thresholds"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.monitor.history import LayerRecord, StepRecord
+from regard.monitor.history import HeardLayer, StepRecord
 
 FIRST = 3  # readings of a layer that what comes later is compared with
 LEAK = 1e-6  # the share of a hidden key is exactly 0, and rounding adds none
@@ -35,7 +35,7 @@ class Alarms:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
-        self._first: dict[str, list[LayerRecord]] = {}
+        self._first: dict[str, list[HeardLayer]] = {}
         self._said: set[tuple[str, str]] = set()
 
     def hear(self, record: StepRecord, dtypes: dict[str, torch.dtype]) -> list[str]:
@@ -52,7 +52,7 @@ class Alarms:
         return found
 
     def _judge(
-        self, key: str, layer: LayerRecord, first: list[LayerRecord], dtype: torch.dtype | None
+        self, key: str, layer: HeardLayer, first: list[HeardLayer], dtype: torch.dtype | None
     ) -> Iterator[tuple[str, str]]:
         t = self.thresholds
         for measure, where in (("across", "other documents"), ("padding", "padding")):
@@ -92,7 +92,7 @@ class Alarms:
             )
 
 
-def _largest(layer: LayerRecord, measure: str) -> tuple[float, int] | None:
+def _largest(layer: HeardLayer, measure: str) -> tuple[float, int] | None:
     """The largest number of a measure and its head."""
     numbers = [(x, head) for head, x in enumerate(layer.values.get(measure, ())) if x is not None]
     numbers = [(x, head) for x, head in numbers if math.isfinite(x)]

@@ -25,7 +25,7 @@ MAX_LINE = 1 << 26  # bytes of one line of a file: 100,000 heads need a quarter 
 
 
 @dataclass(frozen=True)
-class LayerRecord:
+class HeardLayer:
     """What the heads of one layer did at one step."""
 
     name: str
@@ -50,7 +50,7 @@ class StepRecord:
     """The first and the last of the sampled rows, and their number."""
     tokens: tuple[int, ...]
     """The shape of the batch that was read: texts and tokens, of one rank."""
-    layers: dict[str, LayerRecord]
+    layers: dict[str, HeardLayer]
     seconds: float = 0.0
     """What listening added to the step: the time after the forward pass."""
     alarms: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ def parse_line(line: str) -> StepRecord:
         if not all(isinstance(row, list) and all(map(_is_number, row)) for row in values.values()):
             raise RunFileError(f"layer {key}: expected a list of numbers for each measure")
         name, problem = get_field(layer, "name", str), get_field(layer, "problem", str)
-        layers[key] = LayerRecord(name, get_field(layer, "certified", bool), problem, values)
+        layers[key] = HeardLayer(name, get_field(layer, "certified", bool), problem, values)
     return StepRecord(
         get_field(data, "step", int),
         tuple(get_field(data, "rows", list)),
@@ -110,7 +110,7 @@ class MonitorHistory(PrintedOutput):
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> MonitorHistory:
-        """Read the file that a monitor has written; a last line that a kill cut off is left out."""
+        """Read the file at `path` that a monitor has written; a last line that a kill cut off is left out."""
         records = []
         with Path(path).open("rb") as file:
             number = 0
@@ -149,7 +149,7 @@ class MonitorHistory(PrintedOutput):
                     yield HistoryRow(record.step, key, head, layer.certified, values)
 
     def series(self, measure: str, layer: int | str, head: int) -> list[tuple[int, float]]:
-        """The steps and the numbers of one measure of one head."""
+        """The steps and the numbers of one `measure` of one `head` of a `layer`, by its key."""
         if measure not in MEASURES:
             raise ValueError(f"measure: expected one of {', '.join(MEASURES)}, got {measure!r}")
         if str(layer) not in self.layers:
@@ -163,7 +163,7 @@ class MonitorHistory(PrintedOutput):
         return found
 
     def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write the table as CSV, atomically."""
+        """Write the table to `path` as CSV, atomically."""
         with atomic_write(Path(path)) as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["step", "layer", "head", "certified", *MEASURES])
@@ -196,7 +196,7 @@ class MonitorHistory(PrintedOutput):
         return "\n".join(lines)
 
 
-def _of(layer: LayerRecord, measure: str, reduce: Any) -> float:
+def _of(layer: HeardLayer, measure: str, reduce: Any) -> float:
     """One number for all heads of a layer; NaN if there is none."""
     found = [x for x in layer.values.get(measure, ()) if x is not None]
     return float(reduce(found)) if found else math.nan

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from regard.auditor.batch import read_batch
 from regard.maps import AttentionMap
 from regard.monitor.alarms import Alarms, Thresholds
-from regard.monitor.history import LayerRecord, MonitorHistory, StepRecord, layer_numbers
-from regard.monitor.reading import HeadReading, Tokens, choose_rows, read
+from regard.monitor.history import HeardLayer, MonitorHistory, StepRecord, layer_numbers
+from regard.monitor.measures import BatchTokens, HeadReading, choose_rows, read
 from regard.recorder.context import capture
 from regard.recorder.layer import Layer
 from regard.recorder.observation import choose_sources
@@ -210,7 +210,7 @@ class Monitor:
         self._names = self._names or [layer.name for layer in seen.layers]
         readings: dict[str, tuple[Layer, HeadReading | None]] = {}
         dtypes: dict[str, torch.dtype] = {}
-        rows = torch.zeros(0, dtype=torch.long)
+        rows = torch.zeros(0, dtype=torch.long, device="cpu")
         shape: tuple[int, ...] = ()
         for layer in seen.layers:
             m = layer.data().map
@@ -219,7 +219,7 @@ class Monitor:
                 continue
             rows, shape = choose_rows(m.matrix[2], self.rows, turn), (m.matrix[0], m.matrix[2])
             # Rows and keys that are no tokens, as windows of a picture, have no documents.
-            of_layer = tokens if layer.evidence.unplaced is None else Tokens()
+            of_layer = tokens if layer.evidence.unplaced is None else BatchTokens()
             readings[str(layer.key)] = layer, read(m, rows, of_layer)
             dtypes[str(layer.key)] = m.stored_dtype
         self._join([reading for _, reading in readings.values() if reading is not None])
@@ -292,13 +292,13 @@ class Monitor:
             )
 
 
-def _layer_record(layer: Layer, reading: HeadReading | None) -> LayerRecord:
+def _layer_record(layer: Layer, reading: HeadReading | None) -> HeardLayer:
     """The record of a layer."""
     if reading is None:
-        return LayerRecord(layer.name, False, LINEAR, {})
+        return HeardLayer(layer.name, False, LINEAR, {})
     certified = layer.evidence.certified
     problem = "" if certified else str(layer.evidence).removeprefix("not certified: ")
-    return LayerRecord(layer.name, certified, problem, reading.values())
+    return HeardLayer(layer.name, certified, problem, reading.values())
 
 
 def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -309,9 +309,9 @@ def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
     return kwargs
 
 
-def _tokens(arguments: dict[str, Any], model: nn.Module) -> Tokens:
+def _tokens(arguments: dict[str, Any], model: nn.Module) -> BatchTokens:
     """What the arguments of a forward pass say about padding and documents."""
     with suppress(ValueError):  # a batch without token ids says nothing
         batch = read_batch(arguments, None, getattr(model, "config", None))
-        return Tokens(batch.real, batch.documents)
-    return Tokens()
+        return BatchTokens(batch.real, batch.documents)
+    return BatchTokens()

@@ -12,7 +12,7 @@ from torch import Tensor
 import regard
 from regard.attention.steps import trace
 from regard.monitor.history import MEASURES
-from regard.monitor.reading import choose_rows
+from regard.monitor.measures import choose_rows
 from tests.auditor.small_models import GROUPED, tokens
 
 ROWS = 11
@@ -148,7 +148,7 @@ def test_scores_in_many_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> N
         return monitor.history.records[0].layers["1"].values
 
     whole = record()
-    monkeypatch.setattr("regard.monitor.reading.NUMBERS", 60)  # three rows of a head
+    monkeypatch.setattr("regard.monitor.measures.NUMBERS", 60)  # three rows of a head
     for measure, numbers in record().items():
         if numbers[0] is None:
             assert numbers == whole[measure]

@@ -23,7 +23,7 @@ GOLDEN = 0.6180339887498949  # its multiples never repeat an offset, and are spr
 
 
 @dataclass(frozen=True)
-class Tokens:
+class BatchTokens:
     """What is known of the tokens of a batch; None where nothing is."""
 
     real: Tensor | None = None  # boolean (B, T), False for padding
@@ -109,16 +109,16 @@ def choose_rows(T: int, rows: int, turn: int) -> Tensor:
     count = min(rows, T)
     step = T / count if count else 1.0
     first = turn * GOLDEN % 1.0 * step
-    return torch.arange(count).mul(step).add(first).long().clamp(max=max(T - 1, 0))
+    return torch.arange(count, device="cpu").mul(step).add(first).long().clamp(max=max(T - 1, 0))
 
 
 @torch.no_grad()
-def read(m: AttentionMap, rows: Tensor, tokens: Tokens) -> HeadReading:
+def read(m: AttentionMap, rows: Tensor, tokens: BatchTokens) -> HeadReading:
     """Read some rows (n,) of a layer's map (B, H, T, S)."""
     B, H, T, S = m.matrix
     rows = rows.to(m.device)
     real, documents = tokens.real, tokens.documents
-    # Tokens of another length than the keys, as those of an encoder, say nothing of this layer's keys.
+    # BatchTokens of another length than the keys, as those of an encoder, say nothing of this layer's keys.
     real = None if real is None or real.shape != (B, S) else real.to(m.device)
     documents = None if documents is None or documents.shape != (B, S) else documents.to(m.device)
     reading = _nothing(m)
@@ -131,7 +131,7 @@ def read(m: AttentionMap, rows: Tensor, tokens: Tokens) -> HeadReading:
     reading.k_norm = lengths.amax((0, 2)).repeat_interleave(H // m.k.shape[1])
     for b, heads, some in _parts(m, rows):
         part = m.select(slice(b, b + 1), heads)
-        of_text = Tokens(None if real is None else real[b], None if documents is None else documents[b])
+        of_text = BatchTokens(None if real is None else real[b], None if documents is None else documents[b])
         _add(reading, part, heads, some, of_text, S - T)
     return reading
 
@@ -172,7 +172,9 @@ def _parts(m: AttentionMap, rows: Tensor) -> Iterator[tuple[int, slice, Tensor]]
                 yield b, slice(first, min(first + heads, H)), some
 
 
-def _add(reading: HeadReading, m: MapData, heads: slice, rows: Tensor, tokens: Tokens, shift: int) -> None:
+def _add(
+    reading: HeadReading, m: MapData, heads: slice, rows: Tensor, tokens: BatchTokens, shift: int
+) -> None:
     """Add some rows of some heads of one text to a reading; query i stands at key i + shift."""
     S = m.matrix[3]
     scores = tile_scores(m, grid(rows, slice(0, S), m.matrix, m.device), m.dtype)[0]  # (h, n, S)
