@@ -153,23 +153,28 @@ _PROJECTIONS = {
         to_output w_output merge""",
 }
 _PROJECTION_OF = _table(_PROJECTIONS)
+# Names of the output's projection that say no more than “a projection”: in `query.proj` another part decides.
+_ANY_PROJECTION = ("proj", "projection", "dense", "fc")
 
 
 def projection(path: str) -> str | None:
     """Return the projection that a parameter or layer is named after: query, key, value, out, qkv or kv."""
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower() for part in path.split(".")]
+    unnamed = None
     # The last part with a meaning decides: `query_block.0.key.weight` is a key.
     for part in reversed([part for part in parts if part not in ("weight", "bias") and not part.isdigit()]):
         bare = re.sub(r"_(weight|linear|layer|lin|fc|w|matrix|net|map|transform)$", "", part).strip("_")
         if (fused_or_out := _PROJECTION_OF.get(part) or _PROJECTION_OF.get(bare)) is not None:
-            return fused_or_out
+            if part not in _ANY_PROJECTION:
+                return fused_or_out
+            unnamed = unnamed or fused_or_out
         word = re.sub(r"^(w|b|c|to|linear|fc|proj|lin|weight|weights|layer)_?(?=[qkv])", "", bare)
         word = re.sub(r"_?(proj|projection|s|_states)$", "", word)
         for role in ("query", "key", "value"):
             # “querie” is what is left of `queries` without its s.
             if word in (role[0], role, {"query": "querie"}.get(role, role)):
                 return role
-    return None
+    return unnamed
 
 
 _CACHE = re.compile(

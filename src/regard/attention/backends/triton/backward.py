@@ -235,7 +235,7 @@ def _through(product, d_weight, level, log_total, delta, allowed, factor, cap, s
         weight = tl.where(allowed, weight, 0.0)
     d_product = weight * (d_weight - delta)
     if cap is not None:
-        d_product *= 1.0 - bent * bent
+        d_product *= (1.0 - bent) * (1.0 + bent)  # 1 − tanh² would lose digits near 1
     if allowed is not None:  # 0 · NaN is NaN, and a hidden value may be NaN
         d_product = tl.where(allowed, d_product, 0.0)
     return weight, d_product
