@@ -45,6 +45,7 @@ class VariantMatcher:
         self.intent = intent
         self.observations = [Observation(intent.apply(o.question), o.answer) for o in observations]
         self._projected: dict[tuple[int, str], Any] = {}
+        self._errors: dict[tuple[AttentionVariant, int], float] = {}  # by the observation, which stays
         # Wrong answers and small questions come first: they rule out variants soonest.
         self.observations.sort(
             key=lambda o: (self.error(CORRECT, o) < TOLERANCE, o.question.q.numel() * o.question.k.shape[-2])
@@ -98,6 +99,13 @@ class VariantMatcher:
         NaN equals nothing: some finite numbers must agree. Only 0 · inf, which is NaN everywhere, explains an
         answer without finite numbers.
         """
+        # Approximate matches ask again what exact ones have asked.
+        key = (variant, id(observation))
+        if key not in self._errors:
+            self._errors[key] = self._error(variant, observation)
+        return self._errors[key]
+
+    def _error(self, variant: AttentionVariant, observation: Observation) -> float:
         answer = self.predict(variant, observation)
         if answer is None:
             return math.inf
