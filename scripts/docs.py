@@ -28,6 +28,7 @@ from regard.cli import app
 from regard.learn import LESSONS, Lesson, make_notebook
 from regard.show.data.stage_example import build_example
 from scripts import digits_vit, pitfalls
+from scripts.bibliography import bibliography
 
 ROOT = Path(__file__).parent.parent
 PITFALLS = ROOT / "docs" / "pitfalls"  # an index of a hundred pages, which the sidebar does not list
@@ -53,6 +54,7 @@ STEPS = {
 """The page of Regard that belongs to a lesson: its view and what to show there, and a sentence about it."""
 LINK = re.compile(r"`+[^`\n]*`+|\]\((?P<target>[^()\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
 LESSON_TABLE = re.compile(r"^<!-- lessons -->\n\n(?:.+\n)+", re.MULTILINE)
+REFERENCES = "<!-- references -->\n"
 LIVE = re.compile(r"^<!-- live( with model)?: (\S+) -->\n\n!\[([^\]]*)\]\([^)]*\)$", re.MULTILINE)
 
 
@@ -125,6 +127,8 @@ def page(path: Path) -> str | None:
         return None
     text = LIVE.sub(_live_page, path.read_text(encoding="utf-8"))
     text = LESSON_TABLE.sub(lambda _: lesson_table(), text)
+    if REFERENCES in text:
+        text = text.replace(REFERENCES, bibliography())
     if path.is_relative_to(LESSON_FILES):
         return text + lesson_end(path.parent)
     if path.name == "index.md" and "{toctree}" not in text and path.parent != PITFALLS:
