@@ -21,6 +21,7 @@ from regard.support.imports import extra
 
 MARK = "<!-- a lesson of Regard: written by `regard learn`, which may write it again -->"
 PAGES = "regard-lessons"
+MOVABLE = re.compile(r"<!-- movable: (\w+\.js) -->")
 LESSON_LINK = re.compile(r"^\.\./(\d\d)_\w+/lesson\.md$")
 
 
@@ -105,9 +106,19 @@ def _render(lesson: Lesson) -> str:
     markdown.add_render_rule("image", lambda _, tokens, i, *rest: _image(folder, tokens[i]))
     markdown.add_render_rule("link_open", lambda _, tokens, i, *rest: _link(folder, tokens[i]))
     markdown.add_render_rule("code_inline", lambda _, tokens, i, *rest: _code(tokens[i].content))
-    rendered: str = markdown.render(lesson.text)
+    rendered: str = MOVABLE.sub(lambda found: movable(lesson, found[1]), markdown.render(lesson.text))
     # A wide table scrolls inside its own box on a narrow screen.
     return rendered.replace("<table>", "<div class='wide'><table>").replace("</table>", "</table></div>")
+
+
+def movable(lesson: Lesson, name: str) -> str:
+    """Return a drawing that the reader can move as HTML: the script of this name in the lesson's folder.
+
+    A lesson has it where its text has the comment `<!-- movable: NAME -->`; GitHub and notebooks, which run
+    no scripts, show nothing there.
+    """
+    script = (lesson.folder / name).read_text(encoding="utf-8")
+    return f"<div class='movable'></div>\n<script>\n{script}</script>"
 
 
 def _formula(latex: str, options: dict[str, Any]) -> str:
