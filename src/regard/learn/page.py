@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from regard.learn.course import LESSONS
+from regard.learn.course import LESSONS, next_lesson
 from regard.learn.lesson import Lesson
 from regard.learn.mistakes import find_mistake
 from regard.support.files import atomic_write
@@ -85,7 +85,9 @@ def _lesson_list(current: Lesson) -> str:
 def _how_to_go_on(lesson: Lesson) -> str:
     """The commands that follow a lesson's text."""
     if not lesson.has_code:
-        return "<p class='next'>Go on: <code>regard learn 1</code></p>"
+        following = next_lesson(lesson)
+        argument = "hunt" if following is None else following.number
+        return f"<p class='next'>Go on: <code>regard learn {argument}</code></p>"
     commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to mend it"))
     lines = [f"regard learn {lesson.number} {option:<9} # {what}" for option, what in commands]
     code = html.escape("\n".join(lines))
