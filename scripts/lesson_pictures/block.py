@@ -13,7 +13,7 @@ from regard.learn.course import get_lesson
 from regard.learn.judges.block import D_MODEL, HEADS, LAYERS, LOOKS_BACK, SENTENCE, map_of_each_head, train
 from regard.learn.sentences import LENGTH, WORDS
 from regard.stages.figures.picture import draw_heatmap
-from scripts.lesson_pictures.shapes import DIM, INK, KEY, QUERY, VALUE, arrow, box, canvas, note, panel
+from scripts.lesson_pictures.shapes import DIM, INK, KEY, PANEL, QUERY, VALUE, arrow, box, canvas, note, panel
 
 HEAD = 7  # head 3 of layer 1, the one that the judge's report shows
 STEPS = 400
@@ -48,7 +48,7 @@ def draw() -> dict[str, Figure]:
 
 def _draw_block() -> Figure:
     """Draw the residual stream from above, and what each part of a block reads from it and adds to it."""
-    figure, ax = canvas(7.2)
+    figure, ax = canvas(PANEL, 7.2)
     stream = 0.75
     box(ax, 2.1, 6.95, 3.7, 0.4, "token ids  (B, T)", size=10)
     arrow(ax, (stream, 6.75), (stream, 6.46))

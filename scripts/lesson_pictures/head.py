@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.stages.example import TOKENS, X
 from regard.stages.figures.picture import draw_heatmap
-from scripts.lesson_pictures.shapes import INK, KEY, QUERY, VALUE, arrow, box, canvas, note, panel
+from scripts.lesson_pictures.shapes import INK, KEY, PANEL, QUERY, VALUE, arrow, box, canvas, note, panel
 
 DROPOUT = 0.5
 
@@ -35,7 +35,7 @@ def draw() -> dict[str, Figure]:
 
 def _draw_flow() -> Figure:
     """Draw every step of a head from above, with the shape of what goes into the next."""
-    figure, ax = canvas(6.9)
+    figure, ax = canvas(PANEL, 6.9)
     box(ax, 2.1, 6.65, 2.4, 0.4, "x  (B, T, d_model)", size=10.5, bold=True)
     for x, name, colour in (
         (0.8, "q = W_q(x)", QUERY),

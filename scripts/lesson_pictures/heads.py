@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.stages.example import TOKENS, X
 from regard.stages.figures.picture import draw_heatmap
-from scripts.lesson_pictures.shapes import DIM, INK, KEY, QUERY, arrow, canvas, note, panel
+from scripts.lesson_pictures.shapes import DIM, INK, KEY, PANEL, QUERY, arrow, canvas, note, panel
 
 COLOURS = (QUERY, KEY)  # of head 1 and head 2
 CELL = 0.34
@@ -33,7 +33,7 @@ def draw() -> dict[str, Figure]:
 
 def _draw_split() -> Figure:
     """Draw two tokens of four channels from above: cut into heads, then collected by head, then merged."""
-    figure, ax = canvas(5.5)
+    figure, ax = canvas(PANEL, 5.5)
     whole = [[1, 2, 3, 4], [5, 6, 7, 8]]
     _draw_cells(ax, 1.3 - 2 * CELL, 5.3, whole)
     _draw_cells(ax, 0.35, 3.8, [[1, 2], [3, 4]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from scripts.lesson_pictures.shapes import INK, KEY, PLAIN, QUERY, VALUE, arrow, box, canvas, note
+from scripts.lesson_pictures.shapes import INK, KEY, PANEL, PLAIN, QUERY, VALUE, arrow, box, canvas, note
 
 
 def draw() -> dict[str, Figure]:
@@ -14,7 +14,7 @@ def draw() -> dict[str, Figure]:
 
 def _draw_projection() -> Figure:
     """Draw two heads side by side, and every channel of the output as a mixture of both."""
-    figure, ax = canvas(4.3)
+    figure, ax = canvas(PANEL, 4.3)
     note(ax, 2.1, 4.1, "W_o: every head writes to every channel", size=10.5, color=INK)
     heads = ((0.85, QUERY, "head 1"), (1.45, QUERY, ""), (2.95, KEY, "head 2"), (3.55, KEY, ""))
     for x, colour, _ in heads:
@@ -34,7 +34,7 @@ def _draw_projection() -> Figure:
 
 def _draw_cross() -> Figure:
     """Draw x as the source of the queries, and the context as that of keys and values."""
-    figure, ax = canvas(4.3)
+    figure, ax = canvas(PANEL, 4.3)
     note(ax, 2.1, 4.1, "cross-attention: x asks, the context answers", size=10.5, color=INK)
     box(ax, 0.9, 3.5, 1.4, 0.5, "x\n(T, d_model)", size=9)
     box(ax, 3.05, 3.5, 1.8, 0.5, "context\n(S, d_context)", size=9)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from scripts.lesson_pictures.shapes import KEY, QUERY, VALUE, arrow, box, canvas, note
+from scripts.lesson_pictures.shapes import KEY, PANEL, QUERY, VALUE, arrow, box, canvas, note
 
 
 def draw() -> Figure:
     """Draw the data flow of self-attention with three projections, from above."""
-    figure, ax = canvas(6.1)
+    figure, ax = canvas(PANEL, 6.1)
     box(ax, 2.1, 5.8, 2.6, 0.42, "x: tokens  (B, T, d_model)", bold=True)
     lanes = (
         (0.75, "W_q", "q", "queries: what\nI look for", QUERY),

@@ -19,11 +19,11 @@ def panel(height: float) -> tuple[Figure, Any]:
     return figure, figure.subplots()
 
 
-def canvas(height: float) -> tuple[Figure, Any]:
-    """Return a figure of this height in inches, and axes without frame whose units are inches."""
-    figure = Figure(figsize=(PANEL, height))
+def canvas(width: float, height: float) -> tuple[Figure, Any]:
+    """Return a figure of this size in inches, and axes without frame whose units are inches."""
+    figure = Figure(figsize=(width, height))
     ax = figure.add_axes((0, 0, 1, 1))
-    ax.set(xlim=(0, PANEL), ylim=(0, height))
+    ax.set(xlim=(0, width), ylim=(0, height))
     ax.axis("off")
     return figure, ax
 

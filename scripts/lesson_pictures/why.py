@@ -12,7 +12,20 @@ from torch.nn.functional import cosine_similarity
 
 from regard.gpt import GPT
 from regard.learn.course import get_lesson
-from scripts.lesson_pictures.shapes import DIM, INK, KEY, PLAIN, QUERY, VALUE, arrow, box, canvas, note, panel
+from scripts.lesson_pictures.shapes import (
+    DIM,
+    INK,
+    KEY,
+    PANEL,
+    PLAIN,
+    QUERY,
+    VALUE,
+    arrow,
+    box,
+    canvas,
+    note,
+    panel,
+)
 
 SAME, OTHER = "#167093", "#d1495b"
 
@@ -25,7 +38,7 @@ def draw() -> dict[str, Figure]:
 
 
 def _diagram() -> Figure:
-    figure, ax = canvas(4.4)
+    figure, ax = canvas(PANEL, 4.4)
     words, places = ["over", "the", "bank"], [1.0, 2.0, 3.0]
     for word, x in zip(words, places, strict=True):
         box(ax, x, 0.3, 0.8, 0.34, word, bold=word == "bank")
