@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from matplotlib.figure import Figure
 
@@ -9,7 +11,7 @@ from regard.cli.parts.demo_text import STORY
 from regard.gpt import GPT
 from regard.recorder import Capture, capture
 from regard.stages.figures.picture import colour_map, colour_scale, draw_cells, draw_heatmap
-from scripts.lesson_pictures.shapes import DIM, panel
+from scripts.lesson_pictures.shapes import DIM, PANEL, panel
 
 CORNER = 8  # tokens of the upper left corner
 PART = slice(195, 255)  # rows of a part of the text in which phrases are said again
@@ -24,19 +26,24 @@ def draw() -> dict[str, Figure]:
     corner, ax = panel(4.0)
     hidden = ~torch.ones(CORNER, CORNER, dtype=torch.bool).tril()
     draw_heatmap(ax, weights[0, :CORNER, :CORNER], words, words, hidden=hidden, title="the upper left corner")
+    whole, ax = panel(4.2)
+    _draw_map(ax, weights[0], "head 0 of layer 4: 325 tokens")
+    neighbours = Figure(figsize=(PANEL, 4.6), layout="constrained")
+    for head, title, ax in zip(
+        (0, 1), ("head 0 of layer 4", "its neighbour, head 1"), neighbours.subplots(2), strict=True
+    ):
+        _draw_map(ax, weights[head, PART, : PART.stop], title)
     return {
-        "picture": _draw_whole(weights[0], "head 0 of layer 4: 325 tokens"),
+        "picture": whole,
         "corner": corner,
-        "finds": _draw_whole(weights[0, PART, : PART.stop], "head 0 of layer 4"),
-        "neighbour": _draw_whole(weights[1, PART, : PART.stop], "head 1 of layer 4, its neighbour"),
+        "neighbours": neighbours,
         "entropy": _draw_entropy(seen),
     }
 
 
-def _draw_whole(weights: torch.Tensor, title: str) -> Figure:
-    """Draw a map without labels; what the mask hides is blank."""
+def _draw_map(ax: Any, weights: torch.Tensor, title: str) -> None:
+    """Draw the last rows of a map, or all, without labels; what the mask hides is blank."""
     rows, cols = weights.shape
-    figure, ax = panel(4.2 if rows == cols else 2.3)
     first = cols - rows  # the token of the first row
     future = torch.ones(rows, cols, dtype=torch.bool).triu(first + 1)
     draw_cells(ax, weights.masked_fill(future, torch.nan), colour_map(), colour_scale(FAINT))
@@ -47,7 +54,6 @@ def _draw_whole(weights: torch.Tensor, title: str) -> Figure:
     ax.set_xticks([0, cols - 1], ["0", str(cols - 1)])
     ax.tick_params(labelsize=9, colors=DIM)
     ax.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 def _draw_entropy(seen: Capture) -> Figure:
