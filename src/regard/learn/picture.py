@@ -26,10 +26,9 @@ def save_picture(picture: WeightPicture, path: Path) -> None:
         from matplotlib.figure import Figure
 
     count = len(picture.titles)
-    # Below each other and 4.2 inches wide, so that the letters are legible on a phone.
-    figure = Figure(figsize=(4.2, 3.9 * count), layout="constrained")
+    figure = Figure(figsize=(4.6 * count, 4.2), layout="constrained")
     for ax, title, weights in zip(
-        figure.subplots(count, squeeze=False)[:, 0], picture.titles, picture.weights, strict=True
+        figure.subplots(1, count, squeeze=False)[0], picture.titles, picture.weights, strict=True
     ):
         matrix, hidden = torch.tensor(weights), _hidden(weights)
         draw_heatmap(ax, matrix, picture.rows, picture.cols, hidden=hidden, title=title, top=_top(picture))
