@@ -26,8 +26,10 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.learn import LESSONS, Lesson, make_notebook
+from regard.learn.page import MOVABLE, movable
 from regard.show.data.stage_example import build_example
 from scripts import digits_vit, pitfalls
+from scripts.bibliography import bibliography
 
 ROOT = Path(__file__).parent.parent
 PITFALLS = ROOT / "docs" / "pitfalls"  # an index of a hundred pages, which the sidebar does not list
@@ -38,6 +40,7 @@ PICTURE_PAGE = "_static/pages/digits.html"
 ORPHAN = "---\norphan: true\n---\n"  # a page that other pages link to, and that may be in no list
 FOLDER_TOCTREE = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the pages beside an index
 STEPS = {
+    "why": ("text", "What each token of a text takes from the others: point at one"),
     "similarity": (
         "steps&example=Simplified&row=1",
         "The row of “model” without learned weights, step by step",
@@ -45,7 +48,9 @@ STEPS = {
     "projections": ("steps&example=Trainable&row=1", "The row of “model” with queries, keys and values"),
     "scale": ("steps&example=Scaled&row=1", "The scores of “model” before and after the division by √d"),
     "mask": ("steps&example=Causal&row=2", "The row of “learns”, which sees no token after it"),
+    "head": ("steps", "One row of a trained head with its actual numbers"),
     "heads": ("steps&example=Two_heads&row=2", "The row of “learns” in the first of two heads"),
+    "block": ("text", "What the model expects after each token, and what the token read for it"),
     "cache": ("cache", "Tokens written with a cache and without: the time, work and memory of each"),
     "trained_heads": ("heads", "Every head of the included model with its scores"),
     "transplant": ("map", "The map of one head of the included model"),
@@ -53,6 +58,7 @@ STEPS = {
 """The page of Regard that belongs to a lesson: its view and what to show there, and a sentence about it."""
 LINK = re.compile(r"`+[^`\n]*`+|\]\((?P<target>[^()\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
 LESSON_TABLE = re.compile(r"^<!-- lessons -->\n\n(?:.+\n)+", re.MULTILINE)
+REFERENCES = "<!-- references -->\n"
 LIVE = re.compile(r"^<!-- live( with model)?: (\S+) -->\n\n!\[([^\]]*)\]\([^)]*\)$", re.MULTILINE)
 
 
@@ -125,8 +131,10 @@ def page(path: Path) -> str | None:
         return None
     text = LIVE.sub(_live_page, path.read_text(encoding="utf-8"))
     text = LESSON_TABLE.sub(lambda _: lesson_table(), text)
+    if REFERENCES in text:
+        text = text.replace(REFERENCES, bibliography())
     if path.is_relative_to(LESSON_FILES):
-        return text + lesson_end(path.parent)
+        return lesson_page(text, path.parent)
     if path.name == "index.md" and "{toctree}" not in text and path.parent != PITFALLS:
         return text + FOLDER_TOCTREE
     return text if name.startswith("docs/") else ORPHAN + text
@@ -143,17 +151,18 @@ def notebook_place(lesson: Lesson) -> PurePosixPath:
     return PurePosixPath("learn", lesson.folder.name, f"lesson{lesson.number}.ipynb")
 
 
-def lesson_end(folder: Path) -> str:
-    """Return what the site adds to the end of a lesson: the page of Regard at that step, and the notebook."""
+def lesson_page(text: str, folder: Path) -> str:
+    """Return a lesson with what only the site has: Regard's page at that step, and the notebook."""
     lesson = next(lesson for lesson in LESSONS if lesson.folder == folder)
+    text = MOVABLE.sub(lambda found: f"```{{raw}} html\n{movable(lesson, found[1])}\n```", text)
     notebook = (
         f"\n---\n\n[Download this lesson as a notebook]({notebook_place(lesson).relative_to('learn')})\n"
     )
-    if lesson.noun not in STEPS:
-        return notebook
-    view, sentence = STEPS[lesson.noun]
-    picture = f"<!-- live: view={view} -->\n\n![{sentence}](picture.svg)"
-    return f"\n## On the page of Regard\n\n{LIVE.sub(_live_page, picture)}\n{notebook}"
+    if lesson.noun in STEPS:
+        view, sentence = STEPS[lesson.noun]
+        live = LIVE.sub(_live_page, f"<!-- live: view={view} -->\n\n![{sentence}](picture.svg)")
+        text = text.replace("\n## The picture\n", f"\n{live}\n\n## The picture\n", 1)
+    return text + notebook
 
 
 def _live_page(match: re.Match[str]) -> str:

@@ -54,7 +54,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "self-attention in plain words": (Place("docs/faq.md", "### What is self-attention"),),
     },
     "Similarity": {
-        "why a dot product": (lesson("01_similarity", "Why a dot product?"),),
+        "why a dot product": (lesson("01_similarity", "## Why a dot product"),),
         "simplified self-attention, no weights": (
             lesson("01_similarity", "## The formula"),
             stage("simplified", "def simplified_self_attention"),
@@ -77,6 +77,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "`.transpose(-2, -1)`, not `.T`": (lesson("02_projections", "swaps the last two axes only"),),
         "the flow from x to the output, with shapes": (
             lesson("02_projections", "From tokens x through three"),
+            lesson("05_head", "From x through q, k and v"),
         ),
         "the table of shapes with meanings": (lesson("02_projections", "| tensor | shape | its meaning |"),),
         "trainable self-attention as a module": (stage("scaled", "class SelfAttention"),),
@@ -116,6 +117,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
     "Several heads": {
         "why several: *it* has two questions": (lesson("06_heads", "What does *it* refer to?"),),
         "split, transpose, merge": (lesson("06_heads", "| step | shape | |"),),
+        "how many heads real models have": (lesson("06_heads", "## How many heads real models have"),),
         "one big projection equals small ones": (lesson("06_heads", "One big projection is the small ones"),),
         "the output projection mixes heads": (lesson("07_output", "**The heads do not talk.**"),),
         "cross-attention beside self-attention": (
@@ -129,7 +131,10 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
             lesson("09_cache", "# 9 The cache"),
             Place("docs/inspector.md", "Cache"),
         ),
-        "residual, norm, feed-forward; N blocks": (lesson("10_block", "## The formula"),),
+        "residual, norm, feed-forward; N blocks": (
+            lesson("10_block", "The residual stream through a block"),
+            lesson("10_block", "## The formula"),
+        ),
         "training one's own model; diffuse, then sharp": (
             lesson("10_block", "**Watch heads become sharp.**"),
         ),
@@ -139,8 +144,9 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "the heatmap with tokens on both axes": (stage("figures/picture", "def draw_heatmap"),),
         "every step of the score matrix": (Place("docs/inspector.md", "Steps"),),
         "the inspector of a trained model": (Place("docs/inspector.md", "# The inspector"),),
-        "a guided tour: what to see by clicking": (Place("docs/inspector.md", "## Four things to see"),),
+        "a guided tour: what to see by clicking": (lesson("18_tour", "# 18 A tour of the inspector"),),
         "the gallery of heads": (Place("docs/inspector.md", "Heads"),),
+        "what heads do with language": (lesson("11_trained_heads", "## On a real sentence"),),
         "what trained heads do": (lesson("11_trained_heads", "# 11 What trained heads do"),),
     },
     "To practise with": {

@@ -13,12 +13,14 @@ HERE = Path(__file__).parent
 
 
 def main(nouns: list[str]) -> None:
-    """Write `picture.svg` of each lesson that is named by its noun; of every lesson if none is."""
+    """Write the pictures of each lesson that is named by its noun; of every lesson if none is."""
     for lesson in LESSONS:
         if lesson.noun in nouns or (not nouns and (HERE / f"{lesson.noun}.py").exists()):
-            figure = importlib.import_module(f"scripts.lesson_pictures.{lesson.noun}").draw()
-            save_figure(figure, lesson.folder / "picture.svg")
-            print(lesson.folder.name, "picture.svg")
+            drawn = importlib.import_module(f"scripts.lesson_pictures.{lesson.noun}").draw()
+            figures = drawn if isinstance(drawn, dict) else {"picture": drawn}
+            for name, figure in figures.items():
+                save_figure(figure, lesson.folder / f"{name}.svg")
+                print(lesson.folder.name, f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -8,19 +8,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from regard.stages.example import TOKENS
-from scripts.lesson_pictures.shapes import INK, LINE
+from scripts.lesson_pictures.shapes import INK, LINE, panel
 
 NEW, AGAIN, READ = "#167093", "#e9a15b", "#c9e2ea"
 COUNT = len(TOKENS)
 
 
-def draw() -> Figure:
+def draw() -> dict[str, Figure]:
     """Draw a square for each step and token: computed for the first time, computed again, or read."""
-    figure = Figure(figsize=(8.4, 4.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _steps(left, AGAIN, "again", "without a cache: 21 keys are computed")
-    _steps(right, READ, "read", "with a cache: 6 keys are computed")
-    return figure
+    without, ax = panel(3.8)
+    _steps(ax, AGAIN, "again", "without a cache: 21 keys are computed")
+    with_cache, ax = panel(3.8)
+    _steps(ax, READ, "read", "with a cache: 6 keys are computed")
+    return {"picture": without, "with-cache": with_cache}
 
 
 def _steps(ax: Any, colour: str, word: str, title: str) -> None:
@@ -37,7 +37,7 @@ def _steps(ax: Any, colour: str, word: str, title: str) -> None:
                 "new" if is_new else word,
                 ha="center",
                 va="center",
-                fontsize=8.5,
+                fontsize=9,
                 color="white" if is_new else INK,
             )
     ax.set(xlim=(0, COUNT), ylim=(COUNT, 0))

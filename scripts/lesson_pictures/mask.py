@@ -10,19 +10,19 @@ from torch import Tensor
 
 from regard.stages.example import TOKENS, WK, WQ, X
 from regard.stages.figures.picture import HIDDEN, draw_heatmap, ink, shade
-from scripts.lesson_pictures.shapes import DIM, INK
+from scripts.lesson_pictures.shapes import DIM, INK, panel
 
 
-def draw() -> Figure:
+def draw() -> dict[str, Figure]:
     """Draw the masked weights as a heatmap, and as one bar of length 1 for each token."""
     scores = (X @ WQ) @ (X @ WK).mT / WQ.shape[-1] ** 0.5
     future = torch.ones(len(TOKENS), len(TOKENS), dtype=torch.bool).triu(diagonal=1)
     weights = torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1)
-    figure = Figure(figsize=(8.0, 4.0), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    draw_heatmap(left, weights, TOKENS, TOKENS, hidden=future, title="the future is hidden", fontsize=9)
-    _budgets(right, weights)
-    return figure
+    heatmap, ax = panel(4.0)
+    draw_heatmap(ax, weights, TOKENS, TOKENS, hidden=future, title="the future is hidden")
+    budgets, ax = panel(4.0)
+    _budgets(ax, weights)
+    return {"picture": heatmap, "budgets": budgets}
 
 
 def _budgets(ax: Any, weights: Tensor) -> None:
@@ -33,7 +33,7 @@ def _budgets(ax: Any, weights: Tensor) -> None:
             share = (j + 1) / len(TOKENS)
             ax.barh(i, weight, left=start, color=shade(share), edgecolor="white", height=0.8)
             label = f"{TOKENS[j]} {weight:.2f}" if weight > 0.3 else f"{weight:.2f}"
-            ax.text(start + weight / 2, i, label, ha="center", va="center", fontsize=8.5, color=ink(share))
+            ax.text(start + weight / 2, i, label, ha="center", va="center", fontsize=9, color=ink(share))
             start += weight
     ax.set_yticks(range(len(TOKENS)), TOKENS, fontsize=9)
     ax.set(ylim=(len(TOKENS) - 0.5, -0.5), xlim=(0, 1))

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from matplotlib.figure import Figure
 
-from scripts.lesson_pictures.shapes import KEY, PLAIN, QUERY, VALUE, arrow, box, canvas, note
+from scripts.lesson_pictures.shapes import INK, KEY, PANEL, PLAIN, QUERY, VALUE, arrow, box, canvas, note
 
 
-def draw() -> Figure:
-    """Draw both, side by side."""
-    figure, ax = canvas(9.6, 4.5)
-    _draw_projection(ax)
-    ax.plot([4.35, 4.35], [0.25, 4.25], color="#d9dee6", linewidth=1)
-    _draw_cross(ax)
-    return figure
+def draw() -> dict[str, Figure]:
+    """Draw the output projection and cross-attention."""
+    return {"picture": _draw_projection(), "cross": _draw_cross()}
 
 
-def _draw_projection(ax: Any) -> None:
+def _draw_projection() -> Figure:
     """Draw two heads side by side, and every channel of the output as a mixture of both."""
-    note(ax, 2.2, 4.2, "W_o: every head writes to every channel", size=11, color="#1c2230")
+    figure, ax = canvas(PANEL, 4.3)
+    note(ax, 2.1, 4.1, "W_o: every head writes to every channel", size=10.5, color=INK)
     heads = ((0.85, QUERY, "head 1"), (1.45, QUERY, ""), (2.95, KEY, "head 2"), (3.55, KEY, ""))
     for x, colour, _ in heads:
         box(ax, x, 3.2, 0.55, 0.45, "", colour=colour)
@@ -34,22 +29,25 @@ def _draw_projection(ax: Any) -> None:
             arrow(ax, (x, 2.95), (end, 1.46), colour="#d9a44c" if colour == QUERY else "#4f9fb8", width=0.9)
     note(ax, 2.2, 0.75, "out (B, T, d_model)")
     note(ax, 2.2, 0.4, "= part of head 1 + part of head 2")
+    return figure
 
 
-def _draw_cross(ax: Any) -> None:
+def _draw_cross() -> Figure:
     """Draw x as the source of the queries, and the context as that of keys and values."""
-    note(ax, 7.0, 4.2, "cross-attention: x asks, the context answers", size=11, color="#1c2230")
-    box(ax, 5.5, 3.55, 1.5, 0.5, "x\n(T, d_model)", size=9)
-    box(ax, 8.0, 3.55, 1.9, 0.5, "context\n(S, d_context)", size=9)
-    for x, colour, text in ((5.5, QUERY, "W_q"), (7.4, KEY, "W_k"), (8.7, VALUE, "W_v")):
-        box(ax, x, 2.7, 0.75, 0.36, text, colour=colour)
-    arrow(ax, (5.5, 3.3), (5.5, 2.89))
-    arrow(ax, (7.75, 3.3), (7.45, 2.89))
-    arrow(ax, (8.25, 3.3), (8.65, 2.89))
-    box(ax, 6.45, 1.8, 2.2, 0.5, "softmax(q kᵀ / √d)\nweights (T, S)", size=9)
-    arrow(ax, (5.5, 2.52), (6.1, 2.06))
-    arrow(ax, (7.4, 2.52), (6.8, 2.06))
-    box(ax, 7.5, 0.95, 1.6, 0.42, "weights @ v", size=9)
-    arrow(ax, (6.7, 1.55), (7.2, 1.17))
-    arrow(ax, (8.7, 2.52), (7.9, 1.17))
-    note(ax, 7.5, 0.5, "out (T, d_model): made of the context alone")
+    figure, ax = canvas(PANEL, 4.3)
+    note(ax, 2.1, 4.1, "cross-attention: x asks, the context answers", size=10.5, color=INK)
+    box(ax, 0.9, 3.5, 1.4, 0.5, "x\n(T, d_model)", size=9)
+    box(ax, 3.05, 3.5, 1.8, 0.5, "context\n(S, d_context)", size=9)
+    for x, colour, text in ((0.9, QUERY, "W_q"), (2.45, KEY, "W_k"), (3.65, VALUE, "W_v")):
+        box(ax, x, 2.65, 0.75, 0.36, text, colour=colour)
+    arrow(ax, (0.9, 3.25), (0.9, 2.84))
+    arrow(ax, (2.8, 3.25), (2.5, 2.84))
+    arrow(ax, (3.3, 3.25), (3.6, 2.84))
+    box(ax, 1.65, 1.75, 2.0, 0.5, "softmax(q kᵀ / √d)\nweights (T, S)", size=9)
+    arrow(ax, (0.9, 2.47), (1.3, 2.01))
+    arrow(ax, (2.45, 2.47), (2.0, 2.01))
+    box(ax, 2.55, 0.9, 1.6, 0.42, "weights @ v", size=9)
+    arrow(ax, (1.85, 1.5), (2.25, 1.12))
+    arrow(ax, (3.65, 2.47), (2.95, 1.12))
+    note(ax, 2.1, 0.45, "out (T, d_model): made of the context alone")
+    return figure

@@ -10,20 +10,19 @@ from matplotlib.figure import Figure
 
 from regard.layers.rotary import Rotary
 from regard.stages.positions import alibi_bias
-from scripts.lesson_pictures.shapes import DIM, INK, LINE
+from scripts.lesson_pictures.shapes import DIM, INK, LINE, panel
 
 DARK, MIDDLE, LIGHT = "#123364", "#2f90a3", "#c98a2b"
 DISTANCES = 40
 
 
-def draw() -> Figure:
+def draw() -> dict[str, Figure]:
     """Draw the three panels."""
-    figure = Figure(figsize=(10.6, 3.9), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=(0.85, 1, 1))
-    _draw_turns(left)
-    _draw_scores(middle)
-    _draw_alibi(right)
-    return figure
+    figures = {}
+    for name, draw_on in (("picture", _draw_turns), ("rotary", _draw_scores), ("alibi", _draw_alibi)):
+        figures[name], ax = panel(3.6)
+        draw_on(ax)
+    return figures
 
 
 def _draw_turns(ax: Any) -> None:
@@ -66,7 +65,7 @@ def _draw_alibi(ax: Any) -> None:
 def _finish(ax: Any, title: str, xlabel: str) -> None:
     ax.set_title(title, fontsize=11, loc="left", color=INK)
     ax.set_xlabel(xlabel, fontsize=9, color=DIM)
-    ax.tick_params(labelsize=8.5, colors=DIM)
+    ax.tick_params(labelsize=9, colors=DIM)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(LINE)
-    ax.legend(fontsize=8.5, frameon=False, loc="upper right")
+    ax.legend(fontsize=9, frameon=False, loc="upper right")

@@ -9,22 +9,24 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from scripts.lesson_pictures.shapes import DIM, INK
+from scripts.lesson_pictures.shapes import DIM, INK, panel
 
 RAW, SCALED = "#d1495b", "#167093"
 WIDTHS = (4, 16, 64, 256)
+SHOWN = 16  # keys, of 64 as in the lesson's text
 ASKED = 64  # the lesson asks for the standard deviation at this width, so the picture does not say it
 
 
-def draw() -> Figure:
+def draw() -> dict[str, Figure]:
     """Draw the standard deviation of scores by width, and the sorted weights of one query, both ways."""
     generator = torch.Generator().manual_seed(0)
-    figure = Figure(figsize=(8.0, 3.5), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    _spreads(left, generator)
-    q, k = torch.randn(1000, 1, 64, generator=generator), torch.randn(1000, 16, 64, generator=generator)
-    _weights(right, (q @ k.mT)[:, 0])
-    return figure
+    spreads, ax = panel(3.5)
+    _spreads(ax, generator)
+    torch.manual_seed(0)  # as in the lesson's text, so that the numbers are the same
+    q, k = torch.randn(64, 64), torch.randn(64, 64)
+    weights, ax = panel(3.5)
+    _weights(ax, q @ k.mT)
+    return {"picture": spreads, "weights": weights}
 
 
 def _spreads(ax: Any, generator: torch.Generator) -> None:
@@ -54,16 +56,16 @@ def _spreads(ax: Any, generator: torch.Generator) -> None:
 
 
 def _weights(ax: Any, scores: Tensor) -> None:
-    """Draw the mean over all rows of scores (1000, 16), each sorted."""
+    """Draw the largest of the weights, mean over all rows of scores (64, 64), each sorted."""
     for offset, scale, colour, label in (
         (-0.2, 1.0, RAW, "without the scale"),
         (0.2, 1 / math.sqrt(64), SCALED, "divided by √64"),
     ):
-        weights = torch.softmax(scores * scale, dim=-1).sort(descending=True).values.mean(0)
+        weights = torch.softmax(scores * scale, dim=-1).sort(descending=True).values.mean(0)[:SHOWN]
         at = [index + offset for index in range(len(weights))]
         ax.bar(at, weights.tolist(), width=0.4, color=colour, label=f"{label}: largest {weights[0]:.2f}")
-    ax.set(xticks=[], ylim=(0, 1), xlim=(-0.7, scores.shape[-1] - 0.4))
-    ax.set_xlabel("16 random keys, the best first; mean of 1000 queries", fontsize=9, color=INK)
+    ax.set(xticks=[], ylim=(0, 1), xlim=(-0.7, SHOWN - 0.4))
+    ax.set_xlabel(f"the best {SHOWN} of 64 random keys; mean of 64 queries", fontsize=9, color=INK)
     ax.set_title("weights of a query, d = 64", fontsize=10.5, loc="left")
     ax.legend(fontsize=9.5, frameon=False, loc="upper right")
     ax.spines[["top", "right"]].set_visible(False)

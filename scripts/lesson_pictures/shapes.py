@@ -1,4 +1,4 @@
-"""What the pictures share: colours, boxes with text, and arrows."""
+"""What the pictures share: the width of a panel, colours, boxes with text, and arrows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 INK, DIM, LINE = "#1c2230", "#5a6374", "#aab2c0"
+# Inches. A phone of 390 px shows 1.1 px for each point of a panel, so that 9 points are 9.9 px there.
+PANEL = 4.2
 QUERY, KEY, VALUE, PLAIN = "#f7ddb8", "#c9e2ea", "#d5e8c8", "#eef1f5"
+
+
+def panel(height: float) -> tuple[Figure, Any]:
+    """Return a figure of this height in inches, as wide as a phone, and its axes."""
+    figure = Figure(figsize=(PANEL, height), layout="constrained")
+    return figure, figure.subplots()
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Any]:

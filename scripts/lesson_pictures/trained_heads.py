@@ -1,4 +1,4 @@
-"""Lesson 11: the previous-token head and the induction head of the included model, on words said twice."""
+"""Lesson 11: a previous-token head and an induction head on words said twice, and a head on a sentence."""
 
 from __future__ import annotations
 
@@ -6,27 +6,42 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from regard.learn.judges.trained_heads import TEXT, encode, load_model
+from regard.learn.judges.trained_heads import encode, load_model
 from regard.stages.figures.picture import draw_heatmap
+from scripts.lesson_pictures.shapes import panel
 
-HEADS = {"head 3 of layer 3: the token before": (3, 3), "head 0 of layer 4: what followed the copy": (4, 0)}
+TWICE = " light party hand heart light party hand heart"
+LEAST = 0.05  # smaller weights are drawn without their number
+SENTENCE = " He told the man that the king had left the city"
+OBJECTS = {"man": "told", "king": "that", "city": "left"}  # what each noun reads in the sentence
 
 
-def draw() -> Figure:
-    """Draw both maps; what the name of each head promises is framed."""
-    ids, words = encode(TEXT)
-    maps = load_model().maps(torch.tensor([ids]))
-    hidden = ~torch.ones(len(words), len(words), dtype=torch.bool).tril()
-    figure = Figure(figsize=(10.4, 5.2), layout="constrained")
-    half = len(ids) // 2
-    marked = (
-        [(q, q - 1) for q in range(1, len(words))],
-        [(q, q - half + 1) for q in range(half + 1, 2 * half + 1)],
-    )
-    for ax, (title, (layer, head)), places in zip(figure.subplots(1, 2), HEADS.items(), marked, strict=True):
-        draw_heatmap(
-            ax, maps[layer].to_dense()[0, head], words, words, hidden=hidden, title=title, fontsize=8.5
-        )
-        for q, k in places:
-            ax.add_patch(Rectangle((k - 0.5, q - 0.5), 1, 1, fill=False, edgecolor="#d1495b", lw=2, zorder=5))
+def draw() -> dict[str, Figure]:
+    """Draw the maps; what the name of each head promises is framed. The titles do not say which heads."""
+    count = len(encode(TWICE)[0])
+    half = count // 2
+    previous = [(q, q - 1) for q in range(1, count)]
+    induction = [(q, q - half + 1) for q in range(half + 1, count)]
+    words = encode(SENTENCE)[1]
+    partners = [(words.index(noun), words.index(word)) for noun, word in OBJECTS.items()]
+    return {
+        "picture": _draw_map(TWICE, (3, 3), "a head that reads the token before", previous),
+        "induction": _draw_map(TWICE, (4, 0), "a head that reads what followed the copy", induction),
+        "sentence": _draw_map(SENTENCE, (4, 1), "head 1 of layer 4 on a sentence", partners),
+    }
+
+
+def _draw_map(text: str, place: tuple[int, int], title: str, framed: list[tuple[int, int]]) -> Figure:
+    """Draw the map of the head at (layer, head) of the included model, and frames around some cells."""
+    ids, words = encode(text)
+    layer, head = place
+    weights = load_model().maps(torch.tensor([ids]))[layer].to_dense()[0, head]
+    figure, ax = panel(4.3)
+    hidden = ~torch.ones_like(weights, dtype=torch.bool).tril()
+    draw_heatmap(ax, weights, words, words, hidden=hidden, title=title)
+    for number in list(ax.texts):
+        if float(number.get_text()) < LEAST:
+            number.remove()
+    for q, k in framed:
+        ax.add_patch(Rectangle((k - 0.5, q - 0.5), 1, 1, fill=False, edgecolor="#d1495b", lw=2, zorder=5))
     return figure

@@ -12,9 +12,10 @@ from regard.learn.judges.trained_heads import encode, load_model
 from regard.learn.judges.transplant import SHOWN, TEXT, token_ids
 from regard.recorder import capture
 from regard.stages.figures.picture import draw_heatmap
+from scripts.lesson_pictures.shapes import panel
 
 
-def draw() -> Figure:
+def draw() -> dict[str, Figure]:
     """Run the lesson's solution on one layer, and draw both maps."""
     spec = importlib.util.spec_from_file_location("solution", get_lesson(12).folder / "solution.py")
     assert spec is not None
@@ -29,10 +30,12 @@ def draw() -> Figure:
     theirs = capture(model, inputs={"input_ids": ids})[layer].to_dense()[0, head]
     difference = (weights - theirs).abs().max().item()
     hidden = ~torch.ones_like(weights, dtype=torch.bool).tril()
-    figure = Figure(figsize=(10.4, 5.0), layout="constrained")
-    titles = ("your module with the weights of layer 4", "the model, as captured")
-    for ax, title, matrix in zip(figure.subplots(1, 2), titles, (weights, theirs), strict=True):
-        draw_heatmap(ax, matrix, words, words, hidden=hidden, title=title, fontsize=9)
-    power = f"{difference:.0e}"
-    figure.supxlabel(f"head {head} of layer {layer}: the largest difference is {power}", fontsize=10)
-    return figure
+    figures = {}
+    titles = {
+        "picture": f"yours: head {head}, weights of layer {layer}",
+        "captured": f"the model's: at most {difference:.0e} away",
+    }
+    for (name, title), matrix in zip(titles.items(), (weights, theirs), strict=True):
+        figures[name], ax = panel(4.4)
+        draw_heatmap(ax, matrix, words, words, hidden=hidden, title=title)
+    return figures

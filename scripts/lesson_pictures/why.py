@@ -12,28 +12,38 @@ from torch.nn.functional import cosine_similarity
 
 from regard.gpt import GPT
 from regard.learn.course import get_lesson
-from scripts.lesson_pictures.shapes import DIM, INK, KEY, PLAIN, QUERY, VALUE, arrow, box, note
+from scripts.lesson_pictures.shapes import (
+    DIM,
+    INK,
+    KEY,
+    PANEL,
+    PLAIN,
+    QUERY,
+    VALUE,
+    arrow,
+    box,
+    canvas,
+    note,
+    panel,
+)
 
 SAME, OTHER = "#167093", "#d1495b"
 
 
-def draw() -> Figure:
+def draw() -> dict[str, Figure]:
     """Draw the model as a diagram, and the cosines of "bank" after each of its blocks."""
-    figure = Figure(figsize=(8.0, 4.4))
-    diagram = figure.add_axes((0, 0, 0.5, 1))
-    diagram.set(xlim=(0, 4.0), ylim=(0, 4.4))
-    diagram.axis("off")
-    _diagram(diagram)
-    _curves(figure.add_axes((0.58, 0.17, 0.39, 0.66)))
-    return figure
+    curves, ax = panel(4.4)
+    _curves(ax)
+    return {"picture": _diagram(), "curves": curves}
 
 
-def _diagram(ax: Any) -> None:
+def _diagram() -> Figure:
+    figure, ax = canvas(PANEL, 4.4)
     words, places = ["over", "the", "bank"], [1.0, 2.0, 3.0]
     for word, x in zip(words, places, strict=True):
         box(ax, x, 0.3, 0.8, 0.34, word, bold=word == "bank")
         arrow(ax, (x, 0.48), (x, 0.72))
-        box(ax, x, 0.9, 0.8, 0.34, "embedding", colour=KEY, size=8)
+        box(ax, x, 0.9, 0.92, 0.34, "embedding", colour=KEY, size=9)
         arrow(ax, (x, 1.08), (x, 1.45))
     box(ax, 2.0, 2.13, 3.3, 1.36, "")
     box(ax, 2.0, 1.75, 3.0, 0.42, "attention: between tokens", colour=QUERY, size=9.5, bold=True)
@@ -41,11 +51,12 @@ def _diagram(ax: Any) -> None:
         arrow(ax, (x, 1.97), (x, 2.27))
         box(ax, x, 2.45, 0.8, 0.34, "MLP", colour=VALUE, size=9)
         arrow(ax, (x, 2.82), (x, 3.1))
-    note(ax, 3.82, 2.13, "six such blocks", size=8.5, rotation=90)
+    note(ax, 3.85, 2.13, "six such blocks", rotation=90)
     for x in places:
         box(ax, x, 3.28, 0.8, 0.34, "vector", colour=KEY, size=9)
     arrow(ax, (3.0, 3.46), (3.0, 3.78))
     box(ax, 3.0, 4.0, 1.5, 0.4, "next token?", colour=PLAIN, size=9.5)
+    return figure
 
 
 def _curves(ax: Any) -> None:
@@ -65,8 +76,8 @@ def _curves(ax: Any) -> None:
         ax.text(len(curve) - 0.85, curve[-1], f"{curve[-1]:.2f}", color=colour, fontsize=9, va="center")
     blocks = layers.shape[1] - 1
     ax.set(xlim=(-0.2, blocks + 0.75), ylim=(0.7, 1.02))
-    ax.set_xticks(range(blocks + 1), ["em-\nbedding", *map(str, range(1, blocks + 1))], fontsize=8.5)
-    ax.tick_params(labelsize=8.5, colors=DIM)
+    ax.set_xticks(range(blocks + 1), ["em-\nbedding", *map(str, range(1, blocks + 1))], fontsize=9)
+    ax.tick_params(labelsize=9, colors=DIM)
     ax.set_xlabel("after block", fontsize=9, color=INK)
     ax.set_title('cosine of the vectors of "bank",\nmean over twelve sentences', fontsize=10, loc="left")
     ax.spines[["top", "right"]].set_visible(False)

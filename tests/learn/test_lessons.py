@@ -13,8 +13,9 @@ from regard import stages
 from regard.learn.course import LESSONS
 from regard.learn.exercise import find_blanks, make_exercise
 from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
-from regard.learn.lesson import Lesson
+from regard.learn.lesson import FOLDER, Lesson
 from regard.learn.mistakes import find_mistake
+from scripts.bibliography import bibliography, references_of
 from tests.learn.in_process import judged, outcomes_of_solution
 from tests.sampling import share
 
@@ -36,7 +37,7 @@ def name_of(lesson: Lesson) -> str:
 
 
 def test_every_lesson_is_there() -> None:
-    assert [lesson.number for lesson in LESSONS] == list(range(13))
+    assert [lesson.folder.name for lesson in LESSONS] == sorted(folder.name for folder in FOLDER.iterdir())
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
@@ -65,6 +66,17 @@ def test_the_sessions_of_a_lesson_run(lesson: Lesson) -> None:
 def test_the_links_of_a_lesson_lead_somewhere(lesson: Lesson) -> None:
     for target in re.findall(r"\]\(([^)#]+)", lesson.text):
         assert target.startswith("https://") or (lesson.folder / target).exists(), target
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
+def test_a_lesson_names_the_papers_that_it_comes_from(lesson: Lesson) -> None:
+    references = references_of(lesson)
+    assert len(references) >= 2
+    assert len({reference.url for reference in references}) == len(references)
+    for reference in references:
+        number = reference.name.removeprefix("arXiv:")
+        assert number == reference.name or reference.url == f"https://arxiv.org/abs/{number}"
+    assert all(f"*{reference.title}*, [{reference.name}]" in bibliography() for reference in references)
 
 
 @pytest.mark.parametrize("lesson", WITH_CODE, ids=name_of)

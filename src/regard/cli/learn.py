@@ -101,7 +101,7 @@ def _lesson(text: str) -> Lesson:
     from regard.learn.course import LESSONS, get_lesson
 
     if not text.isdecimal():
-        raise ValueError(f"expected the number of a lesson, 0 to {len(LESSONS) - 1}, or hunt, got {text!r}")
+        raise ValueError(f"expected the number of a lesson, 0 to {LESSONS[-1].number}, or hunt, got {text!r}")
     return get_lesson(int(text))
 
 
@@ -122,7 +122,7 @@ def _list(folder: Path) -> None:
         title = f"[green]✓ {lesson.title}[/green]" if done else f"  {lesson.title}"
         table.add_row(str(lesson.number), title, f"[dim]{lesson.idea}[/dim]")
     console = Console(highlight=False)
-    console.print("Attention from nothing, in thirteen lessons. You write it; regard checks it.\n")
+    console.print(f"Attention from nothing, in {len(LESSONS)} lessons. You write it; regard checks it.\n")
     console.print(table)
     following = next((lesson for lesson in LESSONS if lesson.number not in progress.done), None)
     if following is None:
@@ -169,9 +169,17 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
             f"\nThen: regard learn {lesson.number} --check   (or --watch, which checks whenever you save)"
         )
     else:
-        typer.echo(f"\nThen: regard learn {lesson.number + 1}")
+        typer.echo(f"\nThen: regard learn {_next_argument(lesson)}")
     if open_:
         open_browser(page.resolve().as_uri())
+
+
+def _next_argument(lesson: Lesson) -> str:
+    """What to write after `regard learn` to go on after a lesson."""
+    from regard.learn.course import next_lesson
+
+    following = next_lesson(lesson)
+    return "hunt" if following is None else str(following.number)
 
 
 def _may_replace(path: Path) -> bool:
@@ -211,7 +219,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
     console = Console(highlight=False)
     if not lesson.has_code:
         raise ValueError(
-            f"lesson {lesson.number} has nothing to write: go on with regard learn {lesson.number + 1}"
+            f"lesson {lesson.number} has nothing to write: go on with regard learn {_next_argument(lesson)}"
         )
     progress = read_progress(folder)
     try:

@@ -95,16 +95,21 @@ LESSONS = (
         "load the weights, and compare maps",
         timeout=180.0,
     ),
+    Lesson(
+        18, "tour", "A tour of the inspector", "four things to see in a trained model, each with its number"
+    ),
 )
 
 
 def get_lesson(number: int) -> Lesson:
     """Return the lesson of this number; ValueError if there is none."""
-    if not 0 <= number < len(LESSONS):
-        raise ValueError(f"lesson: expected a number from 0 to {len(LESSONS) - 1}, got {number}")
-    return LESSONS[number]
+    for lesson in LESSONS:
+        if lesson.number == number:
+            return lesson
+    raise ValueError(f"lesson: expected a number from 0 to {LESSONS[-1].number}, got {number}")
 
 
 def next_lesson(lesson: Lesson) -> Lesson | None:
     """Return the lesson after this one; None after the last."""
-    return LESSONS[lesson.number + 1] if lesson.number + 1 < len(LESSONS) else None
+    after = LESSONS.index(lesson) + 1
+    return LESSONS[after] if after < len(LESSONS) else None

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from regard.learn.course import LESSONS
+from regard.learn.course import LESSONS, next_lesson
 from regard.learn.lesson import Lesson
 from regard.learn.mistakes import find_mistake
 from regard.support.files import atomic_write
@@ -21,6 +21,7 @@ from regard.support.imports import extra
 
 MARK = "<!-- a lesson of Regard: written by `regard learn`, which may write it again -->"
 PAGES = "regard-lessons"
+MOVABLE = re.compile(r"<!-- movable: (\w+\.js) -->")
 LESSON_LINK = re.compile(r"^\.\./(\d\d)_\w+/lesson\.md$")
 
 
@@ -84,7 +85,9 @@ def _lesson_list(current: Lesson) -> str:
 def _how_to_go_on(lesson: Lesson) -> str:
     """The commands that follow a lesson's text."""
     if not lesson.has_code:
-        return "<p class='next'>Go on: <code>regard learn 1</code></p>"
+        following = next_lesson(lesson)
+        argument = "hunt" if following is None else following.number
+        return f"<p class='next'>Go on: <code>regard learn {argument}</code></p>"
     commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to mend it"))
     lines = [f"regard learn {lesson.number} {option:<9} # {what}" for option, what in commands]
     code = html.escape("\n".join(lines))
@@ -105,9 +108,19 @@ def _render(lesson: Lesson) -> str:
     markdown.add_render_rule("image", lambda _, tokens, i, *rest: _image(folder, tokens[i]))
     markdown.add_render_rule("link_open", lambda _, tokens, i, *rest: _link(folder, tokens[i]))
     markdown.add_render_rule("code_inline", lambda _, tokens, i, *rest: _code(tokens[i].content))
-    rendered: str = markdown.render(lesson.text)
+    rendered: str = MOVABLE.sub(lambda found: movable(lesson, found[1]), markdown.render(lesson.text))
     # A wide table scrolls inside its own box on a narrow screen.
     return rendered.replace("<table>", "<div class='wide'><table>").replace("</table>", "</table></div>")
+
+
+def movable(lesson: Lesson, name: str) -> str:
+    """Return a drawing that the reader can move as HTML: the script of this name in the lesson's folder.
+
+    A lesson has it where its text has the comment `<!-- movable: NAME -->`; GitHub and notebooks, which run
+    no scripts, show nothing there.
+    """
+    script = (lesson.folder / name).read_text(encoding="utf-8")
+    return f"<div class='movable'></div>\n<script>\n{script}</script>"
 
 
 def _formula(latex: str, options: dict[str, Any]) -> str:
