@@ -36,7 +36,6 @@ EMBEDDED_PAGE = "_static/pages/model.html"
 PAGE_WITH_MODEL = "_static/pages/live.html"  # larger: it is shown once
 PICTURE_PAGE = "_static/pages/digits.html"
 ORPHAN = "---\norphan: true\n---\n"  # a page that other pages link to, and that may be in no list
-FOLDER_TOCTREE = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the pages beside an index
 STEPS = {
     "similarity": (
         "steps&example=Simplified&row=1",
@@ -128,8 +127,14 @@ def page(path: Path) -> str | None:
     if path.is_relative_to(LESSON_FILES):
         return text + lesson_end(path.parent)
     if path.name == "index.md" and "{toctree}" not in text and path.parent != PITFALLS:
-        return text + FOLDER_TOCTREE
+        return text + folder_toctree(text)
     return text if name.startswith("docs/") else ORPHAN + text
+
+
+def folder_toctree(index: str) -> str:
+    """Return what puts the pages beside an index into the sidebar, in the order of its links."""
+    pages = dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", index))
+    return "\n```{toctree}\n:hidden:\n:titlesonly:\n\n" + "\n".join(pages) + "\n```\n"
 
 
 def lesson_table() -> str:
