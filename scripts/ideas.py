@@ -1,4 +1,4 @@
-"""Writes docs/learn/ideas.md: where each idea of a first course on attention is taught, with page and heading.
+"""Writes docs/learn/ideas.md: where each idea of a first course is taught, with page and heading.
 
     python -m scripts.ideas            rewrite the page
     python -m scripts.ideas --check    exit with 1 if it is out of date
