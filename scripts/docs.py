@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from regard.cli import app
 from regard.learn import LESSONS, Lesson, make_notebook
 from regard.show.data.stage_example import build_example
-from scripts import digits_vit, pitfalls
+from scripts import digits_vit, pitfalls, teaching_kit
 
 ROOT = Path(__file__).parent.parent
 PITFALLS = ROOT / "docs" / "pitfalls"  # an index of a hundred pages, which the sidebar does not list
@@ -51,7 +51,7 @@ STEPS = {
 }
 """The page of Regard that belongs to a lesson: its view and what to show there, and a sentence about it."""
 LINK = re.compile(r"`+[^`\n]*`+|\]\((?P<target>[^()\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
-LESSON_TABLE = re.compile(r"^<!-- lessons -->\n\n(?:.+\n)+", re.MULTILINE)
+SITE_PART = re.compile(r"^<!-- (lessons|syllabus|downloads) -->\n\n(?:.+\n)+", re.MULTILINE)
 LIVE = re.compile(r"^<!-- live( with model)?: (\S+) -->\n\n!\[([^\]]*)\]\([^)]*\)$", re.MULTILINE)
 
 
@@ -75,6 +75,7 @@ def gather(source: Path) -> None:
             waiting += linked
         else:
             shutil.copyfile(path, target)
+    teaching_kit.write_kit(source)
     for lesson in LESSONS:
         notebook = source / notebook_place(lesson)
         notebook.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +124,7 @@ def page(path: Path) -> str | None:
     if path.suffix != ".md":
         return None
     text = LIVE.sub(_live_page, path.read_text(encoding="utf-8"))
-    text = LESSON_TABLE.sub(lambda _: lesson_table(), text)
+    text = SITE_PART.sub(lambda match: SITE_PARTS[match[1]](), text)
     if path.is_relative_to(LESSON_FILES):
         return text + lesson_end(path.parent)
     if path.name == "index.md" and "{toctree}" not in text and path.parent != PITFALLS:
@@ -141,6 +142,14 @@ def lesson_table() -> str:
     """Return the table of the lessons, in place of the paragraph that GitHub shows."""
     rows = [f"| [{x.number} {x.title}]({x.folder.name}.md) | {x.idea} | {x.goal or '–'} |" for x in LESSONS]
     return "\n".join(["| lesson | the idea | what you do |", "|---|---|---|", *rows, ""])
+
+
+SITE_PARTS = {
+    "lessons": lesson_table,
+    "syllabus": teaching_kit.syllabus,
+    "downloads": teaching_kit.downloads,
+}
+"""What the site shows in place of the paragraph below a comment of this name, which is for GitHub."""
 
 
 def notebook_place(lesson: Lesson) -> PurePosixPath:

@@ -19,6 +19,7 @@ from regard.learn.lesson import Lesson, Outcome
 from tests.learn.in_process import judge_here, judged
 from tests.sampling import share
 
+PAGE = Path(__file__).parents[2] / "docs" / "learn" / "teachers.md"
 SLOW = ("block", "trained_heads")  # they train a model, or run one many times
 QUICK = [lesson for lesson in LESSONS if lesson.has_code and lesson.noun not in SLOW]
 
@@ -61,10 +62,19 @@ def test_a_class_is_graded_folder_by_folder(tmp_path: Path) -> None:
     assert first["tasks"][0]["mistake"] == "softmax-over-queries"
     assert [task["message"] for task in second["tasks"]] == ["lesson2.py is missing"] * 2
     assert {task["status"] for task in eva["lessons"][0]["tasks"]} == {"unfinished"}
-    table = run("1", "--grade", str(tmp_path))
-    assert "ada: 2 of 2 points" in table.stdout
-    assert "softmax-over-queries" in table.stdout
     assert run("1", "--grade", str(tmp_path / "ada")).exit_code == 0
+
+
+@pytest.mark.usefixtures("judge_in_this_process")
+def test_the_table_is_that_of_the_page_for_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "class" / "ada", lesson1=solution(1), lesson2=solution(2))
+    write(tmp_path / "class" / "ben", lesson1=solution(1).replace("dim=-1", "dim=-2"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    page = PAGE.read_text(encoding="utf-8")
+    command, _, shown = page.split("```console\n$ regard learn ")[1].partition("\n")
+    printed = run(*command.split()).stdout
+    assert [line.rstrip() for line in printed.splitlines()] == shown.split("\n```")[0].splitlines()
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
