@@ -29,6 +29,7 @@ html_title = "Regard"
 html_math_renderer = "mathml"
 html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]
 html_css_files = ["site.css"]
 html_js_files = ["copy.js"]
 # A lesson comes first for its subject.

@@ -28,6 +28,7 @@ from regard.cli import app
 from regard.learn import LESSONS, Lesson, make_notebook
 from regard.show.data.stage_example import build_example
 from scripts import digits_vit, pitfalls, teaching_kit
+from scripts.page_list import page_list
 
 ROOT = Path(__file__).parent.parent
 PITFALLS = ROOT / "docs" / "pitfalls"  # an index of a hundred pages, which the sidebar does not list
@@ -64,7 +65,8 @@ def gather(source: Path) -> None:
     gathered = set()
     while waiting:
         path = waiting.pop()
-        if path in gathered:
+        # README.md is for GitHub: links to it lead to the first page of the site.
+        if path in gathered or path == ROOT / "README.md":
             continue
         gathered.add(path)
         target = source / place(path)
@@ -76,6 +78,7 @@ def gather(source: Path) -> None:
         else:
             shutil.copyfile(path, target)
     teaching_kit.write_kit(source)
+    (source / "llms.txt").write_text(page_list(ROOT / "docs"), encoding="utf-8")
     for lesson in LESSONS:
         notebook = source / notebook_place(lesson)
         notebook.parent.mkdir(parents=True, exist_ok=True)

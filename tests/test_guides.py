@@ -35,3 +35,19 @@ def test_the_mistake_of_the_guide_is_named(tmp_path: Path, monkeypatch: pytest.M
     with loaded_program(plant_mistake(mistake, "head"), NAMES["head"]) as head:
         report = regard.check(head)
     assert [diagnosis.name for diagnosis in report.diagnoses] == [mistake.name]
+
+
+def test_the_table_of_what_works_has_the_numbers_of_the_measurements() -> None:
+    docs = HOW_TO.parent
+    table = (docs / "compatibility.md").read_text(encoding="utf-8")
+    survey = (docs / "transformers.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (equal and certified|partly|refused) \| (\d+) ", survey, flags=re.MULTILINE)
+    counts = dict(rows)
+    assert f"{counts['equal and certified']} of Transformers' model types equal and certified" in table
+    assert f"certified, {counts['partly']} partly" in table
+    assert f"{counts['refused']} types" in table
+    (transformers,) = re.findall(r"with Transformers ([\d.]+)\.", survey)
+    assert f"| Transformers | {transformers}:" in table
+    constraints = (docs.parent / "constraints.txt").read_text(encoding="utf-8")
+    (torch,) = re.findall(r"^torch==([\d.]+)$", constraints, flags=re.MULTILINE)
+    assert f"| PyTorch | {torch}," in table

@@ -106,6 +106,12 @@ def test_public_names_and_commands_lead_to_the_reference(site: Path) -> None:
     assert '<a class="name" href="#regard-attentionmap"><span class="n">AttentionMap</span></a>' in signature
 
 
+def test_every_page_in_llms_txt_is_there(site: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text(encoding="utf-8"))
+    assert len(links) > 60
+    assert [link for link in links if not (site / link).is_file()] == []
+
+
 def test_the_sidebar_has_the_pages_of_a_folder_in_the_order_of_their_index(site: Path) -> None:
     for folder in ("how-to", "explanation", "reference"):
         index = (docs.ROOT / "docs" / folder / "index.md").read_text(encoding="utf-8")
