@@ -43,12 +43,12 @@ def syllabus() -> str:
     for lesson in LESSONS:
         before = ", ".join(map(str, lesson.plan.after)) or "–"
         after = followers[lesson.number]
-        needed = f"needed by {', '.join(map(str, after))}" if after else "can be left out"
+        needed = f"no: {', '.join(map(str, after))} build on it" if after else "yes"
         name = f"[{lesson.number} {lesson.title}]({lesson.folder.name}.md)"
         rows.append(f"| {name} | {lesson.plan.minutes} | {lesson.plan.difficulty} | {before} | {needed} |")
     minutes = sum(lesson.plan.minutes for lesson in LESSONS)
     total = f"All {len(LESSONS)} lessons take about {round(minutes / 60)} hours."
-    head = ["| lesson | minutes | difficulty, 1 to 3 | do before | |", "|---|---:|---:|---|---|"]
+    head = ["| lesson | minutes | level | after | leave it out? |", "|---|---:|---:|---|---|"]
     return "\n".join([*head, *rows, "", total, ""])
 
 

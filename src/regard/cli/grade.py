@@ -13,7 +13,7 @@ import typer
 from regard.support.characters import escape
 
 if TYPE_CHECKING:
-    from regard.learn.grading import SubmissionGrade
+    from regard.learn.grades import SubmissionGrade
     from regard.learn.lesson import Lesson
 
 
@@ -21,7 +21,7 @@ def grade(lessons: str | None, folder: Path, seed: int, as_json: bool, timeout: 
     """Grade a folder and print the points; return the exit code, 0 if every task has its point, else 1."""
     from rich.console import Console
 
-    from regard.learn.grading import grade_folder
+    from regard.learn.grades import grade_folder
 
     if not folder.is_dir():
         raise ValueError(f"--grade: there is no folder {str(folder)!r}")
@@ -49,7 +49,7 @@ def parse_lessons(text: str | None) -> list[Lesson]:
         return list(LESSONS)
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise ValueError(f"expected lessons such as 3, 1-5 or 1,4, got {text!r}")
-    chosen = {}
+    chosen: dict[int, Lesson] = {}
     for part in text.split(","):
         first, _, last = part.partition("-")
         low, high = get_lesson(int(first)).number, get_lesson(int(last or first)).number

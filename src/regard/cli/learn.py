@@ -37,7 +37,7 @@ def learn(
     ] = False,
     solution: Annotated[bool, typer.Option("--solution", help="Print the solution.")] = False,
     notebook: Annotated[
-        bool, typer.Option("--notebook", help="Write the lesson's text as lessonN.ipynb.")
+        bool, typer.Option("--notebook", help="Write the lesson with its exercise as lessonN.ipynb.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Write lessonN.py anew, after asking.")] = False,
     answer: Annotated[

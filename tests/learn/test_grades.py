@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from regard.cli import app
-from regard.learn import grading
+from regard.learn import grades
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import make_exercise, plain_solution
-from regard.learn.grading import grade_file, grade_folder
+from regard.learn.grades import grade_file, grade_folder
 from regard.learn.judgement import usual_mistakes_of
 from regard.learn.judges.tables.inputs import inputs_of
 from regard.learn.lesson import Lesson, Outcome
@@ -45,7 +45,7 @@ def judge_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         with inputs_of(seed):
             return judge_here(lesson, path)
 
-    monkeypatch.setattr(grading, "judge_in_process", judge)
+    monkeypatch.setattr(grades, "judge_in_process", judge)
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
@@ -75,6 +75,8 @@ def test_the_table_is_that_of_the_page_for_teachers(tmp_path: Path, monkeypatch:
     command, _, shown = page.split("```console\n$ regard learn ")[1].partition("\n")
     printed = run(*command.split()).stdout
     assert [line.rstrip() for line in printed.splitlines()] == shown.split("\n```")[0].splitlines()
+    data = run("1", "--grade", "class/ben", "--json").stdout
+    assert data == page.split("```json\n")[1].split("```")[0]
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
