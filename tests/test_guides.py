@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+import typer.main
 
 import regard
 from regard.checker.catalogue import CATALOGUE, read_themes
 from regard.checker.examples import NAMES, loaded_program, mended_program, plant_mistake
 from regard.checker.property_tests import code_of_test
+from regard.cli import app
+from scripts import reference
 from tests.checker.test_property_tests import passes
 
 HOW_TO = Path(__file__).parent.parent / "docs" / "how-to"
@@ -51,3 +55,17 @@ def test_the_table_of_what_works_has_the_numbers_of_the_measurements() -> None:
     constraints = (docs.parent / "constraints.txt").read_text(encoding="utf-8")
     (torch,) = re.findall(r"^torch==([\d.]+)$", constraints, flags=re.MULTILINE)
     assert f"| PyTorch | {torch}," in table
+
+
+@pytest.mark.parametrize("name", ["docs/which-call.md", "AGENTS.md"])
+def test_the_calls_and_commands_of_a_page_are_there(name: str) -> None:
+    text = (HOW_TO.parents[1] / name).read_text(encoding="utf-8")
+    code = " ".join(re.findall(r"`([^`\n]+)`", text))
+    calls = set(re.findall(r"\b(regard(?:\.\w+)+)", code))
+    assert len(calls) > 5
+    for call in calls - {"regard.gpt"}:
+        reference.resolve(call)
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert set(re.findall(r"\bregard ([a-z-]+)", code)) <= set(commands)
+    attributes = re.findall(r"self\.(\w+)", inspect.getsource(regard.Capture))
+    assert set(re.findall(r"\bseen\.(\w+)", code)) <= {*dir(regard.Capture), *attributes}
