@@ -117,7 +117,7 @@ def simplified_self_attention(x):
 weight_of_model_if_doubled = 0.4
 """
     path = write(tmp_path, lesson1=remembered) / "lesson1.py"
-    assert grade_file(get_lesson(1), path).points == 2
+    assert grade_file(get_lesson(1), path).points == 2  # seed 0 is that of --check
     assert grade_file(get_lesson(1), path, seed=1).points == 1
 
 

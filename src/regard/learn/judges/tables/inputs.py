@@ -25,6 +25,6 @@ def inputs_of(seed: int) -> Iterator[None]:
         _seed.reset(token)
 
 
-def input_generator() -> torch.Generator:
-    """Return a new generator for the inputs of a judge."""
-    return torch.Generator().manual_seed(_seed.get())
+def input_generator(number: int = 0) -> torch.Generator:
+    """Return a new generator for the inputs of a judge, which may number several of them."""
+    return torch.Generator().manual_seed(1000 * _seed.get() + number)
