@@ -54,6 +54,18 @@ def test_the_contents_of_a_page_are_visible_at_1280_pixels(site: Path, page: Pag
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
+def test_arrow_keys_turn_the_slides(site: Path, page: Page) -> None:
+    page.goto((site / "_static" / "slides.html").as_uri() + "#2")
+    expect(page.get_by_role("heading", name=f"0 {LESSONS[0].title}")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("section.shown img").first).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("heading", name="Attention from nothing")).to_be_visible()
+    page.keyboard.press("End")
+    expect(page.locator("section.shown h2")).to_contain_text(f"{LESSONS[-1].title}: takeaways")
+
+
 def test_the_page_of_regard_is_live_in_a_document(site: Path, page: Page) -> None:
     page.goto((site / "inspector.html").as_uri())
     frames = page.locator("figure.live-page iframe")
