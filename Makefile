@@ -108,7 +108,7 @@ packing-table: $(READY)
 docs: $(READY)
 	$(BIN)/python -m scripts.docs
 
-# Signatures, methods and commands in docs/reference.md come from the code.
+# Signatures, methods and commands in docs/reference come from the code.
 reference: $(READY)
 	$(BIN)/python -m scripts.reference
 

@@ -29,8 +29,11 @@ html_title = "Regard"
 html_math_renderer = "mathml"
 html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]
 html_css_files = ["site.css"]
 html_js_files = ["copy.js"]
+# A lesson comes first for its subject.
+html_search_scorer = os.path.join(os.path.dirname(__file__), "_sphinx", "search_scorer.js")
 html_use_index = False
 html_copy_source = False
 html_show_search_summary = False  # it would fetch the pages, which a browser refuses from disk

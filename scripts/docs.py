@@ -28,8 +28,9 @@ from regard.cli import app
 from regard.learn import LESSONS, Lesson, make_notebook
 from regard.learn.page import MOVABLE, movable
 from regard.show.data.stage_example import build_example
-from scripts import digits_vit, pitfalls
+from scripts import digits_vit, pitfalls, teaching_kit
 from scripts.bibliography import bibliography
+from scripts.page_list import page_list
 
 ROOT = Path(__file__).parent.parent
 PITFALLS = ROOT / "docs" / "pitfalls"  # an index of a hundred pages, which the sidebar does not list
@@ -38,7 +39,6 @@ EMBEDDED_PAGE = "_static/pages/model.html"
 PAGE_WITH_MODEL = "_static/pages/live.html"  # larger: it is shown once
 PICTURE_PAGE = "_static/pages/digits.html"
 ORPHAN = "---\norphan: true\n---\n"  # a page that other pages link to, and that may be in no list
-FOLDER_TOCTREE = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"  # the pages beside an index
 STEPS = {
     "why": ("text", "What each token of a text takes from the others: point at one"),
     "similarity": (
@@ -57,8 +57,8 @@ STEPS = {
 }
 """The page of Regard that belongs to a lesson: its view and what to show there, and a sentence about it."""
 LINK = re.compile(r"`+[^`\n]*`+|\]\((?P<target>[^()\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")
-LESSON_TABLE = re.compile(r"^<!-- lessons -->\n\n(?:.+\n)+", re.MULTILINE)
 REFERENCES = "<!-- references -->\n"
+SITE_PART = re.compile(r"^<!-- (lessons|syllabus|downloads) -->\n\n(?:.+\n)+", re.MULTILINE)
 LIVE = re.compile(r"^<!-- live( with model)?: (\S+) -->\n\n!\[([^\]]*)\]\([^)]*\)$", re.MULTILINE)
 
 
@@ -71,7 +71,8 @@ def gather(source: Path) -> None:
     gathered = set()
     while waiting:
         path = waiting.pop()
-        if path in gathered:
+        # README.md is for GitHub: links to it lead to the first page of the site.
+        if path in gathered or path == ROOT / "README.md":
             continue
         gathered.add(path)
         target = source / place(path)
@@ -82,6 +83,8 @@ def gather(source: Path) -> None:
             waiting += linked
         else:
             shutil.copyfile(path, target)
+    teaching_kit.write_kit(source)
+    (source / "llms.txt").write_text(page_list(ROOT / "docs"), encoding="utf-8")
     for lesson in LESSONS:
         notebook = source / notebook_place(lesson)
         notebook.parent.mkdir(parents=True, exist_ok=True)
@@ -130,20 +133,34 @@ def page(path: Path) -> str | None:
     if path.suffix != ".md":
         return None
     text = LIVE.sub(_live_page, path.read_text(encoding="utf-8"))
-    text = LESSON_TABLE.sub(lambda _: lesson_table(), text)
+    text = SITE_PART.sub(lambda match: SITE_PARTS[match[1]](), text)
     if REFERENCES in text:
         text = text.replace(REFERENCES, bibliography())
     if path.is_relative_to(LESSON_FILES):
         return lesson_page(text, path.parent)
     if path.name == "index.md" and "{toctree}" not in text and path.parent != PITFALLS:
-        return text + FOLDER_TOCTREE
+        return text + folder_toctree(text)
     return text if name.startswith("docs/") else ORPHAN + text
+
+
+def folder_toctree(index: str) -> str:
+    """Return what puts the pages beside an index into the sidebar, in the order of its links."""
+    pages = dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", index))
+    return "\n```{toctree}\n:hidden:\n:titlesonly:\n\n" + "\n".join(pages) + "\n```\n"
 
 
 def lesson_table() -> str:
     """Return the table of the lessons, in place of the paragraph that GitHub shows."""
     rows = [f"| [{x.number} {x.title}]({x.folder.name}.md) | {x.idea} | {x.goal or '–'} |" for x in LESSONS]
     return "\n".join(["| lesson | the idea | what you do |", "|---|---|---|", *rows, ""])
+
+
+SITE_PARTS = {
+    "lessons": lesson_table,
+    "syllabus": teaching_kit.syllabus,
+    "downloads": teaching_kit.downloads,
+}
+"""What the site shows in place of the paragraph below a comment of this name, which is for GitHub."""
 
 
 def notebook_place(lesson: Lesson) -> PurePosixPath:

@@ -1,12 +1,13 @@
-"""Write the generated parts of docs/reference.md: signatures, methods and commands, from the code itself.
+"""Write the generated parts of docs/reference: signatures, methods and commands, from the code itself.
 
-    python -m scripts.reference            rewrite the file
-    python -m scripts.reference --check    exit with 1 if it is out of date
+    python -m scripts.reference            rewrite the pages
+    python -m scripts.reference --check    exit with 1 if one is out of date
 
-A heading such as ### `regard.attend` is followed by the signature of that name. A class that is listed in
-`METHODS` is also followed by a table of its methods and properties, and the section "The command" by every
-command with its options. Each generated part stands between two HTML comments; everything else in the file is
-written by hand and left alone. `tests/test_docs.py` fails if the file is out of date.
+A heading such as ## `regard.attend` is followed by the signature of that name. A class that is listed in
+`METHODS` is also followed by a table of its methods and properties, the title "The command" by every command
+with its options, and the title of the index by the names on every page. Each generated part stands between
+two HTML comments; everything else is written by hand and left alone. `tests/test_docs.py` fails if a page is
+out of date.
 """
 
 from __future__ import annotations
@@ -22,10 +23,27 @@ from typing import Any
 
 from regard.support.files import atomic_write
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 START, END = "<!-- generated from the code: {} -->", "<!-- end -->"
-HEADING = re.compile(r"^### `(regard(?:\.\w+)+)`$")
-COMMANDS = "## The command"
+HEADING = re.compile(r"^## `(regard(?:\.\w+)+)`$")
+COMMANDS, CONTENTS = "# The command", "## The pages"
+PAGES = (
+    "attention",
+    "masks",
+    "maps",
+    "capture",
+    "interventions",
+    "heads",
+    "spans",
+    "checking",
+    "monitor",
+    "stages",
+    "layers",
+    "gpt",
+    "command",
+    "files",
+)
+"""The pages in the order of the index, and of the sidebar."""
 WIDTH = 100
 METHODS = (
     "regard.AttentionMap",
@@ -57,7 +75,7 @@ METHODS = (
 
 
 def reference(text: str) -> str:
-    """The text of the reference with its generated parts made anew."""
+    """The text of a page of the reference with its generated parts made anew."""
     written = re.sub(r"\n<!-- generated from the code: .*?<!-- end -->\n", "", text, flags=re.DOTALL)
     lines: list[str] = []
     for line in written.splitlines():
@@ -68,6 +86,8 @@ def reference(text: str) -> str:
                 lines += _generated("methods", _method_table(resolve(heading[1])))
         elif line == COMMANDS:
             lines += _generated("commands", _commands())
+        elif line == CONTENTS:
+            lines += _generated("contents", _contents())
     return "\n".join(lines) + "\n"
 
 
@@ -214,7 +234,7 @@ def _commands() -> list[str]:
     for name in sorted(group.commands):  # type: ignore[attr-defined]
         command = group.commands[name]  # type: ignore[attr-defined]
         about = " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
-        lines += ["", f"### `regard {name}`", "", about, "", "| argument or option | |", "|---|---|"]
+        lines += ["", f"## `regard {name}`", "", about, "", "| argument or option | |", "|---|---|"]
         for parameter in command.params:
             spelled = ", ".join(f"`{option}`" for option in parameter.opts) or f"`{parameter.name}`"
             if parameter.param_type_name == "argument":
@@ -224,15 +244,44 @@ def _commands() -> list[str]:
     return lines[1:]
 
 
+def _contents() -> list[str]:
+    """A table of the pages, with links to the names on each."""
+    rows = ["| page | what is on it |", "|---|---|"]
+    for page in PAGES:
+        title, *lines = (REFERENCE / f"{page}.md").read_text(encoding="utf-8").splitlines()
+        links, slugs = [], set()
+        for line in lines:
+            if heading := re.match(r"## `(regard[. ](.+))`$", line):
+                slug = heading_slug(heading[1])
+                # The second of two headings that differ in case only, as `capture` and `Capture`.
+                links.append(f"[`{heading[2]}`]({page}.md#{slug}{'-1' if slug in slugs else ''})")
+                slugs.add(slug)
+        rows.append(f"| [{title.removeprefix('# ')}]({page}.md) | {', '.join(links) or '–'} |")
+    return rows
+
+
+def heading_slug(heading: str) -> str:
+    """The anchor that GitHub and MyST give to a heading.
+
+    >>> heading_slug("Each tutorial's `spelling`"), heading_slug("regard.attention_map")
+    ('each-tutorials-spelling', 'regardattention_map')
+    """
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 if the file is out of date")
-    before = REFERENCE.read_text(encoding="utf-8")
-    after = reference(before)
-    if parser.parse_args().check:
-        sys.exit(int(before != after))
-    with atomic_write(REFERENCE) as temporary:
-        temporary.write_text(after, encoding="utf-8")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a page is out of date")
+    check = parser.parse_args().check
+    for path in sorted(REFERENCE.glob("*.md")):
+        before = path.read_text(encoding="utf-8")
+        after = reference(before)
+        if check:
+            if before != after:
+                sys.exit(1)
+        elif before != after:
+            with atomic_write(path) as temporary:
+                temporary.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":

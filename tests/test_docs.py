@@ -29,7 +29,8 @@ def has_examples(path: Path) -> bool:
     return ">>> " in path.read_text(encoding="utf-8")
 
 
-FIRST = [ROOT / "README.md", ROOT / "docs" / "reference.md"]
+REFERENCE = sorted(reference.REFERENCE.glob("*.md"))
+FIRST = [ROOT / "README.md", *filter(has_examples, REFERENCE)]
 OTHERS = [path for path in DOCUMENTS if has_examples(path) and path not in FIRST]
 
 
@@ -41,8 +42,9 @@ def test_sessions_in_the_documents_run(path: Path) -> None:
 
 def test_the_readme_and_the_reference_have_sessions() -> None:
     parser = doctest.DocTestParser()
-    for name, least in (("README.md", 5), ("docs/reference.md", 20)):
-        assert len(parser.get_examples((ROOT / name).read_text(encoding="utf-8"))) >= least
+    for paths, least in (([ROOT / "README.md"], 5), (REFERENCE, 200)):
+        texts = [path.read_text(encoding="utf-8") for path in paths]
+        assert sum(len(parser.get_examples(text)) for text in texts) >= least
 
 
 def test_examples_in_docstrings_run() -> None:
@@ -57,9 +59,9 @@ def test_examples_in_docstrings_run() -> None:
 
 
 def documented(prefix: str) -> set[str]:
-    """The names under `### `prefix.name`` headings of the reference."""
-    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    return set(re.findall(rf"^### `{re.escape(prefix)}\.(\w+)`$", text, flags=re.MULTILINE))
+    """The names under `## `prefix.name`` headings of the reference."""
+    text = "".join(path.read_text(encoding="utf-8") for path in REFERENCE)
+    return set(re.findall(rf"^## `{re.escape(prefix)}\.(\w+)`$", text, flags=re.MULTILINE))
 
 
 PARTS = (
@@ -89,8 +91,9 @@ def test_every_public_name_is_documented_and_nothing_else() -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     """Its signatures, methods and commands are those of the code; `make reference` writes them."""
-    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    assert reference.reference(text) == text
+    for path in REFERENCE:
+        text = path.read_text(encoding="utf-8")
+        assert reference.reference(text) == text, path.name
 
 
 def check_here(spec: str, options: dict[str, Any], **limits: float) -> Report:

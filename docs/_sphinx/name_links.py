@@ -1,7 +1,7 @@
 """Names become links: a mistake's name to its page of pitfalls, a public name or a command to the reference.
 
 In prose this is inline code such as `no-scale`, `regard.attend(q, k, v)` or `regard inspect --out x.html`;
-in blocks of code it is `regard.attend`, and on the page of the reference also the class `AttentionMap`.
+in blocks of code it is `regard.attend`, and on the pages of the reference also the class `AttentionMap`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from docutils import nodes
 
-REFERENCE = "reference"
+REFERENCE = "reference/"
 DOTTED = re.compile(r"(regard(?:\.\w+)+)(?:\(.*\))?")
 COMMAND = re.compile(r"(regard [a-z-]+)(?: .*)?")
 SPAN = '<span class="{}">{}</span>'
@@ -26,7 +26,12 @@ class NameLinks:
 
     def __init__(self, app: Any, page: str) -> None:
         self.app, self.page = app, page
-        self.slugs = app.env.metadata[REFERENCE].get("myst_slugs", {})
+        self.slugs = {
+            slug: (document, anchor, title)
+            for document in app.env.found_docs
+            if document.startswith(REFERENCE)
+            for slug, (_, anchor, title) in app.env.metadata[document].get("myst_slugs", {}).items()
+        }
 
     def find(self, text: str) -> str | None:
         """Return the address that inline code leads to, or None."""
@@ -52,7 +57,10 @@ class NameLinks:
         return self._anchor(ends[0]) if len(ends) == 1 else None
 
     def _anchor(self, slug: str) -> str | None:
-        return self._address(REFERENCE, "#" + self.slugs[slug][1]) if slug in self.slugs else None
+        if slug not in self.slugs:
+            return None
+        document, anchor, _ = self.slugs[slug]
+        return self._address(document, "#" + anchor)
 
     def _address(self, target: str, anchor: str) -> str | None:
         if target == self.page:
@@ -88,7 +96,7 @@ def link_code(app: Any, page: str, template: str, context: dict[str, Any], doctr
         if "." in name:
             address = links.public(name)
         else:
-            address = links.class_name(name) if page == REFERENCE else None
+            address = links.class_name(name) if page.startswith(REFERENCE) else None
         return match[0] if address is None else f'<a class="name" href="{address}">{match[0]}</a>'
 
     context["body"] = NAME_CODE.sub(link, context["body"])

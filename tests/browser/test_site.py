@@ -14,7 +14,7 @@ from scripts.docs import LESSONS, place
 def addresses(site: Path) -> list[str]:
     """A page of each kind."""
     lesson = place(LESSONS[-1].folder / "lesson.md").with_suffix(".html")
-    names = ["index.html", str(lesson), "reference.html", "transformers.html", "performance.html"]
+    names = ["index.html", str(lesson), "reference/index.html", "transformers.html", "performance.html"]
     return [(site / name).as_uri() for name in names]
 
 
@@ -26,6 +26,44 @@ def test_no_request_leaves_the_site(site: Path, page: Page, context: BrowserCont
     expect(page.locator("#search-results li").first).to_be_visible()
     assert len(asked) > 10
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "noun"),
+    [
+        ("causal mask", "mask"),
+        ("softmax", "similarity"),
+        ("multi-head", "heads"),
+        ("positional", "positions"),
+        ("kv cache", "cache"),
+    ],
+)
+def test_a_search_finds_the_lesson_of_its_subject_first(
+    site: Path, page: Page, query: str, noun: str
+) -> None:
+    page.goto((site / "search.html").as_uri() + "?q=" + query.replace(" ", "+"))
+    lesson = next(lesson for lesson in LESSONS if lesson.noun == noun)
+    first = page.locator("#search-results li a").first
+    expect(first).to_have_text(f"{lesson.number} {lesson.title}")
+
+
+def test_the_contents_of_a_page_are_visible_at_1280_pixels(site: Path, page: Page) -> None:
+    page.goto((site / "reference" / "maps.html").as_uri())
+    contents = page.locator(".toc-drawer").get_by_role("link", name="regard.AttentionMap", exact=True)
+    expect(contents).to_be_in_viewport()
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_arrow_keys_turn_the_slides(site: Path, page: Page) -> None:
+    page.goto((site / "_static" / "slides.html").as_uri() + "#2")
+    expect(page.get_by_role("heading", name=f"0 {LESSONS[0].title}")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("section.shown img").first).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("heading", name="Attention from nothing")).to_be_visible()
+    page.keyboard.press("End")
+    expect(page.locator("section.shown h2")).to_contain_text(f"{LESSONS[-1].title}: takeaways")
 
 
 def test_the_page_of_regard_is_live_in_a_document(site: Path, page: Page) -> None:
@@ -52,7 +90,7 @@ def test_a_session_is_copied_without_prompts_and_output(
     site: Path, page: Page, context: BrowserContext
 ) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.goto((site / "reference.html").as_uri())
+    page.goto((site / "reference" / "attention.html").as_uri())
     block = page.locator("div.highlight", has_text="which_backend(q, k, v, softcap=30.0)")
     block.hover()
     button = block.get_by_role("button", name="Copy")

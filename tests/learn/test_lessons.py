@@ -51,6 +51,14 @@ def test_a_lesson_has_every_section_in_order(lesson: Lesson) -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
+def test_a_lesson_says_how_long_it_takes_and_what_comes_before(lesson: Lesson) -> None:
+    assert 10 <= lesson.plan.minutes <= 60
+    assert 1 <= lesson.plan.difficulty <= 3
+    assert all(number < lesson.number for number in lesson.plan.after)
+    assert bool(lesson.plan.after) == (lesson.number > 1)
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
 def test_the_sessions_of_a_lesson_run(lesson: Lesson) -> None:
     result = doctest.testfile(
         str(lesson.folder / "lesson.md"),

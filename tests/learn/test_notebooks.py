@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import os
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -12,6 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from regard.learn.course import LESSONS
+from regard.learn.exercise import make_exercise
 from regard.learn.lesson import Lesson
 from regard.learn.notebook import make_notebook
 from tests.sampling import share
@@ -24,12 +26,23 @@ def test_a_notebook_is_valid_and_has_the_whole_lesson(lesson: Lesson) -> None:
     text = "\n".join(cell["source"] for cell in notebook["cells"])
     for heading in ("# " + f"{lesson.number} {lesson.title}", "## Takeaways"):
         assert heading in text
-    assert ">>>" not in text
+    assert not any(">>>" in cell["source"] for cell in code_cells(lesson))
     assert "data:image/svg+xml;base64," in text
 
 
 def code_cells(lesson: Lesson) -> list[dict[str, Any]]:
-    return [cell for cell in make_notebook(lesson)["cells"] if cell["cell_type"] == "code"]
+    """The cells of the text, without those around it: install, exercise, check."""
+    cells = [cell for cell in make_notebook(lesson)["cells"] if cell["cell_type"] == "code"]
+    return [cell for cell in cells if cell["metadata"].get("tags") in (None, ["raises-exception"])]
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.noun)
+def test_a_notebook_has_the_installation_the_exercise_and_its_check(lesson: Lesson) -> None:
+    first, *_, exercise, check = make_notebook(lesson)["cells"]
+    assert '%pip install "regard[app]"' in first["source"]
+    if lesson.has_code:
+        assert exercise["source"] == f"%%writefile {lesson.file}\n{make_exercise(lesson.solution)}".strip()
+        assert f"learn {lesson.number} --check" in check["source"]
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.noun)
@@ -43,7 +56,7 @@ def test_the_cells_are_the_sessions_of_the_text(lesson: Lesson) -> None:
     assert len(ending) == len(shown)
 
 
-def test_notebooks_run() -> None:
+def test_notebooks_run(tmp_path: Path) -> None:
     """One kernel for each would start Python and PyTorch every time: it is emptied instead.
 
     A run has one of them, since `test_lessons` runs the same code; `REGARD_ALL=1` runs all.
@@ -56,7 +69,13 @@ def test_notebooks_run() -> None:
         reset = {"cell_type": "code", "metadata": {}, "source": "%reset -f", "id": f"reset{lesson.number}"}
         cells.append(reset | {"execution_count": None, "outputs": []})
     notebook = nbformat.from_dict(make_notebook(LESSONS[0]) | {"cells": cells})
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    # The exercise is written there, and judged: it is unfinished.
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     assert sum(bool(cell.outputs) for cell in code) > 3 * len(lessons)
+    checks = [cell for cell in code if "check" in cell.metadata.get("tags", [])]
+    assert len(checks) == len(lessons)
+    for cell in checks:
+        assert "still to write" in "".join(output.text for output in cell.outputs)

@@ -35,7 +35,7 @@ def test_ci_runs_every_python_that_is_supported() -> None:
 
 
 def test_the_licence_of_the_model_in_the_box_is_said_everywhere() -> None:
-    assert PROJECT["license"] == "Apache-2.0 AND CC-BY-SA-4.0"
+    assert PROJECT["license"] == "Apache-2.0 AND CC-BY-4.0 AND CC-BY-SA-4.0"
     for path in (INCLUDED_MODEL / "README.md", ROOT / "NOTICE", ROOT / "README.md"):
         assert "CC BY-SA 4.0" in path.read_text(encoding="utf-8"), path
 

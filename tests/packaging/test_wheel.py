@@ -147,7 +147,7 @@ def test_what_is_in_it(wheel: Path) -> None:
 
 
 def test_what_it_asks_for(about: Message) -> None:
-    assert about["License-Expression"] == "Apache-2.0 AND CC-BY-SA-4.0"
+    assert about["License-Expression"] == "Apache-2.0 AND CC-BY-4.0 AND CC-BY-SA-4.0"
     plain = {"torch", "numpy", "safetensors"}
     assert required(about) == plain
     extras = {name: required(about, name) - plain for name in about.get_all("Provides-Extra", [])}

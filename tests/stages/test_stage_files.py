@@ -173,8 +173,8 @@ def test_signatures_begin_with_the_width_of_the_model() -> None:
 
 def spellings() -> list[list[list[str]]]:
     """The rows of the table of spellings in the reference: the names in each cell."""
-    text = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
-    table = text.split("### Each tutorial's spelling")[1].split("\n### ")[0]
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "stages.md").read_text(encoding="utf-8")
+    table = text.split("## Each tutorial's spelling")[1].split("\n## ")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
     return [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows]
 

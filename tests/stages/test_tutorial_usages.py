@@ -1,6 +1,7 @@
 """Every usage of the tutorials that the stages grew out of, as their readers type it: one case each.
 
-Parameters are passed in the tutorials' order; `docs/reference.md` lists what they are called there and here.
+Parameters are passed in the tutorials' order; `docs/reference/stages.md` lists what they are called there and
+here.
 """
 
 from __future__ import annotations

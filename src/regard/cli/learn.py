@@ -37,13 +37,24 @@ def learn(
     ] = False,
     solution: Annotated[bool, typer.Option("--solution", help="Print the solution.")] = False,
     notebook: Annotated[
-        bool, typer.Option("--notebook", help="Write the lesson's text as lessonN.ipynb.")
+        bool, typer.Option("--notebook", help="Write the lesson with its exercise as lessonN.ipynb.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Write lessonN.py anew, after asking.")] = False,
     answer: Annotated[
         str | None, typer.Option("--answer", metavar="NAME", help="Your answer to the last hunt.")
     ] = None,
     give_up: Annotated[bool, typer.Option("--give-up", help="Show the mistake of the last hunt.")] = False,
+    grade: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Grade the lesson files in a folder, or in every folder in it. N may be 3, 1-5 or 1,4.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the grades as JSON.")] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the random inputs that --grade tries.", min=0)
+    ] = 0,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -62,7 +73,8 @@ def learn(
 
     Without arguments, the lessons are listed with what you have done. `regard learn 3` writes lesson3.py for
     you to complete and opens the lesson's page. Nothing of yours is overwritten without asking. Exit code of
-    --check: 0 done, 1 wrong, 2 it could not be judged, 3 unfinished.
+    --check: 0 done, 1 wrong, 2 it could not be judged, 3 unfinished. Of --grade: 0 every point, 1 fewer,
+    2 there was nothing to grade.
 
     \b
     Examples:
@@ -72,7 +84,14 @@ def learn(
       regard learn 1 --watch       the same whenever you save the file
       regard learn 1 --hint        how to mend it
       regard learn hunt            find the mistake in a piece of code
+      regard learn 1-5 --grade class --json --seed 7   points for every learner's folder in class
     """
+    if grade is not None:
+        from regard.cli.grade import grade as grade_files
+
+        raise typer.Exit(grade_files(lesson, grade, seed, as_json, timeout))
+    if as_json:
+        raise ValueError("--json is for --grade FOLDER")
     if not folder.is_dir():
         raise ValueError(f"--folder: there is no folder {str(folder)!r}: make it first")
     if lesson is None:

@@ -30,6 +30,7 @@ def judge_in_process(
     path: Path,
     *,
     timeout: float | None = None,
+    seed: int = 0,
     tell: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> list[Outcome]:
     """Judge the learner's file in a process of its own; return the outcome of each task.
@@ -38,12 +39,13 @@ def judge_in_process(
         lesson: the lesson that the file is for.
         path: the file.
         timeout: seconds that it may run; the lesson's own limit if None.
+        seed: of the random inputs on which it is tried.
         tell: called with each line of progress.
 
     Raises `CheckError` with one sentence if the file cannot be judged at all.
     """
     read_program(lesson, path)
-    request = {"lesson": lesson.number, "spec": str(path)}
+    request = {"lesson": lesson.number, "spec": str(path), "seed": seed}
     limit = lesson.timeout if timeout is None else timeout
     last = run_in_process(
         "regard.learn.worker", request, str(path), path.name, timeout=limit, memory=4.0, tell=tell
@@ -117,8 +119,11 @@ def is_done(outcomes: list[Outcome]) -> bool:
 
 def judge_request(request: dict[str, Any], write_line: Callable[..., None]) -> list[dict[str, Any]]:
     """Judge what a request of `judge_in_process` names; the worker calls it."""
+    from regard.learn.judges.tables.inputs import inputs_of
+
     lesson = get_lesson(request["lesson"])
-    return [outcome.to_dict() for outcome in judge(lesson, Path(request["spec"]), write_line)]
+    with inputs_of(request["seed"]):
+        return [outcome.to_dict() for outcome in judge(lesson, Path(request["spec"]), write_line)]
 
 
 def _unfinished(name: str, blanks: list[Blank]) -> Outcome:

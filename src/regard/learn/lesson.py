@@ -5,14 +5,25 @@ This file is data. `judges` know how a task is judged, `course` lists the lesson
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.learn.exercise import with_stages
 
 FOLDER = Path(__file__).parent / "lessons"
+# The third line of a lesson: "*25 minutes · difficulty 2 of 3 · after lessons 4, 9 and 11*".
+PLAN = re.compile(r"^\*(\d+) minutes · difficulty ([123]) of 3(?: · after lessons? (.+))?\*$", re.MULTILINE)
+
+
+class LessonPlan(NamedTuple):
+    """What a teacher plans with: minutes (an estimate), difficulty from 1 to 3, and the lessons before."""
+
+    minutes: int
+    difficulty: int
+    after: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,16 @@ class Lesson:
     def file(self) -> str:
         """The name of the learner's file."""
         return f"lesson{self.number}.py"
+
+    @property
+    def plan(self) -> LessonPlan:
+        """The time that it takes, how difficult it is, and the lessons to do before, as its text says."""
+        found = PLAN.search(self.text)
+        if found is None:
+            raise ValueError(
+                f"lesson {self.number}: its text has no line as *25 minutes · difficulty 2 of 3*"
+            )
+        return LessonPlan(int(found[1]), int(found[2]), tuple(map(int, re.findall(r"\d+", found[3] or ""))))
 
 
 @dataclass(frozen=True)

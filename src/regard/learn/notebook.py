@@ -1,29 +1,37 @@
-"""A lesson as a Jupyter notebook: the sessions of its text become code cells, the rest stays Markdown."""
+"""A lesson as a Jupyter notebook: the sessions of its text become code cells, the rest stays Markdown.
+
+The first cell says how to install Regard, the last two are the exercise and what judges it.
+"""
 
 from __future__ import annotations
 
 import base64
 import doctest
 import re
+from collections.abc import Iterator
 from typing import Any
 
+from regard.learn.exercise import make_exercise
 from regard.learn.lesson import Lesson
 
+INSTALL = """\
+# In a hosted notebook, install Regard first: take away the "# " of the next line, and run this cell.
+# %pip install "regard[app]"
+"""
 SESSION = re.compile(r"^```python\n(>>> .*?)^```\n?", re.MULTILINE | re.DOTALL)
 
 
 def make_notebook(lesson: Lesson) -> dict[str, Any]:
     """Return a lesson as a notebook of format 4.5, plain data for JSON. It has no output before it is run."""
     parts = SESSION.split(_with_pictures(lesson))  # Markdown, session, Markdown, …
-    cells: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = [_code_cell(INSTALL, "install")]
     for index, part in enumerate(parts):
         if index % 2:
             cells += session_cells(part)
         elif part.strip():
             cells.append({"cell_type": "markdown", "metadata": {}, "source": part.strip()})
     if lesson.has_code:
-        task = f"## Your turn\n\n`regard learn {lesson.number}` writes `{lesson.file}`: {lesson.goal}."
-        cells.append({"cell_type": "markdown", "metadata": {}, "source": task})
+        cells += _exercise_cells(lesson)
     for index, cell in enumerate(cells):
         cell["id"] = f"lesson{lesson.number}-{index}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -47,13 +55,26 @@ def session_cells(session: str) -> list[dict[str, Any]]:
             source = ""
         source += example.source
         if example.want:
-            cells.append(_code_cell(source, fails=example.exc_msg is not None))
+            cells.append(_code_cell(source, *["raises-exception"] * (example.exc_msg is not None)))
             source = ""
     return cells + ([_code_cell(source)] if source else [])
 
 
-def _code_cell(source: str, fails: bool = False) -> dict[str, Any]:
-    metadata = {"tags": ["raises-exception"]} if fails else {}
+def _exercise_cells(lesson: Lesson) -> Iterator[dict[str, Any]]:
+    """The exercise in a cell that saves it as the learner's file, and the command that judges that file."""
+    task = (
+        f"## Your turn\n\nTo do: {lesson.goal}. Replace every `...` in the next cell and run it, which saves "
+        f"`{lesson.file}`. Then run the cell below it, which judges the file; `--hint` in place of `--check` "
+        "says how to go on."
+    )
+    yield {"cell_type": "markdown", "metadata": {}, "source": task}
+    yield _code_cell(f"%%writefile {lesson.file}\n{make_exercise(lesson.solution)}", "exercise")
+    # sys.executable: the Python of this notebook, whichever `regard` stands first on the PATH.
+    yield _code_cell(f"import sys\n\n!{{sys.executable}} -m regard learn {lesson.number} --check", "check")
+
+
+def _code_cell(source: str, *tags: str) -> dict[str, Any]:
+    metadata = {"tags": list(tags)} if tags else {}
     cell = {"cell_type": "code", "metadata": metadata, "source": source.strip()}
     return cell | {"execution_count": None, "outputs": []}
 

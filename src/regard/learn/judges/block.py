@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     check_attention,
@@ -275,7 +276,7 @@ def _entropy(weights: Tensor) -> float:
 def judge_loss(function: Any, module: ModuleType) -> Outcome:
     """Compare the learner's loss with the right one and with that of each mistake."""
     name = "next_token_loss"
-    generator = torch.Generator().manual_seed(0)
+    generator = input_generator()
     logits, ids = torch.randn(2, 5, 7, generator=generator), torch.randint(7, (2, 5), generator=generator)
     loss = function(logits, ids)
     if not isinstance(loss, Tensor) or loss.numel() != 1:

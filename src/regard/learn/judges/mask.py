@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal, prefix, rule, window
 from regard.learn.judges.self_attention import judge_self_attention
+from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.lesson import Outcome, Task, UsualMistake
 
 NAME = "CausalSelfAttention"
@@ -99,7 +100,7 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
 def judge_test(function: Any, module: ModuleType) -> Outcome:
     """Try the learner's test on every suspect."""
     name, wrong = "finds_leak", "wrong"
-    generator = torch.Generator().manual_seed(0)
+    generator = input_generator()
     x, *projections = (torch.randn(*shape, generator=generator) for shape in ((B, T, D), *[(D, D)] * 3))
     for suspect in SUSPECTS:
         tokens = x.clone()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.learn.judges.tables.first_run import OutputShape, first_run
+from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
@@ -120,7 +121,7 @@ def example_weights(cls: Any) -> Tensor:
 
 
 def _tokens() -> Tensor:
-    return torch.randn(B, T, D_MODEL, generator=torch.Generator().manual_seed(0))
+    return torch.randn(B, T, D_MODEL, generator=input_generator())
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:

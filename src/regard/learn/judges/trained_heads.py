@@ -21,6 +21,7 @@ from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.verdicts import largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
 
@@ -163,7 +164,7 @@ def judge_score(kind: str) -> Callable[[Any, ModuleType], Outcome]:
 
 def _random_map() -> Tensor:
     """A causal map of 12 tokens with random weights."""
-    scores = torch.randn(12, 12, generator=torch.Generator().manual_seed(0))
+    scores = torch.randn(12, 12, generator=input_generator())
     return scores.masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
 
 
