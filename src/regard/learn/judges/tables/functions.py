@@ -1,0 +1,160 @@
+"""Tasks that are a function of tensors: cases, the right way, wrong ways, and one judge for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.learn.judges.tables.first_run import error_outcome
+from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.verdicts import check_attention, largest_difference
+from regard.learn.lesson import Outcome, Task
+
+TOLERANCE = 1e-4
+# NaN and infinity as numbers that no right answer has, so that a wrong way may give them too.
+NUMBERS = {"nan": 1.2345e5, "posinf": 2.3456e5, "neginf": -2.3456e5}
+
+
+class Case(NamedTuple):
+    """Arguments that a function is called with, and what is special about them: "with blocks of 3 keys"."""
+
+    special: str
+    arguments: tuple[Any, ...]
+
+
+class Result(NamedTuple):
+    """One of the things that a function returns: its name, its axes, and a hint for where it is wrong."""
+
+    name: str
+    axes: str
+    hint: str
+
+
+class WrongWay(NamedTuple):
+    """A function that does the task wrongly, and what is said to a learner whose answers are its answers.
+
+    A `mistake` of the catalogue or of `mistakes` brings its effect and its fix; `said` and `hint` replace
+    them, where the lesson has words of its own.
+    """
+
+    compute: Callable[..., Any]
+    mistake: str = ""
+    said: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class FunctionTask:
+    """A function that the learner writes, compared with the right one on every case.
+
+    `error_hints` are for errors, each with a part of the error's text. If `attends` is given, the checker is
+    asked about what no wrong way explains: it makes of the learner's function an attention (q, k, v), which
+    is checked with `options`.
+    """
+
+    name: str
+    right: Callable[..., Any]
+    cases: tuple[Case, ...]
+    results: tuple[Result, ...]
+    wrong_ways: tuple[WrongWay, ...]
+    done: str
+    error_hints: tuple[tuple[str, str], ...] = ()
+    attends: Callable[[Any], Callable[..., Any]] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def task(self) -> Task:
+        """Return it as a task of a lesson."""
+        return Task(self.name, self.judge)
+
+    def judge(self, function: Any, module: ModuleType) -> Outcome:
+        """Run the learner's function on every case, and name what is wrong."""
+        if not callable(function):
+            said = f"expected a function, got {type(function).__name__}"
+            return Outcome(self.name, "wrong", said, hint=f"def {self.name}(…):")
+        answers, expected = [], []
+        for case in self.cases:
+            try:
+                answer = function(*_copied(case.arguments))
+            except NotImplementedError:
+                raise
+            except Exception as error:
+                return error_outcome(self.name, error, module, self.error_hints)
+            expected.append(_tensors(self.right(*case.arguments)))
+            if wrong := self._wrong_form(answer, expected[-1], case):
+                return wrong
+            answers.append(_tensors(answer))
+        if largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
+            return Outcome(self.name, "done", self.done)
+        return (
+            find_variant(self.name, _flat(answers), self._variants(), TOLERANCE)
+            or self._checked(function, answers)
+            or self._describe(answers, expected)
+        )
+
+    def _variants(self) -> Iterator[Variant]:
+        for way in self.wrong_ways:
+            answers = [_tensors(way.compute(*_copied(case.arguments))) for case in self.cases]
+            yield Variant(_flat(answers), way.mistake, way.said, way.hint)
+
+    def _wrong_form(self, answer: Any, expected: list[Tensor], case: Case) -> Outcome | None:
+        """Return what is wrong with the form of an answer; None if nothing is."""
+        names = ", ".join(result.name for result in self.results)
+        parts = answer if isinstance(answer, tuple) else (answer,)
+        if len(parts) != len(expected) or not all(isinstance(x, Tensor | int | float) for x in parts):
+            got = "None" if answer is None else ", ".join(type(part).__name__ for part in parts)
+            said = f"expected it to return {names}; it returns {got}"
+            return Outcome(self.name, "wrong", said, hint=f"return {names}")
+        for result, part, right in zip(self.results, _tensors(answer), expected, strict=True):
+            if part.shape != right.shape:
+                said = f"{case.special}, expected `{result.name}` {tuple(right.shape)}"
+                axes = f", which is {result.axes}" if result.axes else ""
+                return Outcome(self.name, "wrong", f"{said}{axes}; got {tuple(part.shape)}", hint=result.hint)
+            if right.dtype == torch.bool and part.dtype != torch.bool:
+                said = f"`{result.name}` holds {part.dtype}; expected torch.bool, True where a key is visible"
+                return Outcome(self.name, "wrong", said, hint=result.hint)
+        return None
+
+    def _checked(self, function: Any, answers: list[list[Tensor]]) -> Outcome | None:
+        """Return the checker's outcome, if it knows the mistake."""
+        # The checker takes NaN for that of a mask, whatever made it.
+        if self.attends is None or not all(part.isfinite().all() for parts in answers for part in parts):
+            return None
+        outcome = check_attention(self.name, self.attends(function), "", **self.options)
+        return outcome if outcome.mistake and outcome.status == "wrong" else None
+
+    def _describe(self, answers: list[list[Tensor]], expected: list[list[Tensor]]) -> Outcome:
+        """Return the outcome where nothing is known: which result is off in which case, and by how much.
+
+        The first result that is off in any case is named: others may follow from it.
+        """
+        table = [  # for each result its difference in each case
+            [largest_difference(a[index], b[index]) for a, b in zip(answers, expected, strict=True)]
+            for index in range(len(self.results))
+        ]
+        index = next(index for index, row in enumerate(table) if max(row) > TOLERANCE)
+        result, differences = self.results[index], table[index]
+        good = [case.special for case, x in zip(self.cases, differences, strict=True) if x <= TOLERANCE]
+        case, x = next((c, x) for c, x in zip(self.cases, differences, strict=True) if x > TOLERANCE)
+        how = f"is off by up to {x:.2g}" if x < torch.inf else "holds NaN or inf"
+        also = f"; it is right {', '.join(good)}" if good else ""
+        return Outcome(self.name, "wrong", f"{case.special}, `{result.name}` {how}{also}", hint=result.hint)
+
+
+def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with tensors of their own, which a function may overwrite."""
+    return tuple(x.clone() if isinstance(x, Tensor) else x for x in arguments)
+
+
+def _tensors(answer: Any) -> list[Tensor]:
+    return [torch.as_tensor(part).detach() for part in (answer if isinstance(answer, tuple) else (answer,))]
+
+
+def _flat(answers: list[list[Tensor]]) -> Tensor:
+    """The numbers of all answers in one row."""
+    rows = [torch.nan_to_num(part.double().flatten(), **NUMBERS) for parts in answers for part in parts]
+    return torch.cat(rows)
