@@ -95,6 +95,27 @@ LESSONS = (
         "load the weights, and compare maps",
         timeout=180.0,
     ),
+    Lesson(
+        13,
+        "grouped_heads",
+        "Grouped heads: fewer keys and values, a smaller cache",
+        "several query heads share the keys and values of one head",
+        "compute the bytes of a cache, share keys among query heads, and pool heads",
+    ),
+    Lesson(
+        14,
+        "window",
+        "Windows and sinks: texts without an end",
+        "a query sees the latest keys and the first ones, which heads rest on",
+        "write the mask of a window with sinks, and evict from a cache",
+    ),
+    Lesson(
+        15,
+        "online_softmax",
+        "Online softmax: attention a block at a time",
+        "a running maximum and a running sum give softmax without the whole row",
+        "write flash attention, and merge two parts of it",
+    ),
 )
 
 

@@ -1,6 +1,7 @@
 """Mistakes that lessons name and the checker's catalogue does not have: those of a model around attention.
 
-The catalogue is of attention alone. Blocks, losses, scores of heads and hooks have mistakes of their own.
+The catalogue is of softmax attention alone. Blocks, losses, scores of heads, hooks, sizes of caches, and
+attention that keeps a state or chooses its keys have mistakes of their own.
 """
 
 from __future__ import annotations
@@ -121,6 +122,23 @@ _MODEL_MISTAKES = (
         "whole-layer-cut",
         "Every head of the layer is cut: a rise of the loss says nothing about the one head.",
         "zero the slice of one head only: merged[..., head * D : (head + 1) * D] = 0",
+    ),
+    # Of caches and grouped heads
+    ModelMistake(
+        "values-not-counted",
+        "Only the keys are counted. A cache holds as many values, so it is twice as large.",
+        "2 * layers * kv_heads * head_dim * tokens * bytes_per_number",
+    ),
+    ModelMistake(
+        "first-group-for-all",
+        "Every query head reads key/value head 0. The others are computed and cached, and never read.",
+        "k = k.repeat_interleave(H // G, dim=1), and v the same",
+    ),
+    ModelMistake(
+        "sinks-evicted",
+        "The first keys are gone with the others. Heads that rest on them have to put that weight on other "
+        "tokens, and their outputs become loud.",
+        "causal & (near | first), and in a cache the first `sinks` keys before the latest ones",
     ),
 )
 MODEL_MISTAKES: dict[str, ModelMistake] = {mistake.name: mistake for mistake in _MODEL_MISTAKES}

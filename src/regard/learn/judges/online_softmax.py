@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
+from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay, draw
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.lesson import UsualMistake
 
@@ -66,11 +66,7 @@ def joined(
     return share_a[..., None] * out_a + share_b[..., None] * out_b, lse
 
 
-def _draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-Q, K, V = _draw(2, 5, 4, seed=0), _draw(2, 8, 4, seed=1), _draw(2, 8, 3, seed=2)
+Q, K, V = draw(2, 5, 4, seed=0), draw(2, 8, 4, seed=1), draw(2, 8, 3, seed=2)
 LOUD = 70 * K[:, :2]  # keys with scores of 100 and more
 PARTS = blockwise(Q, K[:, :3], V[:, :3], 3) + blockwise(Q, K[:, 3:], V[:, 3:], 5)
 OUT = f"exponentials = torch.exp(scores - new_highest[..., None]), then {SHRINK}"

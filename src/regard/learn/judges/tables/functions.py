@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -83,15 +83,18 @@ class FunctionTask:
             except NotImplementedError:
                 raise
             except Exception as error:
-                return error_outcome(self.name, error, module, self.error_hints)
-            expected.append(_tensors(self.right(*case.arguments)))
-            if wrong := self._wrong_form(answer, expected[-1], case):
+                outcome = error_outcome(self.name, error, module, self.error_hints)
+                return replace(outcome, hint=outcome.hint or self.results[0].hint)
+            if wrong := self._wrong_kind(answer):
                 return wrong
             answers.append(_tensors(answer))
-        if largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
+            expected.append(_tensors(self.right(*case.arguments)))
+        wrong = self._wrong_form(answers, expected)
+        if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
             return Outcome(self.name, "done", self.done)
         return (
             find_variant(self.name, _flat(answers), self._variants(), TOLERANCE)
+            or wrong
             or self._checked(function, answers)
             or self._describe(answers, expected)
         )
@@ -101,22 +104,31 @@ class FunctionTask:
             answers = [_tensors(way.compute(*_copied(case.arguments))) for case in self.cases]
             yield Variant(_flat(answers), way.mistake, way.said, way.hint)
 
-    def _wrong_form(self, answer: Any, expected: list[Tensor], case: Case) -> Outcome | None:
-        """Return what is wrong with the form of an answer; None if nothing is."""
+    def _wrong_kind(self, answer: Any) -> Outcome | None:
+        """Return what is wrong with the number or the types of the results; None if nothing is."""
         names = ", ".join(result.name for result in self.results)
         parts = answer if isinstance(answer, tuple) else (answer,)
-        if len(parts) != len(expected) or not all(isinstance(x, Tensor | int | float) for x in parts):
-            got = "None" if answer is None else ", ".join(type(part).__name__ for part in parts)
-            said = f"expected it to return {names}; it returns {got}"
-            return Outcome(self.name, "wrong", said, hint=f"return {names}")
-        for result, part, right in zip(self.results, _tensors(answer), expected, strict=True):
-            if part.shape != right.shape:
-                said = f"{case.special}, expected `{result.name}` {tuple(right.shape)}"
-                axes = f", which is {result.axes}" if result.axes else ""
-                return Outcome(self.name, "wrong", f"{said}{axes}; got {tuple(part.shape)}", hint=result.hint)
-            if right.dtype == torch.bool and part.dtype != torch.bool:
-                said = f"`{result.name}` holds {part.dtype}; expected torch.bool, True where a key is visible"
-                return Outcome(self.name, "wrong", said, hint=result.hint)
+        if len(parts) == len(self.results) and all(isinstance(x, Tensor | int | float) for x in parts):
+            return None
+        got = "None" if answer is None else ", ".join(type(part).__name__ for part in parts)
+        said = f"expected it to return {names}; it returns {got}"
+        return Outcome(self.name, "wrong", said, hint=f"return {names}")
+
+    def _wrong_form(self, answers: list[list[Tensor]], expected: list[list[Tensor]]) -> Outcome | None:
+        """Return what is wrong with the shape or the dtype of a result; None if nothing is."""
+        for case, parts, rights in zip(self.cases, answers, expected, strict=True):
+            for result, part, right in zip(self.results, parts, rights, strict=True):
+                said = ""
+                if part.shape != right.shape:
+                    axes = f", which is {result.axes}" if result.axes else ""
+                    said = f"{case.special}, expected `{result.name}` {tuple(right.shape)}{axes}; got "
+                    said += f"{tuple(part.shape)}"
+                elif right.dtype == torch.bool != part.dtype:
+                    said = (
+                        f"`{result.name}` holds {part.dtype}; expected torch.bool, True where it is visible"
+                    )
+                if said:
+                    return Outcome(self.name, "wrong", said, hint=result.hint)
         return None
 
     def _checked(self, function: Any, answers: list[list[Tensor]]) -> Outcome | None:
@@ -139,10 +151,24 @@ class FunctionTask:
         index = next(index for index, row in enumerate(table) if max(row) > TOLERANCE)
         result, differences = self.results[index], table[index]
         good = [case.special for case, x in zip(self.cases, differences, strict=True) if x <= TOLERANCE]
-        case, x = next((c, x) for c, x in zip(self.cases, differences, strict=True) if x > TOLERANCE)
+        at = next(at for at, x in enumerate(differences) if x > TOLERANCE)
+        case, x = self.cases[at], differences[at]
         how = f"is off by up to {x:.2g}" if x < torch.inf else "holds NaN or inf"
+        answer, right = answers[at][index], expected[at][index]
+        if not right.shape:  # one number
+            how = f"is {float(answer / right):.4g} times what it should be"
+        elif right.dtype == torch.bool:
+            row = int((answer != right).any(-1).nonzero()[0])
+            how = (
+                f"has {answer[row].int().tolist()} in row {row}, and should have {right[row].int().tolist()}"
+            )
         also = f"; it is right {', '.join(good)}" if good else ""
         return Outcome(self.name, "wrong", f"{case.special}, `{result.name}` {how}{also}", hint=result.hint)
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    """Return random numbers, the same for a seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
