@@ -140,6 +140,25 @@ _MODEL_MISTAKES = (
         "tokens, and their outputs become loud.",
         "causal & (near | first), and in a cache the first `sinks` keys before the latest ones",
     ),
+    # Of chosen keys
+    ModelMistake(
+        "block-judged-by-mean",
+        "A block is judged by the mean of its keys, in which a strong key and its opposite cancel: the best "
+        "key may stand in a block that is never read.",
+        "products = torch.maximum(q * lowest, q * highest), with the extremes of each channel",
+    ),
+    ModelMistake(
+        "bound-of-one-sign",
+        "Only one extreme of each channel is used. It is the right one where the query has that sign; "
+        "elsewhere the number is too small, and no bound.",
+        "products = torch.maximum(q * lowest, q * highest)",
+    ),
+    ModelMistake(
+        "logarithm-as-share",
+        "A difference or a ratio of logarithms is taken for a share. It is near for small losses, and can be "
+        "above 1.",
+        "return 1 - torch.exp(lse_kept - lse)",
+    ),
 )
 MODEL_MISTAKES: dict[str, ModelMistake] = {mistake.name: mistake for mistake in _MODEL_MISTAKES}
 

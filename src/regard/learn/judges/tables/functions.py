@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import check_attention, largest_difference
+from regard.learn.judges.tables.verdicts import check_attention, is_right, largest_difference
 from regard.learn.lesson import Outcome, Task
 
 TOLERANCE = 1e-4
@@ -54,7 +54,7 @@ class FunctionTask:
 
     `error_hints` are for errors, each with a part of the error's text. If `attends` is given, the checker is
     asked about what no wrong way explains: it makes of the learner's function an attention (q, k, v), which
-    is checked with `options`.
+    is checked with `options`. A function that calls another one of the file waits until `after` is right.
     """
 
     name: str
@@ -66,6 +66,7 @@ class FunctionTask:
     error_hints: tuple[tuple[str, str], ...] = ()
     attends: Callable[[Any], Callable[..., Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    after: FunctionTask | None = None
 
     def task(self) -> Task:
         """Return it as a task of a lesson."""
@@ -76,6 +77,9 @@ class FunctionTask:
         if not callable(function):
             said = f"expected a function, got {type(function).__name__}"
             return Outcome(self.name, "wrong", said, hint=f"def {self.name}(…):")
+        if self.after and not is_right(self.after.judge, getattr(module, self.after.name, None), module):
+            said = f"it waits for `{self.after.name}`, which is not right yet: mend that first"
+            return Outcome(self.name, "unfinished", said)
         answers, expected = [], []
         for case in self.cases:
             try:
