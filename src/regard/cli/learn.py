@@ -58,7 +58,7 @@ def learn(
         bool, typer.Option("--open/--no-open", help="Open the lesson's page in the browser.")
     ] = True,
 ) -> None:
-    """Learn attention by writing it: thirteen lessons that judge your code and name your mistake.
+    """Learn attention by writing it: lessons that judge your code and name your mistake.
 
     Without arguments, the lessons are listed with what you have done. `regard learn 3` writes lesson3.py for
     you to complete and opens the lesson's page. Nothing of yours is overwritten without asking. Exit code of
@@ -122,7 +122,7 @@ def _list(folder: Path) -> None:
         title = f"[green]✓ {lesson.title}[/green]" if done else f"  {lesson.title}"
         table.add_row(str(lesson.number), title, f"[dim]{lesson.idea}[/dim]")
     console = Console(highlight=False)
-    console.print("Attention from nothing, in thirteen lessons. You write it; regard checks it.\n")
+    console.print(f"Attention from nothing, in {len(LESSONS)} lessons. You write it; regard checks it.\n")
     console.print(table)
     following = next((lesson for lesson in LESSONS if lesson.number not in progress.done), None)
     if following is None:

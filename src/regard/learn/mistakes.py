@@ -140,6 +140,23 @@ _MODEL_MISTAKES = (
         "tokens, and their outputs become loud.",
         "causal & (near | first), and in a cache the first `sinks` keys before the latest ones",
     ),
+    # Of a state in place of a cache
+    ModelMistake(
+        "state-overwritten",
+        "Each token replaces the state instead of adding to it: only the last token is in it.",
+        "state = state + torch.outer(k[t], v[t])",
+    ),
+    ModelMistake(
+        "old-value-kept",
+        "What the state says to this key already is not taken out: a key that comes twice answers with the "
+        "sum of its values.",
+        "state = state + beta[t] * torch.outer(k[t], v[t] - old), with old = k[t] @ state",
+    ),
+    ModelMistake(
+        "old-read-by-query",
+        "The old value is read with the query. It has to be what the state says to the key that is written.",
+        "old = k[t] @ state",
+    ),
     # Of chosen keys
     ModelMistake(
         "block-judged-by-mean",

@@ -67,11 +67,20 @@ def summed(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
     return pooled(weight, num_heads, kv_heads) * (num_heads // kv_heads)
 
 
-K, V = draw(2, 2, 7, 4, seed=1), draw(2, 2, 7, 4, seed=2)
+def grouped_cases() -> tuple[Case, ...]:
+    """Return groups of three and two, with new tokens after a cache, and one group for all."""
+    q, k, v = draw(2, 6, 7, 4, seed=0), draw(2, 2, 7, 4, seed=1), draw(2, 2, 7, 4, seed=2)
+    return (
+        Case("with 6 query heads on 2", (q, k, v)),
+        Case("with 4 query heads on 2 and 3 new tokens", (draw(2, 4, 3, 4, seed=3), k, v)),
+        Case("with 6 query heads on 1", (q, k[:, :1], v[:, :1])),
+    )
+
+
 CALCULATOR = FunctionTask(
     "cache_bytes",
     bytes_of,
-    (
+    lambda: (
         Case("for 1,000 tokens of Llama 3.1 8B", (32, 8, 128, 1000, 2)),
         Case("for GPT-2 with 4 bytes for each number", (12, 12, 64, 1024, 4)),
     ),
@@ -97,11 +106,7 @@ CALCULATOR = FunctionTask(
 GROUPED = FunctionTask(
     "grouped_attention",
     attend,
-    (
-        Case("with 6 query heads on 2", (draw(2, 6, 7, 4, seed=0), K, V)),
-        Case("with 4 query heads on 2 and 3 new tokens", (draw(2, 4, 3, 4, seed=3), K, V)),
-        Case("with 6 query heads on 1", (draw(2, 6, 7, 4, seed=0), K[:, :1], V[:, :1])),
-    ),
+    grouped_cases,
     (Result("out", "(B, H, T, D)", REPEATED),),
     (
         WrongWay(lambda q, k, v: attend(q, k, v, tiled), "grouped-heads-tiled", hint=REPEATED),
@@ -118,7 +123,7 @@ GROUPED = FunctionTask(
 POOL = FunctionTask(
     "pool_heads",
     pooled,
-    (
+    lambda: (
         Case("from 6 heads to 2", (draw(24, 5, seed=4), 6, 2)),
         Case("from 4 heads to 1", (draw(16, 5, seed=5), 4, 1)),
     ),

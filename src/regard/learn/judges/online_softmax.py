@@ -66,9 +66,29 @@ def joined(
     return share_a[..., None] * out_a + share_b[..., None] * out_b, lse
 
 
-Q, K, V = draw(2, 5, 4, seed=0), draw(2, 8, 4, seed=1), draw(2, 8, 3, seed=2)
-LOUD = 70 * K[:, :2]  # keys with scores of 100 and more
-PARTS = blockwise(Q, K[:, :3], V[:, :3], 3) + blockwise(Q, K[:, 3:], V[:, 3:], 5)
+def flash_cases() -> tuple[Case, ...]:
+    """Return one block and several, and large scores at the start and at the end."""
+    q, k, v = draw(2, 5, 4, seed=0), draw(2, 8, 4, seed=1), draw(2, 8, 3, seed=2)
+    loud = 70 * k[:, :2]  # keys with scores of 100 and more
+    return (
+        Case("with all keys in one block", (q, k, v, 8)),
+        Case("with blocks of 3, 3 and 2 keys", (q, k, v, 3)),
+        Case("with scores of 100 in the first block", (q, torch.cat([loud, k[:, 2:]], dim=1), v, 2)),
+        Case("with scores of 100 in the last block", (q, torch.cat([k[:, 2:], loud], dim=1), v, 2)),
+    )
+
+
+def merge_cases() -> tuple[Case, ...]:
+    """Return two parts of 8 keys, and the same with large scores."""
+    q, k, v = draw(2, 5, 4, seed=0), draw(2, 8, 4, seed=1), draw(2, 8, 3, seed=2)
+    out_a, lse_a = blockwise(q, k[:, :3], v[:, :3], 3)
+    out_b, lse_b = blockwise(q, k[:, 3:], v[:, 3:], 5)
+    return (
+        Case("with 3 and 5 keys", (out_a, lse_a, out_b, lse_b)),
+        Case("with log-sum-exps of about 100", (out_a, lse_a + 100, out_b, lse_b + 101)),
+    )
+
+
 OUT = f"exponentials = torch.exp(scores - new_highest[..., None]), then {SHRINK}"
 LSE = "lse = highest + torch.log(total)"
 AXES = (
@@ -77,12 +97,7 @@ AXES = (
 FLASH = FunctionTask(
     "flash_attention",
     blockwise,
-    (
-        Case("with all keys in one block", (Q, K, V, 8)),
-        Case("with blocks of 3, 3 and 2 keys", (Q, K, V, 3)),
-        Case("with scores of 100 in the first block", (Q, torch.cat([LOUD, K[:, 2:]], dim=1), V, 2)),
-        Case("with scores of 100 in the last block", (Q, torch.cat([K[:, 2:], LOUD], dim=1), V, 2)),
-    ),
+    flash_cases,
     (
         Result("out", "(…, T, E)", OUT),
         Result("lse", "(…, T)", LSE),
@@ -131,10 +146,7 @@ FLASH = FunctionTask(
 MERGE = FunctionTask(
     "merge",
     joined,
-    (
-        Case("with 3 and 5 keys", PARTS),
-        Case("with log-sum-exps of about 100", (PARTS[0], PARTS[1] + 100, PARTS[2], PARTS[3] + 101)),
-    ),
+    merge_cases,
     (
         Result("out", "(…, T, E)", "share_a = torch.exp(lse_a - lse), and b the same; the shares sum to 1"),
         Result("lse", "(…, T)", "lse = torch.logaddexp(lse_a, lse_b)"),

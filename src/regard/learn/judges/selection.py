@@ -53,16 +53,43 @@ def select(
     return torch.softmax(left, -1) @ v, torch.logsumexp(left, -1)
 
 
-Q, K, V = draw(3, 4, seed=0), draw(12, 4, seed=1), draw(12, 2, seed=2)
-LSE = torch.logsumexp(Q @ K.mT / 2, dim=-1)
-KEPT = select(Q, K, V, 3, 2)[1]
+def _tensors() -> tuple[Tensor, Tensor, Tensor]:
+    return draw(3, 4, seed=0), draw(12, 4, seed=1), draw(12, 2, seed=2)
+
+
+def bound_cases() -> tuple[Case, ...]:
+    """Return blocks of several keys, and of one."""
+    q, k, _ = _tensors()
+    return (
+        Case("with blocks of 3 keys", (q, k, 3)),
+        Case("with blocks of one key, where the bound is the score", (q, k, 1)),
+    )
+
+
+def selection_cases() -> tuple[Case, ...]:
+    """Return selections of some blocks, of one, and of all."""
+    q, k, v = _tensors()
+    return (
+        Case("with 2 of 4 blocks", (q, k, v, 3, 2)),
+        Case("with 1 of 6 blocks", (q, k, v, 2, 1)),
+        Case("with all blocks", (q, k, v, 3, 4)),
+    )
+
+
+def share_cases() -> tuple[Case, ...]:
+    """Return the log-sum-exps of a selection and of all keys, and the same with large scores."""
+    q, k, v = _tensors()
+    kept, lse = select(q, k, v, 3, 2)[1], torch.logsumexp(q @ k.mT / 2, dim=-1)
+    return (
+        Case("with 2 of 4 blocks", (kept, lse)),
+        Case("with log-sum-exps of about 100", (kept + 100, lse + 100)),
+    )
+
+
 BOUNDS = FunctionTask(
     "block_bounds",
     bounds,
-    (
-        Case("with blocks of 3 keys", (Q, K, 3)),
-        Case("with blocks of one key, where the bound is the score", (Q, K, 1)),
-    ),
+    bound_cases,
     (
         Result(
             "bounds", "(T, blocks)", f"lowest = blocks.amin(dim=1), highest = blocks.amax(dim=1), {PRODUCTS}"
@@ -99,11 +126,7 @@ BOUNDS = FunctionTask(
 SELECTED = FunctionTask(
     "selected_attention",
     select,
-    (
-        Case("with 2 of 4 blocks", (Q, K, V, 3, 2)),
-        Case("with 1 of 6 blocks", (Q, K, V, 2, 1)),
-        Case("with all blocks", (Q, K, V, 3, 4)),
-    ),
+    selection_cases,
     (
         Result("out", "(T, E)", f"{CHOSEN}; {VISIBLE}; {FILLED}"),
         Result("lse", "(T,)", "lse = torch.logsumexp(scores, dim=-1), of the scores that were kept"),
@@ -138,10 +161,7 @@ SELECTED = FunctionTask(
 SHARE = FunctionTask(
     "lost_weight",
     lambda kept, lse: 1 - torch.exp(kept - lse),
-    (
-        Case("with 2 of 4 blocks", (KEPT, LSE)),
-        Case("with log-sum-exps of about 100", (KEPT + 100, LSE + 100)),
-    ),
+    share_cases,
     (Result("lost", "(T,)", "return 1 - torch.exp(lse_kept - lse)"),),
     (
         WrongWay(

@@ -57,7 +57,7 @@ def evicted(k: Tensor, v: Tensor, window: int, sinks: int, how: str = "") -> tup
 MASK = FunctionTask(
     "streaming_mask",
     visible,
-    (
+    lambda: (
         Case("for 8 tokens, window 3, no sinks", (8, 8, 3, 0)),
         Case("for 8 tokens, window 3, 2 sinks", (8, 8, 3, 2)),
         Case("for 3 new tokens after 6, window 4, 1 sink", (3, 9, 4, 1)),
@@ -109,7 +109,7 @@ MASK = FunctionTask(
 EVICT = FunctionTask(
     "evict",
     evicted,
-    (
+    lambda: (
         Case("with 9 keys, window 4, 2 sinks", (draw(2, 3, 9, 4, seed=0), draw(2, 3, 9, 4, seed=1), 4, 2)),
         Case("with 5 keys, window 4, 2 sinks", (draw(2, 3, 5, 4, seed=2), draw(2, 3, 5, 4, seed=3), 4, 2)),
     ),

@@ -59,7 +59,7 @@ class FunctionTask:
 
     name: str
     right: Callable[..., Any]
-    cases: tuple[Case, ...]
+    cases: Callable[[], tuple[Case, ...]]
     results: tuple[Result, ...]
     wrong_ways: tuple[WrongWay, ...]
     done: str
@@ -80,8 +80,8 @@ class FunctionTask:
         if self.after and not is_right(self.after.judge, getattr(module, self.after.name, None), module):
             said = f"it waits for `{self.after.name}`, which is not right yet: mend that first"
             return Outcome(self.name, "unfinished", said)
-        answers, expected = [], []
-        for case in self.cases:
+        cases, answers, expected = self.cases(), [], []
+        for case in cases:
             try:
                 answer = function(*_copied(case.arguments))
             except NotImplementedError:
@@ -93,19 +93,20 @@ class FunctionTask:
                 return wrong
             answers.append(_tensors(answer))
             expected.append(_tensors(self.right(*case.arguments)))
-        wrong = self._wrong_form(answers, expected)
+        wrong = self._wrong_form(cases, answers, expected)
         if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
             return Outcome(self.name, "done", self.done)
         return (
-            find_variant(self.name, _flat(answers), self._variants(), TOLERANCE)
+            find_variant(self.name, _flat(answers), self.variants(cases), TOLERANCE)
             or wrong
             or self._checked(function, answers)
-            or self._describe(answers, expected)
+            or self._describe(cases, answers, expected)
         )
 
-    def _variants(self) -> Iterator[Variant]:
+    def variants(self, cases: tuple[Case, ...]) -> Iterator[Variant]:
+        """Yield what each wrong way gives on the cases."""
         for way in self.wrong_ways:
-            answers = [_tensors(way.compute(*_copied(case.arguments))) for case in self.cases]
+            answers = [_tensors(way.compute(*_copied(case.arguments))) for case in cases]
             yield Variant(_flat(answers), way.mistake, way.said, way.hint)
 
     def _wrong_kind(self, answer: Any) -> Outcome | None:
@@ -116,11 +117,14 @@ class FunctionTask:
             return None
         got = "None" if answer is None else ", ".join(type(part).__name__ for part in parts)
         said = f"expected it to return {names}; it returns {got}"
-        return Outcome(self.name, "wrong", said, hint=f"return {names}")
+        hint = "torch.stack(…) makes one tensor of a list" if list in map(type, parts) else f"return {names}"
+        return Outcome(self.name, "wrong", said, hint=hint)
 
-    def _wrong_form(self, answers: list[list[Tensor]], expected: list[list[Tensor]]) -> Outcome | None:
+    def _wrong_form(
+        self, cases: tuple[Case, ...], answers: list[list[Tensor]], expected: list[list[Tensor]]
+    ) -> Outcome | None:
         """Return what is wrong with the shape or the dtype of a result; None if nothing is."""
-        for case, parts, rights in zip(self.cases, answers, expected, strict=True):
+        for case, parts, rights in zip(cases, answers, expected, strict=True):
             for result, part, right in zip(self.results, parts, rights, strict=True):
                 said = ""
                 if part.shape != right.shape:
@@ -143,7 +147,9 @@ class FunctionTask:
         outcome = check_attention(self.name, self.attends(function), "", **self.options)
         return outcome if outcome.mistake and outcome.status == "wrong" else None
 
-    def _describe(self, answers: list[list[Tensor]], expected: list[list[Tensor]]) -> Outcome:
+    def _describe(
+        self, cases: tuple[Case, ...], answers: list[list[Tensor]], expected: list[list[Tensor]]
+    ) -> Outcome:
         """Return the outcome where nothing is known: which result is off in which case, and by how much.
 
         The first result that is off in any case is named: others may follow from it.
@@ -154,9 +160,9 @@ class FunctionTask:
         ]
         index = next(index for index, row in enumerate(table) if max(row) > TOLERANCE)
         result, differences = self.results[index], table[index]
-        good = [case.special for case, x in zip(self.cases, differences, strict=True) if x <= TOLERANCE]
+        good = [case.special for case, x in zip(cases, differences, strict=True) if x <= TOLERANCE]
         at = next(at for at, x in enumerate(differences) if x > TOLERANCE)
-        case, x = self.cases[at], differences[at]
+        case, x = cases[at], differences[at]
         how = f"is off by up to {x:.2g}" if x < torch.inf else "holds NaN or inf"
         answer, right = answers[at][index], expected[at][index]
         if not right.shape:  # one number
