@@ -16,8 +16,7 @@ from regard.learn.judges.tables.verdicts import check_attention, is_right, large
 from regard.learn.lesson import Outcome, Task
 
 TOLERANCE = 1e-4
-# NaN and infinity as numbers that no right answer has, so that a wrong way may give them too.
-NUMBERS = {"nan": 1.2345e5, "posinf": 2.3456e5, "neginf": -2.3456e5}
+NAN, INFINITY = 1.2345e5, 2.3456e5  # numbers that no right answer has, in place of what equals nothing
 
 
 class Case(NamedTuple):
@@ -191,6 +190,6 @@ def _tensors(answer: Any) -> list[Tensor]:
 
 
 def _flat(answers: list[list[Tensor]]) -> Tensor:
-    """The numbers of all answers in one row."""
-    rows = [torch.nan_to_num(part.double().flatten(), **NUMBERS) for parts in answers for part in parts]
-    return torch.cat(rows)
+    """The numbers of all answers in one row. NaN is a number there, so that a wrong way may give it too."""
+    numbers = torch.cat([part.double().flatten() for parts in answers for part in parts])
+    return torch.nan_to_num(numbers, nan=NAN, posinf=INFINITY, neginf=-INFINITY)
