@@ -13,15 +13,16 @@ HERE = Path(__file__).parent
 
 
 def main(nouns: list[str]) -> None:
-    """Write `picture.svg` of each lesson that is named by its noun; of every lesson if none is."""
+    """Write the pictures of each lesson that is named by its noun; of every lesson if none is."""
     for lesson in LESSONS:
         module = next(HERE.rglob(f"{lesson.noun}.py"), None)
-        if lesson.noun in nouns or (not nouns and module is not None):
-            assert module is not None, f"there is no {lesson.noun}.py"
+        if module is not None and (lesson.noun in nouns or not nouns):
             name = ".".join(module.relative_to(HERE).with_suffix("").parts)
-            figure = importlib.import_module(f"scripts.lesson_pictures.{name}").draw()
-            save_figure(figure, lesson.folder / "picture.svg")
-            print(lesson.folder.name, "picture.svg")
+            drawn = importlib.import_module(f"scripts.lesson_pictures.{name}").draw()
+            figures = drawn if isinstance(drawn, dict) else {"picture": drawn}
+            for file, figure in figures.items():
+                save_figure(figure, lesson.folder / f"{file}.svg")
+                print(lesson.folder.name, f"{file}.svg")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from regard import stages
 from regard.learn.course import LESSONS
 from regard.learn.exercise import find_blanks, make_exercise
 from regard.learn.judgement import is_done, tasks_of, usual_mistakes_of
-from regard.learn.lesson import Lesson
+from regard.learn.lesson import FOLDER, Lesson
 from regard.learn.mistakes import find_mistake
 from tests.learn.in_process import judged, outcomes_of_solution
 from tests.sampling import share
@@ -36,7 +36,7 @@ def name_of(lesson: Lesson) -> str:
 
 
 def test_every_lesson_is_there() -> None:
-    assert [lesson.number for lesson in LESSONS] == list(range(len(LESSONS)))
+    assert [lesson.folder.name for lesson in LESSONS] == sorted(folder.name for folder in FOLDER.iterdir())
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=name_of)
