@@ -92,7 +92,7 @@ LINEAR_ATTENTION = {
 PRODUCTS = "torch.maximum(q * lowest, q * highest)"
 FILLED, SHARE = "scores.masked_fill(~visible, -torch.inf)", "1 - torch.exp(lse_kept - lse)"
 SELECTION = {
-    "other axis": (("blocks.amin(dim=1)", "blocks.amin(dim=-1)"), "reduce blocks along dim=1"),
+    "other axis": (("blocks.amin(dim=1)", "blocks.amin(dim=-1)"), "blocks.amin(dim=1) and"),
     "middle": ((PRODUCTS, "q * (lowest + highest) / 2"), "The middle of the two extremes"),
     "from below": ((PRODUCTS, "torch.minimum(q * lowest, q * highest)"), "a bound from below"),
     "Python's max": ((PRODUCTS, "max(q * lowest, q * highest)"), "Python's max cannot"),

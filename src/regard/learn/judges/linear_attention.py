@@ -66,7 +66,10 @@ def delta_cases() -> tuple[Case, ...]:
     )
 
 
-SHAPES = "torch.outer(k[t], v[t]) is (D, E), q[t] @ state is (E,), q[t] @ total and beta[t] are one number"
+SHAPES = (
+    "torch.outer(k[t], v[t]) is (D, E), k[t] @ state and q[t] @ state are (E,), q[t] @ total and beta[t] are "
+    "one number"
+)
 ERROR_HINTS = tuple(
     (part, SHAPES)
     for part in ("must match the size", "1D tensors expected", "size mismatch", "inconsistent tensor size")

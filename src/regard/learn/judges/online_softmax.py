@@ -138,8 +138,8 @@ FLASH = FunctionTask(
     ),
     "attention without a row of scores: only one block of them exists at a time.",
     (
-        ("return_types.max", "scores.amax(dim=-1): .max(dim=-1) gives the places of the largest too"),
-        ("Boolean value", "torch.maximum(a, b) compares number by number; Python's max cannot"),
+        ("return_types.max", f"{HIGHEST}: .max(dim=-1) gives the places too"),
+        ("Boolean value", f"{HIGHEST}: Python's max cannot compare number by number"),
         ("must match the size", AXES),
     ),
 )
@@ -156,7 +156,7 @@ MERGE = FunctionTask(
             partial(joined, how="means"),
             "merge-without-lse",
             "Both parts count the same, however much of the weight each has.",
-            "share_a = torch.exp(lse_a - lse), and out = share_a[..., None] * out_a + …",
+            "out = share_a[..., None] * out_a + share_b[..., None] * out_b",
         ),
         WrongWay(
             partial(joined, how="logarithms added"),

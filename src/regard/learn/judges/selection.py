@@ -120,7 +120,10 @@ BOUNDS = FunctionTask(
     (
         ("return_types", ".amin(dim=1) and .amax(dim=1): .min and .max give the places too"),
         ("Boolean value", f"{PRODUCTS}: Python's max cannot compare number by number"),
-        ("must match the size", "the axes are (T, 1, D) and (blocks, D): reduce blocks along dim=1"),
+        (
+            "must match the size",
+            "q is (T, 1, D), so blocks.amin(dim=1) and blocks.amax(dim=1), which are (blocks, D)",
+        ),
     ),
 )
 SELECTED = FunctionTask(

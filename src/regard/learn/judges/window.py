@@ -126,7 +126,7 @@ EVICT = FunctionTask(
         ),
     ),
     "a cache that never grows: the first keys and the latest ones.",
-    (("Sizes of tensors must match", "the keys are on axis -2: k[..., :sinks, :], and dim=-2"),),
+    (("Sizes of tensors must match", f"the keys are on axis -2: {KEPT}"),),
 )
 SAID = f"the farthest token that {LAYERS} layers with a window of {WINDOW} can read, counted backwards,"
 TASKS = (
