@@ -127,7 +127,7 @@ def learn(console: Console) -> None:
     say(
         console,
         "Learn",
-        "Now write it yourself, in thirteen lessons that name your mistakes as above. The first one:",
+        "Now write it yourself, in lessons that name your mistakes as above. The first one:",
     )
     console.print(Text(f"\n{' ' * 7}{command} learn 0", style="bold green"))
 

@@ -15,12 +15,14 @@ HERE = Path(__file__).parent
 def main(nouns: list[str]) -> None:
     """Write the pictures of each lesson that is named by its noun; of every lesson if none is."""
     for lesson in LESSONS:
-        if lesson.noun in nouns or (not nouns and (HERE / f"{lesson.noun}.py").exists()):
-            drawn = importlib.import_module(f"scripts.lesson_pictures.{lesson.noun}").draw()
+        module = next(HERE.rglob(f"{lesson.noun}.py"), None)
+        if module is not None and (lesson.noun in nouns or not nouns):
+            name = ".".join(module.relative_to(HERE).with_suffix("").parts)
+            drawn = importlib.import_module(f"scripts.lesson_pictures.{name}").draw()
             figures = drawn if isinstance(drawn, dict) else {"picture": drawn}
-            for name, figure in figures.items():
-                save_figure(figure, lesson.folder / f"{name}.svg")
-                print(lesson.folder.name, f"{name}.svg")
+            for file, figure in figures.items():
+                save_figure(figure, lesson.folder / f"{file}.svg")
+                print(lesson.folder.name, f"{file}.svg")
 
 
 if __name__ == "__main__":

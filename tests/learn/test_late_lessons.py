@@ -12,7 +12,7 @@ import torch
 from regard.attention.masks.named_masks import causal
 from regard.checker.catalogue import CATALOGUE
 from regard.heads import scores, uniform
-from regard.learn.course import get_lesson
+from regard.learn.course import LESSONS, get_lesson
 from regard.learn.judgement import judge_module
 from regard.learn.judges import trained_heads, transplant
 from regard.learn.mistakes import MODEL_MISTAKES, find_mistake
@@ -78,7 +78,7 @@ def test_another_pairing_gives_another_map() -> None:
 
 def test_names_outside_of_the_catalogue_are_used_and_explained() -> None:
     assert not MODEL_MISTAKES.keys() & CATALOGUE.keys()
-    judges = [judge_module(get_lesson(number)) for number in (10, 11, 12)]
+    judges = [judge_module(lesson) for lesson in LESSONS[10:]]
     sources = "".join(inspect.getsource(judge) for judge in judges)
     for name, mistake in MODEL_MISTAKES.items():
         assert f'"{name}"' in sources, name

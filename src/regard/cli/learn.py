@@ -69,7 +69,7 @@ def learn(
         bool, typer.Option("--open/--no-open", help="Open the lesson's page in the browser.")
     ] = True,
 ) -> None:
-    """Learn attention by writing it: thirteen lessons that judge your code and name your mistake.
+    """Learn attention by writing it: lessons that judge your code and name your mistake.
 
     Without arguments, the lessons are listed with what you have done. `regard learn 3` writes lesson3.py for
     you to complete and opens the lesson's page. Nothing of yours is overwritten without asking. Exit code of

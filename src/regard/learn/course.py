@@ -96,6 +96,41 @@ LESSONS = (
         timeout=180.0,
     ),
     Lesson(
+        13,
+        "grouped_heads",
+        "Grouped heads: a smaller cache",
+        "several query heads share the keys and values of one head",
+        "compute the bytes of a cache, share keys among query heads, and pool heads",
+    ),
+    Lesson(
+        14,
+        "window",
+        "Windows and sinks: streaming",
+        "a query sees the latest keys and the first ones, which heads rest on",
+        "write the mask of a window with sinks, and evict from a cache",
+    ),
+    Lesson(
+        15,
+        "online_softmax",
+        "Online softmax: flash attention",
+        "a running maximum and a running sum give softmax without the whole row",
+        "write flash attention, and merge two parts of it",
+    ),
+    Lesson(
+        16,
+        "linear_attention",
+        "Linear attention and the delta rule",
+        "a matrix of fixed size is written with keys and read with queries",
+        "write linear attention with a state, and correct it by the delta rule",
+    ),
+    Lesson(
+        17,
+        "selection",
+        "Choosing keys: sparse attention",
+        "a summary of each block says which keys are worth reading",
+        "bound the scores of blocks, read the best ones, and say what is lost",
+    ),
+    Lesson(
         18, "tour", "A tour of the inspector", "four things to see in a trained model, each with its number"
     ),
 )

@@ -138,13 +138,14 @@ def find_blanks(program: str, name: str) -> list[Blank]:
     [Blank(line=2, text='return ...  # twice x')]
     """
     lines = program.splitlines()
-    return [
+    blanks = [
         Blank(node.lineno, lines[node.lineno - 1].strip())
         for statement in ast.parse(program).body
         if name in _names(statement)
         for node in ast.walk(statement)
         if isinstance(node, ast.stmt) and _is_blank(node)
     ]
+    return sorted(blanks)  # ast.walk visits the lines after a loop before those in it
 
 
 def _names(statement: ast.stmt) -> set[str]:

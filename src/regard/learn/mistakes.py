@@ -1,6 +1,7 @@
 """Mistakes that lessons name and the checker's catalogue does not have: those of a model around attention.
 
-The catalogue is of attention alone. Blocks, losses, scores of heads and hooks have mistakes of their own.
+The catalogue is of softmax attention alone. Blocks, losses, scores of heads, hooks, sizes of caches, and
+attention that keeps a state or chooses its keys have mistakes of their own.
 """
 
 from __future__ import annotations
@@ -121,6 +122,59 @@ _MODEL_MISTAKES = (
         "whole-layer-cut",
         "Every head of the layer is cut: a rise of the loss says nothing about the one head.",
         "zero the slice of one head only: merged[..., head * D : (head + 1) * D] = 0",
+    ),
+    # Of caches and grouped heads
+    ModelMistake(
+        "values-not-counted",
+        "Only the keys are counted. A cache holds as many values, so it is twice as large.",
+        "2 * layers * kv_heads * head_dim * tokens * bytes_per_number",
+    ),
+    ModelMistake(
+        "first-group-for-all",
+        "Every query head reads key/value head 0. The others are computed and cached, and never read.",
+        "k = k.repeat_interleave(H // G, dim=1), and v the same",
+    ),
+    ModelMistake(
+        "sinks-evicted",
+        "The first keys are gone with the others. Heads that rest on them have to put that weight on other "
+        "tokens, and their outputs become loud.",
+        "causal & (near | first), and in a cache the first `sinks` keys before the latest ones",
+    ),
+    # Of a state in place of a cache
+    ModelMistake(
+        "state-overwritten",
+        "Each token replaces the state instead of adding to it: only the last token is in it.",
+        "state = state + torch.outer(k[t], v[t])",
+    ),
+    ModelMistake(
+        "old-value-kept",
+        "What the state says to this key already is not taken out: a key that comes twice answers with the "
+        "sum of its values.",
+        "state = state + beta[t] * torch.outer(k[t], v[t] - old), with old = k[t] @ state",
+    ),
+    ModelMistake(
+        "old-read-by-query",
+        "The old value is read with the query. It has to be what the state says to the key that is written.",
+        "old = k[t] @ state",
+    ),
+    # Of chosen keys
+    ModelMistake(
+        "block-judged-by-mean",
+        "A block is judged by the mean of its keys, in which a strong key and its opposite cancel: the best "
+        "key may stand in a block that is never read.",
+        "products = torch.maximum(q * lowest, q * highest), with the extremes of each channel",
+    ),
+    ModelMistake(
+        "bound-of-one-sign",
+        "Only one extreme of each channel is used. It is the right one where the query has that sign; "
+        "elsewhere the number is too small, and no bound.",
+        "products = torch.maximum(q * lowest, q * highest)",
+    ),
+    ModelMistake(
+        "logarithm-as-share",
+        "A difference or a ratio of logarithms is taken for a share. It is near for small losses, and can be "
+        "above 1.",
+        "return 1 - torch.exp(lse_kept - lse)",
     ),
 )
 MODEL_MISTAKES: dict[str, ModelMistake] = {mistake.name: mistake for mistake in _MODEL_MISTAKES}

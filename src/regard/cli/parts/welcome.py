@@ -33,7 +33,7 @@ WAYS = (
         "Learn",
         "New to attention? Write it yourself; your mistakes are named.",
         (
-            ("regard learn 0", "the first of thirteen lessons"),
+            ("regard learn 0", "the first lesson of the course"),
             ("regard learn", "all of them, and how far you are"),
         ),
     ),

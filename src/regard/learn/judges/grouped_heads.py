@@ -1,0 +1,165 @@
+"""Lesson 13: the bytes of a cache, query heads that share keys and values, and heads pooled into fewer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay, draw
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.lesson import UsualMistake
+
+GIGABYTES = 2 * 80 * 64 * 128 * 8192 * 2 / 1e9
+BYTES = "2 * layers * kv_heads * head_dim * tokens * bytes_per_number"
+REPEATED = "k = k.repeat_interleave(H // G, dim=1), and v the same"
+GROUPS = "groups = weight.view(kv_heads, num_heads // kv_heads, -1, d_model), then groups.mean(dim=1)"
+
+
+def bytes_of(layers: int, kv_heads: int, head_dim: int, tokens: int, size: int) -> int:
+    """Return the bytes of a cache."""
+    return 2 * layers * kv_heads * head_dim * tokens * size
+
+
+def interleaved(x: Tensor, times: int) -> Tensor:
+    """Return key/value heads 0 0 1 1, one for each query head."""
+    return x.repeat_interleave(times, dim=1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, spread: Callable[[Tensor, int], Tensor] = interleaved) -> Tensor:
+    """Return causal attention in which `spread` makes a key/value head for each query head."""
+    T, S, times = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    k, v = spread(k, times), spread(v, times)
+    visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -torch.inf)
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def tiled(x: Tensor, times: int) -> Tensor:
+    """Return key/value heads 0 1 0 1, where 0 0 1 1 is right."""
+    return x.repeat(1, times, 1, 1)
+
+
+def first(x: Tensor, times: int) -> Tensor:
+    """Return key/value head 0 for every query head."""
+    return x[:, :1].expand(-1, x.shape[1] * times, -1, -1)
+
+
+def pooled(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
+    """Return the means of neighbouring heads."""
+    return weight.view(kv_heads, num_heads // kv_heads, -1, weight.shape[-1]).mean(1).flatten(0, 1)
+
+
+def pooled_apart(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
+    """Return the means of heads that stand `kv_heads` apart."""
+    return weight.view(num_heads // kv_heads, kv_heads, -1, weight.shape[-1]).mean(0).flatten(0, 1)
+
+
+def first_of_group(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
+    """Return the first head of each group, without the others."""
+    return weight.view(kv_heads, num_heads // kv_heads, -1, weight.shape[-1])[:, 0].flatten(0, 1)
+
+
+def summed(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
+    """Return the sums of neighbouring heads."""
+    return pooled(weight, num_heads, kv_heads) * (num_heads // kv_heads)
+
+
+def grouped_cases() -> tuple[Case, ...]:
+    """Return groups of three and two, with new tokens after a cache, and one group for all."""
+    q, k, v = draw(2, 6, 7, 4, seed=0), draw(2, 2, 7, 4, seed=1), draw(2, 2, 7, 4, seed=2)
+    return (
+        Case("with 6 query heads on 2", (q, k, v)),
+        Case("with 4 query heads on 2 and 3 new tokens", (draw(2, 4, 3, 4, seed=3), k, v)),
+        Case("with 6 query heads on 1", (q, k[:, :1], v[:, :1])),
+    )
+
+
+CALCULATOR = FunctionTask(
+    "cache_bytes",
+    bytes_of,
+    lambda: (
+        Case("for 1,000 tokens of Llama 3.1 8B", (32, 8, 128, 1000, 2)),
+        Case("for GPT-2 with 4 bytes for each number", (12, 12, 64, 1024, 4)),
+    ),
+    (Result("bytes", "", BYTES),),
+    (
+        WrongWay(lambda *x: bytes_of(*x) // 2, "values-not-counted"),
+        WrongWay(
+            lambda *x: 8 * bytes_of(*x), said="these are bits: bytes_per_number counts bytes", hint=BYTES
+        ),
+        WrongWay(
+            lambda *x: bytes_of(*x) // x[0],
+            said="this is the cache of one layer, and every layer has its own",
+            hint=BYTES,
+        ),
+        WrongWay(
+            lambda *x: bytes_of(*x) // x[4],
+            said="this counts numbers, and each takes bytes_per_number bytes",
+            hint=BYTES,
+        ),
+    ),
+    "the size of any cache: only the key/value heads count, however many query heads there are.",
+)
+GROUPED = FunctionTask(
+    "grouped_attention",
+    attend,
+    grouped_cases,
+    (Result("out", "(B, H, T, D)", REPEATED),),
+    (
+        WrongWay(lambda q, k, v: attend(q, k, v, tiled), "grouped-heads-tiled", hint=REPEATED),
+        WrongWay(lambda q, k, v: attend(q, k, v, first), "first-group-for-all"),
+    ),
+    "H maps from G key/value heads: the queries differ, the keys are shared.",
+    (
+        ("must match the size", f"q has H heads and k has G: {REPEATED}"),
+        ("Expected size for first two dimensions", f"q has H heads and k has G: {REPEATED}"),
+    ),
+    attends=lambda function: function,
+    options={"causal": True},
+)
+POOL = FunctionTask(
+    "pool_heads",
+    pooled,
+    lambda: (
+        Case("from 6 heads to 2", (draw(24, 5, seed=4), 6, 2)),
+        Case("from 4 heads to 1", (draw(16, 5, seed=5), 4, 1)),
+    ),
+    (Result("pooled", "(kv_heads * D, d_model)", GROUPS),),
+    (
+        WrongWay(
+            pooled_apart,
+            "grouped-heads-tiled",
+            "The mean is over heads that stand apart, 0 2 4 and 1 3 5; a group is 0 1 2 and 3 4 5.",
+            GROUPS,
+        ),
+        WrongWay(first_of_group, said="only the first head of each group is left", hint=GROUPS),
+        WrongWay(summed, said="this is the sum of the heads of a group, not their mean", hint=GROUPS),
+    ),
+    "fewer heads from trained ones: a start from which a little training makes up for the loss.",
+    (("is invalid for input of size", GROUPS),),
+)
+SAID = "the cache with keys and values for all 64 heads, in gigabytes,"
+TASKS = (
+    CALCULATOR.task(),
+    GROUPED.task(),
+    POOL.task(),
+    guess_task("gigabytes_without_groups", GIGABYTES, SAID, within=0.05),
+)
+USUAL_MISTAKES = (
+    UsualMistake(
+        "grouped-heads-tiled",
+        "k = k.repeat_interleave(H // G, dim=1)  #: the keys that each query head reads, (B, H, S, D)\n"
+        "    v = v.repeat_interleave(H // G, dim=1)",
+        "k = k.repeat(1, H // G, 1, 1)\n    v = v.repeat(1, H // G, 1, 1)",
+    ),
+    UsualMistake(
+        "first-group-for-all",
+        "k = k.repeat_interleave(H // G, dim=1)  #: the keys that each query head reads, (B, H, S, D)\n"
+        "    v = v.repeat_interleave(H // G, dim=1)",
+        "k = k[:, :1]\n    v = v[:, :1]",
+    ),
+    UsualMistake("values-not-counted", "2 * layers * kv_heads", "layers * kv_heads"),
+)

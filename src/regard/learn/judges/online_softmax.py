@@ -1,0 +1,208 @@
+"""Lesson 15: attention a block of keys at a time, and the merge of two parts."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay, draw
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.lesson import UsualMistake
+
+MEGABYTES = 8192 * 8192 * 4 / 1e6
+SHRINK = "total * shrink + exponentials.sum(dim=-1) and mixed * shrink[..., None] + exponentials @ v_block"
+HIGHEST = "new_highest = torch.maximum(highest, scores.amax(dim=-1))"
+
+
+def blockwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    *,
+    shrink_total: float = 1.0,
+    shrink_mixed: float = 1.0,
+    subtract: str = "so far",
+    divide: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp, computed block by block; each option is a way to go wrong.
+
+    The factor of a sum is raised to a power: 0 leaves it out, −1 divides by it. From the exponents we
+    `subtract` the largest score "so far", that of this "block", or "nothing".
+    """
+    highest, total = torch.tensor(-torch.inf), torch.tensor(0.0)
+    mixed = torch.zeros(*q.shape[:-1], v.shape[-1])
+    for start in range(0, k.shape[-2], block_size):
+        block = slice(start, start + block_size)
+        scores = q @ k[..., block, :].mT / math.sqrt(q.shape[-1])
+        new = {
+            "so far": torch.maximum(highest, scores.amax(-1)),
+            "block": scores.amax(-1),
+            "nothing": torch.zeros(q.shape[:-1]),
+        }[subtract]
+        exponentials = torch.exp(scores - new[..., None])
+        shrink = torch.exp(highest - new)
+        total = total * shrink**shrink_total + exponentials.sum(-1)
+        mixed = mixed * (shrink**shrink_mixed)[..., None] + exponentials @ v[..., block, :]
+        highest = new
+    return mixed / total[..., None] if divide else mixed, highest + total.log()
+
+
+def joined(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, how: str = ""
+) -> tuple[Tensor, Tensor]:
+    """Return two parts merged; `how` is a way to go wrong."""
+    lse = lse_a + lse_b if how == "logarithms added" else torch.logaddexp(lse_a, lse_b)
+    if how == "overflow":
+        lse = torch.log(torch.exp(lse_a) + torch.exp(lse_b))
+    shares = {
+        "means": (torch.full_like(lse, 0.5), torch.full_like(lse, 0.5)),
+        "not divided": (torch.exp(lse_a), torch.exp(lse_b)),
+    }
+    share_a, share_b = shares.get(how, (torch.exp(lse_a - lse), torch.exp(lse_b - lse)))
+    return share_a[..., None] * out_a + share_b[..., None] * out_b, lse
+
+
+def flash_cases() -> tuple[Case, ...]:
+    """Return one block and several, and large scores at the start and at the end."""
+    q, k, v = draw(2, 5, 4, seed=0), draw(2, 8, 4, seed=1), draw(2, 8, 3, seed=2)
+    loud = 70 * k[:, :2]  # keys with scores of 100 and more
+    return (
+        Case("with all keys in one block", (q, k, v, 8)),
+        Case("with blocks of 3, 3 and 2 keys", (q, k, v, 3)),
+        Case("with scores of 100 in the first block", (q, torch.cat([loud, k[:, 2:]], dim=1), v, 2)),
+        Case("with scores of 100 in the last block", (q, torch.cat([k[:, 2:], loud], dim=1), v, 2)),
+    )
+
+
+def merge_cases() -> tuple[Case, ...]:
+    """Return two parts of 8 keys, and the same with large scores."""
+    q, k, v = draw(2, 5, 4, seed=0), draw(2, 8, 4, seed=1), draw(2, 8, 3, seed=2)
+    out_a, lse_a = blockwise(q, k[:, :3], v[:, :3], 3)
+    out_b, lse_b = blockwise(q, k[:, 3:], v[:, 3:], 5)
+    return (
+        Case("with 3 and 5 keys", (out_a, lse_a, out_b, lse_b)),
+        Case("with log-sum-exps of about 100", (out_a, lse_a + 100, out_b, lse_b + 101)),
+    )
+
+
+OUT = f"exponentials = torch.exp(scores - new_highest[..., None]), then {SHRINK}"
+LSE = "lse = highest + torch.log(total)"
+AXES = (
+    "print the shapes: .amax(dim=-1) and .sum(dim=-1) take the keys away, and x[..., None] adds an axis of 1"
+)
+FLASH = FunctionTask(
+    "flash_attention",
+    blockwise,
+    flash_cases,
+    (
+        Result("out", "(…, T, E)", OUT),
+        Result("lse", "(…, T)", LSE),
+    ),
+    (
+        WrongWay(partial(blockwise, shrink_total=0, shrink_mixed=0), "block-not-rescaled", hint=SHRINK),
+        WrongWay(
+            partial(blockwise, shrink_mixed=0),
+            "block-not-rescaled",
+            "The sum is multiplied by `shrink` and the mix is not: earlier values weigh too much.",
+            "mixed = mixed * shrink[..., None] + exponentials @ v_block",
+        ),
+        WrongWay(
+            partial(blockwise, shrink_total=0),
+            "block-not-rescaled",
+            "The mix is multiplied by `shrink` and the sum is not: the output is too small.",
+            "total = total * shrink + exponentials.sum(dim=-1)",
+        ),
+        WrongWay(
+            partial(blockwise, shrink_total=-1, shrink_mixed=-1),
+            said="Every number is NaN. Before the first block `highest` is −inf, and `shrink` has to be 0.",
+            hint="shrink = torch.exp(highest - new_highest): 0 at first, and never above 1",
+        ),
+        WrongWay(
+            partial(blockwise, divide=False),
+            "sum-not-divided",
+            "The mix is returned as it is: its weights do not sum to 1.",
+            "out = mixed / total[..., None]",
+        ),
+        WrongWay(partial(blockwise, subtract="nothing"), "softmax-overflow", hint=HIGHEST),
+        WrongWay(
+            partial(blockwise, subtract="block"),
+            "softmax-overflow",
+            "The largest score of this block alone is subtracted. Where an earlier block had a larger one, "
+            "`shrink` is above 1, and it overflows.",
+            HIGHEST,
+        ),
+    ),
+    "attention without a row of scores: only one block of them exists at a time.",
+    (
+        ("return_types.max", f"{HIGHEST}: .max(dim=-1) gives the places too"),
+        ("Boolean value", f"{HIGHEST}: Python's max cannot compare number by number"),
+        ("must match the size", AXES),
+    ),
+)
+MERGE = FunctionTask(
+    "merge",
+    joined,
+    merge_cases,
+    (
+        Result("out", "(…, T, E)", "share_a = torch.exp(lse_a - lse), and b the same; the shares sum to 1"),
+        Result("lse", "(…, T)", "lse = torch.logaddexp(lse_a, lse_b)"),
+    ),
+    (
+        WrongWay(
+            partial(joined, how="means"),
+            "merge-without-lse",
+            "Both parts count the same, however much of the weight each has.",
+            "out = share_a[..., None] * out_a + share_b[..., None] * out_b",
+        ),
+        WrongWay(
+            partial(joined, how="logarithms added"),
+            said="a sum of logarithms is the logarithm of a product; here exp(lse_a) and exp(lse_b) add up",
+            hint="lse = torch.logaddexp(lse_a, lse_b)",
+        ),
+        WrongWay(
+            partial(joined, how="not divided"),
+            "sum-not-divided",
+            "The shares are not divided by their sum, exp(lse).",
+            "share_a = torch.exp(lse_a - lse)",
+        ),
+        WrongWay(
+            partial(joined, how="overflow"),
+            "softmax-overflow",
+            "Right for small numbers; exp(lse) overflows where lse is above 88.",
+            "lse = torch.logaddexp(lse_a, lse_b), which subtracts the larger one first",
+        ),
+    ),
+    "two parts are one: this is how the keys of several blocks, or several machines, come together.",
+    (
+        ("argument 'dim'", "torch.logaddexp(lse_a, lse_b); logsumexp sums along an axis of one tensor"),
+        ("must match the size", AXES),
+    ),
+)
+
+
+TASKS = (
+    FLASH.task(),
+    MERGE.task(),
+    guess_task(
+        "megabytes_of_scores",
+        MEGABYTES,
+        "the number of megabytes of 8,192 × 8,192 scores",
+        within=0.05,
+    ),
+)
+USUAL_MISTAKES = (
+    UsualMistake("block-not-rescaled", "total * shrink + exponentials", "total + exponentials"),
+    UsualMistake("sum-not-divided", "out = mixed / total[..., None]", "out = mixed"),
+    UsualMistake(
+        "softmax-overflow",
+        "torch.maximum(highest, scores.amax(dim=-1))",
+        "torch.zeros_like(highest)",
+    ),
+    UsualMistake(
+        "merge-without-lse", "share_a[..., None] * out_a + share_b[..., None] * out_b", "(out_a + out_b) / 2"
+    ),
+)

@@ -1,0 +1,203 @@
+"""Lesson 17: bounds on the scores of blocks, attention to the best blocks, and what that loses."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay, draw
+from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.lesson import UsualMistake
+
+LOST = 12 / (math.exp(5) + 15)
+PRODUCTS = "products = torch.maximum(q * lowest, q * highest)"
+CHOSEN = "chosen = bounds.topk(count, dim=-1).indices"
+VISIBLE = "visible = kept.repeat_interleave(block_size, dim=-1)"
+EVEN = "three quarters of the keys are not read, and they are the weak ones: the 5 has most of the weight"
+FILLED = "scores = scores.masked_fill(~visible, -torch.inf)"
+
+
+def bounds(q: Tensor, k: Tensor, block_size: int, how: str = "") -> Tensor:
+    """Return the bounds of blocks; `how` is a way to go wrong."""
+    blocks = k.view(-1, block_size, k.shape[-1])
+    low, high, q = blocks.amin(1), blocks.amax(1), q[:, None]
+    products = {
+        "mean": q * blocks.mean(1),
+        "highest": q * high,
+        "lowest": q * low,
+        "smaller": torch.minimum(q * low, q * high),
+        "middle": q * (low + high) / 2,
+    }.get(how, torch.maximum(q * low, q * high))
+    if how == "one bound for all channels":
+        return torch.maximum((q * low).sum(-1), (q * high).sum(-1)) / math.sqrt(k.shape[-1])
+    return products.sum(-1) / math.sqrt(k.shape[-1])
+
+
+def select(
+    q: Tensor, k: Tensor, v: Tensor, block_size: int, count: int, how: str = ""
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of the best blocks; `how` is a way to go wrong."""
+    bound = bounds(q, k, block_size)
+    chosen = bound.topk(count, dim=-1, largest=how != "smallest").indices
+    kept = torch.zeros_like(bound, dtype=torch.bool).scatter(-1, chosen, True)
+    visible = kept.repeat(1, block_size) if how == "tiled" else kept.repeat_interleave(block_size, -1)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    left = {
+        "all": scores,
+        "inverted": scores.masked_fill(visible, -torch.inf),
+        "zero": scores.masked_fill(~visible, 0.0),
+    }.get(how, scores.masked_fill(~visible, -torch.inf))
+    return torch.softmax(left, -1) @ v, torch.logsumexp(left, -1)
+
+
+def _tensors() -> tuple[Tensor, Tensor, Tensor]:
+    return draw(3, 4, seed=0), draw(12, 4, seed=1), draw(12, 2, seed=2)
+
+
+def bound_cases() -> tuple[Case, ...]:
+    """Return blocks of several keys, and of one."""
+    q, k, _ = _tensors()
+    return (
+        Case("with blocks of 3 keys", (q, k, 3)),
+        Case("with blocks of one key, where the bound is the score", (q, k, 1)),
+    )
+
+
+def selection_cases() -> tuple[Case, ...]:
+    """Return selections of some blocks, of one, and of all."""
+    q, k, v = _tensors()
+    return (
+        Case("with 2 of 4 blocks", (q, k, v, 3, 2)),
+        Case("with 1 of 6 blocks", (q, k, v, 2, 1)),
+        Case("with all blocks", (q, k, v, 3, 4)),
+    )
+
+
+def share_cases() -> tuple[Case, ...]:
+    """Return the log-sum-exps of a selection and of all keys, and the same with large scores."""
+    q, k, v = _tensors()
+    kept, lse = select(q, k, v, 3, 2)[1], torch.logsumexp(q @ k.mT / 2, dim=-1)
+    return (
+        Case("with 2 of 4 blocks", (kept, lse)),
+        Case("with log-sum-exps of about 100", (kept + 100, lse + 100)),
+    )
+
+
+BOUNDS = FunctionTask(
+    "block_bounds",
+    bounds,
+    bound_cases,
+    (
+        Result(
+            "bounds", "(T, blocks)", f"lowest = blocks.amin(dim=1), highest = blocks.amax(dim=1), {PRODUCTS}"
+        ),
+    ),
+    (
+        WrongWay(partial(bounds, how="mean"), "block-judged-by-mean"),
+        WrongWay(partial(bounds, how="highest"), "bound-of-one-sign"),
+        WrongWay(partial(bounds, how="lowest"), "bound-of-one-sign"),
+        WrongWay(
+            partial(bounds, how="one bound for all channels"),
+            said="the larger of two sums is too small: each channel chooses for itself, then they are summed",
+            hint=PRODUCTS,
+        ),
+        WrongWay(
+            partial(bounds, how="smaller"),
+            said="these are the smaller products: a bound from below",
+            hint=PRODUCTS,
+        ),
+        WrongWay(
+            partial(bounds, how="middle"),
+            "block-judged-by-mean",
+            "The middle of the two extremes is no bound: the best key may lie far from it.",
+            PRODUCTS,
+        ),
+    ),
+    "no score of a block is above its bound, and two vectors a block were read for it.",
+    (
+        ("return_types", ".amin(dim=1) and .amax(dim=1): .min and .max give the places too"),
+        ("Boolean value", f"{PRODUCTS}: Python's max cannot compare number by number"),
+        (
+            "must match the size",
+            "q is (T, 1, D), so blocks.amin(dim=1) and blocks.amax(dim=1), which are (blocks, D)",
+        ),
+    ),
+)
+SELECTED = FunctionTask(
+    "selected_attention",
+    select,
+    selection_cases,
+    (
+        Result("out", "(T, E)", f"{CHOSEN}; {VISIBLE}; {FILLED}"),
+        Result("lse", "(T,)", "lse = torch.logsumexp(scores, dim=-1), of the scores that were kept"),
+    ),
+    (
+        WrongWay(
+            partial(select, how="smallest"), said="the blocks with the smallest bounds are read", hint=CHOSEN
+        ),
+        WrongWay(
+            partial(select, how="all"),
+            "no-mask",
+            "Every key is read: the selection is computed and not used.",
+            FILLED,
+        ),
+        WrongWay(partial(select, how="inverted"), "inverted-mask", hint=FILLED),
+        WrongWay(partial(select, how="zero"), "masked-with-zero", hint=FILLED),
+        WrongWay(
+            partial(select, how="tiled"),
+            said="the keys of a block stand side by side: 0 0 0 1 1 1, not 0 1 0 1 0 1",
+            hint=VISIBLE,
+        ),
+    ),
+    "attention to the best blocks, other ones for each query.",
+    (
+        ("return_types.topk", f"{CHOSEN}: topk gives values and indices"),
+        ("cannot be multiplied", f"keep the shape (T, S): {FILLED}"),
+        ("must match the size", f"one value for each key is needed, (T, S): {VISIBLE}"),
+        ("Expected dtype int", f"{CHOSEN}: topk gives values and indices"),
+    ),
+    after=BOUNDS,
+)
+SHARE = FunctionTask(
+    "lost_weight",
+    lambda kept, lse: 1 - torch.exp(kept - lse),
+    share_cases,
+    (Result("lost", "(T,)", "return 1 - torch.exp(lse_kept - lse)"),),
+    (
+        WrongWay(
+            lambda kept, lse: torch.exp(kept - lse),
+            said="this is the share that was kept",
+            hint="return 1 - torch.exp(lse_kept - lse)",
+        ),
+        WrongWay(lambda kept, lse: lse - kept, "logarithm-as-share"),
+        WrongWay(lambda kept, lse: 1 - kept / lse, "logarithm-as-share"),
+        WrongWay(
+            lambda kept, lse: 1 - torch.exp(lse - kept),
+            said="kept over all, not all over kept: the share is at most 1",
+            hint="return 1 - torch.exp(lse_kept - lse)",
+        ),
+        WrongWay(
+            lambda kept, lse: 1 - torch.exp(kept) / torch.exp(lse),
+            "softmax-overflow",
+            "Right for small numbers; exp(lse) overflows where lse is above 88.",
+            "subtract first: 1 - torch.exp(lse_kept - lse)",
+        ),
+    ),
+    "what a selection loses, exactly, for every query.",
+)
+SAID = "the weight on the 12 keys that are not read, 12 / (e⁵ + 15),"
+TASKS = (
+    BOUNDS.task(),
+    SELECTED.task(),
+    SHARE.task(),
+    guess_task("weight_that_is_lost", LOST, SAID, within=0.2, answers_to={0.75: EVEN}),
+)
+USUAL_MISTAKES = (
+    UsualMistake("block-judged-by-mean", "torch.maximum(q * lowest, q * highest)", "q * blocks.mean(dim=1)"),
+    UsualMistake("bound-of-one-sign", "torch.maximum(q * lowest, q * highest)", "q * highest"),
+    UsualMistake("masked-with-zero", "scores.masked_fill(~visible, -torch.inf)", "scores * visible"),
+    UsualMistake("logarithm-as-share", "1 - torch.exp(lse_kept - lse)", "lse - lse_kept"),
+)

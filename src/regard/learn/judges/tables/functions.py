@@ -1,0 +1,196 @@
+"""Tasks that are a function of tensors: cases, the right way, wrong ways, and one judge for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.learn.judges.tables.first_run import error_outcome
+from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.variants import Variant, find_variant
+from regard.learn.judges.tables.verdicts import check_attention, is_right, largest_difference
+from regard.learn.lesson import Outcome, Task
+
+TOLERANCE = 1e-4
+NAN, INFINITY = 1.2345e5, 2.3456e5  # numbers that no right answer has, in place of what equals nothing
+
+
+class Case(NamedTuple):
+    """Arguments that a function is called with, and what is special about them: "with blocks of 3 keys"."""
+
+    special: str
+    arguments: tuple[Any, ...]
+
+
+class Result(NamedTuple):
+    """One of the things that a function returns: its name, its axes, and a hint for where it is wrong."""
+
+    name: str
+    axes: str
+    hint: str
+
+
+class WrongWay(NamedTuple):
+    """A function that does the task wrongly, and what is said to a learner whose answers are its answers.
+
+    A `mistake` of the catalogue or of `mistakes` brings its effect and its fix; `said` and `hint` replace
+    them, where the lesson has words of its own.
+    """
+
+    compute: Callable[..., Any]
+    mistake: str = ""
+    said: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class FunctionTask:
+    """A function that the learner writes, compared with the right one on every case.
+
+    `error_hints` are for errors, each with a part of the error's text. If `attends` is given, the checker is
+    asked about what no wrong way explains: it makes of the learner's function an attention (q, k, v), which
+    is checked with `options`. A function that calls another one of the file waits until `after` is right.
+    """
+
+    name: str
+    right: Callable[..., Any]
+    cases: Callable[[], tuple[Case, ...]]
+    results: tuple[Result, ...]
+    wrong_ways: tuple[WrongWay, ...]
+    done: str
+    error_hints: tuple[tuple[str, str], ...] = ()
+    attends: Callable[[Any], Callable[..., Any]] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    after: FunctionTask | None = None
+
+    def task(self) -> Task:
+        """Return it as a task of a lesson."""
+        return Task(self.name, self.judge)
+
+    def judge(self, function: Any, module: ModuleType) -> Outcome:
+        """Run the learner's function on every case, and name what is wrong."""
+        if not callable(function):
+            said = f"expected a function, got {type(function).__name__}"
+            return Outcome(self.name, "wrong", said, hint=f"def {self.name}(…):")
+        if self.after and not is_right(self.after.judge, getattr(module, self.after.name, None), module):
+            said = f"it waits for `{self.after.name}`, which is not right yet: mend that first"
+            return Outcome(self.name, "unfinished", said)
+        cases, answers, expected = self.cases(), [], []
+        for case in cases:
+            try:
+                answer = function(*_copied(case.arguments))
+            except NotImplementedError:
+                raise
+            except Exception as error:
+                outcome = error_outcome(self.name, error, module, self.error_hints)
+                return replace(outcome, hint=outcome.hint or self.results[0].hint)
+            if wrong := self._wrong_kind(answer):
+                return wrong
+            answers.append(_tensors(answer))
+            expected.append(_tensors(self.right(*case.arguments)))
+        wrong = self._wrong_form(cases, answers, expected)
+        if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
+            return Outcome(self.name, "done", self.done)
+        return (
+            find_variant(self.name, _flat(answers), self.variants(cases), TOLERANCE)
+            or wrong
+            or self._checked(function, answers)
+            or self._describe(cases, answers, expected)
+        )
+
+    def variants(self, cases: tuple[Case, ...]) -> Iterator[Variant]:
+        """Yield what each wrong way gives on the cases."""
+        for way in self.wrong_ways:
+            answers = [_tensors(way.compute(*_copied(case.arguments))) for case in cases]
+            yield Variant(_flat(answers), way.mistake, way.said, way.hint)
+
+    def _wrong_kind(self, answer: Any) -> Outcome | None:
+        """Return what is wrong with the number or the types of the results; None if nothing is."""
+        names = ", ".join(result.name for result in self.results)
+        parts = answer if isinstance(answer, tuple) else (answer,)
+        if len(parts) == len(self.results) and all(isinstance(x, Tensor | int | float) for x in parts):
+            return None
+        got = "None" if answer is None else ", ".join(type(part).__name__ for part in parts)
+        said = f"expected it to return {names}; it returns {got}"
+        hint = "torch.stack(…) makes one tensor of a list" if list in map(type, parts) else f"return {names}"
+        return Outcome(self.name, "wrong", said, hint=hint)
+
+    def _wrong_form(
+        self, cases: tuple[Case, ...], answers: list[list[Tensor]], expected: list[list[Tensor]]
+    ) -> Outcome | None:
+        """Return what is wrong with the shape or the dtype of a result; None if nothing is."""
+        for case, parts, rights in zip(cases, answers, expected, strict=True):
+            for result, part, right in zip(self.results, parts, rights, strict=True):
+                said = ""
+                if part.shape != right.shape:
+                    axes = f", which is {result.axes}" if result.axes else ""
+                    said = f"{case.special}, expected `{result.name}` {tuple(right.shape)}{axes}; got "
+                    said += f"{tuple(part.shape)}"
+                elif right.dtype == torch.bool != part.dtype:
+                    said = (
+                        f"`{result.name}` holds {part.dtype}; expected torch.bool, True where it is visible"
+                    )
+                if said:
+                    return Outcome(self.name, "wrong", said, hint=result.hint)
+        return None
+
+    def _checked(self, function: Any, answers: list[list[Tensor]]) -> Outcome | None:
+        """Return the checker's outcome, if it knows the mistake."""
+        # The checker takes NaN for that of a mask, whatever made it.
+        if self.attends is None or not all(part.isfinite().all() for parts in answers for part in parts):
+            return None
+        outcome = check_attention(self.name, self.attends(function), "", **self.options)
+        return outcome if outcome.mistake and outcome.status == "wrong" else None
+
+    def _describe(
+        self, cases: tuple[Case, ...], answers: list[list[Tensor]], expected: list[list[Tensor]]
+    ) -> Outcome:
+        """Return the outcome where nothing is known: which result is off in which case, and by how much.
+
+        The first result that is off in any case is named: others may follow from it.
+        """
+        table = [  # for each result its difference in each case
+            [largest_difference(a[index], b[index]) for a, b in zip(answers, expected, strict=True)]
+            for index in range(len(self.results))
+        ]
+        index = next(index for index, row in enumerate(table) if max(row) > TOLERANCE)
+        result, differences = self.results[index], table[index]
+        good = [case.special for case, x in zip(cases, differences, strict=True) if x <= TOLERANCE]
+        at = next(at for at, x in enumerate(differences) if x > TOLERANCE)
+        case, x = cases[at], differences[at]
+        how = f"is off by up to {x:.2g}" if x < torch.inf else "holds NaN or inf"
+        answer, right = answers[at][index], expected[at][index]
+        if not right.shape:  # one number
+            how = f"is {float(answer / right):.4g} times what it should be"
+        elif right.dtype == torch.bool:
+            row = int((answer != right).any(-1).nonzero()[0])
+            how = (
+                f"has {answer[row].int().tolist()} in row {row}, and should have {right[row].int().tolist()}"
+            )
+        also = f"; it is right {', '.join(good)}" if good else ""
+        return Outcome(self.name, "wrong", f"{case.special}, `{result.name}` {how}{also}", hint=result.hint)
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    """Return random numbers, the same for a number and the seed of the judge's inputs."""
+    return torch.randn(*shape, generator=input_generator(seed))
+
+
+def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with tensors of their own, which a function may overwrite."""
+    return tuple(x.clone() if isinstance(x, Tensor) else x for x in arguments)
+
+
+def _tensors(answer: Any) -> list[Tensor]:
+    return [torch.as_tensor(part).detach() for part in (answer if isinstance(answer, tuple) else (answer,))]
+
+
+def _flat(answers: list[list[Tensor]]) -> Tensor:
+    """The numbers of all answers in one row. NaN is a number there, so that a wrong way may give it too."""
+    numbers = torch.cat([part.double().flatten() for parts in answers for part in parts])
+    return torch.nan_to_num(numbers, nan=NAN, posinf=INFINITY, neginf=-INFINITY)
