@@ -241,7 +241,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
 def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint: bool) -> None:
     from rich.text import Text
 
-    from regard.checker.catalogue import CATALOGUE
+    from regard.learn.mistakes import MODEL_MISTAKES
 
     for outcome in outcomes:
         head = f"{MARKS[outcome.status]} {outcome.task}"
@@ -253,7 +253,7 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
             console.print(Text.assemble(("  hint: ", "cyan"), escape(outcome.hint)))
     if not hint and any(outcome.hint for outcome in outcomes):
         console.print(f"\nHow to mend it: regard learn {lesson.number} --hint", style="dim")
-    mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake in CATALOGUE), "")
+    mistake = next((o.mistake for o in outcomes if o.mistake and o.mistake not in MODEL_MISTAKES), "")
     if mistake:
         console.print(f"All about it:   regard explain-mistake {mistake}", style="dim")
 
@@ -261,7 +261,7 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
 def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Path) -> None:
     """Show the learner's own weights, and what comes next."""
     from regard.learn.course import next_lesson
-    from regard.learn.page import page_path, picture_path, write_page
+    from regard.learn.page import page_path, picture_path, show_picture
     from regard.learn.picture import print_picture, save_picture
 
     picture = next((outcome.picture for outcome in outcomes if outcome.picture), None)
@@ -270,7 +270,7 @@ def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Pa
         # The learner may have removed the folder of the pages since they were written.
         picture_path(lesson, folder).parent.mkdir(exist_ok=True)
         save_picture(picture, picture_path(lesson, folder))
-        write_page(lesson, folder)
+        show_picture(lesson, folder)
         console.print(f"Your weights are on the lesson's page now: {page_path(lesson, folder)}", markup=False)
     following = next_lesson(lesson)
     console.print(f"\n[bold green]Lesson {lesson.number} is done.[/bold green] Now you have: {lesson.idea}.")

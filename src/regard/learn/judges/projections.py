@@ -52,7 +52,7 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
         return judge_self_attention(NAME, cls, module, scaled, SCALED)
     outcome = judge_self_attention(NAME, cls, module, unscaled, DONE, scale=1.0, effects=EFFECTS)
-    if outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
+    if outcome.mistake and outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
     if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:
         return replace(outcome, message=f"{outcome.message} {BIAS}")

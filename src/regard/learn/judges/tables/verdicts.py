@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from regard.checker.checker import check
 from regard.checker.errors import CheckError
-from regard.checker.reports.report import Report
 from regard.learn.lesson import Outcome, WeightPicture
 from regard.learn.mistakes import find_mistake
 from regard.stages.example import TOKENS
+
+if TYPE_CHECKING:
+    from regard.checker.reports.report import Report
 
 
 def check_attention(
@@ -36,6 +37,9 @@ def check_attention(
         effects: by the name of a mistake, what it does, in words that the lesson has used by then.
         options: keyword arguments of `regard.check`.
     """
+    # Here, since not every lesson needs the checker, which is imported slowly.
+    from regard.checker.checker import check
+
     try:
         outcome = outcome_of_report(name, check(thing, **options), done, hints or {})
         return replace(outcome, message=(effects or {}).get(outcome.mistake, outcome.message))
