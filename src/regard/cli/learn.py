@@ -16,11 +16,17 @@ from regard.support.characters import escape
 if TYPE_CHECKING:
     from regard.learn.lesson import Lesson, Outcome
 
+FULL_PAGE = 5  # the lesson from which on the page of a mistake in the catalogue can be understood
 INTERVAL = 0.3  # seconds between two looks at a watched file
-MARKS = {"done": "✓", "wrong": "✗", "unfinished": "…"}
-STYLES = {"done": "green", "wrong": "red", "unfinished": "yellow"}
+MARKS = {"done": "✓", "guessed": "→", "wrong": "✗", "unfinished": "…"}
+STYLES = {"done": "green", "guessed": "cyan", "wrong": "red", "unfinished": "yellow"}
 # A dict is ordered: the worst status of a lesson's tasks decides.
-EXIT_CODES = {"wrong": 1, "unfinished": 3, "done": 0}  # the first that a task has; 2: it could not be judged
+EXIT_CODES = {
+    "wrong": 1,
+    "unfinished": 3,
+    "guessed": 0,
+    "done": 0,
+}  # the first that a task has; 2: it could not be judged
 
 
 def learn(
@@ -32,9 +38,7 @@ def learn(
     watch: Annotated[
         bool, typer.Option("--watch", help="Judge it whenever you save it, until it is right.")
     ] = False,
-    hint: Annotated[
-        bool, typer.Option("--hint", help="Judge it, and say how to mend what is wrong.")
-    ] = False,
+    hint: Annotated[bool, typer.Option("--hint", help="Judge it, and say how to fix what is wrong.")] = False,
     solution: Annotated[bool, typer.Option("--solution", help="Print the solution.")] = False,
     notebook: Annotated[
         bool, typer.Option("--notebook", help="Write the lesson's text as lessonN.ipynb.")
@@ -70,7 +74,7 @@ def learn(
       regard learn 1               write lesson1.py and open its page
       regard learn 1 --check       is it right, and if not, which mistake is it?
       regard learn 1 --watch       the same whenever you save the file
-      regard learn 1 --hint        how to mend it
+      regard learn 1 --hint        how to fix it
       regard learn hunt            find the mistake in a piece of code
     """
     if not folder.is_dir():
@@ -249,13 +253,18 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
         console.print(
             Text.assemble((escape(head + name), STYLES[outcome.status]), " ", escape(outcome.message))
         )
-        if hint and outcome.hint:
-            console.print(Text.assemble(("  hint: ", "cyan"), escape(outcome.hint)))
+        if hint and (outcome.hint or outcome.status == "wrong"):
+            text = outcome.hint or f"none for this; regard learn {lesson.number} --solution has the lines"
+            console.print(Text.assemble(("  hint: ", "cyan"), escape(text)))
     if not hint and any(outcome.hint for outcome in outcomes):
-        console.print(f"\nHow to mend it: regard learn {lesson.number} --hint", style="dim")
+        console.print(f"\nHow to fix it: regard learn {lesson.number} --hint", style="dim")
     mistake = next((o.mistake for o in outcomes if o.mistake and o.mistake not in MODEL_MISTAKES), "")
-    if mistake:
-        console.print(f"All about it:   regard explain-mistake {mistake}", style="dim")
+    if f"| `{mistake}` |" in lesson.text:
+        command = f"regard explain-mistake {mistake} --lesson {lesson.number}"
+        console.print(f"All about it:  {command}", style="dim")
+    # The page of the catalogue speaks of masks and of training, which a learner has met by then.
+    elif mistake and lesson.number >= FULL_PAGE:
+        console.print(f"All about it:  regard explain-mistake {mistake}", style="dim")
 
 
 def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Path) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelMistake:
-    """A mistake outside of attention: its name, what it does, and how to mend it."""
+    """A mistake outside of attention: its name, what it does, and how to fix it."""
 
     name: str
     effect: str

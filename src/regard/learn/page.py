@@ -100,7 +100,7 @@ def _how_to_go_on(lesson: Lesson) -> str:
     """The commands that follow a lesson's text."""
     if not lesson.has_code:
         return "<p class='next'>Go on: <code>regard learn 1</code></p>"
-    commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to mend it"))
+    commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to fix it"))
     lines = [f"regard learn {lesson.number} {option:<9} # {what}" for option, what in commands]
     code = html.escape("\n".join(lines))
     return (

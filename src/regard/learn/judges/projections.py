@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.checker.catalogue import THEMES
 from regard.learn.judges.self_attention import (
     TOLERANCE,
+    TRIAL,
     example_weights,
     find_wrong_form,
     judge_self_attention,
@@ -60,7 +61,7 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
 
 
 TASKS = (
-    Task(NAME, judge_class),
+    Task(NAME, judge_class, trials=(TRIAL,)),
     guess_task(
         "score_of_each_on_many",
         SCORES[0, 4].item(),
