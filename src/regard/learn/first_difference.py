@@ -42,7 +42,7 @@ class Assignment(NamedTuple):
         return self.function, self.name
 
 
-class Difference(NamedTuple):
+class LineDifference(NamedTuple):
     """The first assignment that differs: its line and name, what is said about it, and the right line.
 
     `raised` is whether the line raised an error, and `said` is empty then. With `after`, the right line is
@@ -72,7 +72,9 @@ def load_solution(text: str) -> Program:
     return program
 
 
-def find_first_difference(task: str, trial: Trial, module: ModuleType, solution: str) -> Difference | None:
+def find_first_difference(
+    task: str, trial: Trial, module: ModuleType, solution: str
+) -> LineDifference | None:
     """Return where the learner's `task` first differs from that of the solution; None if it does not.
 
     Arguments:
@@ -104,12 +106,12 @@ class _Runs:
             for assignment in assignments:
                 by_key[assignment.key].append(assignment)
 
-    def replaced(self, assignment: Assignment, match: Assignment, said: str) -> Difference:
+    def replaced(self, assignment: Assignment, match: Assignment, said: str) -> LineDifference:
         """The difference that a line is which should be another."""
         line = _line(match.statement, self.solution)
-        return Difference(assignment.statement.lineno, assignment.name, said, line)
+        return LineDifference(assignment.statement.lineno, assignment.name, said, line)
 
-    def missing(self, match: Assignment) -> Difference | None:
+    def missing(self, match: Assignment) -> LineDifference | None:
         """The difference that a line of the solution is which was left out."""
         said = f"a line that changes `{match.name}` is missing, or its result is not assigned"
         # A line that does a part of it, such as `q = rotate(q)` for both q and k, is the one to replace.
@@ -124,7 +126,7 @@ class _Runs:
             made = self.own_by_key[previous.key]
             if number < len(made):
                 line = _line(match.statement, self.solution)
-                return Difference(made[number].statement.lineno, match.name, said, line, after=True)
+                return LineDifference(made[number].statement.lineno, match.name, said, line, after=True)
         return None
 
 
@@ -133,7 +135,7 @@ def _position(assignments: list[Assignment], statement: ast.stmt) -> int | None:
     return next((n for n, assignment in enumerate(assignments) if assignment.statement is statement), None)
 
 
-def _compare(runs: _Runs, error: Exception | None, mine: Program) -> Difference | None:
+def _compare(runs: _Runs, error: Exception | None, mine: Program) -> LineDifference | None:
     """Return the first difference of two runs, of which the learner's has ended with this error."""
     counts: dict[Key, int] = defaultdict(int)
     for assignment in runs.own:
@@ -180,7 +182,7 @@ def _beside(runs: _Runs, assignment: Assignment, match: Assignment, counts: dict
     return match
 
 
-def _find_unset(runs: _Runs, has_ended: bool = True) -> Difference | None:
+def _find_unset(runs: _Runs, has_ended: bool = True) -> LineDifference | None:
     """The difference that a call, or an assignment, is which the learner's code leaves out.
 
     `has_ended` is whether the learner's run came to its end, so that a missing result counts, too.
@@ -391,7 +393,9 @@ def _agree(value: Any, expected: Any) -> bool:
     return True
 
 
-def _find_raising(error: Exception, counts: dict[Key, int], runs: _Runs, mine: Program) -> Difference | None:
+def _find_raising(
+    error: Exception, counts: dict[Key, int], runs: _Runs, mine: Program
+) -> LineDifference | None:
     """The difference that a line which raised an error is: all before it is right."""
     frames = [f for f in traceback.walk_tb(error.__traceback__) if f[0].f_code.co_filename == mine.file]
     # From the innermost: what it was given may be the caller's mistake.
@@ -406,7 +410,7 @@ def _find_raising(error: Exception, counts: dict[Key, int], runs: _Runs, mine: P
                 number = min(counts[function, name] + 1, len(matches))
                 if number and not _is_same(statement, matches[number - 1].statement):
                     right = _line(matches[number - 1].statement, runs.solution)
-                    return Difference(line, name, "", right, raised=True)
+                    return LineDifference(line, name, "", right, raised=True)
     return None
 
 

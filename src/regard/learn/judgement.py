@@ -28,7 +28,7 @@ from regard.learn.mistakes import find_mistake
 from regard.support.files import TextFileError, read_text
 
 if TYPE_CHECKING:
-    from regard.learn.first_difference import Difference
+    from regard.learn.first_difference import LineDifference
 
 MAX_BYTES = 1 << 20  # of a lesson file
 ERROR = re.compile(r"^line \d+, .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)  # see `describe_error`
@@ -190,7 +190,7 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
     return replace(outcome, hint=f"{reason.rstrip('.')}; {write}" if reason else write)
 
 
-def _find_difference(task: Task, module: ModuleType, lesson: Lesson) -> Difference | None:
+def _find_difference(task: Task, module: ModuleType, lesson: Lesson) -> LineDifference | None:
     """Where the learner's code first differs from the solution; None if that cannot be told."""
     if not task.trials:
         return None
