@@ -116,6 +116,7 @@ def check_that_hints_lead_to_the_solution(number: int, right: str, wrong: str) -
     assert outcome.status == "wrong", outcome
     for _ in range(ROUNDS):
         told = HINTED.get(str(number), {}).get(wrong)
+        assert not told or told in outcome.hint, outcome
         program = program.replace(wrong, told) if told else follow(program, outcome.hint)
         if ast.dump(ast.parse(program)) == ast.dump(ast.parse(solution)):
             return  # which is right: `test_lessons`

@@ -116,7 +116,9 @@ def judge_test(function: Any, module: ModuleType) -> Outcome:
         verdict = function(_attention(suspect.weigh, projections, slight), tokens)
         if not torch.equal(tokens, x):
             message = "it changes x itself, so that every later comparison is with other tokens"
-            return Outcome(name, wrong, message, hint="changed = x.clone(), and change that")
+            return Outcome(
+                name, wrong, message, hint="changed[:, t] = torch.randn_like(x[:, t]), not x[:, t]"
+            )
         # torch.any gives a tensor of one boolean.
         if isinstance(verdict, Tensor) and verdict.numel() == 1:
             verdict = bool(verdict)
