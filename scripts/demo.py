@@ -25,7 +25,7 @@ import regard
 from regard.cli.inspect import inspect as write_page
 from regard.gpt import GPT
 from regard.show.terminal import SHADES
-from regard.stages.figures.picture import shade
+from regard.support.cells import shade
 
 TEXT = "The ships will come home. If the lamp is lit, the ships will"
 LAYER, HEAD = 4, 0  # the induction head of the included model

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from regard.stages.example import TOKENS, WK, WQ, X
-from regard.stages.figures.picture import HIDDEN, draw_heatmap, ink, shade
+from regard.stages.figures.picture import HIDDEN, draw_heatmap
+from regard.support.cells import ink, shade
 from scripts.lesson_pictures.shapes import DIM, INK, panel
 
 

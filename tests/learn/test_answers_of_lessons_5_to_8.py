@@ -15,7 +15,7 @@ SUPER = ("        super().__init__()\n", "")
 BUFFER = 'self.register_buffer("causal_mask", visible, persistent=False)'
 HEAD = {
     "no super": (SUPER, "super().__init__()"),
-    "one tensor": (("return weights @ v, weights", "return weights @ v"), "return two tensors"),
+    "one tensor": (("return weights @ v, weights", "return weights @ v"), "expected two tensors"),
     "weights first": (("return weights @ v, weights", "return weights, weights @ v"), "return out, weights"),
     "k.T": (("k.mT", "k.T"), "dot-t-on-a-batch"),
     "no slice": (("self.causal_mask[:T, :T]", "self.causal_mask"), "causal_mask[:T, :T]"),
@@ -51,8 +51,11 @@ HEADS = {
     "view": (("tokens.flatten(-2)", "tokens.view(*x.shape[:-3], -1, 20)"), "write .reshape"),
     "no transpose": (("return x.transpose(-3, -2)", "return x"), "`split` gives (2, 6, 4, 5)"),
     "other axes": (("tokens = x.transpose(-3, -2)", "tokens = x.transpose(-2, -1)"), "`merge` gives"),
-    "width of the model": (("d_out // num_heads", "d_model // num_heads"), "head_dim is d_out // num_heads"),
-    "a fraction": (("d_out // num_heads", "d_out / num_heads"), "// divides whole numbers"),
+    "width of the model": (
+        ("d_out // num_heads", "d_model // num_heads"),
+        "head_dim = d_out // num_heads",
+    ),
+    "a fraction": (("d_out // num_heads", "d_out / num_heads"), "is 5.0 and should be 5"),
     "not merged": (("self.merge(weights @ v)", "weights @ v"), "expected the output (2, 6, 20)"),
     "no self": (("= self.merge(", "= merge("), "self.merge("),
     "interleaved": (("tokens = x.transpose(-3, -2)", "tokens = x.permute(0, 2, 3, 1)"), "heads-interleaved"),
@@ -62,7 +65,7 @@ OUTPUT = {
     "before the merge": (("self.W_o(heads)", "self.W_o(weights @ v)"), "cannot be multiplied"),
     "queries of the context": (("q = self.W_q(x)  #", "q = self.W_q(context)  #"), "The queries come from"),
     "values of x": (("self.W_v(context)", "self.W_v(x)"), "Your values come from x"),
-    "widths": (("nn.Linear(d_context, ", "nn.Linear(d_model, "), "a token of x has d_model numbers"),
+    "widths": (("nn.Linear(d_context, ", "nn.Linear(d_model, "), "= nn.Linear(d_context, d_model"),
     "causal": (
         ("softmax(scores, dim=-1)  #", "softmax(scores.tril() - 1e9 * (scores.tril() == 0), -1)  #"),
         "no mask",

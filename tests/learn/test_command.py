@@ -18,6 +18,7 @@ from regard.cli import hunt as hunt_command
 from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
+from regard.learn.hunt import draw
 from regard.learn.progress import read_progress
 from tests.learn.in_process import judge_here
 from tests.patience import HANGING
@@ -158,6 +159,30 @@ def test_a_wrong_file_is_told_the_mistake_first_and_the_fix_on_request(tmp_path:
 
 
 @pytest.mark.usefixtures("in_process")
+def test_a_mistake_is_explained_in_the_code_of_its_lesson(tmp_path: Path) -> None:
+    write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
+    command = "explain-mistake softmax-over-queries --lesson 1"
+    assert command in learn(tmp_path, "1", "--check").output
+    said = CliRunner().invoke(app, command.split()).output
+    assert "  +     weights = torch.softmax(scores, dim=-1)" in said
+    assert "softcap" not in said
+    other = CliRunner().invoke(app, ["explain-mistake", "no-scale", "--lesson", "1"])
+    assert "none of the usual mistakes of lesson 1" in str(other.exception)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_far_guess_has_a_sign_of_its_own_and_code_is_not_cut(tmp_path: Path) -> None:
+    write(tmp_path, plain_solution(SIMILARITY.solution).replace("= 0.4298", "= 0.1"))
+    result = learn(tmp_path, "1", "--check")
+    assert result.exit_code == 0
+    assert "→ weight_of_model_if_doubled" in result.output
+    (tmp_path / "regard-progress.json").unlink()
+    shown = "".join(learn(tmp_path, "hunt").output.split())
+    puzzle = draw(seed=0, mistake=read_progress(tmp_path).puzzle)
+    assert max(puzzle.code.splitlines(), key=len).strip()[-12:].replace(" ", "") in shown
+
+
+@pytest.mark.usefixtures("in_process")
 def test_watching_judges_at_every_save_until_it_is_right(tmp_path: Path) -> None:
     write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
 
@@ -246,9 +271,9 @@ def test_what_was_found_is_not_drawn_again(tmp_path: Path) -> None:
     ("line", "hint"),
     [
         ("torch.softmax(scores)", "torch.softmax(scores, dim=-1)"),
-        ("scores @ scores[:3]", "print the shapes"),
+        ("scores @ scores[:3]", "line 30: weights = torch.softmax(scores, dim=-1)"),
         ("W_q(x)", "self.W_q"),
-        ("scores if scores > 0 else x", ".any()"),
+        ("scores if scores > 0 else x", "need one answer"),
     ],
 )
 def test_an_error_of_pytorch_has_a_hint(tmp_path: Path, line: str, hint: str) -> None:

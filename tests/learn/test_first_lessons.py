@@ -46,7 +46,7 @@ def test_the_picture_holds_the_weights_of_the_running_example(number: int) -> No
         ("return out, weights", "return out", "returns one tensor (2, 5, 6)", "return out, weights"),
         ("return out, weights", "return weights, out", "returns the weights first", "return out, weights"),
         ("        return out, weights\n", "", "returns nothing", "return out, weights"),
-        ("q @ k.mT", "q @ k", ", scores = q @ k: RuntimeError", "k.mT (2, 6, 5)"),
+        ("q @ k.mT", "q @ k", ", scores = q @ k: RuntimeError", "scores = q @ k.mT"),
         ("q @ k.mT", "q @ K.mT", "name 'K' is not defined", ""),
         ("weights @ v", "weights @ x", "expected the output (2, 5, 6)", "weights @ v"),
         ("weights @ v", "weights @ k", "it is the mean of the keys", "out = weights @ v"),

@@ -19,7 +19,8 @@ from regard.show.figure_axes import MOST_CELLS
 from regard.show.figure_cells import scale_end
 from regard.show.figure_layout import WARNING
 from regard.show.figures import figure, legible, plot
-from regard.stages.figures.picture import colour_map, ink
+from regard.stages.figures.picture import colour_map
+from regard.support.cells import ink
 
 TOKENS = ["The", " sea", " was", "\n", "$5"]
 

@@ -14,15 +14,8 @@ from rich.console import Console
 import regard
 from regard.stages.example import TOKENS, X
 from regard.stages.figures.figure import DROPOUT, DROPPED, W_K, W_Q, draw_stages, stage_panels
-from regard.stages.figures.picture import (
-    RAMP,
-    check_figure_path,
-    draw_heatmap,
-    ink,
-    print_heatmap,
-    save_figure,
-    shade,
-)
+from regard.stages.figures.picture import check_figure_path, draw_heatmap, print_heatmap, save_figure
+from regard.support.cells import RAMP, ink, shade
 
 MATRIX = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
 HIDDEN = torch.tensor([[False, True], [False, False]])

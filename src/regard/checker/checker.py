@@ -46,7 +46,6 @@ from regard.checker.subject.construction.construct import add_promises
 from regard.checker.subject.construction.error_place import error_place
 from regard.checker.subject.roles_of_parts.parts import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
-from regard.checker.whole_models.model_check import check_model
 from regard.checker.whole_models.model_run import find_model
 
 
@@ -149,6 +148,9 @@ def check(
             name_by_own_check(session, own_check)
             return _assemble(session, started, strict=strict)
         if (run := find_model(thing, given, call or {}, device)) is not None:
+            # Here, since an attention alone needs neither this nor the recorder, half a second of imports.
+            from regard.checker.whole_models.model_check import check_model
+
             alone = partial(check, gradients=gradients, device=device, scale=scale, strict=strict)
             report = check_model(run, alone, causal=causal, window=window, scale=scale)
             report.strict, report.seconds = strict, time.perf_counter() - started

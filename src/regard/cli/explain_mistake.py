@@ -23,6 +23,10 @@ def explain_mistake(
     test: Annotated[
         bool, typer.Option("--test", help="Print only a test that finds it, for your own attention.")
     ] = False,
+    lesson: Annotated[
+        int | None,
+        typer.Option("--lesson", metavar="N", help="Explain it in the code of a lesson of regard learn."),
+    ] = None,
 ) -> None:
     """Explain one mistake: the wrong line and the right one, what you see, why, and the fix.
 
@@ -31,7 +35,11 @@ def explain_mistake(
       regard explain-mistake softmax-over-queries
       regard explain-mistake no-scale --code > no_scale.py
       regard explain-mistake no-scale --test > test_mine.py
+      regard explain-mistake no-scale --lesson 3
     """
+    if lesson is not None:
+        _explain_in_lesson(name, lesson)
+        return
     from regard.auditor.catalogue import reading_lines, reading_mistakes
     from regard.checker.catalogue import get_mistake
     from regard.checker.examples import example_program
@@ -77,4 +85,34 @@ def explain_mistake(
     console.print(
         f"\nA program with it: regard explain-mistake {name} --code; a test that finds it: --test.",
         soft_wrap=True,
+    )
+
+
+def _explain_in_lesson(name: str, number: int) -> None:
+    """Explain a usual mistake of a lesson by its own code, in words that the lesson has used by then."""
+    import difflib
+    import re
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from regard.learn.course import get_lesson
+    from regard.learn.exercise import plain_solution
+    from regard.learn.judgement import usual_mistakes_of
+
+    lesson = get_lesson(number)
+    found = [mistake for mistake in usual_mistakes_of(lesson) if mistake.name == name] if lesson.goal else []
+    if not found:
+        raise ValueError(f"--lesson: {name!r} is none of the usual mistakes of lesson {number}")
+    right = plain_solution(lesson.solution).splitlines()
+    wrong = plain_solution(lesson.solution.replace(found[0].right, found[0].wrong)).splitlines()
+    row = re.search(rf"^\| `{name}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
+    console = Console(highlight=False)
+    console.print(Text.assemble((name, "bold"), f": {row[1] if row else ''}\n"))
+    for line in list(difflib.unified_diff(wrong, right, lineterm=""))[3:]:
+        console.print(
+            Text(f"  {line[:1]} {line[1:]}".rstrip(), style=STYLES.get(line[:1], "")), soft_wrap=True
+        )
+    console.print(
+        Text.assemble("\n  ", ("-", "red"), " wrong  ", ("+", "green"), f" right, in lesson{number}.py")
     )

@@ -91,7 +91,7 @@ def _show(console: Any, puzzle: Puzzle) -> None:
     # markup=False, here and below: names and code hold brackets, which Rich would read as styles.
     console.print(f"One mistake is in `{puzzle.subject}`. Which?\n", markup=False)
     console.print(
-        Syntax(puzzle.code, "python", line_numbers=True, background_color="default", word_wrap=False)
+        Syntax(puzzle.code, "python", line_numbers=True, background_color="default", word_wrap=True)
     )
     console.print()
     for number, name in enumerate(puzzle.candidates, start=1):

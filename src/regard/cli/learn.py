@@ -16,11 +16,17 @@ from regard.support.characters import escape
 if TYPE_CHECKING:
     from regard.learn.lesson import Lesson, Outcome
 
+FULL_PAGE = 5  # the lesson from which on the page of a mistake in the catalogue can be understood
 INTERVAL = 0.3  # seconds between two looks at a watched file
-MARKS = {"done": "✓", "wrong": "✗", "unfinished": "…"}
-STYLES = {"done": "green", "wrong": "red", "unfinished": "yellow"}
+MARKS = {"done": "✓", "guessed": "→", "wrong": "✗", "unfinished": "…"}
+STYLES = {"done": "green", "guessed": "cyan", "wrong": "red", "unfinished": "yellow"}
 # A dict is ordered: the worst status of a lesson's tasks decides.
-EXIT_CODES = {"wrong": 1, "unfinished": 3, "done": 0}  # the first that a task has; 2: it could not be judged
+EXIT_CODES = {
+    "wrong": 1,
+    "unfinished": 3,
+    "guessed": 0,
+    "done": 0,
+}  # the first that a task has; 2: it could not be judged
 
 
 def learn(
@@ -32,9 +38,7 @@ def learn(
     watch: Annotated[
         bool, typer.Option("--watch", help="Judge it whenever you save it, until it is right.")
     ] = False,
-    hint: Annotated[
-        bool, typer.Option("--hint", help="Judge it, and say how to mend what is wrong.")
-    ] = False,
+    hint: Annotated[bool, typer.Option("--hint", help="Judge it, and say how to fix what is wrong.")] = False,
     solution: Annotated[bool, typer.Option("--solution", help="Print the solution.")] = False,
     notebook: Annotated[
         bool, typer.Option("--notebook", help="Write the lesson with its exercise as lessonN.ipynb.")
@@ -82,7 +86,7 @@ def learn(
       regard learn 1               write lesson1.py and open its page
       regard learn 1 --check       is it right, and if not, which mistake is it?
       regard learn 1 --watch       the same whenever you save the file
-      regard learn 1 --hint        how to mend it
+      regard learn 1 --hint        how to fix it
       regard learn hunt            find the mistake in a piece of code
       regard learn 1-5 --grade class --json --seed 7   points for every learner's folder in class
     """
@@ -268,7 +272,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
 def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint: bool) -> None:
     from rich.text import Text
 
-    from regard.checker.catalogue import CATALOGUE
+    from regard.learn.mistakes import MODEL_MISTAKES
 
     for outcome in outcomes:
         head = f"{MARKS[outcome.status]} {outcome.task}"
@@ -276,19 +280,24 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
         console.print(
             Text.assemble((escape(head + name), STYLES[outcome.status]), " ", escape(outcome.message))
         )
-        if hint and outcome.hint:
-            console.print(Text.assemble(("  hint: ", "cyan"), escape(outcome.hint)))
+        if hint and (outcome.hint or outcome.status == "wrong"):
+            text = outcome.hint or f"none for this; regard learn {lesson.number} --solution has the lines"
+            console.print(Text.assemble(("  hint: ", "cyan"), escape(text)))
     if not hint and any(outcome.hint for outcome in outcomes):
-        console.print(f"\nHow to mend it: regard learn {lesson.number} --hint", style="dim")
-    mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake in CATALOGUE), "")
-    if mistake:
-        console.print(f"All about it:   regard explain-mistake {mistake}", style="dim")
+        console.print(f"\nHow to fix it: regard learn {lesson.number} --hint", style="dim")
+    mistake = next((o.mistake for o in outcomes if o.mistake and o.mistake not in MODEL_MISTAKES), "")
+    if f"| `{mistake}` |" in lesson.text:
+        command = f"regard explain-mistake {mistake} --lesson {lesson.number}"
+        console.print(f"All about it:  {command}", style="dim")
+    # The page of the catalogue speaks of masks and of training, which a learner has met by then.
+    elif mistake and lesson.number >= FULL_PAGE:
+        console.print(f"All about it:  regard explain-mistake {mistake}", style="dim")
 
 
 def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Path) -> None:
     """Show the learner's own weights, and what comes next."""
     from regard.learn.course import next_lesson
-    from regard.learn.page import page_path, picture_path, write_page
+    from regard.learn.page import page_path, picture_path, show_picture
     from regard.learn.picture import print_picture, save_picture
 
     picture = next((outcome.picture for outcome in outcomes if outcome.picture), None)
@@ -297,7 +306,7 @@ def _celebrate(console: Any, lesson: Lesson, outcomes: list[Outcome], folder: Pa
         # The learner may have removed the folder of the pages since they were written.
         picture_path(lesson, folder).parent.mkdir(exist_ok=True)
         save_picture(picture, picture_path(lesson, folder))
-        write_page(lesson, folder)
+        show_picture(lesson, folder)
         console.print(f"Your weights are on the lesson's page now: {page_path(lesson, folder)}", markup=False)
     following = next_lesson(lesson)
     console.print(f"\n[bold green]Lesson {lesson.number} is done.[/bold green] Now you have: {lesson.idea}.")

@@ -5,34 +5,93 @@ from __future__ import annotations
 import re
 
 # In order: the first that fits is given, so that particular messages come before general ones.
-HINTS: tuple[tuple[str, str], ...] = (
+PARTICULAR: tuple[tuple[str, str], ...] = (
     (
-        r"NameError: name '(W_\w|dropout|causal_mask|num_heads|head_dim)'",
+        r"NameError: name '(W_\w|dropout|causal_mask|num_heads|split|merge)'",
         r"\1 belongs to the module: self.\1",
     ),
     (
+        r"NameError: name '(head_dim|d_model|d_out|d_context|max_seq_len|d)'",
+        r"`\1` is not known here: __init__ knows its own arguments, and no other function does",
+    ),
+    (r"NameError: name '(sqrt|inf|pi|cos|sin|exp)'", r"\1 is in the module math: math.\1"),
+    (r"NameError: name '(softmax|tril|triu|ones|zeros|cat|arange|Tensor)'", r"\1 belongs to torch: torch.\1"),
+    (r"NameError: name '(np|numpy)'", "NumPy is not imported, nor needed: torch and math have it all"),
+    (r"NameError: name '(\w+)'", r"`\1` is not known here: a name has to be assigned or imported first"),
+    (
+        r"\(self\.head_dim\).*has no attribute 'head_dim'",
+        "this module does not keep head_dim: a tensor knows its width",
+    ),
+    (
         r"unsupported operand type\(s\) for @: '(Linear|Tensor)' and '(Linear|Tensor)'",
-        "a projection is called, not multiplied: self.W_q(x)",
+        "a projection is called, not multiplied, as in self.W_q(x)",
+    ),
+    (
+        r"nn\.Dropout\(|'Dropout' object has no attribute|must be Tensor, not Dropout",
+        "nn.Dropout(…) makes a module; call the one that __init__ made: self.dropout(weights)",
+    ),
+    (
+        r"(not|if|bool\().*Boolean value of Tensor with more",
+        "`not` and `if` need one answer, and a tensor has many",
     ),
     (
         r"Boolean value of Tensor with more than one value is ambiguous",
         "a comparison of tensors has one answer for each number: .any() or .all() makes it one",
     ),
+    (r"softmax\(\) (received|missing)", "softmax needs the axis to sum over, dim=-1"),
     (
-        r"softmax\(\) (received|missing)",
-        "softmax needs the axis to sum over: torch.softmax(scores, dim=-1)",
+        r"sqrt\(\): argument 'input' .* must be Tensor, not int",
+        "torch.sqrt is for tensors; a width is a whole number, and math.sqrt is for those",
     ),
     (
-        r"'(Dropout|Linear|Embedding)' object has no attribute|must be Tensor, not (Dropout|Linear)",
-        "nn.Dropout(…) makes a module; call the one that __init__ made: self.dropout(weights)",
+        r"must be real number, not torch.Size",
+        "a shape has several sizes; the last one is the width, k.shape[-1]",
     ),
-    (r"has no attribute", "a name is used that __init__ does not set, or it is spelled differently there"),
+    (
+        r"only one element tensors can be converted|only length-1 arrays",
+        "math.sqrt takes one number, and this is a whole tensor",
+    ),
+    (r"1D tensors expected", "torch.dot is for two vectors; a product of matrices is written @"),
+    (
+        r"module 'torch[\w.]*' has no attribute",
+        "PyTorch has no such name: is it spelled right, capital letters too?",
+    ),
     (r"before Module\.__init__\(\)", "the first line of __init__ is super().__init__()"),
+    (
+        r"only supports boolean masks|operator\.invert",
+        "a mask holds True and False, not 1.0 and 0.0: dtype=torch.bool, or .bool()",
+    ),
+    (r"operator, (on|with) a bool tensor", "~ turns True into False and back: ~visible"),
+    (r"masked_fill\(\) (received|missing)", "masked_fill needs a mask and what to fill in"),
+    (r"does not support item assignment", "one line has one `=`: either x[i] = y, or x = …"),
+    (
+        r"tril: input tensor must have at least 2|trilu?\(\): argument",
+        "tril cuts a matrix: make one of ones first",
+    ),
+    (
+        r"index \d+ is out of bounds for dimension 0",
+        "the first axis counts texts and the second tokens: x[:, t] is token t of every text",
+    ),
+    (r"index \d+ is out of bounds", "the last token has none after it: an index has to stay below the size"),
+    (r"expand\(torch\.\w+Tensor", "both sides of `=` need the same shape"),
     (
         r"view size is not compatible",
         "after a transpose the numbers of a row are no longer neighbours in memory, and .view needs that: "
         "write .reshape",
     ),
+    (r"'Linear' object has no attribute", "a module is no tensor: its numbers are in .weight"),
+    (r"einsum\(\)", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
+    (
+        r"unexpected keyword argument|positional argument",
+        "keep the arguments of the class and of forward as the lesson has them",
+    ),
+    (r"but got float|'float' object cannot be interpreted", "// divides whole numbers, / gives a fraction"),
+    (r"'ellipsis'", "a line is still `...`: write it first"),
+    (r"'NoneType' object", "something is None: does a function end without `return`?"),
+)
+# What fits many errors, and says less than the line to write, where that is known.
+_GENERAL_HINTS: tuple[tuple[str, str], ...] = (
+    (r"has no attribute", "a name is used that __init__ does not set, or it is spelled differently there"),
     (r"is invalid for input of size", "the sizes of a view or reshape multiply to the size of the tensor"),
     (
         r"shapes cannot be multiplied",
@@ -46,17 +105,8 @@ HINTS: tuple[tuple[str, str], ...] = (
         r"Expected size for first two dimensions",
         "print the shapes of both: q @ k.mT needs q (…, T, D) and k.mT (…, D, S)",
     ),
-    (r"einsum\(\)", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
-    (
-        r"unexpected keyword argument|positional argument",
-        "keep the arguments of the class and of forward as the lesson has them",
-    ),
-    (r"but got float", "// divides whole numbers, / gives a fraction: d_out // num_heads"),
-    (r"is not defined", "a method is called as self.merge(…); any other name has to be defined or imported"),
-    (r"operator\.invert", "~ needs a boolean mask: torch.ones(T, T, dtype=torch.bool)"),
-    (r"'ellipsis'", "a line is still `...`: write it first"),
-    (r"'NoneType' object", "something is None: does a function end without `return`?"),
 )
+GENERAL = frozenset(hint for _, hint in _GENERAL_HINTS)
 
 
 def find_hint(message: str) -> str:
@@ -65,7 +115,7 @@ def find_hint(message: str) -> str:
     >>> find_hint("NameError: name 'W_q' is not defined")
     'W_q belongs to the module: self.W_q'
     """
-    for pattern, hint in HINTS:
+    for pattern, hint in PARTICULAR + _GENERAL_HINTS:
         if found := re.search(pattern, message):
             return found.expand(hint) if "\\" in hint else hint
     return ""

@@ -47,7 +47,7 @@ def _definition(stage: str, name: str) -> str:
     """The class or function of this name in a stage, as a lesson has it."""
     stage = stage.replace(MASK_ARGUMENT, "")
     lines = stage.splitlines()
-    (definition,) = (node for node in ast.parse(stage).body if name in _names(node))
+    (definition,) = (node for node in ast.parse(stage).body if name in find_names(node))
     left_out: set[int] = set()
     for node in ast.walk(definition):
         if isinstance(node, ast.stmt) and _is_left_out(node, lines):
@@ -141,15 +141,15 @@ def find_blanks(program: str, name: str) -> list[Blank]:
     blanks = [
         Blank(node.lineno, lines[node.lineno - 1].strip())
         for statement in ast.parse(program).body
-        if name in _names(statement)
+        if name in find_names(statement)
         for node in ast.walk(statement)
         if isinstance(node, ast.stmt) and _is_blank(node)
     ]
     return sorted(blanks)  # ast.walk visits the lines after a loop before those in it
 
 
-def _names(statement: ast.stmt) -> set[str]:
-    """The names that a top-level statement defines."""
+def find_names(statement: ast.stmt) -> set[str]:
+    """Return the names that a top-level statement defines."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return {statement.name}
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]

@@ -6,23 +6,32 @@ A file that is missing, empty or no Python is answered without running anything.
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import importlib
+import re
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.checker.errors import CheckError
 from regard.checker.sandbox import run_in_process
 from regard.checker.subject.construction.locate import import_place
 from regard.learn.course import get_lesson
-from regard.learn.error_hints import find_hint
-from regard.learn.exercise import Blank, find_blanks
+from regard.learn.error_hints import GENERAL, find_hint
+from regard.learn.exercise import Blank, find_blanks, plain_solution
 from regard.learn.lesson import Lesson, Outcome, Task, UsualMistake
+from regard.learn.mistakes import find_mistake
 from regard.support.files import TextFileError, read_text
 
+if TYPE_CHECKING:
+    from regard.learn.first_difference import LineDifference
+
 MAX_BYTES = 1 << 20  # of a lesson file
+ERROR = re.compile(r"^line \d+, .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)  # see `describe_error`
 
 
 def judge_in_process(
@@ -66,7 +75,7 @@ def read_program(lesson: Lesson, path: Path) -> str:
         line = f", line {error.lineno}" if error.lineno else ""
         shown = f": {error.text.strip()}" if error.text else ""
         raise CheckError(
-            f"{path.name}{line}: {error.msg}{shown}  (Python cannot read the file until this is mended)"
+            f"{path.name}{line}: {error.msg}{shown}  (Python cannot read the file until this is fixed)"
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise CheckError(f"{path.name} is not Python: {error}") from None
@@ -90,7 +99,7 @@ def judge(
     return [
         _unfinished(task.name, blanks[task.name])
         if blanks[task.name]
-        else _judge_task(task, module, path, write_line)
+        else judge_task(lesson, task, module, path, write_line)
         for task in tasks
     ]
 
@@ -114,14 +123,20 @@ def usual_mistakes_of(lesson: Lesson) -> tuple[UsualMistake, ...]:
 
 def is_done(outcomes: list[Outcome]) -> bool:
     """Whether every task of a lesson is done."""
-    return all(outcome.status == "done" for outcome in outcomes)
+    return all(outcome.status in ("done", "guessed") for outcome in outcomes)
 
 
 def judge_request(request: dict[str, Any], write_line: Callable[..., None]) -> list[dict[str, Any]]:
     """Judge what a request of `judge_in_process` names; the worker calls it."""
+    lesson = get_lesson(request["lesson"])
+    # PyTorch makes so many objects when it is imported that collecting garbage takes a tenth of that time.
+    gc.disable()
+    tasks_of(lesson)
+    gc.freeze()
+    gc.enable()
+    # Not at the top: it imports PyTorch, which is to happen while no garbage is collected.
     from regard.learn.judges.tables.inputs import inputs_of
 
-    lesson = get_lesson(request["lesson"])
     with inputs_of(request["seed"]):
         return [outcome.to_dict() for outcome in judge(lesson, Path(request["spec"]), write_line)]
 
@@ -131,6 +146,17 @@ def _unfinished(name: str, blanks: list[Blank]) -> Outcome:
     more = f"; also line {', '.join(str(blank.line) for blank in others)}" if others else ""
     code = first.text.split("  #")[0]
     return Outcome(name, "unfinished", f"still to write: line {first.line}, {code}{more}")
+
+
+def judge_task(
+    lesson: Lesson,
+    task: Task,
+    module: ModuleType,
+    path: Path,
+    write_line: Callable[..., None] = lambda **fields: None,
+) -> Outcome:
+    """Judge one task of a learner's file, which is imported as `module`, and say how to fix what is wrong."""
+    return _with_hint(_judge_task(task, module, path, write_line), task, module, lesson)
 
 
 def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable[..., None]) -> Outcome:
@@ -147,6 +173,42 @@ def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable
         message = describe_error(error, path)
         notes = " ".join(getattr(error, "__notes__", []))  # what the judge has added
         return Outcome(task.name, "wrong", message, hint=notes or find_hint(message))
+
+
+def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson) -> Outcome:
+    """Return an outcome that says how to fix what is wrong: in which line, and what to write there.
+
+    A hint that the judge has for this very mistake comes first, then the first line that differs from the
+    solution's, then the fix of a mistake that has a name.
+    """
+    if outcome.status != "wrong":
+        return outcome
+    difference = _find_difference(task, module, lesson)
+    if difference is None:
+        known = find_mistake(outcome.mistake)
+        return replace(outcome, hint=outcome.hint or (known.fix if known else ""))
+    write = f"{'after ' if difference.after else ''}line {difference.line}: {difference.right}"
+    # The line that raised an error may not be the one to blame, and a hint for it would mislead.
+    misleads = outcome.hint in GENERAL or (not difference.raised and ERROR.search(outcome.message))
+    reason = "" if misleads or outcome.hint in difference.right else outcome.hint
+    if not outcome.mistake or difference.after:
+        reason = reason or difference.said
+    return replace(outcome, hint=f"{reason.rstrip('.')}; {write}" if reason else write)
+
+
+def _find_difference(task: Task, module: ModuleType, lesson: Lesson) -> LineDifference | None:
+    """Where the learner's code first differs from the solution; None if that cannot be told."""
+    if not task.trials:
+        return None
+    # Here, since it imports PyTorch, and the command that starts the worker needs none.
+    from regard.learn.first_difference import find_first_difference
+
+    # The learner's code may do anything, and an answer without this hint is better than none.
+    with contextlib.suppress(Exception):
+        solution = plain_solution(lesson.solution)
+        found = (find_first_difference(task.name, trial, module, solution) for trial in task.trials)
+        return next((difference for difference in found if difference is not None), None)
+    return None
 
 
 def describe_error(error: BaseException, path: Path) -> str:

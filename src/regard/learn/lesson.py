@@ -87,8 +87,9 @@ class WeightPicture:
 class Outcome:
     """What came of judging one task.
 
-    The status is "done", "wrong", or "unfinished" if lines are still to be written. `message` says what is
-    wrong and what it does, `hint` how to mend it.
+    The status is "done", "wrong", "unfinished" if lines are still to be written, or "guessed" for a guess
+    that was far off, which is no mistake. `message` says what is
+    wrong and what it does, `hint` how to fix it.
     """
 
     task: str
@@ -110,16 +111,32 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """How a task is run beside the solution, to find where the two part (see `first_difference`).
+
+    `inputs` are the arguments of the function, or of the forward pass of the module that `init` makes; a
+    function returns those that take long to make. `then` is called with the result and the inputs.
+    """
+
+    inputs: tuple[Any, ...] | Callable[[], tuple[Any, ...]]
+    init: dict[str, Any] | None = None  # None: it is a function
+    then: Callable[..., Any] = lambda result, *inputs: None
+    training: bool = False  # whether the module is in training mode, with dropout
+
+
+@dataclass(frozen=True)
 class Task:
     """A thing that the learner writes: a function, a class or a value of the name `name`.
 
     `judge` gets the thing and the module that it is in; one that takes long (`reports_progress`) gets a
-    function too, which it calls with a sentence on what it is doing.
+    function too, which it calls with a sentence on what it is doing. With `trials`, a hint tells the
+    first line that differs from the solution's in one of them.
     """
 
     name: str
     judge: Callable[..., Outcome]
     reports_progress: bool = False
+    trials: tuple[Trial, ...] = ()
 
 
 @dataclass(frozen=True)

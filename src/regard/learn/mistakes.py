@@ -7,14 +7,15 @@ attention that keeps a state or chooses its keys have mistakes of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from regard.checker.catalogue import CATALOGUE
-from regard.checker.mistake import Mistake
+if TYPE_CHECKING:
+    from regard.checker.mistake import Mistake
 
 
 @dataclass(frozen=True)
 class ModelMistake:
-    """A mistake outside of attention: its name, what it does, and how to mend it."""
+    """A mistake outside of attention: its name, what it does, and how to fix it."""
 
     name: str
     effect: str
@@ -182,4 +183,7 @@ MODEL_MISTAKES: dict[str, ModelMistake] = {mistake.name: mistake for mistake in 
 
 def find_mistake(name: str) -> Mistake | ModelMistake | None:
     """Return the mistake of this name, from the checker's catalogue or from here; None if there is none."""
+    # Here, since the catalogue imports PyTorch, and the command that prints an answer needs only names.
+    from regard.checker.catalogue import CATALOGUE
+
     return CATALOGUE.get(name) or MODEL_MISTAKES.get(name)

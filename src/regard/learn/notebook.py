@@ -18,12 +18,14 @@ INSTALL = """\
 # In a hosted notebook, install Regard first: take away the "# " of the next line, and run this cell.
 # %pip install "regard[app]"
 """
+# A notebook shows an answer only when its cell is run, and a fold cannot go around a cell.
+FOLD = re.compile(r"<details>\n|<summary>.*</summary>\n\n|</details>\n")
 SESSION = re.compile(r"^```python\n(>>> .*?)^```\n?", re.MULTILINE | re.DOTALL)
 
 
 def make_notebook(lesson: Lesson) -> dict[str, Any]:
     """Return a lesson as a notebook of format 4.5, plain data for JSON. It has no output before it is run."""
-    parts = SESSION.split(_with_pictures(lesson))  # Markdown, session, Markdown, …
+    parts = SESSION.split(FOLD.sub("", _with_pictures(lesson)))  # Markdown, session, Markdown, …
     cells: list[dict[str, Any]] = [_code_cell(INSTALL, "install")]
     for index, part in enumerate(parts):
         if index % 2:

@@ -44,6 +44,18 @@ def write_page(lesson: Lesson, folder: Path) -> None:
         file.write_text(lesson_page(lesson, picture_path(lesson, folder).exists()), encoding="utf-8")
 
 
+def show_picture(lesson: Lesson, folder: Path) -> None:
+    """Show the picture of the learner's own weights on the page of a lesson."""
+    path = page_path(lesson, folder)
+    page = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    if MARK not in page[:400]:
+        write_page(lesson, folder)
+    # Added to the page that is there: to make it anew takes seconds, mostly to import what it is made with.
+    elif _yours(lesson) not in page:
+        with atomic_write(path) as file:
+            file.write_text(page.replace("</h1>", f"</h1>{_yours(lesson)}", 1), encoding="utf-8")
+
+
 def page_path(lesson: Lesson, folder: Path) -> Path:
     """Where the page of a lesson is, for a learner's folder."""
     return folder / PAGES / f"lesson{lesson.number}.html"
@@ -58,18 +70,21 @@ def lesson_page(lesson: Lesson, with_picture: bool = False) -> str:
     """Return the page of a lesson as HTML, with or without the picture of the learner's own weights."""
     style = importlib.resources.files("regard.learn").joinpath("page.css").read_text(encoding="utf-8")
     title = html.escape(f"{lesson.number} {lesson.title}")
-    yours = (
-        f"<figure><img src='lesson{lesson.number}-yours.svg' alt='the weights of your own code'>"
-        "<figcaption>Done: these weights are computed by your code.</figcaption></figure>\n"
-        if with_picture
-        else ""
-    )
+    yours = _yours(lesson) if with_picture else ""
     return (
         f"<!doctype html>\n{MARK}\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
         f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<nav>{_lesson_list(lesson)}</nav>\n"
         f"<main>\n{_render(lesson).replace('</h1>', f'</h1>{yours}', 1)}\n{_how_to_go_on(lesson)}</main>\n"
         "</body>\n</html>\n"
+    )
+
+
+def _yours(lesson: Lesson) -> str:
+    """The picture of the learner's own weights."""
+    return (
+        f"<figure><img src='lesson{lesson.number}-yours.svg' alt='the weights of your own code'>"
+        "<figcaption>Done: these weights are computed by your code.</figcaption></figure>\n"
     )
 
 
@@ -88,7 +103,7 @@ def _how_to_go_on(lesson: Lesson) -> str:
         following = next_lesson(lesson)
         argument = "hunt" if following is None else following.number
         return f"<p class='next'>Go on: <code>regard learn {argument}</code></p>"
-    commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to mend it"))
+    commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to fix it"))
     lines = [f"regard learn {lesson.number} {option:<9} # {what}" for option, what in commands]
     code = html.escape("\n".join(lines))
     return (

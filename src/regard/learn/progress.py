@@ -35,7 +35,7 @@ def read_progress(folder: Path) -> LearnerProgress:
     if not path.exists():
         return LearnerProgress()
     data = read_json(path, ProgressFileError)
-    with naming_errors(path, ProgressFileError, advice="; mend the file or move it away"):
+    with naming_errors(path, ProgressFileError, advice="; repair the file or move it away"):
         done, tries = get_field(data, "done", dict), get_field(data, "tries", dict)
         return LearnerProgress(
             # JSON has texts as keys only.

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from regard.stages.figures.picture import DIVERGING, HIDDEN, RAMP
+from regard.stages.figures.picture import DIVERGING, HIDDEN
 from regard.support.cell_output import bundle, colour_bytes, enlarge, picture_html
+from regard.support.cells import RAMP
 from regard.support.png import encode_png
 
 if TYPE_CHECKING:

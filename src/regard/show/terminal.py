@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.stages.figures.picture import shade
+from regard.support.cells import shade
 from regard.support.imports import extra
 
 SHADES = " ░▒▓█"

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,26 +27,13 @@ from regard.checker.subject.construction.forms import forms
 from regard.checker.subject.roles_of_parts.parts import attention_parts
 from regard.checker.subject.subject import Subject
 from regard.checker.whole_models.differences import differ
-from regard.recorder.attention_call import Call
-from regard.recorder.layer import LayerId
-from regard.recorder.observation import choose_sources, observed
-from regard.recorder.receiver import CallReceiver
+
+if TYPE_CHECKING:
+    from regard.recorder.attention_call import Call
 
 # T, by which no size is confused with another; shorter for models of few positions.
 LENGTHS = (11, 6, 4)
 TARGETS = ("targets", "labels", "target")  # nanoGPT gives the logits of all positions only beside them
-
-
-class CallCollector(CallReceiver):
-    """Keeps every attention call of one run, by the name of the module that made it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, Call]] = []
-
-    def record(self, layer_id: LayerId, call: Call) -> Call:
-        self.calls.append((layer_id.name, call))
-        return call
 
 
 @dataclass
@@ -269,13 +256,13 @@ def _state_width(module: nn.Module) -> int:
 
 def _observe(run: ModelRun) -> bool:
     """Run a model once and keep its attention calls; returns whether it ran."""
-    collector = CallCollector()
+    # Here, since whether a thing is a model is asked of every attention, and the recorder is imported slowly.
+    from regard.checker.whole_models.call_collector import collect_calls
+
     try:
-        with torch.no_grad(), observed(run.module, collector, choose_sources(run.module)):
-            run.call(run.draw(0))
+        run.calls = collect_calls(run.module, lambda: run.call(run.draw(0)))
     except (Exception, SystemExit):  # it does not take such inputs
         return False
-    run.calls = collector.calls
     return True
 
 

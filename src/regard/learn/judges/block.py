@@ -19,11 +19,12 @@ from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     check_attention,
+    draw,
     is_right,
     largest_difference,
     named_mistake,
 )
-from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 from regard.learn.mistakes import MODEL_MISTAKES
 from regard.learn.sentences import LENGTH, WORDS, draw_sentences, entropy, ids_of, loss_without_attention
 
@@ -36,6 +37,7 @@ TEXT = ". mia found the lamp near the river today and she took the lamp from the
 SENTENCE = TEXT.split()
 LOOKS_BACK = {"and → she": (9, 1), "the → lamp": (12, 4), "the → river": (15, 7)}
 """Queries of SENTENCE whose next word is known from an earlier one: the places of both."""
+SIZES = {"vocab_size": 43, "max_seq_len": 20, "d_model": D_MODEL, "num_heads": HEADS, "num_layers": LAYERS}
 PART_NAMES = ("attention_norm", "attention", "mlp_norm", "mlp")
 
 
@@ -317,10 +319,20 @@ def _form(answer: Any) -> str:
 
 
 TASKS = (
-    Task("MultiHeadAttention", judge_attention),
-    Task("TransformerBlock", judge_block),
-    Task("SmallGPT", judge_model, reports_progress=True),
-    Task("next_token_loss", judge_loss),
+    Task(
+        "MultiHeadAttention",
+        judge_attention,
+        trials=(Trial((draw(2, 5, 16),), {"d_model": 16, "num_heads": 2}),),
+    ),
+    Task(
+        "TransformerBlock",
+        judge_block,
+        trials=(Trial((draw(2, 5, 16),), {"d_model": 16, "num_heads": 2}),),
+    ),
+    Task(
+        "SmallGPT", judge_model, reports_progress=True, trials=(Trial((torch.arange(12).view(2, 6),), SIZES),)
+    ),
+    Task("next_token_loss", judge_loss, trials=(Trial((draw(2, 5, 7), torch.arange(10).view(2, 5) % 7)),)),
     guess_task(
         "loss_at_the_start",
         loss_before_training,

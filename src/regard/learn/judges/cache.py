@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.verdicts import check_attention, example_picture, largest_difference
-from regard.learn.lesson import Outcome, Task, UsualMistake
+from regard.learn.judges.tables.verdicts import (
+    check_attention,
+    draw,
+    example_picture,
+    largest_difference,
+)
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
 from regard.stages.example import WK, WQ, X
 
 NAME = "CachedMultiHeadAttention"
@@ -156,7 +161,14 @@ def _picture(layer_class: Any) -> Any:
 
 
 TASKS = (
-    Task(NAME, judge_class),
+    Task(
+        NAME,
+        judge_class,
+        trials=tuple(
+            Trial((draw(3, 4, D_MODEL), cache), {"d_model": D_MODEL, "num_heads": HEADS})
+            for cache in (None, (draw(3, HEADS, 5, 8), -draw(3, HEADS, 5, 8)))
+        ),
+    ),
     guess_task("megabytes_of_a_cache", MEGABYTES, "a cache of 1,000 tokens, in megabytes,"),
 )
 USUAL_MISTAKES = (

@@ -15,8 +15,13 @@ from regard.checker.catalogue import get_mistake
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.verdicts import attend, check_attention, example_picture
-from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.learn.judges.tables.verdicts import (
+    attend,
+    check_attention,
+    draw,
+    example_picture,
+)
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
 INIT: dict[str, Any] = {"d_model": 24, "head_dim": 8, "max_seq_len": 16, "dropout": 0.1}
@@ -34,13 +39,12 @@ MISTAKE_HINTS = {
     "dropout-on-scores": "weights = self.dropout(weights), after the softmax",
 }
 HINTS = (
+    ("no attribute 'causal_mask'", f"the mask is a buffer of this name: {BUFFER}"),
+    ("name 'causal_mask' is not defined", f"the name of a buffer stands in quotes: {BUFFER}"),
     ("register_buffer()", f"a buffer has a name and a tensor: {BUFFER}"),
     ("buffer name should be a string", f"a buffer has a name and a tensor: {BUFFER}"),
-    (
-        "size of tensor a (16)",
-        "the mask is for max_seq_len tokens: take its corner for T, causal_mask[:T, :T]",
-    ),
 )
+LOWERED = "lowered"  # a head of which every output is too small
 # What a check must reject, the plainest first.
 WRONG = (
     "no-mask",
@@ -87,7 +91,7 @@ class TrialHead(nn.Module):
         if self.mistake == "fused" and not self.training:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = dropped @ v
-        return out
+        return out - 1 if self.mistake == LOWERED else out
 
     def _divisor(self) -> float:
         root = math.sqrt(self.W_q.out_features)
@@ -112,6 +116,11 @@ def judge_head(thing: Any, module: ModuleType) -> Outcome:
     )
     if outcome.status != "done":
         return outcome
+    # The checker accepts dropout wherever it is right on average; the lesson asks for it on the weights.
+    _, dropped = attend(thing(**INIT | {"dropout": 0.5}).train(), torch.randn(2, 6, 24))
+    if not (dropped.tril() == 0).sum() > (torch.ones(2, 6, 6).tril() == 0).sum():
+        said = "in training no weight is dropped: dropout acts on something else than the weights"
+        return Outcome("Head", "wrong", said)
     return replace(outcome, picture=_picture(thing))
 
 
@@ -170,6 +179,9 @@ def _try_check(function: Any) -> Outcome:
             entry = get_mistake(mistake)
             said = f"It accepts a head {entry.what}, which is wrong."
             return Outcome(CHECK, "wrong", said, hint=_hint_for_accepted(mistake))
+    if _accepts(function, TrialHead(LOWERED).eval()) is not False:
+        said = "It accepts a head whose outputs are all too small: a difference below 0 is a difference, too."
+        return Outcome(CHECK, "wrong", said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
     if any(_accepts(function, TrialHead().train()) is False for _ in range(3)):
         said = (
             "It rejects a right head that is in training mode: there, dropout changes its output at random."
@@ -232,17 +244,41 @@ def _hint_for_accepted(mistake: str) -> str:
         return "the outputs of that head are wrong by about 0.01 only: is your tolerance far above 1e-6?"
     if mistake == "dropout-in-eval":
         return "compare the head's own output, out, with PyTorch's"
-    return (
-        "compare every number of out with PyTorch's output for the same q, k and v, with a tolerance of 1e-6"
-    )
+    return "compare every number of out with PyTorch's output for the same q, k and v, to 1e-6"
 
 
 ROW = torch.softmax(torch.tensor([1.0, 1.0, 2.0], device="cpu") / math.sqrt(2), dim=-1)
 TASKS = (
-    Task("Head", judge_head),
-    Task(CHECK, judge_check),
+    Task(
+        "Head",
+        judge_head,
+        trials=tuple(Trial((draw(2, 6, 24),), INIT, training=mode) for mode in (False, True)),
+    ),
+    Task(
+        CHECK,
+        judge_check,
+        trials=(
+            Trial((TrialHead().train(),)),
+            *(Trial((TrialHead(mistake).eval(),)) for mistake in ("", *WRONG[:-1], LOWERED)),
+        ),
+    ),
     guess_task(
-        "row_sum_after_dropout", (ROW[1:].sum() / 0.5).item(), "the sum of the dropped row", within=0.01
+        "row_sum_after_dropout",
+        (ROW[1:].sum() / 0.5).item(),
+        "the sum of the dropped row",
+        within=0.004,
+        answers_to={
+            ROW[1:]
+            .sum()
+            .item(): "that is what the two that are kept sum to; dropout also multiplies them by "
+            "1 / (1 − p) = 2",
+            1.0: "a row sums to 1 before dropout, and afterwards on average only",
+            2.0: "2 is the sum if nothing is dropped and all are doubled; the first one is dropped",
+            (
+                ROW[:2].sum() / 0.5
+            ).item(): "that is the row of the table, where the last weight is dropped; here it is the first",
+        },
+        hint="(0.2483 + 0.5035) / (1 − 0.5)",
     ),
 )
 USUAL_MISTAKES = (

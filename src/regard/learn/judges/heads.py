@@ -13,30 +13,27 @@ from regard.learn.judges.own_projections import find_wrong_output
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.verdicts import attend, check_attention, example_picture
-from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.learn.judges.tables.verdicts import (
+    attend,
+    check_attention,
+    draw,
+    example_picture,
+)
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 from regard.stages.example import WV, X, with_weights
 
 NAME = "MultiHeadAttention"
 INIT: dict[str, Any] = {"d_model": 24, "d_out": 20, "num_heads": 4, "dropout": 0.1}
 HINTS = {
-    "heads-split-by-view": "x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(-3, -2)",
-    "heads-merged-by-view": "x.transpose(-3, -2).flatten(-2)",
     "scale-from-model-width": "math.sqrt(self.head_dim): a dot product of one head has head_dim terms",
 }
-PART_HINTS = {"split": HINTS["heads-split-by-view"], "merge": HINTS["heads-merged-by-view"]}
-ERROR_HINTS = (
-    ("is invalid for input of size", "d_out = num_heads × head_dim, so head_dim is d_out // num_heads"),
-)
 
 
 def judge_module(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, then check it."""
     out, weights = OutputShape((2, 6, 20), "(B, T, d_out)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     x = torch.randn(2, 6, 24)
-    problem = _wrong_part(thing) or first_run(
-        NAME, thing, module, INIT, (x,), out, weights, hints=ERROR_HINTS
-    )
+    problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights)
     if problem is not None:
         return problem
     done = "as many maps as heads, from three products and one softmax."
@@ -66,10 +63,10 @@ def _wrong_part(thing: Any) -> Outcome | None:
         if not isinstance(answer, Tensor) or answer.shape != expected.shape:
             got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             said = f"`{part}` gives {got} for {tuple(given.shape)}; expected {tuple(expected.shape)}, {axes}"
-            return Outcome(NAME, "wrong", said, hint=PART_HINTS[part])
+            return Outcome(NAME, "wrong", said)
         if not any(answer.equal(known) for known in (expected, *named[part])):
             said = f"`{part}` has the right shape and other numbers: head 1 is the first 5 channels"
-            return Outcome(NAME, "wrong", said, hint=PART_HINTS[part])
+            return Outcome(NAME, "wrong", said)
     return None
 
 
@@ -85,8 +82,19 @@ def _picture(thing: Any) -> WeightPicture:
 
 PARAMETERS = "the number of parameters, with 8 heads as with 1,"
 TASKS = (
-    Task(NAME, judge_module),
-    guess_task("parameters_of_eight_heads", 3 * 64 * 64, PARAMETERS, within=0.0),
+    Task(NAME, judge_module, trials=(Trial((draw(2, 6, 24),), INIT),)),
+    guess_task(
+        "parameters_of_eight_heads",
+        3 * 64 * 64,
+        PARAMETERS,
+        within=0.0,
+        answers_to={
+            8 * 3 * 64 * 64: "that would be eight heads as wide as the model; they share its width, 8 each",
+            3 * 64 * 8: "that is one of the eight heads",
+            64 * 64: "that is one of the three projections",
+        },
+        hint="three projections of 64 × 64",
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -12,18 +13,18 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.named_masks import causal, prefix, rule, window
-from regard.learn.judges.self_attention import judge_self_attention
+from regard.learn.judges.self_attention import MAX_SEQ_LEN, SIZES, TRIAL, judge_self_attention
 from regard.learn.judges.tables.inputs import input_generator
-from regard.learn.lesson import Outcome, Task, UsualMistake
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
 
 NAME = "CausalSelfAttention"
 DONE = "softmax(Q Kᵀ / √d + M) V: no output depends on a later token, so every token can be trained at once."
-HINTS = {
-    "inverted-mask": "masked_fill hides where its mask is True: scores.masked_fill(~visible, -torch.inf)"
-}
 B, T, D = 2, 6, 8  # of the tokens that a test for leaks gets
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # the weights (…, T, T) of queries and keys (…, T, D)
+
+
+SLIGHT = "in one of its earlier outputs one number rises with the last token"
 
 
 class Suspect(NamedTuple):
@@ -89,12 +90,18 @@ SUSPECTS = (
         "the first three tokens see each other, while the last token is hidden from all others",
         "change each token in turn, not only the last one",
     ),
+    Suspect(
+        masked_before(causal),
+        True,
+        SLIGHT,
+        "any number that moves is a leak, up or down: not torch.allclose(out[:, :t], out_changed[:, :t])",
+    ),
 )
 
 
 def judge_class(cls: Any, module: ModuleType) -> Outcome:
     """Judge the learner's class as a causal attention."""
-    return judge_self_attention(NAME, cls, module, masked_before(causal), DONE, causal=True, hints=HINTS)
+    return judge_self_attention(NAME, cls, module, masked_before(causal), DONE, causal=True)
 
 
 def judge_test(function: Any, module: ModuleType) -> Outcome:
@@ -102,12 +109,17 @@ def judge_test(function: Any, module: ModuleType) -> Outcome:
     name, wrong = "finds_leak", "wrong"
     generator = input_generator()
     x, *projections = (torch.randn(*shape, generator=generator) for shape in ((B, T, D), *[(D, D)] * 3))
+    if unchanged := _find_unchanged(function, x, projections):
+        return Outcome(name, wrong, unchanged)
     for suspect in SUSPECTS:
         tokens = x.clone()
-        verdict = function(_attention(suspect.weigh, projections), tokens)
+        slight = x[:, -1] if suspect.reason == SLIGHT else None
+        verdict = function(_attention(suspect.weigh, projections, slight), tokens)
         if not torch.equal(tokens, x):
             message = "it changes x itself, so that every later comparison is with other tokens"
-            return Outcome(name, wrong, message, hint="changed = x.clone(), and change that")
+            return Outcome(
+                name, wrong, message, hint="changed[:, t] = torch.randn_like(x[:, t]), not x[:, t]"
+            )
         # torch.any gives a tensor of one boolean.
         if isinstance(verdict, Tensor) and verdict.numel() == 1:
             verdict = bool(verdict)
@@ -125,31 +137,64 @@ def judge_test(function: Any, module: ModuleType) -> Outcome:
     return Outcome(name, "done", done)
 
 
+def _find_unchanged(function: Any, x: Tensor, projections: list[Tensor]) -> str:
+    """Say that a test gives the attention no other token than before; "" if it does."""
+    attention, seen = _attention(masked_before(causal), projections), []
+
+    def watched(x: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(x.clone())
+        return attention(x)
+
+    function(watched, x.clone())
+    same = len(seen) > 1 and all(torch.equal(tokens, seen[0]) for tokens in seen)
+    return "nothing is changed: every call gets the same tokens, so no output can move" if same else ""
+
+
 def _compares_texts(function: Any, suspect: Suspect, x: Tensor, projections: list[Tensor]) -> bool:
     """Whether a test takes texts for tokens, `out[:t]`: right if tokens are the first axis."""
-    attention = _attention(suspect.weigh, projections)
 
-    def tokens_first(x: Tensor) -> tuple[Tensor, Tensor]:
-        out, weights = attention(x)
-        return out.transpose(0, 1), weights
+    def tokens_first(weigh: Weigh) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        def attention(x: Tensor) -> tuple[Tensor, Tensor]:
+            out, weights = _attention(weigh, projections)(x)
+            return out.transpose(0, 1), weights
 
-    return function(tokens_first, x.clone()) is False
+        return attention
+
+    right, leaking = tokens_first(suspect.weigh), tokens_first(masked_before(full))
+
+    return function(right, x.clone()) is False and bool(function(leaking, x.clone()))
 
 
-def _attention(weigh: Weigh, projections: list[Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """An attention of the form attention(x) -> (out, weights)."""
+def _attention(
+    weigh: Weigh, projections: list[Tensor], last: Tensor | None = None
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """An attention of the form attention(x) -> (out, weights).
+
+    With the last token `last`, one number of the first output rises if that token becomes another.
+    """
 
     def attention(x: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = (x @ projection / math.sqrt(D) for projection in projections)
         weights = weigh(q, k)
-        return weights @ v, weights
+        out = weights @ v
+        if last is not None:
+            out[:, 0, 0] += (x[:, -1] - last).abs().sum(-1)
+        return out, weights
 
     return attention
 
 
+def _trial(mask: Mask) -> Trial:
+    """An attention with this mask, and tokens, to run a test for leaks on."""
+    return Trial((_attention(masked_before(mask), [2 * torch.eye(D)] * 3), torch.eye(D)[None, :T]))
+
+
 VISIBLE, FILLED = "torch.ones(size, dtype=torch.bool).tril()", "scores.masked_fill(~visible, -torch.inf)"
 WEIGHTS = "weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1"
-TASKS = (Task(NAME, judge_class), Task("finds_leak", judge_test))
+TASKS = (
+    Task(NAME, judge_class, trials=(replace(TRIAL, init={**SIZES, "max_seq_len": MAX_SEQ_LEN}),)),
+    Task("finds_leak", judge_test, trials=tuple(_trial(mask) for mask in (full, causal, ONE_AHEAD))),
+)
 USUAL_MISTAKES = (
     UsualMistake(
         "mask-after-softmax",

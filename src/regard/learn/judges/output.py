@@ -17,10 +17,11 @@ from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.verdicts import (
     check_attention,
+    draw,
     example_picture,
     largest_difference,
 )
-from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 from regard.stages.example import TOKENS, X, with_weights
 
 HEADS, CROSS = "ProjectedMultiHeadAttention", "CrossAttention"
@@ -37,7 +38,7 @@ def judge_heads(thing: Any, module: ModuleType) -> Outcome:
     if problem is not None:
         return problem
     done = "the attention of a transformer: what a head has found can reach every channel."
-    outcome = check_attention(HEADS, thing, done, hints=MISTAKE_HINTS, init=HEADS_INIT, causal=True, heads=4)
+    outcome = check_attention(HEADS, thing, done, init=HEADS_INIT, causal=True, heads=4)
     if outcome.status != "done":
         return outcome
     return find_wrong_output(HEADS, thing(**HEADS_INIT), x, 4, "W_o(heads)") or outcome
@@ -70,7 +71,7 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
         )
         return Outcome(CROSS, "wrong", said, hint="no mask: weights = torch.softmax(scores, dim=-1)")
     done = "one sequence reads another, of another length and another width."
-    outcome = check_attention(CROSS, thing, done, hints=MISTAKE_HINTS, init=CROSS_INIT, causal=False)
+    outcome = check_attention(CROSS, thing, done, init=CROSS_INIT, causal=False)
     if outcome.status != "done":
         return outcome
     return replace(outcome, picture=_picture(thing))
@@ -105,16 +106,7 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["two tokens read six"], [weights[0]], rows=list(TOKENS[4:]))
 
 
-MISTAKE_HINTS = {
-    "output-projection-skipped": "out = self.W_o(heads)",
-    "heads-merged-by-view": "(weights @ v).transpose(-3, -2).flatten(-2)",
-    "key-value-swapped": "k, v = self.W_k(context), self.W_v(context), in this order",
-}
 CROSS_HINTS = (
-    (
-        "cannot be multiplied",
-        "a token of x has d_model numbers, one of the context d_context: q is of x, k and v of context",
-    ),
     (
         "missing 1 required positional argument",
         "forward takes two sequences: def forward(self, x, context)",
@@ -122,9 +114,20 @@ CROSS_HINTS = (
 )
 WEIGHTS = "the number of weights, a row for each query and a column for each key,"
 TASKS = (
-    Task(HEADS, judge_heads),
-    Task(CROSS, judge_cross),
-    guess_task("weights_in_the_map", 12, WEIGHTS, within=0.0),
+    Task(HEADS, judge_heads, trials=(Trial((draw(2, 6, 24),), HEADS_INIT),)),
+    Task(CROSS, judge_cross, trials=(Trial((draw(2, 3, 24), draw(2, 6, 20)), CROSS_INIT),)),
+    guess_task(
+        "weights_in_the_map",
+        12,
+        WEIGHTS,
+        within=0.0,
+        answers_to={
+            36.0: "6 × 6 is the map of six tokens that read themselves; here two tokens ask",
+            4.0: "2 × 2 is the map of two tokens that read themselves; here they read six",
+            8.0: "2 + 6 counts the tokens; the map has a weight for each pair of them",
+        },
+        hint="2 × 6",
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake("output-projection-skipped", "out = self.W_o(heads)", "out = heads"),

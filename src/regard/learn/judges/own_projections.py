@@ -36,15 +36,21 @@ def find_wrong_output(
         formula: what the output should be, in the lesson's names.
         turn: what queries and keys (B, H, T, head_dim) go through.
     """
-    layer = layer.eval()
-    B, T, _ = x.shape
+    expected = causal_output(layer, x, num_heads, turn, turn, lambda t: t)
     with torch.no_grad():
-        q, k, v = (W(x).view(B, T, num_heads, -1).transpose(1, 2) for W in (layer.W_q, layer.W_k, layer.W_v))
-        heads = F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True)
-        expected = heads.transpose(1, 2).reshape(B, T, -1)
-        expected = layer.W_o(expected) if hasattr(layer, "W_o") else expected
-        difference = largest_difference(attend(layer, x)[0], expected)
+        difference = largest_difference(attend(layer.eval(), x)[0], expected)
     if difference < TOLERANCE:
         return None
     said = f"the weights are right; the output differs from {formula} by up to {difference:.2g}"
     return Outcome(name, "wrong", said, hint=f"out is {formula}, and nothing is added to it")
+
+
+def causal_output(layer: Any, x: Tensor, num_heads: int, *turns: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the output of a causal layer's own projections, its q, k and v each turned by one of `turns`."""
+    B, T, _ = x.shape
+    with torch.no_grad():
+        projections = zip((layer.W_q, layer.W_k, layer.W_v), turns, strict=True)
+        q, k, v = (turn(W(x).view(B, T, num_heads, -1).transpose(1, 2)) for W, turn in projections)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        merged = heads.transpose(1, 2).reshape(B, T, -1)
+        return layer.W_o(merged) if hasattr(layer, "W_o") else merged

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.named_masks import alibi_slopes
-from regard.checker.catalogue import get_mistake
 from regard.layers.rotary import Rotary
-from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
+from regard.learn.judges.own_projections import TOLERANCE, causal_output, find_wrong_output
 from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
@@ -21,12 +20,13 @@ from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
+    draw,
     example_picture,
     is_right,
     largest_difference,
     named_mistake,
 )
-from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 from regard.stages.example import X, with_weights
 
 ROTATE, LAYER, ALIBI = "rotate", "PositionalAttention", "alibi_bias"
@@ -84,40 +84,46 @@ def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
     said = (
         f"it differs from the right rotation by up to {largest_difference(turned, Rotary(D)(x)):.2g}; {keeps}"
     )
-    return Outcome(
-        ROTATE, "wrong", said, hint="angles = places[:, None] * turns; a cos − b sin, b cos + a sin"
-    )
+    return Outcome(ROTATE, "wrong", said)
 
 
 def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, check it, and ask whether it sees the order of its tokens."""
     if not is_right(judge_rotate, getattr(module, ROTATE, None), module):
-        return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: mend that first")
+        return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: fix that first")
     out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     projections = ("W_q", "W_k", "W_v", "W_o")
-    x = torch.randn(2, 6, 32)
+    x = torch.randn(2, 6, 32, generator=input_generator(1))
     problem = first_run(LAYER, thing, module, INIT, (x,), out, weights, projections)
     if problem is not None:
         return problem
+    if wrong := _wrong_turns(thing(**INIT).eval(), x):
+        return wrong
     done = "attention that sees how far apart two tokens are."
     outcome = check_attention(LAYER, thing, done, init=INIT, causal=True, heads=4)
     if outcome.status != "done":
         return outcome
-    if _is_blind(thing):
-        blind = get_mistake("positions-cancel")
-        said = "Order is invisible: with the tokens before it reversed, the last one has the same output."
-        return Outcome(LAYER, "wrong", said, blind.name, "q, k = rotate(q), rotate(k), both (B, H, T, D)")
     wrong = find_wrong_output(LAYER, thing(**INIT), x, 4, "W_o(heads)", Rotary(8))
     return wrong or replace(outcome, picture=_picture(thing))
 
 
-def _is_blind(thing: Any) -> bool:
-    """Whether the last token's output stays the same if the tokens before it are reversed."""
-    layer = thing(**INIT).eval()
-    x = torch.randn(1, 6, 32, generator=input_generator())
-    with torch.no_grad():
-        forward, reversed_ = (attend(layer, tokens)[0] for tokens in (x, x[:, [4, 3, 2, 1, 0, 5]]))
-        return largest_difference(forward[:, -1], reversed_[:, -1]) < TOLERANCE
+def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
+    """Return the outcome for a layer that turns something else than its queries and keys, else None."""
+    turn, stay, across = Rotary(8), lambda t: t, lambda t: Rotary(6)(t.mT).mT
+    blind = "Order is invisible: with the tokens before it reversed, the last one has the same output."
+    turns = (
+        ((turn, stay, stay), "one-side-rotated", ""),
+        ((stay, turn, stay), "one-side-rotated", ""),
+        ((turn, turn, turn), "values-rotated", ""),
+        ((stay, stay, stay), "positions-cancel", blind),
+        (
+            (across, across, stay),
+            "",
+            "the channels are turned by their place; tokens are the axis before it",
+        ),
+    )
+    variants = (Variant(causal_output(layer, x, 4, *three), name, said) for three, name, said in turns)
+    return find_variant(LAYER, attend(layer, x)[0], variants)
 
 
 def _picture(thing: Any) -> WeightPicture:
@@ -149,7 +155,7 @@ def judge_alibi(function: Any, module: ModuleType) -> Outcome:
         if not isinstance(bias, Tensor) or tuple(bias.shape) != (heads, T, T):
             got = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
             said = f"for {heads} heads and {T} tokens, expected (H, T, T) = {(heads, T, T)}; got {got}"
-            return Outcome(ALIBI, "wrong", said, hint="-slopes[:, None, None] * distance")
+            return Outcome(ALIBI, "wrong", said)
         wrong = _wrong_bias(bias, heads, T)
         if wrong is not None:
             return wrong
@@ -177,15 +183,29 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
             ALIBI, "alibi-slopes", f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …"
         )
     said = f"it differs from −slope · (i − j) by up to {largest_difference(seen, expected[:, past]):.2g}"
-    return Outcome(ALIBI, "wrong", said, hint="distance = places[:, None] - places, which is i − j")
+    return Outcome(ALIBI, "wrong", said)
 
 
 SCORE = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
 TASKS = (
-    Task(ROTATE, judge_rotate),
-    Task(LAYER, judge_layer),
-    Task(ALIBI, judge_alibi),
-    guess_task("score_at_distance_3", math.cos(3), SCORE, within=0.02),
+    Task(ROTATE, judge_rotate, trials=tuple(Trial((draw(2, 3, 6, 8), start)) for start in (0, 5))),
+    Task(LAYER, judge_layer, trials=(Trial((draw(2, 6, 32),), INIT),)),
+    Task(ALIBI, judge_alibi, trials=(Trial((8, 6)),)),
+    guess_task(
+        "score_at_distance_3",
+        math.cos(3),
+        SCORE,
+        within=0.02,
+        answers_to={
+            -math.cos(3): "the size is right: three radians are nearly half a turn, so the score is below 0",
+            1.0: "1 is their score at the same position; here they are 3 positions apart",
+            math.cos(7): "cos 7 is the score with a key at position 0; only the distance counts, 7 − 4",
+            math.cos(4): "cos 4 is the score with a query at position 0; only the distance counts, 7 − 4",
+            math.sin(3): "that is the sine; the product of (cos 7, sin 7) and (cos 4, sin 4) is a cosine",
+            0.0: "they are not at right angles: three radians are nearly half a turn",
+        },
+        hint="cos(7 − 4), in radians",
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake("rotation-sign-lost", "turned_a = a * cos - b * sin", "turned_a = a * cos + b * sin"),

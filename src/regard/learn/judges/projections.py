@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.checker.catalogue import THEMES
 from regard.learn.judges.self_attention import (
     TOLERANCE,
+    TRIAL,
     example_weights,
     find_wrong_form,
     judge_self_attention,
@@ -52,7 +53,7 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
         return judge_self_attention(NAME, cls, module, scaled, SCALED)
     outcome = judge_self_attention(NAME, cls, module, unscaled, DONE, scale=1.0, effects=EFFECTS)
-    if outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
+    if outcome.mistake and outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
     if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:
         return replace(outcome, message=f"{outcome.message} {BIAS}")
@@ -60,7 +61,7 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
 
 
 TASKS = (
-    Task(NAME, judge_class),
+    Task(NAME, judge_class, trials=(TRIAL,)),
     guess_task(
         "score_of_each_on_many",
         SCORES[0, 4].item(),

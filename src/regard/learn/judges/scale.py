@@ -7,12 +7,12 @@ from types import ModuleType
 from typing import Any
 
 from regard.learn.judges.projections import scaled
-from regard.learn.judges.self_attention import judge_self_attention
+from regard.learn.judges.self_attention import TRIAL, judge_self_attention
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.lesson import Outcome, Task, UsualMistake
 
 NAME, WIDTH = "SelfAttention", 64
-DONE = "softmax(Q Kᵀ / √d) V: this is the attention of the paper, as sharp at one width as at another."
+DONE = "softmax(Q Kᵀ / √d) V: the attention of Vaswani et al. (2017), as sharp at one width as at another."
 SAID = f"the standard deviation of a sum of {WIDTH} such products"
 REASONS = {  # what a wrong prediction is the right answer to
     float(
@@ -44,7 +44,7 @@ TASKS = (
         answers_to=REASONS,
         hint=f"√{WIDTH} = {math.sqrt(WIDTH):g}",
     ),
-    Task(NAME, judge_class),
+    Task(NAME, judge_class, trials=(TRIAL,)),
 )
 USUAL_MISTAKES = (
     UsualMistake("no-scale", SCORES, "q @ k.mT"),

@@ -17,28 +17,23 @@ from torch import Tensor
 
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     attend,
     check_attention,
     example_picture,
     largest_difference,
 )
-from regard.learn.lesson import Outcome
+from regard.learn.lesson import Outcome, Trial
 from regard.stages.example import WK, WQ, WV, X
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # the weights (…, T, T) of queries and keys (…, T, D)
 
 B, T, D_MODEL, HEAD_DIM = 2, 5, 8, 6  # no two alike, so that no axis can be mistaken for another
 MAX_SEQ_LEN = 16
-SHAPES = (
-    f"x is {(B, T, D_MODEL)} here: {B} sequences of {T} tokens of width {D_MODEL}. q, k and v should be "
-    f"{(B, T, HEAD_DIM)}, k.mT {(B, HEAD_DIM, T)}, scores and weights {(B, T, T)}"
-)
-ERROR_HINTS = (
-    ("operator.invert", "masks are boolean: torch.ones(T, T, dtype=torch.bool)"),
-    ("size", SHAPES),
-    ("shape", SHAPES),
-)
+TOKENS = torch.randn(B, T, D_MODEL, generator=torch.Generator().manual_seed(0))
+SIZES = {"d_model": D_MODEL, "head_dim": HEAD_DIM}
+TRIAL = Trial((TOKENS,), SIZES)
 PROJECTIONS = {"W_q": WQ, "W_k": WK, "W_v": WV}
 TOLERANCE = 1e-5
 
@@ -65,6 +60,7 @@ def judge_self_attention(
         options: of `check_attention`: `hints`, `effects` and keyword arguments of `regard.check`.
     """
     wrong = find_wrong_form(name, cls, module) or find_wrong_values(name, cls, weigh)
+    wrong = wrong or _find_wrong_weights(name, cls, weigh)
     if wrong is not None:
         return wrong
     outcome = check_attention(name, cls, done, init=sizes_of(cls), **options)
@@ -84,7 +80,7 @@ def judge_self_attention(
 def find_wrong_form(name: str, cls: Any, module: ModuleType) -> Outcome | None:
     """Return what keeps the class from being run and compared at all; None if nothing does."""
     out, weights = OutputShape((B, T, HEAD_DIM), "(B, T, head_dim)"), OutputShape((B, T, T), "(B, T, T)")
-    return first_run(name, cls, module, sizes_of(cls), (_tokens(),), out, weights, hints=ERROR_HINTS)
+    return first_run(name, cls, module, sizes_of(cls), (_tokens(),), out, weights)
 
 
 def find_wrong_values(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
@@ -102,9 +98,44 @@ def find_wrong_values(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
     }
     reason = next((reason for reason, other in others.items() if not _differ(out, other)), "")
     message = "the weights are right, and the output is not the mean of the values with these weights"
-    return Outcome(
-        name, "wrong", f"{message}{reason and f': {reason}'}", hint="v = self.W_v(x), then out = weights @ v"
-    )
+    return Outcome(name, "wrong", f"{message}{reason and f': {reason}'}")
+
+
+def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
+    """Return the outcome for weights that the checker would take for no attention at all, else None."""
+    module = cls(**sizes_of(cls)).eval()
+    with torch.no_grad():
+        x = _tokens()
+        _, weights = attend(module, x)
+        q, k = module.W_q(x), module.W_k(x)
+        right = weigh(q, k)
+        variants = (
+            Variant(
+                weigh(x, x),
+                said="you compare the tokens themselves, as in lesson 1: q and k are made and not used",
+            ),
+            Variant(
+                right / k.shape[-1] ** 0.5,
+                said="the weights are divided after softmax, so your rows do not sum to 1: divide the scores",
+            ),
+            Variant(
+                weigh(q, k * len(k) ** -0.5 * k.shape[-1] ** 0.5),
+                said="len(k) is the number of texts in the batch; the width of a key is its last axis",
+            ),
+            Variant(
+                weigh(q, k * k.shape[-1] ** -1.5),
+                said="you divide by the square of the width; the lesson divides by its root",
+            ),
+        )
+    if name == "CausalSelfAttention" and weights[:, :-1].isnan().all() and not weights[:, -1].isnan().any():
+        said = "every row with a hidden key is NaN: +∞ wins over every other score, and −∞ hides"
+        return Outcome(name, "wrong", said)
+    if weights.isnan().any() and not right.isnan().any():
+        rows = "every row" if weights.isnan().all() else "some rows"
+        if name != "CausalSelfAttention" or (hasattr(module, "causal_mask") and not module.causal_mask.any()):
+            said = f"in {rows} the weights are NaN, which is no number: 0/0, ∞ − ∞ or a root below 0"
+            return Outcome(name, "wrong", said)
+    return find_variant(name, weights, variants) if _differ(weights, right) else None
 
 
 def example_weights(cls: Any) -> Tensor:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from regard.learn.judgement import describe_error
+from regard.learn.judges.tables.first_run import describe_answer
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import TOLERANCE, Variant, find_variant
-from regard.learn.judges.tables.verdicts import example_picture, largest_difference, named_mistake
-from regard.learn.lesson import Outcome, Task, UsualMistake
+from regard.learn.judges.tables.verdicts import draw, example_picture, largest_difference, named_mistake
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
 from regard.stages.example import X
 from regard.stages.simplified import simplified_self_attention
 
 GUESS = "weight_of_model_if_doubled"
 SCORES, WEIGHTS, OUT = "x @ x.mT", "torch.softmax(scores, dim=-1)", "weights @ x"
-
-
-COLUMNS = (
-    "torch.softmax(scores, dim=-1): on a batch (B, T, T) dim=1 goes down the columns and dim=-1 is right, "
-    "with and without a batch"
-)
 
 
 def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
@@ -35,7 +33,7 @@ def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
             torch.softmax(scores, dim=-2),
             "softmax-over-queries",
             "Your columns sum to 1, not your rows: an output is then no mean of the tokens.",
-            COLUMNS,
+            "on a batch (B, T, T) dim=1 goes down the columns; dim=-1 is right with a batch and without",
         ),
         Variant(
             scores,
@@ -58,8 +56,37 @@ def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
         ),
         Variant(
             scores / scores.sum(-1, keepdim=True),
-            said="your rows sum to 1, but they are no softmax: the exponentials are missing",
-            hint="weights = torch.softmax(scores, dim=-1)",
+            said="your rows sum to 1, but they are no softmax: the exponentials are missing, by which "
+            "every weight is positive",
+        ),
+        Variant(
+            scores / scores.sum(),
+            said="all your weights together sum to 1, and each row should; the exponentials are missing, too",
+        ),
+        Variant(
+            torch.exp(scores),
+            "sum-not-divided",
+            "The exponentials are not divided by their sum, so your rows do not sum to 1.",
+        ),
+        Variant(
+            torch.softmax(scores.flatten(-2), dim=-1).view_as(scores),
+            said="all your weights together sum to 1, and each row should: divide each row by its own sum",
+        ),
+        Variant(
+            torch.sigmoid(scores), said="a sigmoid weighs each token by itself: your rows do not sum to 1"
+        ),
+        Variant(torch.log_softmax(scores, -1), said="these are the logarithms of the weights, all negative"),
+        Variant(
+            torch.softmax(-torch.cdist(x, x), dim=-1),
+            said="you compare by distance; the lesson compares by the dot product of two tokens",
+        ),
+        Variant(
+            torch.softmax(torch.cdist(x, x), dim=-1),
+            said="these are distances, large where two tokens are not alike; take the dot product",
+        ),
+        Variant(
+            torch.softmax(F.cosine_similarity(x[..., None, :], x[..., None, :, :], dim=-1), dim=-1),
+            said="this is the cosine, which forgets the lengths; the lesson takes the dot product itself",
         ),
     )
 
@@ -71,7 +98,7 @@ def judge_function(function: Any, module: ModuleType) -> Outcome:
     one, batch = torch.randn(7, 3, generator=generator), torch.randn(2, 5, 4, generator=generator)
     answer = function(one)
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(a, Tensor) for a in answer):
-        got = "None: is `return` missing?" if answer is None else f"{answer!r:.60}"
+        got = "None: is `return` missing?" if answer is None else describe_answer(answer)
         said = f"expected two tensors, the output and the weights; got {got}"
         return Outcome(name, "wrong", said, hint="return out, weights")
     for x in (one, batch):
@@ -80,15 +107,23 @@ def judge_function(function: Any, module: ModuleType) -> Outcome:
         except RuntimeError as error:
             if x is one:
                 raise
-            evidence = f"It works on one sequence and fails on a batch: {error}"
-            hint = "scores = x @ x.mT, which swaps the last two axes only"
-            return named_mistake(name, "dot-t-on-a-batch", evidence, hint)
+            return _fails_on_a_batch(name, error, module)
         wrong = _compare(name, x, out, weights)
         if wrong is not None:
             return wrong
     _, weights = function(X)
     done = "softmax(X Xᵀ) X: every token is now a mean of all tokens, weighted by how alike they are."
     return Outcome(name, "done", done, picture=example_picture(["your weights"], [weights]))
+
+
+def _fails_on_a_batch(name: str, error: RuntimeError, module: ModuleType) -> Outcome:
+    """The outcome for a function that works on one text only."""
+    evidence = (
+        f"It works on one text and fails on a batch: {describe_error(error, Path(str(module.__file__)))}"
+    )
+    return named_mistake(
+        name, "dot-t-on-a-batch", evidence, "scores = x @ x.mT, which swaps the last two axes only"
+    )
 
 
 def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | None:
@@ -109,15 +144,9 @@ def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | No
             name,
             "wrong",
             f"the weights differ from softmax(X Xᵀ) by up to {largest_difference(weights, expected):.2g}",
-            hint="scores = x @ x.mT, then torch.softmax(scores, dim=-1)",
         )
     if out.shape != expected_out.shape or largest_difference(out, expected_out) > TOLERANCE:
-        return Outcome(
-            name,
-            "wrong",
-            "the weights are right; the output is not their product with x",
-            hint="out = weights @ x",
-        )
+        return Outcome(name, "wrong", "the weights are right; the output is not their product with x")
     return None
 
 
@@ -139,7 +168,7 @@ PREDICTION = guess_task(
     'with every token doubled, the weight of "model" on itself',
 )
 TASKS = (
-    Task("simplified_self_attention", judge_function),
+    Task("simplified_self_attention", judge_function, trials=(Trial((X,)), Trial((draw(2, 5, 4),)))),
     Task(GUESS, judge_prediction),
 )
 USUAL_MISTAKES = (

@@ -6,20 +6,21 @@ computing what it gives from the layer's own queries, keys and values.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import is_right, largest_difference, named_mistake
+from regard.learn.judges.tables.verdicts import draw, is_right, largest_difference, named_mistake
 from regard.learn.judges.trained_heads import block_of, encode, load_model
-from regard.learn.lesson import Outcome, Task, UsualMistake, WeightPicture
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 from regard.recorder import capture
 
 TEXT = "the king of the city and the king of"
@@ -87,6 +88,14 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
         return wrong
     hint = "a, b = x[..., : D // 2], x[..., D // 2 :]"
     return Outcome(name, "wrong", "this does not turn the pairs of channel i and channel i + D/2", hint=hint)
+
+
+class _Projections(nn.Module):
+    """The projections of the learner's module, by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(256, 256, bias=False) for _ in range(4))
 
 
 class Projected(NamedTuple):
@@ -258,7 +267,8 @@ def judge_weights(function: Any, module: ModuleType) -> Outcome:
 def judge_input(function: Any, module: ModuleType) -> Outcome:
     """Compare the vectors with those that the layer's attention got."""
     name, call = "layer_input", layer_call(LAYER)
-    x = function(load_model(), token_ids(), LAYER)
+    # A copy: a hook that is never removed stays in it.
+    x = function(copy.deepcopy(load_model()), token_ids(), LAYER)
     if isinstance(x, tuple):
         return Outcome(
             name,
@@ -296,14 +306,19 @@ def difference_from_capture(module: ModuleType) -> float:
 
 
 TASKS: tuple[Task, ...] = (
-    Task("rotate", judge_rotate),
-    Task("TrainedAttention", judge_attention),
-    Task("take_weights", judge_weights),
-    Task("layer_input", judge_input),
+    Task("rotate", judge_rotate, trials=(Trial((draw(2, 3, 5, 8),)),)),
+    Task(
+        "TrainedAttention",
+        judge_attention,
+        trials=(Trial((draw(1, 9, 64),), {"d_model": 64, "num_heads": 4}),),
+    ),
+    Task("take_weights", judge_weights, trials=(Trial(lambda: (_Projections(), block_of(LAYER).attention)),)),
+    Task("layer_input", judge_input, trials=(Trial(lambda: (load_model(), token_ids(), LAYER)),)),
     guess_task(
         "largest_difference",
         difference_from_capture,
         "the largest difference between a weight of yours and one of the model's",
+        near=0.95,  # the right power of ten, or the next one
         waiting="your guess is compared once the rest is right",
     ),
 )

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.support.cells import RAMP, ink, print_cells
 from regard.support.files import atomic_write
 from regard.support.imports import extra
 
-# From light (small) to dark (large), in even steps of lightness (OKLab), so that the order is visible with
-# every kind of colour vision and in print. The page's colours in the light theme are the same.
-RAMP = ("#f0f7fa", "#bfdeef", "#95c3e3", "#73a6d4", "#5989c1", "#466daa", "#38518f", "#2c3671", "#201e51")
 # From below 0 (blue) to above (vermilion): 0 is the ground, lightness says how far from it a number is, and
 # the hues differ with every kind of colour vision. The page's diverging colours are the same.
 DIVERGING = (
@@ -40,7 +38,6 @@ DIVERGING = (
     "#a02e00",
     "#890f00",
 )
-DARK, LIGHT = "#10131a", "#ffffff"
 HIDDEN, HATCH = "#f7f6f3", "#c9c5ba"  # the ground and the lines of cells that the mask hides, as on the page
 LOG_RANGE = 1e4  # the ratio of the largest to the smallest value on a log scale
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -173,39 +170,9 @@ def print_heatmap(
 
     `rows`, `cols`, `hidden` and `top` are as in `draw_heatmap`; hidden cells show a dot.
     """
-    with extra("app", "a heatmap in the terminal"):
-        from rich.text import Text
-
     values, hidden = _check_matrix(matrix, rows, cols, hidden)
     top = largest(values, hidden) if top is None else top
-    left = max(map(len, rows), default=0)
-    width = max(max(map(len, cols), default=0), len("0.0000")) + 1
-    console.print(Text(" " * left + "".join(f"{label:>{width}}" for label in cols), style="dim"))
-    for label, row, hidden_row in zip(rows, values.tolist(), hidden.tolist(), strict=True):
-        line = Text(f"{label:>{left}}")
-        for value, is_hidden in zip(row, hidden_row, strict=True):
-            if is_hidden:
-                line.append(f"{'·':>{width}}", style="dim")
-            else:
-                line.append(f"{value:{width}.4f}", style=f"{ink(value / top)} on {shade(value / top)}")
-        console.print(line)
-
-
-def shade(share: float) -> str:
-    """The colour #rrggbb of a cell whose value is this share of the largest one."""
-    at = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
-    low = min(int(at), len(RAMP) - 2)
-    ends = zip(_channels(RAMP[low]), _channels(RAMP[low + 1]), strict=True)
-    return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in ends)
-
-
-def _channels(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
-def ink(share: float) -> str:
-    """The colour of the number in such a cell: dark on light shades, light on dark shades."""
-    return DARK if share < 0.5 else LIGHT
+    print_cells(console, values.tolist(), rows, cols, hidden=hidden.tolist(), top=top)
 
 
 def check_figure_path(path: str | Path) -> Path:

@@ -72,10 +72,15 @@ def _find_wrong_projections(name: str, made: nn.Module, projections: tuple[str, 
             said = (
                 f"expected `self.{projection}`, an nn.Linear: the lesson and its check find it by this name"
             )
-            return Outcome(name, "wrong", said, hint=f"self.{projection} = nn.Linear(…, …, bias=False)")
+            return Outcome(name, "wrong", said)
     # By identity: equal weights at the start are chance, one module for two roles is the mistake.
     if len({id(getattr(made, projection)) for projection in projections}) < len(projections):
-        return named_mistake(name, "one-projection", "Two of W_q, W_k and W_v are one and the same module.")
+        return named_mistake(
+            name,
+            "one-projection",
+            "Two of W_q, W_k and W_v are one and the same module.",
+            hint="give each of the three an nn.Linear of its own",
+        )
     return None
 
 
@@ -104,9 +109,7 @@ def _find_wrong_answer(
     """Return what is wrong with the form of the answer of a module; None if nothing is."""
     method = "attention" if hasattr(made, "attention") else "forward"
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(t, Tensor) for t in answer):
-        said = (
-            f"{method} returns {_describe(answer)}; it has to return two tensors, the output and the weights"
-        )
+        said = f"{method} returns {describe_answer(answer)}; expected two tensors, the output and the weights"
         return Outcome(name, "wrong", said, hint="return out, weights")
     shapes = [tuple(tensor.shape) for tensor in answer]
     if shapes == [weights.sizes, out.sizes]:
@@ -116,15 +119,14 @@ def _find_wrong_answer(
     for what, shape, expected in (("output", shapes[0], out), ("weights", shapes[1], weights)):
         if shape != expected.sizes:
             said = f"for tokens {given}, expected the {what} {expected.sizes}, which is {expected.axes}"
-            hint = "weights have a row for each query and a column for each key; out = weights @ v"
-            return Outcome(name, "wrong", f"{said}; got {shape}", hint=hint)
+            return Outcome(name, "wrong", f"{said}; got {shape}")
     return None
 
 
-def _describe(answer: Any) -> str:
+def describe_answer(answer: Any) -> str:
     """What a learner's code returned, in a few words."""
     if isinstance(answer, Tensor):
         return f"one tensor {tuple(answer.shape)}"
-    if isinstance(answer, tuple):
-        return f"{len(answer)} things"
+    if isinstance(answer, tuple | list):
+        return f"a {type(answer).__name__} of {len(answer)}"
     return "nothing" if answer is None else f"{answer!r}"[:80]

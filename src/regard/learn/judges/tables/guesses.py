@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.learn.lesson import Outcome, Task
 
+NEAR = 0.1  # relative error of a guess that counts as near
 NOTHING: Mapping[float, str] = {}
 
 
@@ -20,6 +21,7 @@ def guess_task(
     said: str,
     within: float = math.inf,
     *,
+    near: float = NEAR,
     answers_to: Mapping[float, str] = NOTHING,
     hint: str = "",
     waiting: str = "",
@@ -32,6 +34,7 @@ def guess_task(
         said: what the number is, as the subject of a sentence.
         within: the largest relative error that counts as right; by default any guess does, since the lesson
             is in the comparison.
+        near: the largest relative error of a guess that is marked as right, where any guess will do.
         answers_to: wrong numbers, each with the question that it is the answer to.
         hint: to give with such an answer; the number itself if empty.
         waiting: what to say as long as the number cannot be computed from the learner's file.
@@ -47,15 +50,18 @@ def guess_task(
             return Outcome(name, "unfinished", waiting)
         if isinstance(guess, int | float | Tensor):
             for answer, reason in answers_to.items():
-                if math.isclose(float(guess), answer):
+                if math.isclose(float(guess), answer, rel_tol=2e-3):
                     return Outcome(name, "wrong", reason, hint=hint or f"it is {_text(number)}")
         # True is an int to Python, and no guess.
         if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
             quotes = ", without quotes" if isinstance(guess, str) else ""
             return Outcome(name, "unfinished", f"expected a number{quotes}, got {guess!r}")
         told = _text(float(guess))
-        if abs(float(guess) - number) <= within * abs(number):
-            return Outcome(name, "done", f"you guessed {told}; {said} is {_text(number)}")
+        distance = abs(float(guess) - number)
+        if distance <= within * abs(number):
+            # Any guess will do where nothing is said about `within`; a far one is not marked as right.
+            status = "done" if distance <= min(within, near) * abs(number) else "guessed"
+            return Outcome(name, status, f"you guessed {told}; {said} is {_text(number)}")
         off = f"more than {within:.0%} off" if within else "not right"
         message = f"{said} is not {told}: that is {off}"
         return Outcome(name, "wrong", message, hint=f"it is {_text(number)}")

@@ -17,8 +17,8 @@ TOLERANCE = 1e-5
 class Variant(NamedTuple):
     """A wrong way to do a task: what it gives, and what is said about it.
 
-    A `mistake` of the catalogue or of `mistakes` brings its effect and its fix; `said` and `hint` replace
-    them, where the lesson has words of its own.
+    A `mistake` of the catalogue or of `mistakes` brings its effect; `said` replaces it, where the lesson has
+    words of its own.
     """
 
     answer: Tensor
@@ -29,8 +29,8 @@ class Variant(NamedTuple):
     def outcome(self, task: str) -> Outcome:
         """Return what is said to a learner whose answer this is."""
         entry = find_mistake(self.mistake)
-        effect, fix = (entry.effect, entry.fix) if entry else ("", "")
-        return Outcome(task, "wrong", self.said or effect, self.mistake, self.hint or fix)
+        effect = entry.effect if entry else ""
+        return Outcome(task, "wrong", self.said or effect, self.mistake, self.hint)
 
 
 def find_variant(

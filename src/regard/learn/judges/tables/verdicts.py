@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from regard.checker.checker import check
 from regard.checker.errors import CheckError
-from regard.checker.reports.report import Report
 from regard.learn.lesson import Outcome, WeightPicture
 from regard.learn.mistakes import find_mistake
 from regard.stages.example import TOKENS
+
+if TYPE_CHECKING:
+    from regard.checker.reports.report import Report
 
 
 def check_attention(
@@ -32,10 +34,13 @@ def check_attention(
         name: of the task.
         thing: the learner's function, module or class.
         done: what to say if it is right.
-        hints: by the name of a mistake or warning, how to mend it in the lesson's own names.
+        hints: by the name of a mistake or warning, how to fix it in the lesson's own names.
         effects: by the name of a mistake, what it does, in words that the lesson has used by then.
         options: keyword arguments of `regard.check`.
     """
+    # Here, since not every lesson needs the checker, which is imported slowly.
+    from regard.checker.checker import check
+
     try:
         outcome = outcome_of_report(name, check(thing, **options), done, hints or {})
         return replace(outcome, message=(effects or {}).get(outcome.mistake, outcome.message))
@@ -46,7 +51,7 @@ def check_attention(
 def outcome_of_report(name: str, report: Report, done: str, hints: dict[str, str]) -> Outcome:
     """Return the outcome that a report of the checker amounts to: the mistake's name and effect first.
 
-    Warnings do not make it wrong: they are added to what is said. `hints` mend in the lesson's own names.
+    Warnings do not make it wrong: they are added to what is said. `hints` are in the lesson's own names.
     """
     if report.ok:
         warnings = [f" One warning, {warning.name}: {warning.what}" for warning in report.diagnoses]
@@ -55,21 +60,21 @@ def outcome_of_report(name: str, report: Report, done: str, hints: dict[str, str
     named = [diagnosis for diagnosis in report.diagnoses if not diagnosis.warning]
     if named:
         first = named[0]
-        return Outcome(
-            name, "wrong", f"{first.effect} {first.what}", first.name, hints.get(first.name, first.fix)
-        )
+        return Outcome(name, "wrong", f"{first.effect} {first.what}", first.name, hints.get(first.name, ""))
     if report.verdict == "wrong":
         failures = "; ".join(str(failure) for failure in report.failures[:2])
         hint = report.example.removeprefix("No mistake of the catalogue gives these numbers. ")
         return Outcome(name, "wrong", f"no known mistake explains it: {failures}", hint=hint)
-    return Outcome(name, "wrong", f"it could not be compared: {report.undecided}")
+    # What follows is advice for someone who has an attention of another kind.
+    reason = report.undecided.partition("; pass your own")[0]
+    return Outcome(name, "wrong", f"no known mistake gives these numbers: {reason}")
 
 
 def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -> Outcome:
     """Return the outcome for a mistake of the catalogue or of `mistakes`, with what shows it."""
     entry = find_mistake(mistake)
     assert entry is not None, mistake
-    return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint or entry.fix)
+    return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint)
 
 
 def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: ModuleType) -> bool:
@@ -96,3 +101,8 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
     difference = (a.detach().double() - b.detach().double()).abs().max().item()
     # NaN is not equal to itself; a difference of NaN must not count as small.
     return difference if difference == difference else float("inf")
+
+
+def draw(*shape: int) -> Tensor:
+    """Return random numbers, the same at every call."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))

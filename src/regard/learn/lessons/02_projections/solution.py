@@ -8,7 +8,7 @@ Replace every `...` below, then run:
 
     regard learn 2 --check      judges this file, and names your mistake
     regard learn 2 --watch      does so whenever you save it
-    regard learn 2 --hint       says how to mend it
+    regard learn 2 --hint       says how to fix it
     python lesson2.py           runs the lines at the end
 """
 
@@ -17,8 +17,8 @@ from torch import nn
 
 from regard.stages.trainable import UnscaledSelfAttention
 
-# Predict, then look: with the projections of the lesson, "many" scores "Each" with 0.8187. How does "Each"
-# score "many"? In lesson 1 both directions had one score.
+# Predict, then look: with the projections of the lesson, the query of "many" and the key of "Each" have a
+# score of 0.8187. And the query of "Each" with the key of "many"? In lesson 1 both directions had one score.
 score_of_each_on_many = 0.4743  #: your guess, before you run anything
 
 

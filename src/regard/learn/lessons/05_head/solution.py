@@ -9,7 +9,7 @@ Replace every `...` below, then run:
 
     regard learn 5 --check      judges this file, and names your mistake
     regard learn 5 --watch      does so whenever you save it
-    regard learn 5 --hint       says how to mend it
+    regard learn 5 --hint       says how to fix it
     python lesson5.py           runs the lines at the end
 """
 

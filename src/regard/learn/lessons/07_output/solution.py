@@ -7,7 +7,7 @@ Replace every `...` below, then run:
 
     regard learn 7 --check      judges this file, and names your mistake
     regard learn 7 --watch      does so whenever you save it
-    regard learn 7 --hint       says how to mend it
+    regard learn 7 --hint       says how to fix it
     python lesson7.py           runs the lines at the end
 """
 

@@ -10,7 +10,7 @@ Replace every `...` below, then run:
 
     regard learn 10 --check      judges this file, trains your model, and names your mistake
     regard learn 10 --watch      does so whenever you save it
-    regard learn 10 --hint       says how to mend it
+    regard learn 10 --hint       says how to fix it
     python lesson10.py           trains it here, and prints the loss
 """
 

@@ -9,7 +9,7 @@ the heads, write the cut, and check.
     python lesson11.py           prints your scores of every head
     regard learn 11 --check      judges this file, and names your mistake
     regard learn 11 --watch      does so whenever you save it
-    regard learn 11 --hint       says how to mend it
+    regard learn 11 --hint       says how to fix it
 """
 
 import torch

@@ -8,7 +8,7 @@ Replace every `...` below, then run:
 
     regard learn 12 --check      judges this file, and names your mistake
     regard learn 12 --watch      does so whenever you save it
-    regard learn 12 --hint       says how to mend it
+    regard learn 12 --hint       says how to fix it
     python lesson12.py           compares your map with the model's
 """
 

@@ -1,0 +1,60 @@
+"""The coloured cells of a heatmap, from plain numbers: this file needs neither PyTorch nor Matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from regard.support.imports import extra
+
+# From light (small) to dark (large), in even steps of lightness (OKLab), so that the order is visible with
+# every kind of colour vision and in print. The page's colours in the light theme are the same.
+RAMP = ("#f0f7fa", "#bfdeef", "#95c3e3", "#73a6d4", "#5989c1", "#466daa", "#38518f", "#2c3671", "#201e51")
+DARK, LIGHT = "#10131a", "#ffffff"
+
+
+def print_cells(
+    console: Any,
+    values: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    cols: Sequence[str],
+    *,
+    hidden: Sequence[Sequence[bool]],
+    top: float,
+) -> None:
+    """Print a matrix on a Rich console: coloured cells in a terminal, plain numbers elsewhere.
+
+    `rows` and `cols` are the labels, colours run from 0 to `top`, and cells where `hidden` is True show a
+    dot.
+    """
+    with extra("app", "a heatmap in the terminal"):
+        from rich.text import Text
+
+    left = max(map(len, rows), default=0)
+    width = max(max(map(len, cols), default=0), len("0.0000")) + 1
+    console.print(Text(" " * left + "".join(f"{label:>{width}}" for label in cols), style="dim"))
+    for label, row, hidden_row in zip(rows, values, hidden, strict=True):
+        line = Text(f"{label:>{left}}")
+        for value, is_hidden in zip(row, hidden_row, strict=True):
+            if is_hidden:
+                line.append(f"{'·':>{width}}", style="dim")
+            else:
+                line.append(f"{value:{width}.4f}", style=f"{ink(value / top)} on {shade(value / top)}")
+        console.print(line)
+
+
+def shade(share: float) -> str:
+    """The colour #rrggbb of a cell whose value is this share of the largest one."""
+    at = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
+    low = min(int(at), len(RAMP) - 2)
+    ends = zip(_channels(RAMP[low]), _channels(RAMP[low + 1]), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in ends)
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def ink(share: float) -> str:
+    """The colour of the number in such a cell: dark on light shades, light on dark shades."""
+    return DARK if share < 0.5 else LIGHT
