@@ -120,6 +120,7 @@ _PACKAGES = (
     "layers",
     "learn",
     "maps",
+    "mutants",
     "pictures",
     "recorder",
     "show",

@@ -20,6 +20,7 @@ from regard.cli import (
     inspect,
     learn,
     masks,
+    mutate,
     stages,
     survey,
     train,
@@ -68,6 +69,7 @@ app.command(short_help="List what every head of a model does.")(heads.heads)
 app.command(short_help="Show what every head of a model attends to.")(inspect.inspect)
 app.command(short_help="Learn attention by writing it, lesson by lesson.")(learn.learn)
 app.command(short_help="Draw the masks of a model's layers on a batch.")(masks.masks)
+app.command(short_help="Count the mistakes that a test suite notices.")(mutate.mutate)
 app.command(short_help="Show the stages of attention, with numbers.")(stages.stages)
 app.command(short_help="Score every head over a whole corpus.")(survey.survey)
 app.command(short_help="Train a small GPT on a text.")(train.train)

@@ -40,6 +40,30 @@ def as_sequence(t: Tensor, layout: str) -> Tensor | None:
     }[layout]()
 
 
+def to_heads(t: Tensor, layout: str) -> Tensor:
+    """Return a tensor of a layout of heads, one of `understand.HEAD_LAYOUTS`, as (B, H, T, D)."""
+    return {
+        "BHTD": lambda: t,
+        "BTHD": lambda: t.transpose(1, 2),
+        "BTD": lambda: t[:, None],
+        "TD": lambda: t[None, None],
+        "TBHD": lambda: t.permute(1, 2, 0, 3),
+        "TBD": lambda: t.transpose(0, 1)[:, None],
+    }[layout]()
+
+
+def from_heads(t: Tensor, layout: str) -> Tensor:
+    """Return a tensor (B, H, T, D) in a layout of heads; see `to_heads`."""
+    return {
+        "BHTD": lambda: t,
+        "BTHD": lambda: t.transpose(1, 2),
+        "BTD": lambda: t[:, 0],
+        "TD": lambda: t[0, 0],
+        "TBHD": lambda: t.permute(2, 0, 1, 3),
+        "TBD": lambda: t[:, 0].transpose(0, 1),
+    }[layout]()
+
+
 def to_array(value: Any) -> Any:
     """Return a tensor as a NumPy array, and anything else as it is."""
     return value.detach().numpy() if isinstance(value, Tensor) else value
