@@ -79,9 +79,12 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
     log = CallLog()
     new = make_mutant(target, by_name.get(run.get("mutant", "")), log, signature)
 
+    original = (target,)  # a tuple, which keeps it: a variable of a closure would be replaced, too
+    del target
+
     def replace() -> None:
         setattr(owner, name, new)
-        replace_everywhere(target, new)
+        replace_everywhere(original[0], new)
 
     replace()
     observer = SuiteObserver(replace, run.get("only", ""))
@@ -100,7 +103,7 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
     }
     if "survivors" in run and log.example is not None:
         survivors = [by_name[survivor] for survivor in run["survivors"]]
-        report["tests"] = suggest_tests(target, run["spec"], signature, log.example, survivors)
+        report["tests"] = suggest_tests(original[0], run["spec"], signature, log.example, survivors)
     return report
 
 

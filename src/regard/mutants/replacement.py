@@ -48,17 +48,17 @@ def replace_everywhere(target: Any, new: Callable[..., Any]) -> int:
     The names of modules are dicts, and so are registries of functions. Tuples and partial functions cannot
     be changed: a target that is held there alone is not called by its mutants, which their log shows.
     """
-    count = 0
+    count, number = 0, id(target)  # a comprehension over `target` would hold it in a cell of its own
     own = {id(cell) for cell in getattr(new, "__closure__", None) or ()} | {id(new.__dict__)}
     for holder in gc.get_referrers(target):
         if id(holder) in own:
             continue
         if isinstance(holder, dict):
-            for key in [key for key, value in holder.items() if value is target]:
+            for key in [key for key, value in holder.items() if id(value) == number]:
                 holder[key] = new
                 count += 1
         elif isinstance(holder, list):
-            for i in [i for i, value in enumerate(holder) if value is target]:
+            for i in [i for i, value in enumerate(holder) if id(value) == number]:
                 holder[i] = new
                 count += 1
         elif isinstance(holder, types.CellType):

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
+# The arguments of F.scaled_dot_product_attention by their meaning, in their order.
+SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "dropout": "dropout_p"}
+SDPA |= {"causal": "is_causal", "scale": "scale", "grouped": "enable_gqa"}
 
 
 def rows_sum_to_one(t: Tensor) -> bool:
@@ -144,7 +146,7 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     # This function is written in C and has no signature.
     if target is F.scaled_dot_product_attention:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        defaults = {"dropout_p": 0.0}
+        defaults = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
         optional = {
             name: inspect.Parameter(name, kind, default=defaults.get(name))
             for name in list(SDPA.values())[3:]

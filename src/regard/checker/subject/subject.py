@@ -19,7 +19,6 @@ from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import (
-    SDPA,
     as_grid,
     as_sequence,
     copy_module,
@@ -49,9 +48,6 @@ SEQUENCES = {
     "BCHW": "(B, C, H, W)",
     "BHWC": "(B, H, W, C)",
 }
-
-
-SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 
 
 @dataclass
