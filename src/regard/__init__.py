@@ -114,6 +114,7 @@ _PACKAGES = (
     "auditor",
     "checker",
     "comparison",
+    "conformance",
     "gpt",
     "heads",
     "interventions",

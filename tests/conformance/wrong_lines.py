@@ -1,5 +1,7 @@
 """Mistakes of the catalogue as other lines of the NumPy program: pairs of a right text and a wrong one."""
 
+# ruff: noqa: E501
+
 SCALE = 'scale = case["scale"]'
 CAUSAL = "masks.append(j <= i)\n"
 MASK = "masks.append(mask != 0)"

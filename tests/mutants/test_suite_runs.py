@@ -105,7 +105,7 @@ def test_suites_that_do_not_serve_are_answered_in_a_sentence(project, test, mess
 
 
 def test_wrong_arguments_are_answered_before_anything_runs(project):
-    with pytest.raises(CheckError, match="no file or folder nothing.py"):
+    with pytest.raises(CheckError, match=r"no file or folder nothing\.py"):
         mutate(["nothing.py"], "package.kernels:attention")
     with pytest.raises(ValueError, match="did you mean no-scale"):
         mutate(["test_it.py"], "package.kernels:attention", mistakes=["noscale"])

@@ -14,6 +14,7 @@ from regard.cli import (
     ablate,
     audit,
     check,
+    conformance,
     explain_mistake,
     generate,
     heads,
@@ -60,6 +61,9 @@ app.command(
     # --with takes one word; what follows it, as `d_model=64 num_heads=4`, arrives as extra arguments.
     context_settings={"allow_extra_args": True},
 )(check.check)
+app.add_typer(
+    conformance.app, name="conformance", short_help="Cases for any language, and the judge of its results."
+)
 app.command(short_help="Fetch a text or a model from the package index.")(data.data)
 app.command("explain-mistake", short_help="Explain one mistake, with an example that runs.")(
     explain_mistake.explain_mistake
