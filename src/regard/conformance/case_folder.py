@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.conformance.cases import ConformanceCase, make_cases
-from regard.support.files import read_json
+from regard.support.files import FileError, read_json
 from regard.support.safetensor_files import SafetensorFile, write_safetensors
 
 FORMAT, VERSION = "regard-conformance", 1
@@ -24,7 +24,11 @@ GRADIENTS = ("dq", "dk", "dv")
 def write_cases(folder: str | os.PathLike[str], seed: int = 0) -> Path:
     """Write inputs and right answers into a folder, which is made if it is not there; return the index.
 
-    The same seed gives the same bytes. `docs/conformance.md` says what each field means.
+    The same seed gives the same bytes. The page "The format of the cases" says what each field means.
+
+    Arguments:
+        folder: where to write `index.json` and `cases.safetensors`.
+        seed: another seed draws other numbers.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,15 +81,15 @@ def describe(case: ConformanceCase, inputs: dict[str, Tensor], answers: dict[str
 def read_cases(folder: str | os.PathLike[str]) -> tuple[list[ConformanceCase], dict[str, Tensor]]:
     """Return the cases of a folder and its tensors; ValueError says what is wrong with it."""
     folder = Path(folder)
-    index = read_json(folder / INDEX, ValueError)
+    index = read_json(folder / INDEX, FileError)
     if index.get("format") != FORMAT or index.get("version") != VERSION:
         found = f"{index.get('format')!r}, version {index.get('version')!r}"
-        raise ValueError(f"{folder / INDEX}: expected {FORMAT!r}, version {VERSION}, got {found}")
+        raise FileError(f"{folder / INDEX}: expected {FORMAT!r}, version {VERSION}, got {found}")
     path = folder / TENSORS
-    file = SafetensorFile(path, ValueError)
+    file = SafetensorFile(path, FileError)
     if hashlib.sha256(path.read_bytes()).hexdigest() != index.get("sha256"):
-        raise ValueError(f"{path}: its contents are not those that the index was written for: write it anew")
+        raise FileError(f"{path}: its contents are not those that the index was written for: write it anew")
     seed = index.get("seed")
     if not isinstance(seed, int):
-        raise ValueError(f"{folder / INDEX}: expected a whole number as seed, got {seed!r}")
+        raise FileError(f"{folder / INDEX}: expected a whole number as seed, got {seed!r}")
     return make_cases(seed), {name: file.read(name) for name in file.shapes}

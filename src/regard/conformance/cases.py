@@ -87,7 +87,9 @@ class ConformanceCase:
 def grid(draw: random.Random, *shape: int) -> Tensor:
     """Return multiples of 1/32 between -2 and 2, the same on every machine."""
     count = int(torch.Size(shape).numel())
-    return torch.tensor([draw.randint(-64, 64) / 32 for _ in range(count)], dtype=torch.float64).view(shape)
+    return torch.tensor(
+        [draw.randint(-64, 64) / 32 for _ in range(count)], dtype=torch.float64, device="cpu"
+    ).view(shape)
 
 
 def make_cases(seed: int = 0) -> list[ConformanceCase]:
@@ -105,14 +107,16 @@ def make_cases(seed: int = 0) -> list[ConformanceCase]:
 
     def visible(name: str, *shape: int) -> Tensor:
         draw = random.Random(f"{seed} {name} mask")
-        mask = torch.tensor([draw.random() < 0.6 for _ in range(torch.Size(shape).numel())]).view(shape)
+        mask = torch.tensor(
+            [draw.random() < 0.6 for _ in range(torch.Size(shape).numel())], device="cpu"
+        ).view(shape)
         mask[..., 0] = True  # no row is empty
         return mask
 
     def numbers(name: str, *shape: int) -> Tensor:
         return grid(random.Random(f"{seed} {name} numbers"), *shape)
 
-    tokens = torch.arange(7) < torch.tensor([[6], [4]])
+    tokens = torch.arange(7, device="cpu") < torch.tensor([[6], [4]], device="cpu")
     causal: dict[str, Any] = {"causal": True}
     large = ask("large-scores", **causal)
     empty = visible("empty-rows", 7, 7)

@@ -27,6 +27,7 @@ from regard.checker.oracle.oracle import describe_difference, relative_differenc
 from regard.checker.oracle.wiring import Affine, Wiring
 from regard.conformance.case_folder import GRADIENTS, TOLERANCES, read_cases
 from regard.conformance.cases import ConformanceCase
+from regard.support.files import FileError
 from regard.support.safetensor_files import SafetensorFile
 
 WIDTH = 100  # columns
@@ -107,7 +108,7 @@ def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Ju
             `CASE.dq`, `CASE.dk` and `CASE.dv`, in the shapes of the right answers and any float dtype.
     """
     cases, tensors = read_cases(folder)
-    file = SafetensorFile(Path(results), ValueError)
+    file = SafetensorFile(Path(results), FileError)
     found = {name: file.read(name) for name in file.shapes if name in tensors}
     verdicts, missing = [], []
     for case in cases:
@@ -206,7 +207,7 @@ def _cache_mistakes(case: ConformanceCase, output: Tensor) -> list[str]:
     H, D = question.q.shape[1], question.q.shape[3]
     # The cache's oracle projects one sequence; here that holds queries, keys and values side by side.
     x = torch.cat([t.transpose(1, 2).flatten(2) for t in (question.q, question.k, question.v)], -1)
-    picks = torch.eye(3 * H * D, dtype=torch.float64).split(H * D, 1)
+    picks = torch.split(torch.eye(3 * H * D, dtype=torch.float64, device=x.device), H * D, 1)
     query, key, value = (Affine(pick) for pick in picks)
     wiring = Wiring(H, H, query, key, value, splits=True)
     asked = replace(question, q=x, k=x, v=x)

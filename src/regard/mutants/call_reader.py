@@ -61,7 +61,22 @@ class Reading:
     @property
     def variant(self) -> AttentionVariant:
         """The attention that the target computes."""
-        return replace(CORRECT, causal=top_left) if self.convention.aligned == "top left" else CORRECT
+        return _variant(self.convention)
+
+    def mutated(self, change: dict[str, Any]) -> AttentionVariant:
+        """Return the attention that the target computes, with some fields changed.
+
+        A mistake in a causal mask that begins at the top left is made there, as if there were as many keys as
+        queries.
+        """
+        rule = change.get("causal")
+        if rule is not None and self.convention.aligned == "top left":
+            change = change | {"causal": lambda q, k, n: rule(q, k, n._replace(S=n.T))}
+        return replace(self.variant, **change)
+
+
+def _variant(convention: Convention) -> AttentionVariant:
+    return replace(CORRECT, causal=top_left) if convention.aligned == "top left" else CORRECT
 
 
 class CallReader:
@@ -85,9 +100,8 @@ class CallReader:
                 question, wiring = self.ask(arguments, roles, convention)
                 if math.prod(question.q.shape[:3]) * question.k.shape[-2] > LARGEST:
                     return f"more than {LARGEST} weights"
-                variant = replace(CORRECT, causal=top_left) if convention.aligned == "top left" else CORRECT
                 with torch.no_grad():
-                    right = variant.answer(question.to(torch.float64), wiring)
+                    right = _variant(convention).answer(question.to(torch.float64), wiring)
             except (RuntimeError, ValueError, IndexError, TypeError):
                 continue
             reading = Reading(question, wiring, convention, right, {})
@@ -260,7 +274,7 @@ def _with_mask(question: Question, mask: Any, meaning: str, convention: Conventi
     B, T, S = question.q.shape[0], question.q.shape[2], question.k.shape[2]
     if meaning == "padding":
         if mask.shape == (B,):
-            return replace(question, padding=torch.arange(S) < mask[:, None])
+            return replace(question, padding=torch.arange(S, device=mask.device) < mask[:, None])
         return replace(question, padding=mask.bool() if convention.padding == "look" else ~mask.bool())
     hidden = torch.zeros_like(mask, dtype=torch.bool)
     bias = None

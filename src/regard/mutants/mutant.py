@@ -126,7 +126,7 @@ class CallLog:
     options: set[str] = field(default_factory=set)  # what calls asked for
     difference: float = 0.0  # the largest of a mutant from the right answer, relative to its largest number
     reasons: Counter[str] = field(default_factory=Counter)  # why a mutant made no difference
-    example: tuple[dict[str, Any], Reading] | None = None  # the smallest call that was read
+    example: tuple[dict[str, Any], Reading] | None = None  # the plainest call that was read
 
     def add(self, arguments: dict[str, Any], reading: Reading) -> None:
         """Count a call that was read."""
@@ -142,11 +142,7 @@ class CallLog:
             "sinks": question.sinks is not None,
         }
         self.options |= {name for name, there in has.items() if there}
-        size = question.q.numel() + question.k.numel()
-        if (
-            self.example is None
-            or size < self.example[1].question.q.numel() + self.example[1].question.k.numel()
-        ):
+        if self.example is None or _plainness(reading) < _plainness(self.example[1]):
             self.example = arguments, reading
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,6 +157,13 @@ class CallLog:
         }
 
 
+def _plainness(reading: Reading) -> tuple[bool, bool, int]:
+    """Return a sort key of calls: those with several heads and in single precision first, then small ones."""
+    question = reading.question
+    has_heads = reading.convention.layout not in ("BTD", "TBD", "TD")
+    return not has_heads, question.dtype == torch.float64, question.q.numel() + question.k.numel()
+
+
 def make_mutant(
     target: Callable[..., Any], mutant: Mutant | None, log: CallLog, signature: CallSignature | None = None
 ) -> Callable[..., Any]:
@@ -170,7 +173,8 @@ def make_mutant(
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if getattr(inside, "busy", False):
+        # A call that torch.compile traces would trace the mutant's own code: it is not counted.
+        if torch.compiler.is_compiling() or getattr(inside, "busy", False):
             return target(*args, **kwargs)
         inside.busy = True
         try:
@@ -194,7 +198,7 @@ def _answer(result: Any, reading: Reading, mutant: Mutant, log: CallLog) -> Any:
     question, right = reading.question, reading.right
     # Kernels compute in float32 where their inputs are in half precision.
     dtype = torch.promote_types(question.dtype, torch.float32)
-    answer = replace(reading.variant, **mutant.change).answer(question.to(dtype), reading.wiring)
+    answer = reading.mutated(mutant.change).answer(question.to(dtype), reading.wiring)
     output = answer.output
     if answer.free is not None:  # rows that see no key: programs differ in what they give there
         output = output.masked_fill(answer.free, 0.0)

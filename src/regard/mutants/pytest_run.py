@@ -69,6 +69,8 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
     folder = run["folder"]
     # Children of the tests write no bytecode either; Hypothesis would keep examples in the current folder.
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_STORAGE_DIRECTORY": folder, "TMPDIR": folder}
+    # pytest sets it for what a test imports; Triton's tutorial chooses the configuration of its kernel by it.
+    os.environ["PYTEST_VERSION"] = pytest.__version__
     prepare_interpreter()
     owner, name, target = import_target(run["spec"])
     try:

@@ -101,6 +101,8 @@ class MutationReport:
             if result.test:
                 verified = "" if result.verified else "  # not verified"
                 lines += ["", *(f"    {line}".rstrip() for line in result.test.splitlines()), verified]
+            else:
+                lines.append("    no test that shows it was found in time")
         if self.killed:
             lines += ["", *_wrap(f"killed: {', '.join(self.killed)}")]
         by_reason: dict[str, list[str]] = {}

@@ -11,7 +11,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -65,8 +65,11 @@ NAMES = SimpleNamespace(causal=causal, padding=padding, tensor_mask=tensor_mask,
 OPTIONS = ("causal", "mask", "item mask", "padding", "window", "sides", "softcap", "sinks", "bias")
 
 
+SuggestedCallKey = tuple[Sizes, int]  # its sizes, and its number among the calls of these sizes
+
+
 @dataclass(frozen=True)
-class Candidate:
+class SuggestedCall:
     """The first lines of a test: how its inputs are made, and the arguments of the call as expressions."""
 
     setup: tuple[str, ...]
@@ -116,7 +119,7 @@ class TestWriter:
         ]
         return tuple(dict.fromkeys([*seen, *grown]))
 
-    def candidates(self, sizes: Sizes) -> Iterator[Candidate]:
+    def candidates(self, sizes: Sizes) -> Iterator[SuggestedCall]:
         """Yield the calls of some sizes: without options, with one of them, and with two."""
         singles = [(option,) for option in OPTIONS]
         pairs = itertools.combinations(("causal", "mask", "padding", "window", "softcap", "sinks"), 2)
@@ -125,7 +128,7 @@ class TestWriter:
                 if (candidate := self._candidate(sizes, options, factor)) is not None:
                     yield candidate
 
-    def _candidate(self, n: Sizes, options: tuple[str, ...], factor: int) -> Candidate | None:
+    def _candidate(self, n: Sizes, options: tuple[str, ...], factor: int) -> SuggestedCall | None:
         """Return a call with some options; None if the target has no argument for one of them."""
         names = self.signature.names
         if self.convention.layout in ("BTD", "TBD", "TD") and n.H > 1:
@@ -186,7 +189,7 @@ class TestWriter:
         order = list(self.signature.signature.parameters)
         # A function by `apply` takes its arguments in their order.
         arguments = dict(sorted(arguments.items(), key=lambda item: order.index(item[0])))
-        return Candidate(tuple(setup), arguments)
+        return SuggestedCall(tuple(setup), arguments)
 
     def _default(self, meaning: str) -> Any:
         return self.signature.value(self.example, meaning)
@@ -241,7 +244,7 @@ class TestWriter:
             "one-zero": f"(~{spread}).float()",
         }[self.convention.mask]
 
-    def read(self, candidate: Candidate) -> Reading | None:
+    def read(self, candidate: SuggestedCall) -> Reading | None:
         """Run the target on a candidate; return what it was asked, if its answer is right."""
         arguments = self._evaluate(candidate)
         try:
@@ -254,7 +257,7 @@ class TestWriter:
     def _by_name(self) -> bool:
         return not isinstance(getattr(self.target, "__self__", None), type)  # `apply` takes no names
 
-    def preview(self, candidate: Candidate) -> tuple[Question, Any] | None:
+    def preview(self, candidate: SuggestedCall) -> tuple[Question, Any] | None:
         """Return what a candidate asks in the convention of the suite's calls, without running the target."""
         arguments = self._evaluate(candidate)
         roles = [as_tensor(arguments[self.signature.names[role]]) for role in ROLES]
@@ -263,14 +266,14 @@ class TestWriter:
         except (RuntimeError, ValueError, IndexError, TypeError):
             return None
 
-    def _evaluate(self, candidate: Candidate) -> dict[str, Any]:
+    def _evaluate(self, candidate: SuggestedCall) -> dict[str, Any]:
         """Run the first lines of a test; return the arguments of its call."""
         space: dict[str, Any] = {"torch": torch, "regard": NAMES}
         with torch.random.fork_rng(devices=[]):
             exec("\n".join(candidate.setup), space)
         return {name: eval(text, space) for name, text in candidate.arguments.items()}
 
-    def write(self, candidate: Candidate, reading: Reading, mutant: Mutant) -> str:
+    def write(self, candidate: SuggestedCall, reading: Reading, mutant: Mutant) -> str:
         """Return the text of a test file with one test."""
         place, _, name = self.spec.rpartition(":")
         module = (
@@ -334,38 +337,47 @@ def suggest_tests(
     """
     prepare_interpreter()
     writer = TestWriter(target, spec, signature, example)
-    candidates = [candidate for sizes in writer.sizes() for candidate in writer.candidates(sizes)]
-    readings: dict[int, Reading | None] = {}
-    found = {}
-    for mutant in mutants:
-        found[mutant.name] = _suggest(writer, mutant, candidates, readings)
-    return found
+    by_sizes = {sizes: list(writer.candidates(sizes)) for sizes in writer.sizes()}
+    readings: dict[SuggestedCallKey, Reading | None] = {}
+    return {mutant.name: _suggest(writer, mutant, by_sizes, readings) for mutant in mutants}
 
 
 def _suggest(
-    writer: TestWriter, mutant: Mutant, candidates: list[Candidate], readings: dict[int, Reading | None]
+    writer: TestWriter,
+    mutant: Mutant,
+    by_sizes: dict[Sizes, list[SuggestedCall]],
+    readings: dict[SuggestedCallKey, Reading | None],
 ) -> dict[str, str]:
-    """Return the first candidate that shows a mutant, as a test."""
+    """Return the first call that shows a mutant, as a test; neither text nor reason if time runs out.
+
+    `readings` holds the calls that were made already. Sizes of which the target refuses the plain call are
+    not tried with options: a call of a kernel in Triton's interpreter takes seconds.
+    """
     end = time.monotonic() + PATIENCE
+
+    def read(sizes: Sizes, i: int) -> Reading | None:
+        if (sizes, i) not in readings:
+            readings[sizes, i] = writer.read(by_sizes[sizes][i])
+        return readings[sizes, i]
+
     same = refused = 0
-    for i, candidate in enumerate(candidates):
-        if time.monotonic() > end:
-            break
-        asked = writer.preview(candidate)
-        if asked is None or not _shows(
-            Reading(*asked, writer.convention, Answer(asked[0].q), {}), mutant, writer.dtype
-        ):
-            continue
-        if i not in readings:
-            readings[i] = writer.read(candidate)
-        reading = readings[i]
-        if reading is None:
-            refused += 1
-        elif _shows(reading, mutant, writer.dtype):
-            return {"text": writer.write(candidate, reading, mutant)}
-        else:
-            same += 1
-    if same:
+    for sizes, candidates in by_sizes.items():
+        for i, candidate in enumerate(candidates):
+            if time.monotonic() > end:
+                return {}
+            asked = writer.preview(candidate)
+            preview = None if asked is None else Reading(*asked, writer.convention, Answer(asked[0].q), {})
+            if preview is None or not _shows(preview, mutant, writer.dtype):
+                continue
+            reading = None if read(sizes, 0) is None else read(sizes, i)
+            if reading is None:
+                refused += 1
+            elif _shows(reading, mutant, writer.dtype):
+                return {"text": writer.write(candidate, reading, mutant)}
+            else:
+                same += 1
+    by_convention = writer.convention.aligned == "top left" and mutant.change.keys() == {"causal"}
+    if same or by_convention:
         return {"reason": "the target itself does so, by its convention"}
     if refused:
         return {"reason": "the target refuses the inputs that would show it, or is not attention there"}
@@ -380,7 +392,7 @@ def _shows(reading: Reading, mutant: Mutant, dtype: torch.dtype) -> bool:
     with torch.no_grad():
         right = reading.variant.answer(question.to(torch.float64), reading.wiring)
         try:
-            wrong = replace(reading.variant, **mutant.change).answer(question, reading.wiring)
+            wrong = reading.mutated(mutant.change).answer(question, reading.wiring)
         except (RuntimeError, ValueError, IndexError):
             return False  # it raises an error, which no assertion is needed for
     output = wrong.output if wrong.free is None else wrong.output.masked_fill(wrong.free, 0.0)

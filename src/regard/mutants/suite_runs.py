@@ -187,8 +187,8 @@ def _judge(mutant: Mutant, line: dict[str, Any]) -> MutantResult:
 def _suggest(report: MutationReport, runs: SuiteRuns, limit: float, tell: Callable[[str], None]) -> None:
     """Give each survivor a test that would have noticed it, and verify that the test does.
 
-    A survivor for which there is no such test is left out: the target has the same answer, or refuses every
-    input on which the mistake shows.
+    A survivor for which there can be no such test is left out: the target has the same answer, or refuses
+    every input on which the mistake shows. One for which none was found in time stays a survivor.
     """
     if not report.survivors:
         return
@@ -199,9 +199,10 @@ def _suggest(report: MutationReport, runs: SuiteRuns, limit: float, tell: Callab
         verifications = []
         for i, result in enumerate(report.survivors):
             suggestion = found.get(result.name, {})
-            if "text" not in suggestion:
+            if "reason" in suggestion:
                 report.results.remove(result)
-                report.left_out[result.name] = suggestion.get("reason", "no input was found that shows it")
+                report.left_out[result.name] = suggestion["reason"]
+            if "text" not in suggestion:
                 continue
             result.test = suggestion["text"]
             path = Path(folder).resolve() / f"test_survivor_{i}.py"
@@ -209,6 +210,7 @@ def _suggest(report: MutationReport, runs: SuiteRuns, limit: float, tell: Callab
             one = {"tests": [*runs.tests, str(path)], "only": str(path)}
             verifications += [one, one | {"mutant": result.name}]
         done = [line.get("report", {}).get("code") for line in runs.run(verifications, limit)]
-    for result, codes in zip(report.survivors, zip(done[::2], done[1::2], strict=True), strict=True):
+    written = [result for result in report.survivors if result.test]
+    for result, codes in zip(written, zip(done[::2], done[1::2], strict=True), strict=True):
         result.verified = codes == (0, 1)
         tell(f"{'a test kills it' if result.verified else 'its test is not verified'}: {result.name}")
