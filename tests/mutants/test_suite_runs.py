@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -57,12 +56,9 @@ def everything(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*")}
 
 
-def leftovers() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("regard-check-")}
-
-
-def test_killed_survived_and_a_test_that_kills(project):
-    before, temporary = everything(project), leftovers()
+def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkeypatch):
+    before, temporary = everything(project), tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     names = ["no-scale", "top-left-causal", "window-dropped"]
     report = mutate(["test_it.py"], "package.kernels:attention", mistakes=names, jobs=2)
     assert report.killed == ["no-scale"]
@@ -78,7 +74,7 @@ def test_killed_survived_and_a_test_that_kills(project):
     for text in (report.badge, survivor.why, "killed: no-scale", "left out"):
         assert text in str(report)
     assert everything(project) == before, "nothing is left behind"
-    assert leftovers() <= temporary
+    assert everything(temporary) == set()
     assert Path.cwd() == project
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -105,7 +106,9 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
     }
     if "survivors" in run and log.example is not None:
         survivors = [by_name[survivor] for survivor in run["survivors"]]
-        report["tests"] = suggest_tests(original[0], run["spec"], signature, log.example, survivors)
+        module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+        spec = f"{module}:{run['spec'].rpartition(':')[2]}"
+        report["tests"] = suggest_tests(original[0], spec, signature, log.example, survivors)
     return report
 
 

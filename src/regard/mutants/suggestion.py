@@ -98,9 +98,10 @@ class TestWriter:
         self.takes_masks = mask is not None and "Mask" in str(mask.annotation)  # those of Regard
         self.reader = CallReader(signature)
         self.reader.convention = self.convention
+        self.returns_dict = False  # told by its first result
 
     def sizes(self) -> tuple[Sizes, ...]:
-        """Return the sizes to try, smallest first: small ones, and those of the suite's smallest call."""
+        """Return the sizes to try, smallest first: small ones, and those of the suite's plainest call."""
         B, H, T, D = self.question.q.shape
         G, S = self.question.k.shape[1:3]
         own = Sizes(B, H, G, T, S, D)
@@ -251,6 +252,7 @@ class TestWriter:
             result = self.target(**arguments) if self._by_name() else self.target(*arguments.values())
         except Exception:  # a kernel may refuse these sizes with any error
             return None
+        self.returns_dict = isinstance(result, dict)
         reading = self.reader.read(arguments, result)
         return None if isinstance(reading, str) else reading
 
@@ -275,10 +277,7 @@ class TestWriter:
 
     def write(self, candidate: SuggestedCall, reading: Reading, mutant: Mutant) -> str:
         """Return the text of a test file with one test."""
-        place, _, name = self.spec.rpartition(":")
-        module = (
-            place.removesuffix(".py").replace("/", ".").rpartition(".")[2] if place.endswith(".py") else place
-        )
+        module, _, name = self.spec.rpartition(":")
         first, *attributes = name.split(".")
         called = ".".join([first, *attributes])
         positional = [candidate.arguments[self.signature.names[role]] for role in ROLES]
@@ -319,9 +318,7 @@ class TestWriter:
         place = reading.places["output"]
         if place is None:
             return ""
-        return f"[{place!r}]" if isinstance(place, int) or self._returns_dict else f".{place}"
-
-    _returns_dict = False
+        return f"[{place!r}]" if isinstance(place, int) or self.returns_dict else f".{place}"
 
 
 def suggest_tests(
@@ -333,11 +330,14 @@ def suggest_tests(
 ) -> dict[str, dict[str, str]]:
     """Return a test for each mutant that the target can have: its "text", or the "reason" why there is none.
 
-    `example` is the smallest call of the suite: its arguments, and what it asked.
+    `spec` is `module:name`, by which a test imports the target; `example` is the plainest call of the suite,
+    its arguments and what it asked.
     """
     prepare_interpreter()
     writer = TestWriter(target, spec, signature, example)
     by_sizes = {sizes: list(writer.candidates(sizes)) for sizes in writer.sizes()}
+    if not any(by_sizes.values()):  # no tests are written for packed sequences, nor for heads in one axis
+        return {}
     readings: dict[SuggestedCallKey, Reading | None] = {}
     return {mutant.name: _suggest(writer, mutant, by_sizes, readings) for mutant in mutants}
 
