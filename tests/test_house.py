@@ -36,6 +36,8 @@ FLOORS = {
     "checker": 2,
     "testing": 2,
     "comparison": 2,
+    "conformance": 2,
+    "mutants": 2,
     "spans": 2,
     "vllm": 2,
     "show": 3,

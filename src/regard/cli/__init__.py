@@ -14,12 +14,14 @@ from regard.cli import (
     ablate,
     audit,
     check,
+    conformance,
     explain_mistake,
     generate,
     heads,
     inspect,
     learn,
     masks,
+    mutate,
     stages,
     survey,
     train,
@@ -59,6 +61,9 @@ app.command(
     # --with takes one word; what follows it, as `d_model=64 num_heads=4`, arrives as extra arguments.
     context_settings={"allow_extra_args": True},
 )(check.check)
+app.add_typer(
+    conformance.app, name="conformance", short_help="Cases for any language, and the judge of its results."
+)
 app.command(short_help="Fetch a text or a model from the package index.")(data.data)
 app.command("explain-mistake", short_help="Explain one mistake, with an example that runs.")(
     explain_mistake.explain_mistake
@@ -68,6 +73,7 @@ app.command(short_help="List what every head of a model does.")(heads.heads)
 app.command(short_help="Show what every head of a model attends to.")(inspect.inspect)
 app.command(short_help="Learn attention by writing it, lesson by lesson.")(learn.learn)
 app.command(short_help="Draw the masks of a model's layers on a batch.")(masks.masks)
+app.command(short_help="Count the mistakes that a test suite notices.")(mutate.mutate)
 app.command(short_help="Show the stages of attention, with numbers.")(stages.stages)
 app.command(short_help="Score every head over a whole corpus.")(survey.survey)
 app.command(short_help="Train a small GPT on a text.")(train.train)

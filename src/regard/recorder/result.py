@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -23,6 +23,7 @@ from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out
+from regard.recorder.foreign_layer import foreign_layer
 from regard.recorder.layer import Layer, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
 from regard.recorder.storage.folder import save
@@ -98,6 +99,32 @@ class Capture:
     """The evidence of the other ranks, if several processes run the model; what they captured is theirs."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
+
+    @classmethod
+    def from_tensors(
+        cls,
+        layers: Sequence[Mapping[str, Any]],
+        *,
+        model: str = "",
+        ids: Tensor | None = None,
+        tokens: list[list[str]] | None = None,
+    ) -> Capture:
+        """Make a capture of the attention that another engine has computed, certified by the same rule.
+
+        Arguments:
+            layers: for each layer "q" (B, H, T, D), "k" and "v" (B, G, S, D), as they entered the attention,
+                after rotary positions and norms, and "output" (B, H, T, E), before any projection; and, where
+                the layer has them, "mask", "scale", "softcap" and "sinks" as in `regard.attend`, and "name".
+            model: the name of the model.
+            ids, tokens: the token ids (B, T) that it read, and the same as text.
+
+        >>> import torch, regard
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+        >>> output = regard.attend(q, k, v, mask=regard.causal)
+        >>> regard.Capture.from_tensors([{"q": q, "k": k, "v": v, "output": output, "mask": regard.causal}])
+        Capture(1 layer of 1×2×5×5, 1 certified)
+        """
+        return cls([foreign_layer(i, fields) for i, fields in enumerate(layers)], model, ids, tokens)
 
     def __len__(self) -> int:
         return len(self.layers)

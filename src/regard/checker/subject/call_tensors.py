@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "causal": "is_causal"}
+# The arguments of F.scaled_dot_product_attention by their meaning, in their order.
+SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "dropout": "dropout_p"}
+SDPA |= {"causal": "is_causal", "scale": "scale", "grouped": "enable_gqa"}
 
 
 def rows_sum_to_one(t: Tensor) -> bool:
@@ -37,6 +39,30 @@ def as_sequence(t: Tensor, layout: str) -> Tensor | None:
         "BCT": lambda: t.transpose(1, 2),
         "BCHW": lambda: t.flatten(2).transpose(1, 2),
         "BHWC": lambda: t.flatten(1, 2),
+    }[layout]()
+
+
+def to_heads(t: Tensor, layout: str) -> Tensor:
+    """Return a tensor of a layout of heads, one of `understand.HEAD_LAYOUTS`, as (B, H, T, D)."""
+    return {
+        "BHTD": lambda: t,
+        "BTHD": lambda: t.transpose(1, 2),
+        "BTD": lambda: t[:, None],
+        "TD": lambda: t[None, None],
+        "TBHD": lambda: t.permute(1, 2, 0, 3),
+        "TBD": lambda: t.transpose(0, 1)[:, None],
+    }[layout]()
+
+
+def from_heads(t: Tensor, layout: str) -> Tensor:
+    """Return a tensor (B, H, T, D) in a layout of heads; see `to_heads`."""
+    return {
+        "BHTD": lambda: t,
+        "BTHD": lambda: t.transpose(1, 2),
+        "BTD": lambda: t[:, 0],
+        "TD": lambda: t[0, 0],
+        "TBHD": lambda: t.permute(2, 0, 1, 3),
+        "TBD": lambda: t[:, 0].transpose(0, 1),
     }[layout]()
 
 
@@ -120,7 +146,7 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     # This function is written in C and has no signature.
     if target is F.scaled_dot_product_attention:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        defaults = {"dropout_p": 0.0}
+        defaults = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
         optional = {
             name: inspect.Parameter(name, kind, default=defaults.get(name))
             for name in list(SDPA.values())[3:]

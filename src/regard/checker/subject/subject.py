@@ -19,16 +19,17 @@ from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import (
-    SDPA,
     as_grid,
     as_sequence,
     copy_module,
     describe_result,
     from_arrays,
+    from_heads,
     in_dtype,
     rows_sum_to_one,
     tensors_in_result,
     to_array,
+    to_heads,
 )
 from regard.checker.subject.construction.call_values import make_values
 from regard.checker.subject.function_state import FunctionState
@@ -47,9 +48,6 @@ SEQUENCES = {
     "BCHW": "(B, C, H, W)",
     "BHWC": "(B, H, W, C)",
 }
-
-
-SDPA |= {"dropout": "dropout_p", "scale": "scale", "grouped": "enable_gqa"}
 
 
 @dataclass
@@ -206,15 +204,11 @@ class Subject:
             return image if self.layout == "BHWC" else image.permute(0, 3, 1, 2)
         if self.layout == "TBC":
             return x.transpose(0, 1)
-        if self.layout in ("BCT", "BTHD"):
+        if self.layout == "BCT":
             return x.transpose(1, 2)
-        if self.layout == "TBHD":
-            return x.permute(2, 0, 1, 3)
-        if self.layout == "TBD":
-            return x[:, 0].transpose(0, 1)
-        if self.layout == "TC":
-            return x[0]
-        return x[:, 0] if self.layout == "BTD" else x[0, 0] if self.layout == "TD" else x
+        if self.layout in SEQUENCES:
+            return x[0] if self.layout == "TC" else x
+        return from_heads(x, self.layout)
 
     def _keywords(self, question: Question) -> dict[str, Any]:
         """Return the keyword arguments that express a question's options."""
@@ -369,12 +363,4 @@ class Subject:
         H = question.q.shape[1]
         shapes = {"BHTD": (B, H, T, E), "BTHD": (B, T, H, E), "BTD": (B, T, E), "TD": (T, E)}
         shapes |= {"TBHD": (T, B, H, E), "TBD": (T, B, E)}
-        if tuple(t.shape) != shapes[self.layout]:
-            return None
-        if self.layout == "BTHD":
-            return t.transpose(1, 2)
-        if self.layout == "TBHD":
-            return t.permute(1, 2, 0, 3)
-        if self.layout == "TBD":
-            return t.transpose(0, 1)[:, None]
-        return t[:, None] if self.layout == "BTD" else t[None, None] if self.layout == "TD" else t
+        return to_heads(t, self.layout) if tuple(t.shape) == shapes[self.layout] else None

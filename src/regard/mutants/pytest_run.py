@@ -1,0 +1,122 @@
+"""One run of a test suite by pytest, on the target or on one of its mutants.
+
+A plugin replaces the target before the tests are collected and again afterwards. The run stops at the first
+failure and leaves nothing in the user's folders: no cache, no bytecode, no examples.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from regard.checker.errors import CheckError
+from regard.checker.interpreter.triton_interpreter import prepare_interpreter
+from regard.mutants.call_signature import read_signature
+from regard.mutants.mutant import CallLog, all_mutants, make_mutant
+from regard.mutants.replacement import import_target, replace_everywhere
+from regard.mutants.suggestion import suggest_tests
+
+LONGEST = 300  # characters of a failure that are handed on
+
+
+class SuiteObserver:
+    """A pytest plugin that replaces the target once more after collection, and notes what happened."""
+
+    def __init__(self, replace: Callable[[], None], only: str) -> None:
+        self.replace, self.only = replace, only
+        self.passed, self.failure, self.collected = 0, "", 0
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the tests of one file, if one is named: the others are collected for their conftest files."""
+        if self.only:
+            items[:] = [item for item in items if str(item.path) == self.only]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Replace what was bound while the tests were imported."""
+        self.collected = len(session.items)
+        self.replace()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note the first file that cannot be collected."""
+        if report.failed:
+            lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+            self._note(f"{report.nodeid or 'the suite'} cannot be collected", lines[-1][1:] if lines else "")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count the tests that pass, and note the first that fails."""
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self._note(report.nodeid, getattr(crash, "message", ""))
+        elif report.passed and report.when == "call":
+            self.passed += 1
+
+    def _note(self, test: str, message: str) -> None:
+        first = (message.strip().splitlines() or [""])[0].strip()
+        self.failure = self.failure or f"{test}: {first}"[:LONGEST]
+
+
+def run_suite(run: dict[str, Any]) -> dict[str, Any]:
+    """Run tests and return what happened.
+
+    `run` has the `tests`, the target's `spec`, the name of a `mutant` ("" for none), a `folder` for
+    temporary files, the file to which the tests are limited (`only`), and the `survivors` for which tests
+    are to be written.
+    """
+    folder = run["folder"]
+    # Children of the tests write no bytecode either; Hypothesis would keep examples in the current folder.
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_STORAGE_DIRECTORY": folder, "TMPDIR": folder}
+    # pytest sets it for what a test imports; Triton's tutorial chooses the configuration of its kernel by it.
+    os.environ["PYTEST_VERSION"] = pytest.__version__
+    prepare_interpreter()
+    owner, name, target = import_target(run["spec"])
+    try:
+        signature = read_signature(target)
+    except ValueError as error:
+        raise CheckError(f"{run['spec']}: {error}") from None
+    by_name = {mutant.name: mutant for mutant in all_mutants()}
+    log = CallLog()
+    new = make_mutant(target, by_name.get(run.get("mutant", "")), log, signature)
+
+    original = (target,)  # a tuple, which keeps it: a variable of a closure would be replaced, too
+    del target
+
+    def replace() -> None:
+        setattr(owner, name, new)
+        replace_everywhere(original[0], new)
+
+    replace()
+    observer = SuiteObserver(replace, run.get("only", ""))
+    try:
+        code = int(pytest.main([*_options(folder), *run["tests"]], plugins=[observer]))
+    except SystemExit as error:
+        raise CheckError(f"the suite calls exit() while it is collected (code {error.code})") from None
+    report = {
+        "code": code,
+        "collected": observer.collected,
+        "passed": observer.passed,
+        "failure": observer.failure,
+        "layout": signature.layout,
+        "arguments": sorted(signature.names),
+        **log.to_dict(),
+    }
+    if "survivors" in run and log.example is not None:
+        survivors = [by_name[survivor] for survivor in run["survivors"]]
+        module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+        spec = f"{module}:{run['spec'].rpartition(':')[2]}"
+        report["tests"] = suggest_tests(original[0], spec, signature, log.example, survivors)
+    return report
+
+
+def _options(folder: str) -> list[str]:
+    """Return pytest's options: stop at the first failure, run in this process, write nothing here."""
+    options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "--basetemp", f"{folder}/pytest"]
+    if importlib.util.find_spec("xdist") is not None:
+        options += ["-n", "0"]  # its workers would import the target without the mistake
+    if importlib.util.find_spec("pytest_cov") is not None:
+        options += ["--no-cov"]
+    return options

@@ -1,0 +1,179 @@
+"""Mutants: what a target with a mistake answers, and which suites notice it."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regard
+from regard.checker import CATALOGUE, measure_visibility
+from regard.mutants.mutant import CallLog, Mutant, all_mutants, make_mutant, why_left_out, without_mutant
+from tests.mutants.blind_suites import SUITES, attention, draw, notices
+
+MUTANTS = {mutant.name: mutant for mutant in all_mutants()}
+
+
+def log_of(target, *args, mutant=None, **kwargs):
+    log = CallLog()
+    result = make_mutant(target, MUTANTS[mutant] if mutant else None, log)(*args, **kwargs)
+    return log, result
+
+
+def test_every_mistake_is_a_mutant_or_left_out_with_a_reason():
+    names = {mutant.mistake for mutant in MUTANTS.values()} | without_mutant().keys()
+    assert names == CATALOGUE.keys()
+    assert not {mutant.mistake for mutant in MUTANTS.values()} & without_mutant().keys()
+    assert all(without_mutant().values())
+
+
+def test_a_mutant_without_a_mistake_changes_nothing():
+    q, k, v = draw(2, 4, 2, 5, 7, 8)
+    log, result = log_of(attention, q, k, v, causal=True)
+    assert torch.equal(result, attention(q, k, v, True))
+    assert (log.calls, log.unread, log.options) == (1, {}, {"causal"})
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_blind_suites_have_the_survivors_that_theory_predicts(suite):
+    """`measure_visibility` computes which mistakes inputs show; a suite on them must notice exactly those."""
+    inputs = SUITES[suite]
+    visibility = measure_visibility(*inputs["inputs"], causal=inputs["causal"], tolerance=inputs["tolerance"])
+    survivors, predicted = set(), set()
+    for mutant in MUTANTS.values():
+        if why_left_out(mutant, {"causal", "mask"}, "") or "detach" in mutant.change:
+            continue
+        if len([m for m in MUTANTS.values() if m.mistake == mutant.mistake]) > 1:
+            continue  # the table has one line for all forms of a mistake
+        if len(CATALOGUE[mutant.mistake].changes) > 1:
+            continue  # likewise: a mutant is one form, and the table has the most visible one
+        if not notices(make_mutant(attention, mutant, CallLog()), inputs):
+            survivors.add(mutant.mistake)
+        if mutant.mistake in visibility.unseen:
+            predicted.add(mutant.mistake)
+    assert survivors == predicted
+    assert survivors, "the suite is blind to something"
+
+
+@pytest.mark.parametrize(
+    ("suite", "blind_to"),
+    [
+        ("every size 64", {"scale-by-length", "top-left-causal", "grouped-heads-tiled"}),
+        ("no mask", {"one-token-ahead", "missing-diagonal", "no-mask (causal)", "no-mask (mask)"}),
+        ("all-ones v", {"no-scale", "one-token-ahead", "top-left-causal", "softmax-twice"}),
+        ("scores near zero", {"no-scale", "scaled-twice", "scale-multiplied", "softmax-twice"}),
+    ],
+)
+def test_blind_suites_miss_what_they_must(suite, blind_to):
+    missed = {
+        name
+        for name in blind_to
+        if not notices(make_mutant(attention, MUTANTS[name], CallLog()), SUITES[suite])
+    }
+    assert missed == blind_to
+
+
+def transposed(q, k, v, is_causal=False):
+    return attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal).transpose(1, 2)
+
+
+def hidden_by_true(q, k, v, mask):
+    return attention(q, k, v, mask=~mask)
+
+
+def with_weights(query, key, value):
+    weights = torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, -1)
+    return {"out": weights @ value, "weights": weights}
+
+
+def in_numpy(q, k, v):
+    scores = q @ numpy.swapaxes(k, -1, -2) / numpy.sqrt(q.shape[-1])
+    weights = numpy.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False):
+    parts = []
+    for i in range(len(cu_seqlens_q) - 1):
+        a, b = slice(*cu_seqlens_q[i : i + 2]), slice(*cu_seqlens_k[i : i + 2])
+        heads = (x.transpose(0, 1)[None] for x in (q[a], k[b], v[b]))
+        parts.append(attention(*heads, causal)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def windowed(q, k, v, window_size=(-1, -1)):
+    mask = regard.window(window_size[0] + 1, ahead=window_size[1]) if window_size[0] >= 0 else None
+    return regard.scaled_dot_product_attention(q, k, v, mask)[0]
+
+
+def test_conventions_are_read_off_the_result():
+    q, k, v = draw(2, 4, 4, 5, 7, 8)
+    mask = torch.rand(5, 7, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask[:, 0] = True
+    arrays = [x.numpy() for x in (q, k, v)]
+    starts = torch.tensor([0, 3, 5])
+    calls = [
+        (transposed, [x.transpose(1, 2) for x in (q, k, v)], {"is_causal": True}),
+        (hidden_by_true, [q, k, v, ~mask], {}),
+        (with_weights, [q, k, v], {}),
+        (in_numpy, arrays, {}),
+        (packed, [*(x[0].transpose(0, 1)[:5] for x in (q, k, v)), starts, starts, 3, 3], {"causal": True}),
+        (windowed, [q, k, v], {"window_size": (2, 1)}),
+        (F.scaled_dot_product_attention, [q, k, v], {"is_causal": True}),  # top left
+        (regard.attend, [q, k, v], {"mask": regard.causal & regard.window(3)}),
+    ]
+    for target, args, kwargs in calls:
+        log, _ = log_of(target, *args, **kwargs)
+        assert log.unread == {}, target
+        log, wrong = log_of(target, *args, mutant="no-scale", **kwargs)
+        assert log.difference > 1e-2, target
+        assert type(wrong) is type(target(*args, **kwargs)), target
+
+
+def test_weights_are_replaced_together_with_the_output():
+    q, k, v = draw(2, 4, 4, 5, 5, 8)
+    _, wrong = log_of(with_weights, q, k, v, mutant="softmax-over-queries")
+    torch.testing.assert_close(wrong["weights"] @ v, wrong["out"])
+    torch.testing.assert_close(wrong["weights"].sum(-2), torch.ones(2, 4, 5))
+
+
+def test_the_target_of_an_autograd_function_is_read():
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, causal, sm_scale):
+            return attention(q * sm_scale * q.shape[-1] ** 0.5, k, v, causal)
+
+    q, k, v = draw(1, 2, 2, 5, 5, 8)
+    log, _ = log_of(Attention.apply, q, k, v, True, 0.5, mutant="one-token-ahead")
+    assert log.unread == {}
+    assert log.difference > 1e-2
+
+
+def test_a_call_that_is_no_attention_keeps_its_answer():
+    q, k, v = draw(1, 2, 2, 5, 5, 8)
+
+    def linear(q, k, v):
+        return (q @ k.mT) @ v
+
+    log, result = log_of(linear, q, k, v, mutant="no-scale")
+    assert torch.equal(result, linear(q, k, v))
+    assert "off attention" in next(iter(log.unread))
+    log, _ = log_of(F.scaled_dot_product_attention, q, k, v, dropout_p=0.5)
+    assert log.unread == {"dropout is random": 1}
+
+
+def test_gradients_flow_through_a_mutant():
+    q, k, v = (x.requires_grad_() for x in draw(1, 2, 2, 5, 5, 8))
+    for name, flows in (("no-scale", True), ("weights-detached", False)):
+        _, output = log_of(attention, q, k, v, mutant=name)
+        (gradient,) = torch.autograd.grad(output.square().sum(), q, allow_unused=True)
+        assert (gradient is not None and bool(gradient.abs().max() > 0)) == flows
+
+
+def test_a_target_is_left_out_by_name_with_a_reason():
+    window = Mutant("window-dropped", {"window": None})
+    assert why_left_out(window, {"causal"}, "") == "the target has no argument for window or left window"
+    assert why_left_out(window, {"window"}, "") == ""
+    packed_only = MUTANTS["sequences-attend-to-each-other"]
+    assert "packed" in why_left_out(packed_only, set(), "")

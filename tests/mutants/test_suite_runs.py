@@ -1,0 +1,122 @@
+"""`regard mutate` from end to end: processes, limits, messages, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from regard.checker.errors import CheckError
+from regard.mutants import mutate
+
+ATTENTION = """
+import torch
+
+def attention(q, k, v, causal=False):
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    T, S = scores.shape[-2:]
+    if causal:
+        scores = scores.masked_fill(~torch.ones(T, S, dtype=torch.bool).tril(S - T), -torch.inf)
+    return torch.softmax(scores, -1) @ v
+"""
+TESTS = """
+import os
+import torch
+import torch.nn.functional as F
+from package.kernels import attention as renamed  # another name
+from package import attention as exported
+REGISTRY = {"attention": renamed}
+
+def test_in_another_folder(tmp_path):
+    os.chdir(tmp_path)
+    (tmp_path / "left").write_text("behind")
+    q, k, v = torch.randn(3, 1, 2, 8, 8)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for function in (renamed, exported, REGISTRY["attention"]):
+        torch.testing.assert_close(function(q, k, v, causal=True), expected)
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A package and its tests, in the current folder."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("from package.kernels import attention\n")
+    (tmp_path / "package" / "kernels.py").write_text(ATTENTION)
+    (tmp_path / "test_it.py").write_text(TESTS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*")}
+
+
+def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkeypatch):
+    before, temporary = everything(project), tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    names = ["no-scale", "top-left-causal", "window-dropped"]
+    report = mutate(["test_it.py"], "package.kernels:attention", mistakes=names, jobs=2)
+    assert report.killed == ["no-scale"]
+    (survivor,) = report.survivors
+    assert survivor.name == "top-left-causal"
+    assert survivor.why == "no call of the suite shows it: there are as many queries as keys"
+    assert survivor.verified
+    assert "def test_attention_notices_top_left_causal():" in survivor.test
+    assert report.left_out == {"window-dropped": "the target has no argument for window or left window"}
+    assert report.badge == "attention mistakes noticed: 1 of 2"
+    assert report.baseline["calls"] == 3, "one for each name"
+    assert json.loads(report.to_json())["results"][1]["verified"] is True
+    for text in (report.badge, survivor.why, "killed: no-scale", "left out"):
+        assert text in str(report)
+    assert everything(project) == before, "nothing is left behind"
+    assert everything(temporary) == set()
+    assert Path.cwd() == project
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ("import absent", "the suite cannot be run: test_it.py cannot be collected: .*absent"),
+        ("def test_it(): assert 1 == 2", "the suite fails without any mistake: test_it.py::test_it"),
+        ("x = 1", "the suite has no tests"),
+        ("def test_it(): pass", "passes without a single call of package.kernels:attention"),
+        ("import os\ndef test_it(): os._exit(3)", "the suite exits before its end"),
+        (
+            "def test_it():\n    while True: pass",
+            "did not finish within 3 s without any mistake: a test hangs",
+        ),
+    ],
+)
+def test_suites_that_do_not_serve_are_answered_in_a_sentence(project, test, message):
+    (project / "test_it.py").write_text(test)
+    before = everything(project)
+    with pytest.raises(CheckError, match=message):
+        mutate(["test_it.py"], "package.kernels:attention", mistakes=["no-scale"], timeout=3)
+    assert everything(project) == before
+
+
+def test_wrong_arguments_are_answered_before_anything_runs(project):
+    with pytest.raises(CheckError, match=r"no file or folder nothing\.py"):
+        mutate(["nothing.py"], "package.kernels:attention")
+    with pytest.raises(ValueError, match="did you mean no-scale"):
+        mutate(["test_it.py"], "package.kernels:attention", mistakes=["noscale"])
+
+
+def test_command(project):
+    command = [sys.executable, "-m", "regard", "mutate", "test_it.py", "--json", "--mistake", "no-scale"]
+    done = subprocess.run(
+        [*command, "--target", "package/kernels.py:attention"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["badge"] == "attention mistakes noticed: 1 of 1"
+    assert "killed   no-scale" in done.stderr
+    done = subprocess.run(
+        [*command, "--target", "package:nothing"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("regard: ")
