@@ -78,7 +78,7 @@ def test_another_pairing_gives_another_map() -> None:
 
 def test_names_outside_of_the_catalogue_are_used_and_explained() -> None:
     assert not MODEL_MISTAKES.keys() & CATALOGUE.keys()
-    judges = [judge_module(lesson) for lesson in LESSONS[10:]]
+    judges = [judge_module(lesson) for lesson in LESSONS[10:] if lesson.has_code]
     sources = "".join(inspect.getsource(judge) for judge in judges)
     for name, mistake in MODEL_MISTAKES.items():
         assert f'"{name}"' in sources, name
