@@ -13,6 +13,7 @@ import regard
 from regard.cli.parts.model import Model
 from regard.gpt import GPT
 from regard.show.saved.bundle import write
+from regard.show.saved.rounded_model import round_model
 from tests.browser.eventually import link
 from tests.patience import HANGING
 
@@ -20,15 +21,21 @@ TEXT = "The sea was calm, and the sea was deep. 海 The sea was"
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT:
+def exact() -> GPT:
     return GPT.from_pretrained("default")
 
 
 @pytest.fixture(scope="module")
-def file(model: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(exact: GPT) -> GPT:
+    """The model of the page, whose weights are rounded."""
+    return round_model(exact).model
+
+
+@pytest.fixture(scope="module")
+def file(exact: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("live") / "page.html"
-    seen = Model.of(model, "A model").read("One two three. One two")
-    return write(seen, path, model=model)
+    seen = Model.of(exact, "A model").read("One two three. One two")
+    return write(seen, path, model=exact)
 
 
 @pytest.fixture(scope="module")

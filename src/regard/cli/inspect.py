@@ -74,6 +74,13 @@ def inspect(
             help="Put the model into the file of --out, too: its readers can type texts, offline.",
         ),
     ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Do not round the numbers in the file of --out: it gets two to three times as large.",
+        ),
+    ] = False,
     port: Annotated[
         int, typer.Option("--port", metavar="N", help="Port to serve the page on. 0 takes a free one.")
     ] = 0,
@@ -113,6 +120,8 @@ def inspect(
         raise ValueError(f"--out: there is no folder {str(out.parent)!r}: make it first")
     if with_model and (out is None or captures):
         raise ValueError("--with-model: expected it with --out FILE.html and a model, as in --out page.html")
+    if exact and out is None:
+        raise ValueError("--exact: expected it with --out FILE.html, as in --out page.html")
     texts = _texts(text or [], file or [])
     found = None if survey is None else _surveyed(survey)
 
@@ -148,7 +157,7 @@ def inspect(
     if opened is not None and opened.predicts:
         with console.status("Reading random tokens, repeated …"):
             contents.repeats = opened.score_repeats()
-    _write(console, contents, out, inside)
+    _write(console, contents, out, inside, exact)
     _glimpse(contents)
     typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
 
@@ -238,12 +247,12 @@ def _fitting(opened: Model) -> GPT:
     return check_model(opened.module)
 
 
-def _write(console: Any, contents: Any, out: Path, model: GPT | None) -> None:
+def _write(console: Any, contents: Any, out: Path, model: GPT | None, exact: bool) -> None:
     from regard.show.saved.bundle import write
 
     began = time.perf_counter()
     with console.status("Writing the page …"):
-        write(contents, out, model=model)
+        write(contents, out, model=model, exact=exact)
     size, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
     console.print(f"{escape(str(out))}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
 

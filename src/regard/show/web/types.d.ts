@@ -63,6 +63,19 @@ interface Meta extends SharedSettings {
   eviction_sinks: number[];
   /** By how much a saved page's weights are off, at most; a served page's are not. */
   precision?: { relative: number; absolute: number; rows: number };
+  /** What rounding the weights of a saved page's model changed, measured on its first text. */
+  rounding?: Rounding | null;
+}
+
+interface Rounding {
+  /** The mean loss before and after, and */
+  losses: [number, number] | null;
+  /** the share of positions with the same likeliest token; null without predictions. */
+  same: number | null;
+  /** The largest change of a head's score. */
+  score: number;
+  /** Heads whose label changed. */
+  labels: number;
 }
 
 interface TextMeta {
@@ -557,7 +570,8 @@ interface Arrays {
   ranges: Uint32Array;
   relative?: Float32Array;
   dense?: Float32Array;
-  v: Float32Array; // G · S · E
+  v: Float32Array; // G · S · E, in steps if there are any:
+  v_step?: Float32Array; // G · E
   factors: Float32Array; // H · S
   decay: Float32Array; // of a linear layer, H · S or H · S · D
   beta: Float32Array; // H · S
