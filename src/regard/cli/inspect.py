@@ -157,6 +157,12 @@ def inspect(
     if opened is not None and opened.predicts:
         with console.status("Reading random tokens, repeated …"):
             contents.repeats = opened.score_repeats()
+    if opened is not None and opened.predicts and inside is None:
+        from regard.show.data.lookup import record_lookup
+
+        with console.status("Turning heads off …"):
+            contents.lookup = record_lookup(contents, opened.run_cut)
+            contents.forget_meta()
     _write(console, contents, out, inside, exact)
     _glimpse(contents)
     typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")

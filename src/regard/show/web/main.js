@@ -11,7 +11,8 @@ import { ReadingBox } from "./reading/reading_box.js";
 import { makeTextChoice } from "./reading/text_choice.js";
 import { RunBanner } from "./runs/banner.js";
 import { EditedRuns } from "./runs/edited_runs.js";
-import { makeState } from "./state.js";
+import { makeState, typedText } from "./state.js";
+import { Story } from "./story/story.js";
 import { VIEWS } from "./views.js";
 
 /** @param {string} id */
@@ -107,6 +108,8 @@ function run(source) {
   const texts = makeTextChoice(app, /** @type {HTMLSelectElement} */ (find("text")), find("text-choice"));
   const reading = new ReadingBox(app);
   find("text-choice").after(reading.box);
+  const story = new Story(app, reading);
+  find("main").before(story.box);
   addEventListener("regard-texts", () => {
     texts.fill();
     reading.fill();
@@ -136,6 +139,7 @@ function run(source) {
     find("model").textContent = app.meta.texts[app.state.text].model;
     texts.show();
     banner.draw();
+    story.show(app.state);
     now.view.show(app.state);
   };
   state.on(follow);
@@ -154,6 +158,8 @@ function run(source) {
     if (event.reason?.name !== "AbortError") app.status(event.reason?.message ?? "Something went wrong.");
   });
   follow();
+  const typed = typedText(location.hash);
+  if (typed && app.meta.can.capture) reading.readThis(typed);
 }
 
 /**
@@ -193,7 +199,9 @@ function settled(meta, now) {
  */
 function firstView(meta, text) {
   if (meta.survey) return "survey";
-  return isPictureAlone(meta.texts[text]) ? "image" : "map";
+  const { tokens, predictions } = meta.texts[text];
+  if (isPictureAlone(meta.texts[text])) return "image";
+  return tokens && predictions ? "text" : "map"; // Text says what the model expects, and where it looked it up
 }
 
 /**

@@ -1,5 +1,6 @@
 // @ts-check
 // What the reader looks at, and the same in the address bar: #view=map&layer=3&head=5&zoom=12.
+// A link may be shorter: #head=3.5&token=121 is layer 3, head 5 and row 121, and #text=Once… a text to be read.
 // It knows names and values; it does not know what they mean to a view.
 
 /**
@@ -68,6 +69,35 @@ export const DEFAULTS = {
 };
 
 /**
+ * The names and values of an address's part after #, with short forms spelled out. A token without a contribution to
+ * its logit is the chosen one.
+ * @param {string} hash
+ */
+function parts(hash) {
+  const parts = new URLSearchParams(hash.replace(/^#/, ""));
+  const [, layer, head] = /^(.+)\.(\d+)$/.exec(parts.get("head") ?? "") ?? [];
+  if (layer !== undefined && !parts.has("layer")) {
+    parts.set("layer", layer);
+    parts.set("head", head);
+  }
+  const token = parts.get("token");
+  if (token !== null && !parts.has("row") && !parts.has("shade")) {
+    parts.delete("token");
+    parts.set("row", token);
+  }
+  return parts;
+}
+
+/**
+ * The text that an address asks to be read; "" if it names one by its number, or none.
+ * @param {string} hash
+ */
+export function typedText(hash) {
+  const text = parts(hash).get("text") ?? "";
+  return Number.isFinite(Number(text)) ? "" : text;
+}
+
+/**
  * The state that an address's part after # describes; what it does not name is as by default.
  * @param {string} hash
  * @returns {State}
@@ -75,7 +105,7 @@ export const DEFAULTS = {
 export function parse(hash) {
   /** @type {Record<string, string | number>} */
   const state = { ...DEFAULTS };
-  for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
+  for (const [name, value] of parts(hash)) {
     if (!Object.hasOwn(DEFAULTS, name) || value === "") continue;
     const number = Number(value);
     if (typeof state[name] !== "number") state[name] = value.slice(0, 400);

@@ -50,6 +50,22 @@ export class ReadingBox {
     this.fill();
   }
 
+  /** Asks for a text. */
+  open() {
+    this.box.open = true;
+  }
+
+  /**
+   * Has the model read a text that is given.
+   * @param {string} text
+   */
+  readThis(text) {
+    if (this.running) return;
+    this.open();
+    this.area.value = text;
+    this.read();
+  }
+
   listen() {
     const { box, area } = this;
     box.addEventListener("toggle", () => box.open && area.focus());
