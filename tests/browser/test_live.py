@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -48,8 +49,7 @@ def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
     page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url) else None)
-    page.goto(file.as_uri() + "#view=text")
-    read(page, TEXT)
+    page.goto(f"{file.as_uri()}#view=text&text={quote(TEXT)}")  # a link with a text has the model read it
     expect(page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]))
     yield page
     context.close()
@@ -81,6 +81,16 @@ def test_a_typed_text_has_the_librarys_tokens_and_predictions(shared_page: Page,
     expect(shared_page.locator("#view-text .tok")).to_have_count(last + 1)
     likeliest = seen.predictions.word(int(seen.predictions.likeliest[0, -1, 0])).strip()
     expect(shared_page.locator("#view-text")).to_contain_text(likeliest)
+
+
+def test_the_lookup_is_turned_off_beside_random_heads(shared_page: Page) -> None:
+    show(shared_page, "view=text")
+    expect(shared_page.locator(".story-line")).to_contain_text("the model expects")
+    shared_page.get_by_role("switch", name="turn the lookup off").click()
+    bars = shared_page.locator(".story-bars li")
+    expect(bars.nth(2)).to_have_text(re.compile(r"^without .*random head.*%, .*%$"))
+    expect(bars.nth(1)).to_have_text(re.compile(r"^without head.*%$|hardly any"))
+    expect(shared_page.locator(".story")).to_contain_text("weights are rounded")
 
 
 def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:

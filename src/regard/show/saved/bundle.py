@@ -123,8 +123,11 @@ def _shell(model: str, worker_entry: str | None = None) -> tuple[str, str, str]:
         packed += _data_block("regard-script", _deflated(bundle_modules("whole_page", "inflated_script")))
         script = bundle_modules("inflated_script")
     # 'strict-dynamic': the inline script, and nothing else, may start the one that it has inflated.
+    allowed = f"'{_hash(script)}' 'strict-dynamic'"
+    if worker_entry == "model/worker":
+        allowed += " 'wasm-unsafe-eval'"  # lets WebAssembly multiply matrices; eval stays forbidden
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}' 'strict-dynamic'; style-src '{_hash(style)}'; "
+        f"default-src 'none'; script-src {allowed}; style-src '{_hash(style)}'; "
         "worker-src blob:; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     # A model's name may come from a file's, which on Linux may hold lone surrogates.

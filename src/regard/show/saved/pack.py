@@ -286,7 +286,7 @@ def _round_layer(m: AttentionMap, q: Tensor, k: Tensor, mean: Tensor, noise: flo
         return [*_quantise("q", q, q[:, :1]), *_quantise("k", k, k[:, :1]), *_mean_and_lse(m, q, k, mean)]
     group = len(q) // len(k)
     shifted = k - mean
-    size_q = q.pow(2).unflatten(0, (len(k), group)).mean((1, 2)).sqrt()[:, None]  # (G, 1, D)
+    size_q = q.pow(2).reshape(len(k), -1, q.shape[-1]).mean(1, keepdim=True).sqrt()  # (G, 1, D)
     size_k = shifted.pow(2).mean(1, keepdim=True).sqrt()  # (G, 1, D)
     # A step's error is uniform, with a variance of a twelfth; both sides of D channels add theirs.
     step = noise / m.scale * (12 / (2 * q.shape[-1])) ** 0.5

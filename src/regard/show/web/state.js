@@ -69,8 +69,7 @@ export const DEFAULTS = {
 };
 
 /**
- * The names and values of an address's part after #, with short forms spelled out. A token without a contribution to
- * its logit is the chosen one.
+ * The names and values of an address's part after #, with short forms spelled out.
  * @param {string} hash
  */
 function parts(hash) {
@@ -80,11 +79,10 @@ function parts(hash) {
     parts.set("layer", layer);
     parts.set("head", head);
   }
-  const token = parts.get("token");
-  if (token !== null && !parts.has("row") && !parts.has("shade")) {
-    parts.delete("token");
-    parts.set("row", token);
-  }
+  const { token, next } = Object.fromEntries(parts);
+  parts.delete("token");
+  if (token !== undefined && !parts.has("row")) parts.set("row", token);
+  if (next !== undefined) parts.set("token", next); // to whose logit heads contribute
   return parts;
 }
 
@@ -124,7 +122,8 @@ export function format(state) {
   const defaults = DEFAULTS;
   for (const [name, value] of Object.entries(state)) {
     if (value === defaults[name] || value === "") continue;
-    parts.set(name, typeof value === "number" ? String(+value.toFixed(3)) : String(value));
+    const spelled = typeof value === "number" ? String(+value.toFixed(3)) : String(value);
+    parts.set(name === "token" ? "next" : name, spelled);
   }
   return "#" + parts.toString();
 }

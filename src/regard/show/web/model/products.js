@@ -1,6 +1,11 @@
 // @ts-check
 // Matrix products, where nearly all the time of the model goes by.
 
+import { makeSimdProduct } from "./simd_products.js";
+
+const FEW = 8; // rows of x for which copying w into WebAssembly's memory takes longer than it saves
+const simdProduct = makeSimdProduct();
+
 /**
  * y[r, c] = Σ_k x[r, k] · w[c, k]: every row of x with every row of w.
  * Two rows of x and four of w at a time keep the processor busy: each number that is read is used several times.
@@ -12,6 +17,7 @@
  * @param {number} depth numbers in a row of x and w
  */
 export function multiply(x, w, y, rows, columns, depth) {
+  if (simdProduct && rows >= FEW) return simdProduct(x, w, y, rows, columns, depth);
   for (let column = 0; column < columns; column += 4) {
     const wide = Math.min(4, columns - column);
     // Beyond the last row of w the last one is taken again, and its product is written over by itself.

@@ -179,13 +179,15 @@ export class Story {
     this.switch.setAttribute("aria-checked", String(lookup !== null));
     const before = this.told?.expected.probability ?? 0;
     const count = lookup?.heads.length ?? 0;
-    const rows = [bar("as it is", before, before)];
-    if (lookup)
+    const rows = [bar("as it is", [before], before)];
+    if (lookup) {
+      const off = lookup.off === undefined ? [] : [lookup.off];
+      rows.push(bar(count ? `without ${headNames(lookup.heads)}` : "the model runs again…", off, before));
+    }
+    if (lookup?.random.length)
       rows.push(
-        bar(count ? `without ${headNames(lookup.heads)}` : "the model runs again…", lookup.off, before),
+        bar(count > 1 ? `without ${count} random heads` : "without a random head", lookup.random, before),
       );
-    for (const one of lookup?.random ?? [])
-      rows.push(bar(count > 1 ? `without ${count} random heads` : "without a random head", one, before));
     this.bars.replaceChildren(...rows);
   }
 }
@@ -197,17 +199,18 @@ function headNames(heads) {
 }
 
 /**
- * A probability as a bar that moves there from the one before.
+ * Probabilities as a bar that moves to their mean from the one before.
  * @param {string} name
- * @param {number | null | undefined} probability null if it is below those that are known, undefined if it is coming
+ * @param {(number | null)[]} probabilities null is below those that are known; empty while they are coming
  * @param {number} before
  */
-function bar(name, probability, before) {
-  const says = probability === undefined ? "" : probability === null ? "hardly any" : percent(probability);
+function bar(name, probabilities, before) {
+  const says = probabilities.map((one) => (one === null ? "hardly any" : percent(one))).join(", ");
+  const mean = probabilities.reduce((sum, one) => (sum ?? 0) + (one ?? 0), 0) ?? 0;
   const track = element("span", { class: "story-track", "aria-hidden": "true" }, element("i"));
   track.style.setProperty("--share", String(before));
-  if (probability !== undefined)
-    requestAnimationFrame(() => track.style.setProperty("--share", String(probability ?? 0)));
+  if (probabilities.length)
+    requestAnimationFrame(() => track.style.setProperty("--share", String(mean / probabilities.length)));
   return element("li", {}, element("span", { text: name }), track, element("b", { text: says }));
 }
 
