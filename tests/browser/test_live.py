@@ -136,7 +136,7 @@ def test_without_a_worker_the_page_shows_what_is_saved(page: Page, file: Path, t
     text = file.read_text("utf-8").replace("worker-src blob:", "worker-src 'none'")
     forbidden = tmp_path / "page.html"
     forbidden.write_text(text, encoding="utf-8")
-    page.goto(forbidden.as_uri())
+    page.goto(forbidden.as_uri() + "#view=map")
     expect(page.locator("#view-map")).to_contain_text("Certified")
     expect(page.get_by_role("switch", name="Cut head")).to_have_count(0)
     page.problems.clear()  # type: ignore[attr-defined]  # the browser says that the policy forbids it

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 3.0  # seconds that it may take
+LARGE = 20_000_000  # bytes of a page whose size is said before it is written
 
 
 class Prepared(NamedTuple):
@@ -255,12 +256,16 @@ def _fitting(opened: Model) -> GPT:
 
 def _write(console: Any, contents: Any, out: Path, model: GPT | None, exact: bool) -> None:
     from regard.show.saved.bundle import write
+    from regard.show.saved.pack import estimate_size
 
+    if model is None and (size := estimate_size(contents, exact)) > LARGE:
+        less = "a shorter text, or a capture of some heads (regard.capture's heads=), takes less"
+        console.print(f"The page will take about {size / 1e6:,.0f} MB: {less}", markup=False)
     began = time.perf_counter()
     with console.status("Writing the page …"):
         write(contents, out, model=model, exact=exact)
-    size, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
-    console.print(f"{escape(str(out))}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
+    written, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
+    console.print(f"{escape(str(out))}: {written:.1f} MB, written in {seconds:.1f} s", markup=False)
 
 
 def _glimpse(contents: Any) -> None:
