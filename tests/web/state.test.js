@@ -24,6 +24,9 @@ test("a link may name a head with its layer, a token, and a text to be read", ()
   assert.equal(typedText("#text=Once%20upon&head=4.0"), "Once upon");
   assert.equal(typedText("#text=1&head=4.0"), "");
   assert.equal(typedText(""), "");
+  const typed = new Map([[2, "Once upon"]]);
+  assert.equal(format({ ...DEFAULTS, text: 2 }, typed), "#text=Once+upon");
+  assert.equal(parse("#text=Once+upon", typed).text, 2);
 });
 
 test("what is not declared, empty or not a number is left out", () => {

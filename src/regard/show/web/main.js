@@ -63,7 +63,9 @@ class ComingView {
 
 /** @param {Source} source */
 function run(source) {
-  const state = makeState();
+  /** @type {Map<number, string>} */
+  const typed = new Map(); // texts that a link spells out, by their numbers
+  const state = makeState(typed);
   find("glossary").addEventListener("click", () => openGlossary());
   addEventListener("regard-term", (event) => {
     const { label, hint } = /** @type {CustomEvent} */ (event).detail;
@@ -106,7 +108,7 @@ function run(source) {
 
   makeTabs(views, app);
   const texts = makeTextChoice(app, /** @type {HTMLSelectElement} */ (find("text")), find("text-choice"));
-  const reading = new ReadingBox(app);
+  const reading = new ReadingBox(app, typed);
   find("text-choice").after(reading.box);
   const story = new Story(app, reading);
   find("main").before(story.box);
@@ -158,8 +160,8 @@ function run(source) {
     if (event.reason?.name !== "AbortError") app.status(event.reason?.message ?? "Something went wrong.");
   });
   follow();
-  const typed = typedText(location.hash);
-  if (typed && app.meta.can.capture) reading.readThis(typed);
+  const wanted = typedText(location.hash);
+  if (wanted && app.meta.can.capture) reading.readThis(wanted);
 }
 
 /**

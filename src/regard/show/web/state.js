@@ -98,14 +98,16 @@ export function typedText(hash) {
 /**
  * The state that an address's part after # describes; what it does not name is as by default.
  * @param {string} hash
+ * @param {Map<number, string>} typed texts that an address spells out, by their numbers
  * @returns {State}
  */
-export function parse(hash) {
+export function parse(hash, typed = new Map()) {
   /** @type {Record<string, string | number>} */
   const state = { ...DEFAULTS };
   for (const [name, value] of parts(hash)) {
     if (!Object.hasOwn(DEFAULTS, name) || value === "") continue;
-    const number = Number(value);
+    const [spelled] = name === "text" ? ([...typed].find(([, text]) => text === value) ?? []) : [];
+    const number = spelled ?? Number(value);
     if (typeof state[name] !== "number") state[name] = value.slice(0, 400);
     else if (Number.isFinite(number)) state[name] = number;
   }
@@ -115,15 +117,17 @@ export function parse(hash) {
 /**
  * The address's part after # for a state.
  * @param {State} state
+ * @param {Map<number, string>} typed
  */
-export function format(state) {
+export function format(state, typed = new Map()) {
   const parts = new URLSearchParams();
   /** @type {Record<string, string | number>} */
   const defaults = DEFAULTS;
   for (const [name, value] of Object.entries(state)) {
     if (value === defaults[name] || value === "") continue;
     const spelled = typeof value === "number" ? String(+value.toFixed(3)) : String(value);
-    parts.set(name === "token" ? "next" : name, spelled);
+    const text = name === "text" ? typed.get(Number(value)) : undefined;
+    parts.set(name === "token" ? "next" : name, text ?? spelled);
   }
   return "#" + parts.toString();
 }
@@ -131,21 +135,22 @@ export function format(state) {
 /**
  * The state and those who want to know when it changes.
  * `set` keeps the address bar up to date: a new view, text, layer or head can be gone back from.
+ * @param {Map<number, string>} typed texts that were read in the page, by their numbers
  */
-export function makeState() {
+export function makeState(typed) {
   /** @type {Set<(state: State, before: State) => void>} */
   const listeners = new Set();
-  let state = parse(location.hash);
+  let state = parse(location.hash, typed);
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer = 0;
 
   const write = (/** @type {boolean} */ step) => {
     clearTimeout(timer);
     if (location.protocol === "about:") return; // a frame in a notebook has no address of its own
-    const address = format(state);
+    const address = format(state, typed);
     if (address === location.hash || (address === "#" && !location.hash)) return;
     if (step) history.pushState(null, "", address);
-    else timer = setTimeout(() => history.replaceState(null, "", format(state)), 60); // browsers allow few
+    else timer = setTimeout(() => history.replaceState(null, "", format(state, typed)), 60); // browsers allow few
   };
   const tell = (/** @type {State} */ before) => {
     for (const listener of [...listeners]) listener(state, before);
@@ -153,7 +158,7 @@ export function makeState() {
   addEventListener("popstate", () => {
     const before = state;
     clearTimeout(timer);
-    state = parse(location.hash);
+    state = parse(location.hash, typed);
     tell(before);
   });
   return {
