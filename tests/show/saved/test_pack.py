@@ -19,6 +19,7 @@ from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
+from regard.show.saved import mask_block
 from regard.show.saved import pack as packing
 from regard.show.saved.bundle import bundle_modules, write
 from regard.show.saved.pack import pack
@@ -144,7 +145,7 @@ def test_values_come_along_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_bias_too_large_for_a_page_is_refused_kindly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "DENSE_LIMIT", 100)
+    monkeypatch.setattr(mask_block, "DENSE_LIMIT", 100)
     with pytest.raises(ValueError, match="serve the capture instead"):
         pack(Contents(captured(mask=regard.tensor_mask(torch.randn(40, 40)))))
 
@@ -175,7 +176,7 @@ def test_the_page_is_one_file_under_its_own_policy(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "page.html"
     path.write_text("old")
-    monkeypatch.setattr(packing, "DENSE_LIMIT", 100)
+    monkeypatch.setattr(mask_block, "DENSE_LIMIT", 100)
     with pytest.raises(ValueError):
         write(captured(mask=regard.tensor_mask(torch.randn(40, 40))), path)
     assert path.read_text() == "old"
