@@ -121,6 +121,7 @@ _PACKAGES = (
     "learn",
     "maps",
     "pictures",
+    "policies",
     "recorder",
     "show",
     "spans",
