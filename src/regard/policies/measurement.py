@@ -83,21 +83,27 @@ def measure(
         kept = _under_mask(m, values, m.mask.restrict(policy))
         concerned = count_visible(m, m.mask) > count_visible(m, kept.mask)
         return _compare(m, whole, iter([kept._replace(complete=~concerned)]), concerned)
-    budget = check_whole_number("budget", budget, 1)
-    check_cached(m)
-    concerned = count_visible(m, m.mask) > budget
-    if isinstance(policy, Eviction):
-        every = max(1, budget // ROUND) if every is None else check_whole_number("every", every, 1, budget)
-        parts = _evict(m, values, policy, budget, every)
-    else:
-        parts = _select(m, values, policy, budget)
-    return _compare(m, whole, parts, concerned)
+    budget = check_whole_number("budget", budget)
+    parts = _find_kept(m, values, policy, budget, every)
+    return _compare(m, whole, parts, count_visible(m, m.mask) > budget)
 
 
 def attend_whole(m: AttentionMap, v: Tensor | None, mask: Mask | None = None) -> HeadOutputs:
     """Attend to all keys under the map's own mask, or another one: what every policy is compared with."""
     values = m.k[..., :0] if v is None else v
     return _attend(m, slice(0, m.matrix[2]), m.k, values, m.mask if mask is None else mask)
+
+
+def attend_kept(
+    m: AttentionMap, v: Tensor, policy: Policy, budget: int, every: int | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """The outputs under a policy, (B, H, rows, E) of some rows at a time, without those that lose nothing.
+
+    The arguments are those of `measure`.
+    """
+    for kept in _find_kept(m, v, policy, budget, every):
+        if kept.complete is not True:
+            yield kept.rows, _attend(m, kept.rows, kept.k, kept.v, kept.mask).output
 
 
 def measure_own(m: AttentionMap, v: Tensor | None) -> MapRetention:
@@ -197,6 +203,16 @@ def _check_scores(policy: Eviction, scores: Tensor, shape: tuple[int, ...]) -> T
     if bool(scores.isnan().any()):
         raise ValueError(f"policy {policy}: expected a number for each cached key, got NaN")
     return scores
+
+
+def _find_kept(
+    m: AttentionMap, v: Tensor, policy: Policy, budget: int, every: int | None
+) -> Iterator[KeptKeys]:
+    check_cached(m)
+    if isinstance(policy, Selection):
+        return _select(m, v, policy, budget)
+    every = max(1, budget // ROUND) if every is None else check_whole_number("every", every, 1, budget)
+    return _evict(m, v, policy, budget, every)
 
 
 def _evict(m: AttentionMap, v: Tensor, policy: Eviction, budget: int, every: int) -> Iterator[KeptKeys]:
