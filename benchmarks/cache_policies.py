@@ -16,10 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import regard
 from benchmarks.measure import machine, peak_mib, together
@@ -31,51 +34,62 @@ POLICIES = ("streaming", "h2o", "snapkv", "tova", "key_norm", "quest")
 BASELINES = ("random", "best")
 
 
-def curves(name: str, file: Path, tokens: int, budgets: list[int]) -> tuple[dict[str, Any], RetentionCurve]:
-    """Measure every policy at every budget: shares, errors and losses."""
+@torch.no_grad()
+def curves(
+    name: str, file: Path, tokens: int, budgets: list[int], report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Measure every policy at every budget: shares and errors, then losses.
+
+    `report` gets the result as far as it is known, after every measurement.
+    """
     model = GPT.from_pretrained(name)
     ids = torch.tensor([model.tokenizer.encode(file.read_text(encoding="utf-8")).ids[:tokens]])
     names = [*POLICIES, *BASELINES]
     start = time.perf_counter()
-    with torch.no_grad():
-        seen = regard.capture(model, inputs=(ids,), values=True)
-        curve = seen.retained(names, budgets, baselines=False)
+    seen = regard.capture(model, inputs=(ids,), values=True)
+    curve = seen.retained(names, budgets, baselines=False)
     assert isinstance(curve, RetentionCurve)
-    shares_seconds = time.perf_counter() - start
-    print(curve, f"\n{shares_seconds:.0f} s", flush=True)
-    late = torch.arange(ids.shape[1]) >= max(budgets)
-    losses: dict[str, list[float]] = {}
-    for policy in names:
-        losses[policy] = []
-        for budget in budgets:
-            found = regard.effect(model, [ids[0]], regard.evict(policy, budget), positions=late, draws=0)
-            losses[policy].append(round(found.value, 5))
-        print(policy, losses[policy], flush=True)
-    result = {
+    result: dict[str, Any] = {
         "model": name,
         "tokens": ids.shape[1],
         "budgets": budgets,
-        "loss without eviction": round(found.plain, 5),
-        "loss from token": max(budgets),
-        "seconds": round(time.perf_counter() - start),
-        "seconds for shares and errors": round(shares_seconds),
-        "policies": {
-            policy: {
-                "attention kept": _rounded(curve.shares[n].nan_to_num(1.0).mean(-1)),
-                "change of the output": _rounded(curve.errors[n].nan_to_num(0.0).mean(-1)),
-                "rise of the loss": losses[policy],
-                "heads that keep 95 %": [
-                    sum(x is not None and x <= budget for x in curve.needed(policy)) for budget in budgets
-                ],
-                "budget for 95 %": {
-                    f"{layer}.{head}": need
-                    for (layer, head), need in zip(curve.places, curve.needed(policy), strict=True)
-                },
-            }
-            for n, policy in enumerate(names)
+        "seconds for shares and errors": round(time.perf_counter() - start),
+        "policies": {policy: _summary(curve, policy) for policy in names},
+        "curve": curve,
+    }
+    print(curve, flush=True)
+    report(result)
+    late = torch.arange(ids.shape[1] - 1) + 1 > max(budgets)  # tokens that every budget concerns
+    plain = _loss(model, ids, late)
+    result |= {"loss without eviction": round(plain, 5), "loss of tokens after": max(budgets)}
+    # The middle budgets first, which say the most if the time is short.
+    for budget in sorted(budgets, key=lambda n: abs(budgets.index(n) - len(budgets) // 2 + 1)):
+        for policy in names:
+            with regard.intervene(model, regard.evict(policy, budget)):
+                rise = _loss(model, ids, late) - plain
+            result["policies"][policy]["rise of the loss"][budgets.index(budget)] = round(rise, 5)
+            print(policy, budget, round(rise, 4), flush=True)
+        report(result)
+
+
+def _loss(model: GPT, ids: Tensor, late: Tensor) -> float:
+    """The mean cross entropy of the tokens that `late` (T − 1,) marks."""
+    return float(cross_entropy(model(ids)[0, :-1][late].double(), ids[0, 1:][late]))
+
+
+def _summary(curve: RetentionCurve, policy: str) -> dict[str, Any]:
+    n, needed = curve.policies.index(policy), curve.needed(policy)
+    return {
+        "attention kept": _rounded(curve.shares[n].nan_to_num(1.0).mean(-1)),
+        "change of the output": _rounded(curve.errors[n].nan_to_num(0.0).mean(-1)),
+        "heads that keep 95 %": [
+            sum(x is not None and x <= budget for x in needed) for budget in curve.budgets
+        ],
+        "rise of the loss": [None] * len(curve.budgets),
+        "budget for 95 %": {
+            f"{layer}.{head}": need for (layer, head), need in zip(curve.places, needed, strict=True)
         },
     }
-    return result, curve
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
@@ -117,17 +131,30 @@ def main() -> None:
     if options.layer:
         tokens = options.tokens or (131_072 if options.device == "cuda" else 4096)
         result = layer_cost(options.device, tokens, (options.budget or [tokens // 32])[0])
-    else:
-        tokens = options.tokens or 2048
-        budgets = options.budget or [tokens // n for n in (32, 16, 8, 4, 2)] + [tokens * 3 // 4]
-        result, curve = curves(options.model, options.file, tokens, budgets)
+        write({"machine": machine(options.device), **result}, options.out)
+        return
+    tokens = options.tokens or 2048
+    budgets = options.budget or [*(tokens // n for n in (32, 16, 8, 4, 2)), tokens * 3 // 4]
+
+    def report(result: dict[str, Any]) -> None:
+        curve, known = result["curve"], {key: value for key, value in result.items() if key != "curve"}
+        write({"machine": machine(options.device), **known}, options.out)
         if options.picture is not None:
-            losses = {name: values["rise of the loss"] for name, values in result["policies"].items()}
-            curve.figure(losses).savefig(options.picture, dpi=110)
-    result = {"machine": machine(options.device), **result}
-    print(json.dumps({key: value for key, value in result.items() if key != "policies"}, indent=1))
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            losses = {name: values["rise of the loss"] for name, values in known["policies"].items()}
+            # None leaves a gap in a line.
+            gaps = {name: [float("nan") if x is None else x for x in rises] for name, rises in losses.items()}
+            curve.figure(gaps).savefig(options.picture, dpi=110)
+
+    curves(options.model, options.file, tokens, budgets, report)
+
+
+def write(result: dict[str, Any], path: Path | None) -> None:
+    """Write a result as JSON, or print it."""
+    text = json.dumps(result, indent=1)
+    if path is None:
+        print(text)
+    else:
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

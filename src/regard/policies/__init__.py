@@ -4,6 +4,7 @@ from regard.policies.cache_state import CacheState
 from regard.policies.evictions import h2o, key_norm, random, snapkv, streaming, tova
 from regard.policies.measurement import measure
 from regard.policies.policy import Eviction, Selection, SelectionState
+from regard.policies.rounding import round_cache
 from regard.policies.selections import best, blocks, quest
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "measure",
     "quest",
     "random",
+    "round_cache",
     "snapkv",
     "streaming",
     "tova",

@@ -258,12 +258,17 @@ def _compare(
         part = _attend(m, rows, k, v, mask)
         # The difference of two large numbers is exponentiated. A row that saw no key has −inf − −inf.
         held = (part.lse - whole.lse[:, :, rows]).clamp(max=0.0).exp().nan_to_num(0.0)
-        true = whole.output[:, :, rows].double()
-        change = (part.output.double() - true).norm(dim=-1)
-        change = torch.where(change == 0, 0.0, change / true.norm(dim=-1))
+        change = relative_change(part.output, whole.output[:, :, rows])
         share[:, :, rows] = held if complete is False else held.masked_fill(complete, 1.0)
         error[:, :, rows] = change if complete is False else change.masked_fill(complete, 0.0)
     return MapRetention(share, error if whole.output.shape[-1] else None, concerned)
+
+
+def relative_change(output: Tensor, true: Tensor) -> Tensor:
+    """The norm of a change of outputs (B, H, T, E) over that of the true ones, (B, H, T), float64."""
+    change = torch.linalg.vector_norm(output.double() - true.double(), dim=-1)
+    # A row that saw no key has zeros before and after.
+    return torch.where(change == 0, 0.0, change / torch.linalg.vector_norm(true.double(), dim=-1))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,27 @@ class CachedLayer(NamedTuple):
     heads: tuple[int, ...]
     map: AttentionMap
     values: Tensor | None
+
+
+class CapturedLayer(Protocol):
+    """What is needed of a layer of a capture."""
+
+    heads: tuple[int, ...]
+
+    @property
+    def key(self) -> int | str: ...
+    @property
+    def is_linear(self) -> bool: ...
+    @property
+    def values(self) -> Tensor | None: ...
+    def softmax_map(self, what: str) -> AttentionMap: ...
+
+
+def cached_layers(layers: Iterable[CapturedLayer]) -> Iterator[CachedLayer]:
+    """The layers of a capture that have a cache of keys, read one at a time; linear layers have none."""
+    for layer in layers:
+        if not layer.is_linear:
+            yield CachedLayer(layer.key, layer.heads, layer.softmax_map("a cache policy"), layer.values)
 
 
 class HeadRetention(NamedTuple):

@@ -31,6 +31,7 @@ from regard.recorder.tokens_of_maps.predictions import Predictions
 if TYPE_CHECKING:
     from regard.heads import HeadTable
     from regard.policies.retention import Retained, RetentionCurve
+    from regard.policies.rounding import Rounded
     from regard.spans.span_mass import Parts
     from regard.spans.table import SpanTable
 
@@ -240,14 +241,20 @@ class Capture:
         needs a capture with `values=True` for the error; several give a `RetentionCurve`. Shares are of the
         attention of this run, in which nothing was evicted.
         """
-        from regard.policies.retention import CachedLayer, retain
+        from regard.policies.retention import cached_layers, retain
 
-        layers = (
-            CachedLayer(layer.key, layer.heads, layer.softmax_map("a cache policy"), layer.values)
-            for layer in self.layers
-            if not layer.is_linear  # which has no cache of keys
-        )
-        return retain(layers, policy, budget, every=every, baselines=baselines)
+        return retain(cached_layers(self.layers), policy, budget, every=every, baselines=baselines)
+
+    def rounded(self, bits: int, **options: Any) -> Rounded:
+        """Return what changes if the keys and values of every layer are rounded to so many `bits`.
+
+        The result has the total variation of every row's weights and the error of every head's output.
+        `options` are those of `regard.policies.rounding.measure_rounding`.
+        """
+        from regard.policies.retention import cached_layers
+        from regard.policies.rounding import round_layers
+
+        return round_layers(cached_layers(self.layers), bits, **options)
 
     def ids_of(self, layer: Layer) -> Tensor | None:
         """Return the token ids (B, S) of a layer's keys, or None where they are not known."""
