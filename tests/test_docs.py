@@ -70,6 +70,7 @@ PARTS = (
     "heads",
     "layers",
     "maps",
+    "policies",
     "recorder",
     "spans",
     "stages",

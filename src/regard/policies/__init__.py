@@ -4,12 +4,16 @@ from regard.policies.cache_state import CacheState
 from regard.policies.evictions import h2o, key_norm, random, snapkv, streaming, tova
 from regard.policies.measurement import measure
 from regard.policies.policy import Eviction, Selection, SelectionState
-from regard.policies.rounding import round_cache
+from regard.policies.retention import Retained, RetentionCurve
+from regard.policies.rounded_cache import Rounded, round_cache
 from regard.policies.selections import best, blocks, quest
 
 __all__ = [
     "CacheState",
     "Eviction",
+    "Retained",
+    "RetentionCurve",
+    "Rounded",
     "Selection",
     "SelectionState",
     "best",

@@ -6,7 +6,6 @@ matrix. This file knows maps; it does not know which keys a policy keeps.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -79,12 +78,12 @@ class CacheState:
         """All queries so far, (B, H, now, D)."""
         return self._map.q[:, :, : self.now]
 
-    @cached_property
+    @property
     def keys(self) -> Tensor:
         """The cached keys, (B, G, n, D)."""
         return gather_keys(self._map.k, self.positions)
 
-    @cached_property
+    @property
     def visible(self) -> Tensor:
         """Whether the newest query sees each cached key, boolean (B, G, n): padding and other documents are
         not seen, nor what a window has left behind."""
@@ -113,7 +112,7 @@ class CacheState:
         return trace(q, k, k[..., :0], mask, scale=m.scale, softcap=m.softcap, sinks=m.sinks).weights
 
     def by_kv_head(self, x: Tensor) -> Tensor:
-        """The mean over the query heads that share a key/value head: (B, H, …) as (B, G, …)."""
+        """The mean of x (B, H, …) over the query heads that share a key/value head: (B, G, …)."""
         B, G, _ = self.positions.shape
         return x.reshape(B, G, -1, *x.shape[2:]).mean(2)
 

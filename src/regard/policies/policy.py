@@ -85,15 +85,20 @@ class SelectionState:
         return k.reshape(B, G, -1, self.block, D)
 
     def products(self, vectors: Tensor, queries: Tensor | None = None) -> Tensor:
-        """The products of every query with vectors (B, G, blocks, D): (B, H, rows, blocks)."""
+        """The products of the queries, or of `queries` in their place, with `vectors` (B, G, blocks, D).
+
+        They are (B, H, rows, blocks).
+        """
         q = self.queries if queries is None else queries
         B, H, R, _ = q.shape
         folded = q.reshape(B, vectors.shape[1], -1, q.shape[-1])  # heads that share keys in one matrix
         return (folded @ vectors.to(q.dtype).mT).view(B, H, R, -1)
 
     def choose_newest(self, scores: Tensor) -> Tensor:
-        """Scores (B, H, rows, blocks) as one for each key/value head, the greatest of its query heads', with
-        +inf for the block of each query itself, which every engine reads."""
+        """The greatest of the `scores` (B, H, rows, blocks) of the query heads that share a key/value head.
+
+        The block of each query itself, which every engine reads, has +inf.
+        """
         (B, _, T, S), G = self.map.matrix, self.map.k.shape[1]
         scores = scores.reshape(B, G, -1, *scores.shape[2:]).amax(2)
         positions = torch.arange(self.rows.start, self.rows.stop, device=scores.device) + S - T

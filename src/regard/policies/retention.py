@@ -123,7 +123,7 @@ class Retained(PrintedOutput):
         return [pair for layer in retained.layers for pair in head_means(layer)]
 
     def by_position(self, bins: int = 16) -> list[tuple[int, float]]:
-        """The mean share over all heads in equal runs of queries: the first query of each, and its mean."""
+        """The mean share over all heads in `bins` equal runs of queries, each with its first query."""
         T = max(layer.share.shape[-1] for layer in self.layers)
         edges = [T * n // bins for n in range(check_whole_number("bins", bins, 1, T) + 1)]
         means = []
@@ -169,7 +169,7 @@ class RetentionCurve(PrintedOutput):
     """The same for the relative error of the output; NaN without values."""
 
     def needed(self, policy: str, share: float = 0.95) -> list[int | None]:
-        """For each head, the smallest budget with this mean share; None if no budget of the curve has it."""
+        """For each head, the smallest budget with this mean `share` under `policy`; None if none has it."""
         if policy not in self.policies:
             raise ValueError(f"policy: expected one of {', '.join(self.policies)}, got {policy!r}")
         # A budget beyond what a head sees loses nothing.

@@ -31,7 +31,7 @@ from regard.recorder.tokens_of_maps.predictions import Predictions
 if TYPE_CHECKING:
     from regard.heads import HeadTable
     from regard.policies.retention import Retained, RetentionCurve
-    from regard.policies.rounding import Rounded
+    from regard.policies.rounded_cache import Rounded
     from regard.spans.span_mass import Parts
     from regard.spans.table import SpanTable
 
@@ -249,10 +249,10 @@ class Capture:
         """Return what changes if the keys and values of every layer are rounded to so many `bits`.
 
         The result has the total variation of every row's weights and the error of every head's output.
-        `options` are those of `regard.policies.rounding.measure_rounding`.
+        `options` are those of `regard.policies.rounded_cache.measure_rounding`.
         """
         from regard.policies.retention import cached_layers
-        from regard.policies.rounding import round_layers
+        from regard.policies.rounded_cache import round_layers
 
         return round_layers(cached_layers(self.layers), bits, **options)
 

@@ -38,8 +38,8 @@ class MapRounding(NamedTuple):
 def round_cache(x: Tensor, bits: int, by: Direction, group: int = 32) -> Tensor:
     """Round keys or values x (B, G, S, D) to 2**bits levels in every group, and return them in their dtype.
 
-    A group are `group` neighbouring tokens of one channel, or `group` channels of one token; its levels go
-    from its smallest number to its greatest.
+    A group are `group` neighbouring tokens of one channel, if `by` is "channel", or `group` channels of one
+    token; its levels go from its smallest number to its greatest.
     """
     bits, group = check_whole_number("bits", bits, 1, MOST_BITS), check_whole_number("group", group)
     if by not in ("channel", "token"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard
 from regard.policies import round_cache
-from regard.policies.rounding import measure_rounding
+from regard.policies.rounded_cache import measure_rounding
 from tests import truth
 from tests.captures import captured
 
