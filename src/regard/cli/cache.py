@@ -66,7 +66,7 @@ def cache(
     \b
     Examples:
       regard cache
-      regard cache --model smollm2 --file letter.txt --policy h2o,snapkv,streaming --budget 64:512
+      regard cache --model smollm2 --file letter.txt --budget 64:512
       regard cache --policy tova --budget 32 --loss --picture cache.png
     """
     from rich.console import Console
