@@ -75,6 +75,7 @@ PARTS = (
     "maps",
     "monitor",
     "mutants",
+    "policies",
     "recorder",
     "spans",
     "stages",

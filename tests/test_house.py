@@ -30,6 +30,7 @@ FLOORS = {
     "heads": 2,
     "interventions": 2,
     "gpt": 2,
+    "policies": 2,
     "recorder": 2,
     "auditor": 2,
     "monitor": 2,

@@ -27,6 +27,7 @@ from regard.maps.lazy_matrix import LazyMatrix
 from regard.maps.tile_passes.kept_overview import cell_size
 from tests.gpu.checker_cases import checker_cases
 from tests.gpu.intervention_cases import intervention_cases
+from tests.gpu.policy_cases import policy_cases
 
 T, S = 300, 335
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -162,6 +163,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "statistics, long, the same bits twice", long_statistics
     yield from checker_cases()
     yield from intervention_cases()
+    yield from policy_cases()
 
 
 def attention(

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import regard
+from regard.attention.position_hash import uniform_hash
 from regard.gpt import GPT, Config
 from regard.heads import repeated
 from regard.interventions.edit import CallPlace
 from regard.interventions.effects import Effect, find_heads, mean_interval, prediction_band
 from regard.interventions.metrics import select_tokens
-from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_edits, uniform_hash
+from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_edits
 from regard.recorder.attention_call import AttentionCall
 from tests.interventions.references import build, inputs_of
 

@@ -13,6 +13,7 @@ import typer
 from regard.cli import (
     ablate,
     audit,
+    cache,
     check,
     conformance,
     explain_mistake,
@@ -38,6 +39,7 @@ Examples:
   regard inspect                      see what the heads of a model attend to
   regard heads                        what every head does, in a table
   regard ablate --head 5.3            what changes if a head is cut
+  regard cache --policy h2o,snapkv    what a cache of bounded size loses
   regard check file.py:MyAttention    is it right, and if not, what is wrong?
   regard audit train.py:make          does the model read what it should?
   regard learn 0                      learn attention by writing it
@@ -56,6 +58,7 @@ app = typer.Typer(
 # The short help is the line of a command in `regard --help`, which would cut a longer one.
 app.command(short_help="Cut heads of a model: what changes?")(ablate.ablate)
 app.command(short_help="Say whether a model reads what it should on a batch.")(audit.audit)
+app.command(short_help="Show what cache policies lose of the attention.")(cache.cache)
 app.command(
     short_help="Say whether an attention is right, or what is wrong.",
     # --with takes one word; what follows it, as `d_model=64 num_heads=4`, arrives as extra arguments.

@@ -2,6 +2,7 @@
 
 from regard.interventions.ablation import ablate
 from regard.interventions.activation_patch import patch
+from regard.interventions.cache_eviction import evict
 from regard.interventions.edge_block import block
 from regard.interventions.edit import Edit
 from regard.interventions.effects import Effect, effect
@@ -16,6 +17,7 @@ __all__ = [
     "ablate",
     "block",
     "effect",
+    "evict",
     "importance",
     "intervene",
     "mean_outputs",

@@ -142,7 +142,7 @@ def effect(
 
     - `model`: a causal language model that `regard.capture` serves. It runs in eval mode.
     - `texts`: strings, token ids (T,) or (B, T), or dicts of the model's arguments; read one at a time.
-    - `edits`: one or several of `regard.ablate`, `regard.block` and `regard.patch`, made together.
+    - `edits`: one or several of `regard.ablate`, `regard.block`, `regard.evict` and `regard.patch`, together.
     - `metric`: "loss", the mean next-token cross entropy in nats; "logit_diff", the logit of one token minus
       that of another, after the text; or a function of the model's output and the token ids (T,).
     - `tokenizer`: for texts that are strings; by default `model.tokenizer`.
@@ -151,9 +151,9 @@ def effect(
     - `tokens`: the two tokens (a, b) of "logit_diff", as ids or as texts.
     - `draws`: how many random edits to compare with. For edits of heads they choose as many other heads of
       the same layers, or of the model where those are too few; for blocked edges they cut other edges of the
-      same heads with as much attention on them, as far as they find so much (`cut_mass`
-      of the result). 0 leaves them out. With fewer than 19, or where the layers have fewer other heads, the
-      result is `weak` and says so.
+      same heads with as much attention on them, as far as they find so much (`cut_mass` of the result); for
+      a cache policy they keep as many random keys. 0 leaves them out. With fewer than 19, or where the layers
+      have fewer other heads, the result is `weak` and says so.
     - `seed`: of the draws.
     - `report`: called with the number of forward passes done so far and of all.
     """

@@ -33,10 +33,12 @@ class HeadSelection:
     layers: tuple[tuple[str, tuple[int, ...] | None], ...] = ()
     label: str | None = None
     """A label whose heads are found when the model is known."""
+    everything: bool = False
+    """Whether all heads of all layers are selected, whichever the model has."""
 
     def heads_in(self, layer_id: LayerId, H: int) -> list[int]:
         """Return the selected heads of a layer that has H of them; a ValueError names one that it has not."""
-        selected: set[int] = set()
+        selected: set[int] = set(range(H)) if self.everything else set()
         for layer, heads in self.layers:
             if layer in (str(layer_id.key), layer_id.name):
                 selected.update(range(H) if heads is None else heads)
@@ -48,7 +50,7 @@ class HeadSelection:
 
     def has_layer(self, layer_id: LayerId) -> bool:
         """Whether some head of a layer is selected."""
-        return any(layer in (str(layer_id.key), layer_id.name) for layer, _ in self.layers)
+        return self.everything or any(layer in (str(layer_id.key), layer_id.name) for layer, _ in self.layers)
 
     def resolved(self, model: nn.Module) -> HeadSelection:
         """Return the selection with its label replaced by the heads of a model that earn it."""
@@ -57,6 +59,8 @@ class HeadSelection:
     def __str__(self) -> str:
         if self.label is not None:
             return f"the heads labelled {self.label}"
+        if self.everything:
+            return "all layers"
         places = [
             f"layer {layer}" if heads is None else ", ".join(f"{layer}.{head}" for head in heads)
             for layer, heads in self.layers

@@ -1,7 +1,8 @@
 """Matched random edits: the baseline of an effect.
 
 The counterpart of an edit of heads is the same edit of as many other heads of the same layers. That of
-blocked edges blocks other edges of the same heads, at random, with as much attention on them.
+blocked edges blocks other edges of the same heads, at random, with as much attention on them; that of a cache
+policy keeps as many keys at random.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.named_masks import rule
+from regard.attention.position_hash import uniform_hash
+from regard.interventions.cache_eviction import CacheEviction
 from regard.interventions.edge_block import EdgeBlock
 from regard.interventions.edit import CallPlace, Edit
 from regard.interventions.head_selection import HeadPair, HeadSelection, select_heads
+from regard.policies.evictions import random as random_keys
 from regard.recorder.attention_call import AttentionCall
 
 
@@ -50,7 +54,7 @@ def draw_edits(edits: Sequence[Edit], model: ModelHeads, draws: int, seed: int) 
     """
     edited = {pair for edit in edits for pair in model.pairs(edit.selection)}
     # The heads of all edits are drawn together, layer by layer, so that no two of them become the same head.
-    of_heads = [edit for edit in edits if not isinstance(edit, EdgeBlock)]
+    of_heads = [edit for edit in edits if not isinstance(edit, EdgeBlock | CacheEviction)]
     heads = list(dict.fromkeys(pair for edit in of_heads for pair in model.pairs(edit.selection)))
     layers = [layer for layer, _ in heads]
     heads.sort(key=lambda pair: layers.index(pair[0]))
@@ -60,6 +64,8 @@ def draw_edits(edits: Sequence[Edit], model: ModelHeads, draws: int, seed: int) 
     for edit in edits:
         if isinstance(edit, EdgeBlock):
             counterparts.append([RandomEdgeBlock(edit.selection, edit, seed + n) for n in range(draws)])
+        elif isinstance(edit, CacheEviction):
+            counterparts.append([replace(edit, policy=random_keys(seed + n)) for n in range(draws)])
         else:
             pairs = model.pairs(edit.selection)
             choices = [select_heads(heads=[other[pair] for pair in pairs]) for other in others]
@@ -147,14 +153,3 @@ class RandomEdgeBlock(Edit):
 
 def _mean_over(mass: Tensor, heads: list[int]) -> float:
     return float(mass[:, heads].double().mean())
-
-
-def uniform_hash(q: Tensor, k: Tensor, h: Tensor, seed: int) -> Tensor:
-    """Return a number from 0 to 1 for each query, key and head, which looks random and is always the same."""
-    # The primes of xxHash keep queries, keys, heads and seeds apart.
-    x = q * 0x9E3779B1 + k * 0x85EBCA77 + h * 0xC2B2AE3D + (seed + 1) * 0x27D4EB2F
-    for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39), (15, 1)):
-        # PyTorch multiplies in int64, of which the lower 32 bits count.
-        x = x & 0xFFFFFFFF
-        x = (x ^ (x >> shift)) * factor
-    return (x & 0xFFFFFF).double() / 0x1000000

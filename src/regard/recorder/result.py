@@ -22,7 +22,7 @@ from regard.recorder.certificates.certificate import Certificate, ShardEvidence,
 from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
-from regard.recorder.contributions.rollout import roll_out
+from regard.recorder.contributions.rollout import roll_out, select_stack
 from regard.recorder.foreign_layer import foreign_layer
 from regard.recorder.layer import Layer, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
@@ -31,6 +31,8 @@ from regard.recorder.tokens_of_maps.predictions import Predictions
 
 if TYPE_CHECKING:
     from regard.heads import HeadTable
+    from regard.policies.retention import Retained, RetentionCurve
+    from regard.policies.rounded_cache import Rounded
     from regard.spans.span_mass import Parts
     from regard.spans.table import SpanTable
 
@@ -245,6 +247,42 @@ class Capture:
 
         return measure_spans(self, rows, cols, batch=batch, stack=stack)
 
+    def retained(
+        self,
+        policy: Any,
+        budget: int | Sequence[int] | None = None,
+        *,
+        every: int | None = None,
+        baselines: bool = True,
+    ) -> Retained | RetentionCurve:
+        """Return what a cache policy or a sparse selection leaves of the attention, exactly, at any length.
+
+        - `policy`: a name such as "h2o", one of `regard.policies` with its settings, a function of a
+          `regard.policies.CacheState`, a mask that shows the kept keys, or "own" for what the layers
+          themselves select; or a list of policies with budgets.
+        - `budget`: the number of keys that a cache has room for, for each key/value head; or several.
+        - `every`: how many keys are evicted at a time, by default an eighth of the budget.
+        - `baselines`: whether to measure as many random keys and the best possible choice as well.
+
+        One policy at one budget gives a `Retained` with `.share` and `.error`, (layers, B, H, T) each, which
+        needs a capture with `values=True` for the error; several give a `RetentionCurve`. Shares are of the
+        attention of this run, in which nothing was evicted.
+        """
+        from regard.policies.retention import cached_layers, retain
+
+        return retain(cached_layers(self.layers), policy, budget, every=every, baselines=baselines)
+
+    def rounded(self, bits: int, **options: Any) -> Rounded:
+        """Return what changes if the keys and values of every layer are rounded to so many `bits`.
+
+        The result has the total variation of every row's weights and the error of every head's output.
+        `options` are those of `regard.policies.rounded_cache.measure_rounding`.
+        """
+        from regard.policies.retention import cached_layers
+        from regard.policies.rounded_cache import round_layers
+
+        return round_layers(cached_layers(self.layers), bits, **options)
+
     def ids_of(self, layer: Layer) -> Tensor | None:
         """Return the token ids (B, S) of a layer's keys, or None where they are not known."""
         if self.pictures is not None and self.pictures.is_tower(layer.key):
@@ -374,7 +412,8 @@ class Capture:
         """
         if by not in ("attention", "value"):
             raise ValueError(f"by: expected 'attention' or 'value', got {by!r}")
-        layers = self._stack_for_rollout(stack)
+        not_captured = [*self.missing, *self.other_mixers]
+        layers = select_stack(self.layers, stack, is_whole=self.is_whole, not_captured=not_captured)
         B, _, T, _ = layers[0].shape
         if not 0 <= batch < B:
             raise ValueError(f"batch: expected a number from 0 to {B - 1}, got {batch}")
@@ -384,34 +423,6 @@ class Capture:
             self._check_position(position, batch, T)
         norms = [self._value_norms(layer)[batch] for layer in layers] if by == "value" else None
         return roll_out([layer.softmax_map("rollout")[batch] for layer in layers], position, norms)
-
-    def _stack_for_rollout(self, stack: str | None) -> list[Layer]:
-        """Return the layers of a stack, all of them with all their heads; otherwise raise a ValueError."""
-        if not self.is_whole:
-            raise ValueError(
-                "rollout: expected all layers and heads of the model, got a selection: capture again without "
-                "layers= and heads="
-            )
-        if not_captured := [*self.missing, *self.other_mixers]:
-            raise ValueError(
-                f"rollout: expected all layers of the model, but {', '.join(not_captured[:3])} could not be "
-                "captured: see seen.missing and seen.other_mixers"
-            )
-        stacks = list(dict.fromkeys(layer.stack for layer in self.layers))
-        if stack is None and len(stacks) > 1:
-            raise ValueError(f"stack: expected one of {stacks}, since the model has several, got None")
-        layers = [layer for layer in self.layers if stack is None or layer.stack == stack]
-        if not layers:
-            raise ValueError(f"stack: expected one of {stacks}, got {stack!r}")
-        for layer in layers:
-            layer.check_tokens("rollout")
-        shapes = {layer.shape[2:] for layer in layers}
-        if len(shapes) > 1 or any(T != S for T, S in shapes):
-            raise ValueError(
-                "rollout: expected layers in which every token attends to the same tokens, got "
-                f"{', '.join(f'{T}×{S}' for T, S in sorted(shapes))}"
-            )
-        return layers
 
     def show(self, **options: Any) -> Any:
         """Open the page in the browser, or inline in a notebook; `options` are those of `viewer.show`."""

@@ -3,7 +3,8 @@
 A policy (sinks, window) keeps the first `sinks` keys and the `window` latest, the query's own among them. A
 query at position p loses its weight on every key j with sinks ≤ j ≤ p − window. This is the one definition of
 it in Python: the head scores, the Cache view and `gpt.cache_demo` use it. (`eviction.js` computes the same in
-a saved page.)
+a saved page.) It is the policy `streaming` of `regard.policies` at a budget of sinks + window keys, evicted
+one by one; the head scores take it from sums that they have already.
 """
 
 from __future__ import annotations

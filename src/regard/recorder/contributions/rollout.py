@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap
+from regard.recorder.layer import Layer
 
 
 def roll_out(maps: Sequence[AttentionMap], position: int, norms: Sequence[Tensor] | None = None) -> Tensor:
@@ -58,3 +59,38 @@ def _row_sums(m: AttentionMap, norms: Tensor | None) -> Tensor:
         ones = torch.ones(H, T, dtype=m.dtype, device=m.device)
         sums = m.weighted(ones if norms is None else norms.to(ones)).row_sums()  # (H, T)
     return sums.to(torch.float64).sum(0).cpu()
+
+
+def select_stack(
+    every: Sequence[Layer], stack: str | None, *, is_whole: bool, not_captured: Sequence[str]
+) -> list[Layer]:
+    """Return the layers of a stack, all of them with all their heads; otherwise raise a ValueError.
+
+    `is_whole` says whether all layers and heads were selected, and `not_captured` names the modules that
+    mix tokens and could not be captured.
+    """
+    if not is_whole:
+        raise ValueError(
+            "rollout: expected all layers and heads of the model, got a selection: capture again without "
+            "layers= and heads="
+        )
+    if not_captured:
+        raise ValueError(
+            f"rollout: expected all layers of the model, but {', '.join(not_captured[:3])} could not be "
+            "captured: see seen.missing and seen.other_mixers"
+        )
+    stacks = list(dict.fromkeys(layer.stack for layer in every))
+    if stack is None and len(stacks) > 1:
+        raise ValueError(f"stack: expected one of {stacks}, since the model has several, got None")
+    layers = [layer for layer in every if stack is None or layer.stack == stack]
+    if not layers:
+        raise ValueError(f"stack: expected one of {stacks}, got {stack!r}")
+    for layer in layers:
+        layer.check_tokens("rollout")
+    shapes = {layer.shape[2:] for layer in layers}
+    if len(shapes) > 1 or any(T != S for T, S in shapes):
+        raise ValueError(
+            "rollout: expected layers in which every token attends to the same tokens, got "
+            f"{', '.join(f'{T}×{S}' for T, S in sorted(shapes))}"
+        )
+    return layers

@@ -1,0 +1,199 @@
+"""`regard cache`: what does a cache of bounded size lose of a model's attention?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.parts.demo_text import STORY
+from regard.cli.parts.input_texts import cut_windows, read_texts
+from regard.cli.parts.options import Files, ModelName, Texts
+from regard.support.characters import escape
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from regard.policies.retention import RetentionCurve
+
+BASELINES = ("random", "best")
+SHOWN = 12  # heads that are named
+
+
+def cache(
+    model: ModelName = "default",
+    text: Texts = None,
+    file: Files = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAMES",
+            help="Policies: streaming, h2o, snapkv, tova, key_norm, quest, blocks; several with commas.",
+        ),
+    ] = "streaming,h2o,snapkv",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="N[:M]",
+            help="Keys in the cache: 256, or 64,256, or 256:8192 for 256, 512 and so on. "
+            "By default from a sixteenth to a half of the text.",
+        ),
+    ] = None,
+    length: Annotated[
+        int, typer.Option("--length", metavar="N", help="Read the first N tokens of the text.")
+    ] = 1024,
+    measure_loss: Annotated[
+        bool,
+        typer.Option("--loss", help="Also run the model with each policy, and show how much the loss rises."),
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw the curves as PNG, SVG or PDF.")
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE.json", help="Write the share and error of every head."),
+    ] = None,
+) -> None:
+    """Show how much of the attention cache policies keep, beside random keys and the best possible choice.
+
+    Shares are of the attention of the full run, in which nothing was evicted. With --loss, the model also
+    reads the text by a cache of each policy and budget.
+
+    \b
+    Examples:
+      regard cache
+      regard cache --model smollm2 --file letter.txt --budget 64:512
+      regard cache --policy tova --budget 32 --loss --picture cache.png
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from regard.cli.parts.model import Model
+    from regard.cli.parts.progress_bar import progress_bar
+    from regard.heads.tables.table import check_writable
+    from regard.policies.named_policies import find_policy
+    from regard.policies.retention import cached_layers, draw_budgets
+    from regard.recorder import capture
+    from regard.recorder.model_inputs import model_inputs
+
+    if json_file is not None:
+        check_writable(json_file)
+    names = [name.strip() for name in policy.split(",")]
+    for name in names:  # before the model is opened, which may take minutes
+        find_policy(name)
+    names += [name for name in BASELINES if name not in names]
+    texts = read_texts(text, file, STORY)
+    screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
+    with words.status(Text(f"opening {escape(model)}")):
+        opened = Model.open(model)
+        ids = cut_windows(opened, texts, length, 1)[0]
+        budgets = parse_budgets(budget, len(ids))
+        inputs = model_inputs(opened.module, {"input_ids": ids[None]})
+        seen = capture(opened.module, inputs=inputs, values=True)
+    total = len(seen) * len(names) * len(budgets)
+    with progress_bar(words, "measuring policies") as report:
+        done = iter(range(1, total + 1))
+        layers = cached_layers(seen.layers)
+        curve = draw_budgets(layers, names, budgets, report=lambda: report(next(done), total))
+    losses = None
+    if measure_loss:
+        with progress_bar(words, "running the model by each policy") as report:
+            losses = _losses(opened.module, ids, names, budgets, report)
+    screen.print(Text.assemble((escape(opened.title), "bold"), (f" ({len(ids):,} tokens)\n", "dim")))
+    screen.print(Text(str(curve)))
+    for line in _sentences(curve, names, len(ids)):
+        screen.print(Text(line))
+    if losses is not None:
+        screen.print(Text("\nrise of the loss, in nats"))
+        for name, rises in losses.items():
+            screen.print(Text(f"  {name:<18}" + "".join(f"{rise:>+9.3f}" for rise in rises)))
+    if picture is not None:
+        curve.figure(losses).savefig(picture, dpi=150)
+    if json_file is not None:
+        json_file.write_text(json.dumps(_as_json(curve, losses)), encoding="utf-8")
+
+
+def parse_budgets(text: str | None, tokens: int) -> list[int]:
+    """The budgets of an option: numbers with commas, or N:M for N, 2N, 4N and so on up to M.
+
+    >>> parse_budgets("256:2048", 4096), parse_budgets("64,100", 4096), parse_budgets(None, 1024)
+    ([256, 512, 1024, 2048], [64, 100], [64, 128, 256, 512])
+    """
+    if text is None:
+        return sorted({max(tokens // n, 1) for n in (16, 8, 4, 2)})
+    parts = text.split(":")
+    numbers = parts if len(parts) == 2 else text.split(",")
+    if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
+        raise ValueError(f"--budget: expected numbers of keys, as 256 or 256:8192, got {text!r}")
+    if len(parts) != 2:
+        return sorted({int(number) for number in numbers})
+    first, last = map(int, parts)
+    if last < first:
+        raise ValueError(f"--budget: expected the smaller number first, got {text!r}")
+    budgets = [first]
+    while 2 * budgets[-1] <= last:
+        budgets.append(2 * budgets[-1])
+    return budgets
+
+
+def _losses(
+    model: nn.Module, ids: Tensor, names: list[str], budgets: list[int], report: object
+) -> dict[str, list[float]]:
+    """How much the loss rises when the model reads by a cache, for each policy and budget."""
+    from regard.interventions import effect, evict
+
+    assert callable(report)
+    losses: dict[str, list[float]] = {}
+    total, done = len(names) * len(budgets), 0
+    for name in names:
+        losses[name] = []
+        for budget in budgets:
+            # An edit that changes nothing is refused, and changes no loss.
+            rise = 0.0 if budget >= len(ids) else effect(model, [ids], evict(name, budget), draws=0).value
+            losses[name].append(rise)
+            done += 1
+            report(done, total)
+    return losses
+
+
+def _sentences(curve: RetentionCurve, names: list[str], tokens: int) -> list[str]:
+    """What to say beside the table: budgets beyond the text, and heads that need more than any budget."""
+    lines = []
+    if beyond := [budget for budget in curve.budgets if budget >= tokens]:
+        lines.append(f"A budget of {beyond[0]:,} keys holds the whole text, so that nothing is lost.")
+    for name in names:
+        needy = [
+            f"{layer}.{head}"
+            for (layer, head), need in zip(curve.places, curve.needed(name), strict=True)
+            if need is None
+        ]
+        if needy and name not in BASELINES:
+            more = f" and {len(needy) - SHOWN} more" if len(needy) > SHOWN else ""
+            shown = ", ".join(needy[:SHOWN])
+            lines.append(f"{name}: {shown}{more} keep less than 95% with {curve.budgets[-1]:,} keys.")
+    return lines
+
+
+def _as_json(curve: RetentionCurve, losses: dict[str, list[float]] | None) -> dict[str, object]:
+    """The curve as JSON, with null for a head that loses nothing."""
+
+    def numbers(values: Tensor) -> list[float | None]:
+        return [None if x != x else x for x in values.tolist()]  # JSON has no NaN
+
+    return {
+        "budgets": curve.budgets,
+        "heads": [f"{layer}.{head}" for layer, head in curve.places],
+        "policies": {
+            name: {
+                "share": [numbers(row) for row in curve.shares[n]],
+                "error": [numbers(row) for row in curve.errors[n]],
+                "budget for 95%": curve.needed(name),
+                "rise of the loss": None if losses is None else losses[name],
+            }
+            for n, name in enumerate(curve.policies)
+        },
+    }

@@ -1,0 +1,68 @@
+"""A model that selects its keys itself, as DeepSeek-V3.2 does: the mass that its selection drops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 3,
+    "mlp_layer_types": ["dense"] * 3,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 12,
+}
+
+
+@torch.no_grad()
+def test_the_mass_that_a_models_own_selection_drops() -> None:
+    if not hasattr(transformers, "DeepseekV32Config"):
+        pytest.skip("this version of Transformers has no DeepSeek-V3.2")
+    torch.manual_seed(0)
+    config = transformers.DeepseekV32Config(**SIZES)
+    model = transformers.DeepseekV32ForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and "norm" not in name:
+            parameter.normal_(std=0.3)
+    ids = torch.randint(0, 61, (1, 48))
+    seen = regard.capture(model, inputs={"input_ids": ids}, values=True)
+    assert seen.certificate.certified, str(seen.certificate)
+    found = seen.retained("own")
+    assert found.share.shape == (3, 1, 4, 48)
+    assert bool((found.share[..., :12] == 1).all())  # as many keys as it selects
+    for number, m in enumerate(seen):
+        # The softmax over all keys, of which the selected ones hold a share.
+        q, k = m.q.double(), m.k.double().repeat_interleave(m.q.shape[1] // m.k.shape[1], 1)
+        scores = (q @ k.mT * m.scale).masked_fill(~regard.causal.to_dense(48), -torch.inf)
+        selected = m.to_dense() > 0
+        assert int(selected[:, :, 12:].sum(-1).max()) == 12
+        torch.testing.assert_close(
+            found.share[number], (scores.softmax(-1) * selected).sum(-1), atol=1e-6, rtol=0
+        )
+    dropped = 1 - found.share[..., 12:].mean((1, 2, 3))
+    assert bool((dropped > 0.1).all())  # random weights select almost at random
+    # As many keys by other choices: the model's own indexer was never trained, and cannot beat the best.
+    best = [
+        regard.policies.measure(m._with(mask=regard.causal), None, regard.policies.best(), 12) for m in seen
+    ]
+    assert all(bool((own <= most.share + 1e-9).all()) for own, most in zip(found.share, best, strict=True))

@@ -1,0 +1,59 @@
+"""`regard cache`: the table of policies and budgets, the loss, the files, and wrong use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.cli.cache import parse_budgets
+from regard.gpt import GPT
+from tests.cli.conftest import TEXT, runner, save_model
+
+run = runner("cache")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), noise=0.3)
+
+
+def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(folder: Path, tmp_path: Path) -> None:
+    picture, file = tmp_path / "cache.png", tmp_path / "cache.json"
+    shown = run(
+        *("--model", folder, "--text", TEXT * 9, "--policy", "tova,streaming", "--budget", "8:32"),
+        *("--length", 48, "--loss", "--picture", picture, "--json", file),
+    )
+    assert "(48 tokens)" in shown
+    model = GPT.from_pretrained(folder)
+    ids = torch.tensor([model.tokenizer.encode(TEXT * 9).ids[:48]])
+    curve = regard.capture(model, inputs=(ids,), values=True).retained(["tova", "streaming"], [8, 16, 32])
+    assert str(curve).splitlines()[1] in shown
+    assert "keep less than 95% with 32 keys" in shown
+    data = json.loads(file.read_text())
+    assert data["budgets"] == [8, 16, 32]
+    assert data["policies"]["tova"]["share"][1] == pytest.approx(curve.shares[0, 1].tolist())
+    rise = regard.effect(model, [ids[0]], regard.evict("tova", 8), draws=0).value
+    assert data["policies"]["tova"]["rise of the loss"][0] == pytest.approx(rise, abs=1e-6)
+    assert f"{rise:+.3f}" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_budgets_beyond_the_text_are_answered_with_a_sentence(folder: Path) -> None:
+    shown = run("--model", folder, "--text", TEXT, "--policy", "key_norm", "--budget", "4096", "--loss")
+    assert "A budget of 4,096 keys holds the whole text, so that nothing is lost." in shown
+    assert "+0.000" in shown
+
+
+@pytest.mark.parametrize("text", ["0", "a", "8:4", "8:", "1:2:3", "-4"])
+def test_wrong_budgets_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--budget: expected"):
+        parse_budgets(text, 100)
+
+
+def test_an_unknown_policy_is_refused_before_the_model_is_opened() -> None:
+    with pytest.raises(ValueError, match=r"policy: expected one of streaming, h2o, .* got 'lru'"):
+        run("--model", "no such model", "--policy", "h2o,lru")

@@ -1,0 +1,129 @@
+"""`seen.retained`: shares and errors of a whole capture, its baselines, its curves and its sentences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import policies
+from regard.heads.measures.eviction import eviction_loss
+from regard.policies import CacheState
+from regard.policies.retention import RetentionCurve
+from tests.captures import captured, hybrid
+
+
+def test_one_policy_at_one_budget_has_every_query_and_both_baselines() -> None:
+    seen = captured(64)
+    found = seen.retained("h2o", budget=24)
+    assert found.share.shape == found.error.shape == (2, 1, 4, 64)
+    assert bool((found.share[..., :24] == 1).all())
+    assert found.best is not None
+    assert found.random is not None
+    assert bool((found.share <= found.best.share + 1e-12).all())
+    row = found.heads[5]
+    assert (row.layer, row.head) == (1, 1)
+    concerned = slice(24, None)
+    assert row.share == pytest.approx(found.share[1, 0, 1, concerned].mean().item())
+    assert row.best == pytest.approx(found.best.share[1, 0, 1, concerned].mean().item())
+    positions = found.by_position(4)
+    assert [first for first, _ in positions] == [0, 16, 32, 48]
+    assert math.isnan(positions[0][1])  # nothing to lose
+    assert positions[3][1] == pytest.approx(found.share[..., 48:].mean().item())
+    assert "of the attention is kept (random keys" in str(found)
+    assert "in which nothing was evicted" in str(found)
+
+
+def test_a_streaming_policy_is_the_head_score_eviction() -> None:
+    """The score keeps the first 4 and the latest 64 keys, token by token: a budget of 68 keys."""
+    seen = captured(120)
+    found = seen.retained("streaming", budget=68, every=1, baselines=False)
+    positions = torch.arange(120)
+    for number, m in enumerate(seen):
+        loss = eviction_loss(m.to_dense()[0], positions, torch.tensor([64]), 4)[..., 0]
+        torch.testing.assert_close(1 - found.share[number, 0], loss, atol=1e-6, rtol=0)
+    scores = {(str(row.key), row.head): row.scores["eviction"].value for row in seen.heads(shuffled=None)}
+    for row in found.heads:
+        assert 1 - row.share == pytest.approx(scores[str(row.layer), row.head], abs=1e-6)
+
+
+def test_a_policy_of_ones_own_is_one_function() -> None:
+    def latest(cache: CacheState) -> Tensor:
+        return cache.positions.double()
+
+    seen = captured(64)
+    found = seen.retained(latest, budget=16, every=1, baselines=False)
+    expected = torch.stack([m.mass(regard.window(16)) for m in seen]).double()
+    torch.testing.assert_close(found.share, expected, atol=1e-6, rtol=0)
+    assert found.policy == "latest"
+
+
+def test_several_budgets_are_a_curve_that_says_what_every_head_needs() -> None:
+    seen = captured(64)
+    curve = seen.retained(["streaming", policies.quest(4)], budget=[8, 16, 32, 64])
+    assert isinstance(curve, RetentionCurve)
+    assert curve.policies == ("streaming", "quest", "random", "best")
+    assert curve.shares.shape == curve.errors.shape == (4, 4, 8)
+    one = seen.retained("streaming", budget=16, baselines=False)
+    assert curve.shares[0, 1].tolist() == pytest.approx([row.share for row in one.heads])
+    assert bool(curve.shares[:, 3].isnan().all())  # every key fits
+    needed = curve.needed("best")
+    assert all(x in (8, 16, 32, 64) for x in needed)
+    assert curve.needed("best", share=0.0) == [8] * 8
+    table = str(curve)
+    assert table.splitlines()[0].split() == ["attention", "kept", "8", "16", "32", "64"]
+    assert "100.0%" in table
+    frame = curve.to_pandas()
+    assert len(frame) == 4 * 4 * 8
+    assert len(curve.figure().axes) == 2
+    with pytest.raises(ValueError, match="expected one of streaming, quest, random, best, got 'h2o'"):
+        curve.needed("h2o")
+
+
+def test_a_budget_beyond_the_text_is_answered_with_a_sentence() -> None:
+    seen = captured(40)
+    found = seen.retained("snapkv", budget=4096)
+    assert bool((found.share == 1).all())
+    assert str(found) == "snapkv with 4,096 keys: nothing is lost, since no query sees more keys than 4,096."
+
+
+def test_windows_of_the_layers_are_measured_as_they_are() -> None:
+    seen = captured(64, mask=regard.causal & regard.window(16))
+    found = seen.retained("own")
+    for number, m in enumerate(seen):
+        torch.testing.assert_close(found.share[number], m.share_of(regard.causal).double(), atol=1e-6, rtol=0)
+    assert found.budget is None
+    with pytest.raises(ValueError, match="budget: expected none, since own chooses the keys itself, got 16"):
+        seen.retained("own", budget=16)
+
+
+def test_layers_without_a_cache_of_keys_are_left_out() -> None:
+    assert [key for key, _ in hybrid(24).retained("tova", budget=8).places] == [3]
+
+
+def test_without_values_there_are_shares_and_no_errors() -> None:
+    found = captured(40, values=False).retained("tova", budget=8, baselines=False)
+    assert found.share.shape == (2, 1, 4, 40)
+    with pytest.raises(ValueError, match="capture with values=True"):
+        found.error  # noqa: B018
+    assert "change" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "sentence"),
+    [
+        ("h2", 8, "policy: expected one of streaming, h2o, .* or a mask, got 'h2'"),
+        ("h2o", 0, "budget: expected a whole number of at least 1, got 0"),
+        ("h2o", None, "budget: expected a whole number of at least 1, got None"),
+        ("h2o", [8, 0], "budget: expected a whole number of at least 1, got 0"),
+        (["h2o", "own"], [8], "expected policies with a budget, got own"),
+    ],
+)
+def test_wrong_names_and_budgets_are_answered_with_a_sentence(
+    policy: object, budget: object, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        captured(24).retained(policy, budget=budget)
