@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.gpt import GPT
+from regard.heads.labels import MIN_SCORES
 from regard.heads.tables.head_sentence import TARGETS
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.predictions import LIKELIEST
@@ -66,6 +67,7 @@ def pack_model(model: GPT, contents: Contents) -> ModelBlocks:
         "characters": MOST_CHARACTERS,
         "layers": _layers(model, contents),
         "targets": TARGETS,
+        "min_scores": MIN_SCORES,
         "ids": [_ids(capture, contents.batch_index) for capture in contents.texts],
     }
     tokenizer = json.dumps(describe_tokenizer(model)).encode("ascii")

@@ -315,7 +315,7 @@ export class LiveWeights extends SavedWeights {
     for (const [number, head] of about.heads.entries()) {
       const scored = await headScores(await this.prepare(text, layer, head), ids, pause);
       const kv_head = Math.floor(number / about.group);
-      const sentence = describeScores(scored.scores, this.about.targets);
+      const sentence = describeScores(scored.scores, this.about);
       rows.push({ layer, head, kv_head, label: null, untested: true, sentence, ...scored });
     }
     return rows;
