@@ -14,7 +14,7 @@ import regard
 from regard.heads import describe
 from regard.recorder import Capture, Layer
 from regard.show.server.background import BackgroundServer
-from tests.browser.eventually import eventually
+from tests.browser.eventually import eventually, open_settings
 from tests.captures import captured
 
 
@@ -171,6 +171,7 @@ def test_what_a_kind_of_head_predicts_is_outlined(page: Page, opened: Callable[.
     expect(note).to_be_hidden()
     canvas = page.locator(".map-stage canvas")
     plain = canvas.screenshot()
+    open_settings(page)
     page.get_by_label("Outline", exact=True).select_option("induction")
     row = describe(seen.maps, seen.ids)[1, 2]
     expect(note).to_contain_text("the tokens that came after earlier copies")

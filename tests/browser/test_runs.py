@@ -15,7 +15,7 @@ from regard.recorder import Capture
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 from regard.show.server.background import BackgroundServer
 from regard.show.server.jobs import ReportProgress
-from tests.browser.eventually import eventually, link
+from tests.browser.eventually import eventually, link, open_settings
 from tests.captures import captured, predicted
 from tests.sampling import share
 
@@ -128,6 +128,7 @@ def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page: Page, address: s
     edge, key = EdgeCut("1", 0, (20, 21), (3, 4)), EdgeCut("1", None, (0, 30), (3, 4))
     assert model.asked == [[edge], [edge, key], [key]]
     expect(page.get_by_role("button", name="Stop attention in view")).to_be_hidden()
+    open_settings(page)
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Stop attention in view").click()
@@ -189,6 +190,7 @@ def test_the_cut_of_all_in_view_follows_the_map(page: Page, address: str) -> Non
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
     view = page.get_by_role("button", name="Stop attention in view")
     expect(view).to_be_hidden()
+    open_settings(page)
     page.get_by_role("button", name="Zoom in").click()
     expect(view).to_be_visible()
     before = view.inner_text()

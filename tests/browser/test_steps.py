@@ -15,7 +15,7 @@ from regard.recorder import Capture, Layer
 from regard.recorder.certificates.examination import examine
 from regard.show.server.background import BackgroundServer
 from regard.stages.example import X, multi_head, project
-from tests.browser.eventually import eventually
+from tests.browser.eventually import eventually, open_settings
 from tests.captures import HOSTILE, captured
 
 
@@ -128,6 +128,7 @@ def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(
     expect(page.locator("#view-steps .lead")).to_contain_text("token 33")
     shown = page.locator("#view-steps .step").nth(1).locator(".row[data-key]")
     few = shown.count()
+    open_settings(page)
     page.get_by_label("Strongest keys").focus()
     page.keyboard.press("End")
     eventually(page, shown.count, lambda count: count > few)

@@ -8,10 +8,10 @@ export const CONTROL_WORDS = {
   Head: "One attention of a layer, with weights of its own.",
   "Next token": "The token whose logit is explained: what each key adds to it, if it came after the query.",
   "Second head": "Draws another head over the first, in a second colour.",
-  Show:
+  Quantity:
     "Attention weights; value-weighted: each weight times the norm of what the key’s value adds to the residual stream; or " +
     "contributions: what each key adds to the logit of the token that may follow, through this head.",
-  "Difference to": "Subtracts the numbers of another text or run of the same length.",
+  Difference: "Subtracts the numbers of another text or run of the same length.",
   Outline:
     "Outlines the cells that a head of this kind would attend to, told from the tokens alone, so that you can judge by eye " +
     "what the head does.",

@@ -2,7 +2,7 @@
 // The whole computation of one row, step by step, with its actual numbers: of the model, or of the small
 // example that the stages share. It knows what `row_steps.py` and `stage_example.py` give.
 
-import { empty, headPicker, latest, select, slider, fold } from "../parts/controls.js";
+import { empty, headPicker, latest, select, slider, foldedSettings } from "../parts/controls.js";
 import { badge, choice, element, makeButton } from "../parts/dom.js";
 import { headSentence } from "../parts/head_words.js";
 import { layerOf } from "../data/layers.js";
@@ -186,7 +186,7 @@ function makeStepsControls(app, wishes) {
   const after = makeButton("→", () => wishes.go(wishes.row() + 1), { "aria-label": "Next token" });
   const shown = slider("Strongest keys", wishes.show);
   const arrows = element("div", { class: "fields" }, before, after);
-  const parts = [which, picker, stage, token, place.field, arrows, ...fold("Settings", shown)];
+  const parts = [which, picker, stage, token, place.field, arrows, ...foldedSettings(shown)];
   return {
     bar: element("div", { class: "bar-of-choices" }, ...parts),
     /**
