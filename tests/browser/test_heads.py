@@ -46,17 +46,16 @@ def test_sorted_and_filtered(page: Page, serve: Callable[..., BackgroundServer])
     seen = captured(60)
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
-    page.get_by_label("Sort by").select_option("duplicate")
-    wanted = [
-        f"Layer {row.layer}, head {row.head}" for row in describe(seen.maps, seen.ids).sorted("duplicate")
-    ]
+    page.get_by_label("Score", exact=True).select_option("duplicate")
+    rows = sorted(describe(seen.maps, seen.ids).sorted("duplicate"), key=lambda row: not row.labels)
+    wanted = [f"Layer {row.layer}, head {row.head}" for row in rows]  # those with a label first
     eventually(page, lambda: titles(page), lambda shown: shown == wanted)
-    page.get_by_label("lowest first").check()
-    eventually(page, lambda: titles(page), lambda shown: shown == wanted[::-1])
     page.locator("#view-heads").get_by_label("Layer", exact=True).select_option("1")
-    of_layer = [title for title in wanted[::-1] if title.startswith("Layer 1")]
+    of_layer = [title for title in wanted if title.startswith("Layer 1")]
     eventually(page, lambda: titles(page), lambda shown: shown == of_layer)
-    expect(page).to_have_url(re.compile("sort=duplicate.*layerFilter=1"))
+    expect(page).to_have_url(
+        re.compile("headScore=duplicate.*layerFilter=1|layerFilter=1.*headScore=duplicate")
+    )
 
 
 def test_what_a_head_is_called_and_who_is_called_so(
@@ -217,7 +216,8 @@ def test_thumbnails_say_what_their_heads_do_and_controls_what_they_are(
     thumb.hover()
     row = describe(seen.maps, seen.ids)[1, 1]
     expect(thumb).to_have_attribute("title", re.compile(re.escape(row.sentence.split(" (")[0][:30])))
-    page.locator("#view-map .term", has_text="Shades").click()
+    open_settings(page)
+    page.locator("#view-map .term", has_text="Scale").click()
     glossary = page.get_by_role("dialog", name="Glossary")
     expect(glossary.locator(".glossary-own")).to_contain_text("Log shades also show small weights")
     expect(glossary).to_contain_text("Uniform attention")

@@ -77,7 +77,7 @@ def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str
     assert box is not None
     page.mouse.move(box["x"] + 150, box["y"] + 0.8 * box["height"])
     if page.locator(".tip").is_visible():
-        expect(page.locator(".tip")).to_have_text(re.compile(r"^‘\S+’ → ‘\S+’: .*%$|hidden by the mask"))
+        expect(page.locator(".tip")).to_have_text(re.compile(r"^\S+ → \S+ +.*%$|hidden by the mask"))
 
 
 def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -> None:
@@ -108,7 +108,7 @@ def test_where_tokens_are_not_known_there_are_no_words(page: Page, both: Callabl
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
     for name in ("words", "sentences"):
         expect(page.get_by_role("radio", name=name)).to_be_hidden()
-    for label in ("Show", "Next token", "Difference to"):
+    for label in ("Quantity", "Next token", "Difference"):
         expect(page.locator("#view-map").get_by_label(label, exact=True)).to_be_hidden()
 
 

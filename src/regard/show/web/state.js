@@ -40,8 +40,6 @@ export const DEFAULTS = {
 
   // Heads
   headScore: "", // the score of the matrix; "" is the first that says what a head finds
-  sort: "place", // in the model, or the name of a score
-  order: "high", // or "low": which scores come first
   label: "any", // only heads with this label, or with "none"
   layerFilter: "all", // only heads of the layer with this key
   detail: "scores", // or "pictures"

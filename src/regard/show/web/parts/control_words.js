@@ -40,8 +40,6 @@ export const CONTROL_WORDS = {
 
   // Heads
   Score: "A number from the map and the tokens that says how much a head behaves in one way.",
-  "Sort by": "The order of the cards: as in the model, or by a score.",
-  "heads-order": "Which end of the sorted heads comes first.",
   Label:
     "Shows only heads with this label. A head has one only if its score is clearly above those of uniform attention and " +
     "of shuffled tokens.",
