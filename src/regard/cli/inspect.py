@@ -227,7 +227,7 @@ def _written(console: Any, opened: Model, text: str, contents: Any) -> list[Mapp
                 break
         if ids:
             generated = opened.read(start, continuation=ids)
-            lines.append({"captured": contents.add(generated, "What Cache generated")})
+            lines.append({"captured": contents.add(generated, "What the model wrote")})
     return lines
 
 

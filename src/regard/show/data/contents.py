@@ -37,7 +37,7 @@ from regard.show.data.patch_tokens import describe_pictures, patch_axes, token_l
 from regard.show.data.stage_example import build_example
 from regard.show.data.survey_rows import describe_survey
 from regard.show.data.telling_token import telling_query
-from regard.show.data.titles import title_of_tokens
+from regard.show.data.titles import distinct_title, title_of_tokens
 from regard.support.characters import ABBREVIATIONS
 from regard.support.lru import LRUCache
 
@@ -159,7 +159,8 @@ class Contents:
             self.texts.append(capture)
             number = len(self.texts) - 1
             kind = "picture" if capture.pictures is not None and capture.ids is None else "text"
-            self.titles.append(title or title_of_tokens(self._tokens(number) or []) or f"{kind} {number + 1}")
+            title = title or title_of_tokens(self._tokens(number) or []) or f"{kind} {number + 1}"
+            self.titles.append(title if edited is not None else distinct_title(title, self.titles))
             if edited is not None:
                 for earlier in [n for n, run in self.edited.items() if run.text == edited.text]:
                     self.remove(earlier)
@@ -366,8 +367,11 @@ class Contents:
 
         def compute() -> Tensor:
             if quantity.shade == "values":
-                return contributions.value_factors(capture, chosen, self.batch_index)
-            return contributions.logit_factors(self._attribution(text, quantity), chosen)
+                factors = contributions.value_factors(capture, chosen, self.batch_index)
+            else:
+                factors = contributions.logit_factors(self._attribution(text, quantity), chosen)
+            run = self.edited.get(text)
+            return factors if run is None else contributions.without_cut_heads(factors, chosen, run.cuts)
 
         name = (text, chosen.key, quantity._replace(units="tokens", units_of=None))
         return self._factors.get(name, compute)

@@ -90,7 +90,8 @@ export class LiveWeights extends SavedWeights {
     const ids = [...prompt, ...continuation];
     const most = this.about.config.context_length;
     if (ids.length > most) return { too_long: { tokens: ids.length, most } };
-    const done = await this.run(ids, [], titleOf(text), pause, tell);
+    const title = distinct(titleOf(text), this.meta.texts);
+    const done = await this.run(ids, [], title, pause, tell);
     if (continuation.length) done.meta.boundary = prompt.length;
     return done;
   }
@@ -222,7 +223,7 @@ export class LiveWeights extends SavedWeights {
       return logitFactors(reading.model.config, values, directions[number]);
     };
     const blocks = /** @type {Map<string, Promise<any>>} */ (this.arrays);
-    once(blocks, name, async () => ({ factors: await compute() }));
+    once(blocks, name, async () => ({ factors: withoutCutHeads(await compute(), reading, number) }));
     return name;
   }
 
@@ -337,4 +338,29 @@ export class LiveWeights extends SavedWeights {
     await generate(model, prompt, question, { pause, tell, texts: (ids) => tokenizer.texts(ids) });
     return true;
   }
+}
+
+/**
+ * What keys add through each head, (H · S): nothing through heads that are cut.
+ * @param {Float32Array} factors
+ * @param {Reading} reading
+ * @param {number} layer
+ */
+function withoutCutHeads(factors, { model, cuts }, layer) {
+  const S = factors.length / model.config.num_heads;
+  for (const head of model.limits(layer, cuts).heads)
+    factors.fill(0, Number(head) * S, (Number(head) + 1) * S);
+  return factors;
+}
+
+/**
+ * A title that no other text has: a second text with the same first words is called "… (2)".
+ * @param {string} title
+ * @param {Pick<TextMeta, "title" | "edited">[]} texts
+ */
+function distinct(title, texts) {
+  const taken = texts.filter(({ edited }) => !edited).map((one) => one.title);
+  let name = title;
+  for (let n = 2; taken.includes(name); n++) name = `${title} (${n})`;
+  return name;
 }
