@@ -34,6 +34,7 @@ def test_a_model_writes_and_is_measured(
     prompt = "The history of the river begins"
     page.get_by_label("Prompt").fill(prompt)
     page.get_by_label("Number of tokens to generate").fill("6")
+    page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Generate").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#view-cache [role=status]")).to_contain_text("6 tokens generated")

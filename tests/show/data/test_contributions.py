@@ -11,8 +11,8 @@ import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents, EditedRun
-from regard.show.data.cuts import HeadCut
 from regard.show.data.contributions import telling_position
+from regard.show.data.cuts import HeadCut
 from regard.show.data.map_view.quantity import Quantity
 from tests.captures import captured
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.heads import HeadTable, SurveyResult
+from regard.heads import SurveyResult
 from regard.heads.tables.score_words import SCORE_WORDS
 from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
@@ -88,7 +88,6 @@ class Contents:
         can: what the server of the page offers beside this: {"generate": …, "capture": …}.
         time: a training run, as `read_run` reads it.
         generation: the lines of a recorded generation, for a page without a model.
-        repeats: the scores of the heads on random tokens, repeated, if they are known.
         survey: what a survey of a corpus found, as `read_survey` reads it.
         start: the layer key and the head that a reader sees first. "auto" chooses the most telling head of
             the first text (see `telling_head`), None the first one.
@@ -103,7 +102,6 @@ class Contents:
         can: dict[str, bool] | None = None,
         time: dict[str, Any] | None = None,
         generation: Sequence[Mapping[str, Any]] | None = None,
-        repeats: HeadTable | None = None,
         survey: SurveyResult | None = None,
         start: tuple[str, int] | Literal["auto"] | None = "auto",
     ) -> None:
@@ -116,7 +114,7 @@ class Contents:
         self.removed: set[int] = set()
         """The numbers of texts and edited runs that are gone: a number is never used again."""
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
-        self.repeats, self.survey = repeats, survey
+        self.survey = survey
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self._maps: LRUCache[LayerMap] = LRUCache(CACHED_MAPS)
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
@@ -232,7 +230,6 @@ class Contents:
                 "generate": False,
                 "capture": False,
                 "cut": False,
-                "repeats": self.repeats is not None,
                 **self.can,
                 "values": values,
             },

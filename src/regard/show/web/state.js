@@ -26,7 +26,6 @@ export const DEFAULTS = {
   token: -1, // the number of that token, which may follow the chosen query or the last; -1 is the likeliest
   units: "tokens", // or "words", or "sentences"
   against: -1, // a text whose numbers are subtracted; -1 is none
-  expected: "", // the kind of head whose expected keys are outlined on the map; "" is none
   scale: "linear", // or "log"
   sink: "in", // or "apart"
 

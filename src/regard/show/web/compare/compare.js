@@ -53,7 +53,6 @@ class Pane {
     const own = /** @type {App} */ (Object.create(app, { source: { value: source } }));
     this.map ??= new LinkedMap(this.stage, own, layer, {
       thumb: () => null,
-      outline: () => null,
       drawn: (scene) => this.tell(scene),
     });
     this.map.pyramid.source = source;

@@ -8,7 +8,6 @@ import { areWeights } from "../data/quantity.js";
 import { settings } from "../data/settings.js";
 import { theme } from "../parts/theme.js";
 import { drawAxes } from "./axes.js";
-import { drawOutline } from "./expected.js";
 import { painted } from "./tile_image.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it
@@ -35,7 +34,6 @@ export function draw(context, scene) {
   if (scene.sink) removed(context, scene, scene.sink, shown);
   if (camera.zoom >= NUMBERS) numbers(context, scene);
   if (camera.zoom >= 10) lattice(context, scene, shown);
-  if (scene.outlined) drawOutline(context, scene, scene.outlined);
   if (scene.boundary) boundary(context, scene, scene.boundary, shown);
   cells(context, scene);
   context.restore();

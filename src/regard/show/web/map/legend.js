@@ -19,7 +19,6 @@ import { theme } from "../parts/theme.js";
  * @property {{ key: number, share: number, token: string } | null} sink
  * @property {boolean} boundary
  * @property {boolean} hides whether cells in view are hidden
- * @property {boolean} outlined whether cells in view are outlined
  */
 
 /** @type {WeakMap<Tile, boolean>} */
@@ -36,7 +35,7 @@ export function hidesCells(tile) {
 }
 
 /**
- * Fills `root`; returns {show({scale, quantity, clipped, note, sink, boundary, hides, outlined})}.
+ * Fills `root`; returns {show({scale, quantity, clipped, note, sink, boundary, hides})}.
  * @param {HTMLElement} root
  */
 export function legend(root) {
@@ -50,17 +49,14 @@ export function legend(root) {
   prompt.append(element("i", { class: "dashed" }), "end of the prompt");
   const words = element("p", { class: "small quiet" });
   const hidden = element("p", { class: "small", id: "hidden-mass" });
-  const outline = element("span", { class: "key" });
-  outline.append(element("i", { class: "outlined" }), "expected");
-  root.append(bar, mask, outline, prompt, words, hidden);
+  root.append(bar, mask, prompt, words, hidden);
   let shown = "";
 
   return {
     /** @param {LegendOptions} what */
-    show({ scale, quantity, clipped, note, sink, boundary, hides, outlined }) {
+    show({ scale, quantity, clipped, note, sink, boundary, hides }) {
       prompt.hidden = !boundary;
       mask.hidden = !hides;
-      outline.hidden = !outlined;
       const ends = [
         scale.scale,
         scale.top,

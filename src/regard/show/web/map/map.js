@@ -14,7 +14,7 @@ import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
-import { HeadCaption } from "./head_caption.js";
+import { headSentence } from "../parts/head_words.js";
 import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
@@ -45,19 +45,18 @@ export class MapView {
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
     this.cut = headSwitch(app, "Cut this head");
-    this.caption = new HeadCaption(app, () => this.large?.plan());
-    const heading = element("div", { class: "map-title" }, this.title, this.caption.words.tags);
+    this.words = headSentence(app);
+    const heading = element("div", { class: "map-title" }, this.title, this.words.tags);
     heading.append(this.proof, this.cut);
-    this.controls.bar.append(this.caption.kinds);
+    const caption = element("div", { class: "map-caption" }, this.words);
     const [unfold, settings] = foldedSettings(this.controls.bar);
     this.ends = element("div", { class: "push", role: "group", "aria-label": "View" });
     this.ends.append(this.controls.whole, unfold);
     heading.append(this.ends);
-    const main = element("div", { class: "map-main" }, heading, this.caption.box, settings, space, foot);
+    const main = element("div", { class: "map-main" }, heading, caption, settings, space, foot);
     root.append(side, main, notes);
     this.large = new MapCanvas(space, app, this.layer, {
       thumb: () => this.small.chosen(app.state),
-      outline: () => this.caption.outline,
       drawn: (scene) => this.tell(scene),
     });
     this.attribution = new AttributionPanel(app);
@@ -91,7 +90,7 @@ export class MapView {
       this.named = name;
     }
     this.controls.show(state, quantity);
-    this.caption.show(state, layer);
+    this.words.show(state);
     this.small.recolour(state);
     this.attribution.show(state, quantity);
     // The map counts in units, the state in tokens.
@@ -120,10 +119,8 @@ export class MapView {
       note: this.note(scene),
       boundary: scene.boundary !== null,
       hides: hasHidden(scene),
-      outlined: Boolean(scene.outlined?.cells.length),
       sink: sink && { ...sink, token: labelAt(meta, state.text, this.layer, "keys", sink.key, 16) },
     });
-    this.caption.follow(scene);
     this.controls.follow(scene);
     this.edges.follow();
     this.tip.hidden = true;
