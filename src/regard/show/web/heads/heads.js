@@ -160,12 +160,11 @@ function makeGalleryControls(app) {
  * @param {boolean} cuts whether heads can be cut
  */
 function help(cuts) {
-  return element("p", {
-    class: "note",
-    text:
-      "On each bar, the filled tick is the score of uniform attention, the hollow tick the score on shuffled tokens, and " +
-      "the thin line the 95% interval. Use the arrow keys to move from head to head, Enter to open one in the Map, and C " +
-      "to compare it." +
-      (cuts ? " X cuts it: the model runs again without its output." : ""),
-  });
+  const marks =
+    "On each bar, the filled tick is the score of uniform attention, the hollow tick the score on shuffled tokens, and " +
+    "the thin line the 95% interval. ";
+  const keys =
+    "Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it." +
+    (cuts ? " X cuts it: the model runs again without its output." : "");
+  return element("p", { class: "note" }, marks, element("span", { text: keys, "data-off-paper": "" }));
 }
