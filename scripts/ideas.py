@@ -127,7 +127,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "positions: attention is blind to order": (lesson("08_positions", "# 8 Positions"),),
         "the KV cache: what decoding recomputes": (
             lesson("09_cache", "# 9 The cache"),
-            Place("docs/inspector.md", "Cache"),
+            Place("docs/inspector.md", "**Write**"),
         ),
         "residual, norm, feed-forward; N blocks": (lesson("10_block", "## The formula"),),
         "training one's own model; diffuse, then sharp": (
