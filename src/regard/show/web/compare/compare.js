@@ -90,7 +90,7 @@ export class CompareView {
     this.unlike = element("p", { class: "small quiet" });
     words.append(this.unlike);
     this.difference = new Pane(this, "Difference", words);
-    this.headline = element("h2", { class: "compare-headline" });
+    this.headline = element("p", { class: "lead" });
     this.said = element("p", { class: "compare-said quiet", "aria-live": "polite", text: HELP });
     this.scores = element("section", { class: "compare-table", "aria-label": "Scores of both heads" });
     this.scale = choice("Scale", "compare-scale", { linear: "linear", log: "log" }, (scale) =>
