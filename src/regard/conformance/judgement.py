@@ -11,7 +11,7 @@ import math
 import os
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from regard.checker.oracle.oracle import describe_difference, relative_differenc
 from regard.checker.oracle.wiring import Affine, Wiring
 from regard.conformance.case_folder import GRADIENTS, TOLERANCES, read_cases
 from regard.conformance.cases import ConformanceCase
-from regard.support.files import FileError
+from regard.support.files import FileError, shorten
 from regard.support.safetensor_files import SafetensorFile
 
 WIDTH = 100  # columns
@@ -52,6 +52,7 @@ class Judgement:
     verdicts: list[CaseVerdict]
     missing: list[str]  # cases without an output
     mistakes: list[str]
+    unknown: list[str] = field(default_factory=list)  # names in the results that no case has
 
     @property
     def verdict(self) -> str:
@@ -68,7 +69,12 @@ class Judgement:
     def to_dict(self) -> dict[str, Any]:
         """Return the judgement as plain data that JSON can hold; None stands for NaN or inf."""
         verdicts = [asdict(v) | {"error": v.error if math.isfinite(v.error) else None} for v in self.verdicts]
-        found = {"verdict": self.verdict, "mistakes": self.mistakes, "missing": self.missing}
+        found = {
+            "verdict": self.verdict,
+            "mistakes": self.mistakes,
+            "missing": self.missing,
+            "unknown": self.unknown,
+        }
         return found | {"results": verdicts}
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -92,6 +98,8 @@ class Judgement:
             lines += _wrap(f"or: {', '.join(self.mistakes[1:])}")
         if self.missing:
             lines += ["", *_wrap(f"not judged: {', '.join(self.missing)}", "  ")]
+        if self.unknown:
+            lines += ["", *_wrap(f"no result of a case: {shorten(', '.join(self.unknown))}", "  ")]
         return "\n".join(lines)
 
 
@@ -109,6 +117,8 @@ def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Ju
     """
     cases, tensors = read_cases(folder)
     file = SafetensorFile(Path(results), FileError)
+    if "plain.q" in file.shapes:
+        raise FileError(f"{results}: expected the results of an implementation, got the cases themselves")
     found = {name: file.read(name) for name in file.shapes if name in tensors}
     verdicts, missing = [], []
     for case in cases:
@@ -117,7 +127,7 @@ def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Ju
         for result in ("output", "lse", *GRADIENTS):
             if (name := f"{case.name}.{result}") in found:
                 verdicts.append(_compare(case, result, found[name], tensors[name]))
-    judgement = Judgement(verdicts, missing, [])
+    judgement = Judgement(verdicts, missing, [], sorted(file.shapes.keys() - tensors.keys()))
     if judgement.verdict == "wrong":
         judgement.mistakes = _name_mistakes(cases, found, tensors, verdicts)
     return judgement
@@ -157,9 +167,18 @@ def _name_mistakes(
             names = {o.question.name for o in finite}
             if any(case == name for case, result in wrong if result == "output" for name in names):
                 observations = finite
+            # NaN in a case without a mask is not that of a mask times infinity.
+            if not finite and all(_is_unmasked(case) for case in alike):
+                return []
             matches = diagnose(observations, [Intent(Wiring(), causal=False)])
             return list(dict.fromkeys(name for match in matches for name in match.names))
     return list(dict.fromkeys(_special_mistakes(judged, found, tensors, wrong)))
+
+
+def _is_unmasked(case: ConformanceCase) -> bool:
+    """Whether no key of a case is hidden from any query."""
+    q = case.question
+    return not q.causal and all(x is None for x in (q.mask, q.padding, q.window, q.lengths))
 
 
 def _unpacked(case: ConformanceCase, found: dict[str, Tensor]) -> Tensor:

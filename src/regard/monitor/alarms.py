@@ -1,4 +1,4 @@
-"""The alarms of a monitor: what changed since the first readings of the run, said once for each layer."""
+"""The alarms of a monitor: what changed since the first reading of the run, said once for each layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from regard.monitor.history import HeardLayer, StepRecord
 
-FIRST = 3  # readings of a layer that what comes later is compared with
 LEAK = 1e-6  # the share of a hidden key is exactly 0, and rounding adds none
 
 
@@ -18,41 +17,39 @@ LEAK = 1e-6  # the share of a hidden key is exactly 0, and rounding adds none
 class Thresholds:
     """When a monitor raises its alarms.
 
-    - `entropy`: the share of its first entropy below which a head's entropy has collapsed.
-    - `growth`: how many times its first size the largest score of a layer may reach,
+    - `entropy`: the share of its entropy in the first reading below which a head's entropy has collapsed.
+    - `growth`: how many times its size in the first reading the largest score of a layer may reach,
     - `score`: unless it is smaller than this: the softmax gives the second key e⁻⁵⁰ of the first then.
     - `resolution`: the error of a score, in nats, that the rounding of its dtype may make.
     """
 
-    entropy: float = 0.05
+    entropy: float = 0.01
     growth: float = 8.0
     score: float = 50.0
     resolution: float = 0.5
 
 
 class Alarms:
-    """Compares each record with the first ones of the run, and says each thing once for each layer."""
+    """Compares each record with the first one of the run, and says each thing once for each layer."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
-        self._first: dict[str, list[HeardLayer]] = {}
+        self._first: dict[str, HeardLayer] = {}
         self._said: set[tuple[str, str]] = set()
 
     def hear(self, record: StepRecord, dtypes: dict[str, torch.dtype]) -> list[str]:
         """The new alarms of a record; `dtypes` are those of the layers' queries."""
         found = []
         for key, layer in record.layers.items():
-            first = self._first.setdefault(key, [])
+            first = self._first.setdefault(key, layer)
             for kind, sentence in self._judge(key, layer, first, dtypes.get(key)):
                 if (key, kind) not in self._said:
                     self._said.add((key, kind))
                     found.append(f"step {record.step}, layer {key}: {sentence}")
-            if len(first) < FIRST:
-                first.append(layer)
         return found
 
     def _judge(
-        self, key: str, layer: HeardLayer, first: list[HeardLayer], dtype: torch.dtype | None
+        self, key: str, layer: HeardLayer, first: HeardLayer, dtype: torch.dtype | None
     ) -> Iterator[tuple[str, str]]:
         t = self.thresholds
         for measure, where in (("across", "other documents"), ("padding", "padding")):
@@ -66,29 +63,27 @@ class Alarms:
                 "resolution",
                 f"head {top[1]} has a score of {top[0]:.4g}, which {name} rounds by {error:.2g} nats",
             )
-        if len(first) < FIRST:
-            return
-        if not layer.certified and all(x.certified for x in first):
+        if not layer.certified and first.certified:
             yield "certified", f"its map is no longer certified: {layer.problem}"
-        sizes = [found[0] for x in first if (found := _largest(x, "max_score"))]
-        if top and sizes and top[0] > max(t.score, t.growth * max(sizes)):
+        began = _largest(first, "max_score")
+        if top and began and top[0] > max(t.score, t.growth * began[0]):
             yield (
                 "growth",
-                f"head {top[1]} has a score of {top[0]:.4g}, where the first {FIRST} readings had "
-                f"{max(sizes):.3g} at most: the softmax is nearly one-hot there",
+                f"head {top[1]} has a score of {top[0]:.4g}, and the largest was {began[0]:.3g} in the first "
+                "reading: the softmax is nearly one-hot",
             )
-        collapsed = []
-        for head, now in enumerate(layer.values.get("entropy", ())):
-            before = [x.values["entropy"][head] for x in first]
-            known = [x for x in before if x is not None]
-            if now is not None and len(known) == FIRST and now < t.entropy * min(known):
-                collapsed.append(head)
+        pairs = zip(layer.values.get("entropy", ()), first.values.get("entropy", ()), strict=False)
+        collapsed = [
+            head
+            for head, (now, before) in enumerate(pairs)
+            if now is not None and before is not None and now < t.entropy * before
+        ]
         if collapsed:
             names = ", ".join(map(str, collapsed))
             word = "heads" if len(collapsed) > 1 else "head"
             yield (
                 "entropy",
-                f"the entropy of {word} {names} fell below {t.entropy:.0%} of that of the first readings",
+                f"the entropy of {word} {names} fell below {t.entropy:.0%} of that of the first reading",
             )
 
 

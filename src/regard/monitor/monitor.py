@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regard.attention.arguments import check_whole_number
 from regard.auditor.batch import read_batch
 from regard.maps import AttentionMap
 from regard.monitor.alarms import Alarms, Thresholds
@@ -81,11 +82,13 @@ class Monitor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-        for name, number in (("every", every), ("rows", rows)):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f"{name}: expected a whole number of 1 or more, got {number!r}")
-        if isinstance(layers, int) and layers < 1:
-            raise ValueError(f"layers: expected a number of layers of 1 or more, or a list, got {layers!r}")
+        every, rows = check_whole_number("every", every), check_whole_number("rows", rows)
+        if isinstance(layers, int):
+            check_whole_number("layers", layers)
+        for logger in loggers:
+            if not hasattr(logger, "add_scalar") and not hasattr(logger, "log"):
+                kind = type(logger).__name__
+                raise ValueError(f"loggers: expected objects with add_scalar or log, got one of {kind}")
         if alarm not in ("warn", "raise") and not callable(alarm):
             raise ValueError(f'alarm: expected "warn", "raise" or a function, got {alarm!r}')
         if group is None and isinstance(model, DistributedDataParallel):

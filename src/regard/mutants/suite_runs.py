@@ -109,7 +109,7 @@ class SuiteRuns:
         limit: float,
         tell: Callable[[int, dict[str, Any]], None] = lambda index, line: None,
     ) -> list[dict[str, Any]]:
-        """Do some runs (see `pytest_run.run_suite`), each for `limit` seconds at most.
+        """Do some runs (see `one_run.run_suite`), each for `limit` seconds at most.
 
         Returns for each its "report", an "error", or how it came to an "end" without either. `tell` is called
         with the number of a run and its result as soon as that is there.

@@ -20,7 +20,7 @@ import pytest
 
 from regard.checker.errors import CheckError
 from regard.checker.worker import error_line, run_request
-from regard.mutants.pytest_run import run_suite
+from regard.mutants.one_run import run_suite
 
 WARM_UP = """import torch
 

@@ -226,17 +226,18 @@ def _evict(m: AttentionMap, v: Tensor, policy: Eviction, budget: int, every: int
 
 def _select(m: AttentionMap, v: Tensor, policy: Selection, budget: int) -> Iterator[KeptKeys]:
     H, S = m.matrix[1], m.matrix[3]
+    size = min(policy.block, budget)  # a block that is larger than the budget would exceed it
     for rows in row_blocks(m):
-        state = SelectionState(m, rows, policy.block)
+        state = SelectionState(m, rows, size)
         scores = policy.score(state)
         scores = scores.repeat_interleave(H // scores.shape[1], 1)  # (B, H, rows, blocks)
-        count = min(max(budget // policy.block, 1), scores.shape[-1])
-        unseen = -S % policy.block  # the last block may be shorter
+        count = min(budget // size, scores.shape[-1])
+        unseen = -S % size  # the last block may be shorter
         allowed = torch.nn.functional.pad(state.allowed, (0, unseen))
-        seen = allowed.reshape(*scores.shape, policy.block).any(-1)
+        seen = allowed.reshape(*scores.shape, size).any(-1)
         scores = scores.masked_fill(~seen, -torch.inf)
         chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.topk(count).indices, True)
-        chosen = chosen.repeat_interleave(policy.block, -1)[..., :S] & state.allowed
+        chosen = chosen.repeat_interleave(size, -1)[..., :S] & state.allowed
         complete = (chosen == state.allowed).all(-1)
         mask = Rows(m.mask, rows.start, m.matrix[2]) & TensorMask(chosen)
         yield KeptKeys(rows, m.k, v, mask, complete)

@@ -12,7 +12,7 @@ def quest(page: int = 16) -> Selection:
     """Read the pages with the greatest possible score (Quest, Tang et al. 2024, arXiv:2406.10774).
 
     The bound follows from the smallest and greatest entry of every channel among the keys of a page. `page`
-    is the number of keys in one.
+    is the number of keys in one; a budget that is smaller has pages of its own size.
     """
 
     def score(state: SelectionState) -> Tensor:
@@ -26,7 +26,8 @@ def quest(page: int = 16) -> Selection:
 def blocks(size: int = 64) -> Selection:
     """Read the blocks whose mean key fits the query best (MoBA, Lu et al. 2025, arXiv:2502.13189).
 
-    `size` is the number of keys in a block. MInference and NSA choose blocks by pooled keys, too.
+    `size` is the number of keys in a block; a budget that is smaller has blocks of its own size. MInference
+    and NSA choose blocks by pooled keys, too.
     """
 
     def score(state: SelectionState) -> Tensor:
