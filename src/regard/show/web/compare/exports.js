@@ -53,10 +53,7 @@ async function compareFigure(app, { shown, pair }) {
         .trim(),
     };
     const keys = {
-      bar: {
-        scale: weights,
-        marks: marksOf(weights, scenes.slice(0, 2).some(isClipped), scenes[0].quantity),
-      },
+      bar: { scale: weights, marks: marksOf(weights, scenes.slice(0, 2).some(isClipped)) },
       hatch: scenes.some(hasHidden) ? "hidden by the mask" : "",
       dashed: "",
     };

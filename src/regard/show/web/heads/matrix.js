@@ -62,18 +62,14 @@ export class ScoreMatrix {
     const { layers } = this.app.meta.texts[state.text];
     this.table.fill(layers, {
       top,
-      value: (y, x) => {
-        const row = rows.get(`${layers[y].key}/${layers[y].heads[x]}`);
-        return row && (row.scores[name]?.value ?? null); // undefined while it is computed
-      },
-      isCut: (layer, head) => this.app.runs.has({ kind: "head", layer, head }),
+      value: (y, x) => rows.get(`${layers[y].key}/${layers[y].heads[x]}`)?.scores[name]?.value,
       say: (x) => score(name, x),
       brief: (x) => briefScore(name, x),
       about: (layer, head) => {
         const row = rows.get(`${layer}/${head}`);
         return row ? `${labelWords(row)}. ${row.sentence ?? ""}` : "";
       },
-      chosen: best ? headName(best) : "", // which the title names
+      chosen: `${state.layer}/${state.head}`,
     });
     this.ramp.show(score(name, 0), score(name, top));
     this.title.textContent = heads.length ? titleOf(name, best) : "Scoring the heads…";

@@ -1,7 +1,7 @@
 // @ts-check
 // The scores of a head on a text and those of uniform attention, as `heads/query_scores.py` defines them, and one sentence
 // about the clearest of them, in the words of `heads/head_sentence.py`. Each score is the mean over the queries for which it
-// is defined, with a 95% interval over blocks of the text. Shuffled baselines and labels need the library.
+// is defined. Intervals, shuffled baselines and labels need the library.
 
 import { sinkKey } from "./thumbnail.js";
 
@@ -11,68 +11,28 @@ const POLICY = { sinks: 4, window: 64 }; // of the eviction score
 /** @typedef {Record<string, number | null>} QueryScores null where a score is not defined */
 /** @typedef {{ places: number[], earlier: number }} Copies */
 
-// The two-sided 95% quantiles of Student's t distribution, by degrees of freedom from 1.
-const STUDENTS_T = [
-  12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.1,
-  2.09,
-];
-
-/** The mean of each score over the queries that have it, and its interval over blocks of the text. */
+/** The mean of each score over the queries that have it. */
 class Means {
-  /** @param {number} T queries of the text */
-  constructor(T) {
-    this.T = T;
-    this.blocks = Math.max(2, Math.min(STUDENTS_T.length + 1, Math.floor(T / 2)));
-    /** @type {Record<string, { sum: number, count: number }[]>} */
+  constructor() {
+    /** @type {Record<string, { sum: number, count: number }>} */
     this.all = {};
   }
 
-  /**
-   * @param {number} query
-   * @param {QueryScores} scores
-   */
-  add(query, scores) {
-    const number = Math.floor((query * this.blocks) / this.T);
+  /** @param {QueryScores} scores */
+  add(scores) {
     for (const [name, value] of Object.entries(scores)) {
       if (value === null) continue;
-      const block = ((this.all[name] ??= [])[number] ??= { sum: 0, count: 0 });
-      block.sum += value;
-      block.count++;
+      this.all[name] ??= { sum: 0, count: 0 };
+      this.all[name].sum += value;
+      this.all[name].count++;
     }
   }
 
   /** @param {string} name */
   of(name) {
-    const blocks = (this.all[name] ?? []).filter(Boolean);
-    const [sum, count] = [total(blocks, (one) => one.sum), total(blocks, (one) => one.count)];
-    return count ? { value: sum / count, blocks, count } : null;
+    const one = this.all[name];
+    return one ? one.sum / one.count : null;
   }
-
-  /**
-   * A score with its interval, which needs two blocks. All but the distance and the entropy are shares.
-   * @param {string} name
-   * @param {number | null} base that of uniform attention
-   * @returns {Score}
-   */
-  score(name, base) {
-    const mean = this.of(name);
-    if (!mean || mean.blocks.length < 2) return { value: mean?.value ?? null, null: base };
-    const { value, blocks, count } = mean;
-    const spread = total(blocks, (one) => (one.sum - value * one.count) ** 2);
-    const freedom = blocks.length - 1;
-    const reach = (STUDENTS_T[freedom - 1] * Math.sqrt((spread * blocks.length) / freedom)) / count;
-    const most = ["distance", "entropy"].includes(name) ? Infinity : Math.max(value, 1);
-    return { value, null: base, low: Math.max(value - reach, 0), high: Math.min(value + reach, most) };
-  }
-}
-
-/**
- * @template Item
- * @param {Item[]} items
- * @param {(item: Item) => number} number
- */
-function total(items, number) {
-  return items.reduce((sum, item) => sum + number(item), 0);
 }
 
 /**
@@ -83,7 +43,7 @@ function total(items, number) {
  */
 export async function headScores(head, ids, pause) {
   const copies = earlierCopies(ids);
-  const [own, uniform] = [new Means(head.T), new Means(head.T)];
+  const [own, uniform] = [new Means(), new Means()];
   const [received, evenly] = [new Float64Array(head.S), new Float64Array(head.S)];
   const seen = new Float64Array(head.S);
   let active = 0;
@@ -103,8 +63,8 @@ export async function headScores(head, ids, pause) {
     if (keys) {
       active++;
       const nulls = queryScores(even, query, keys, copies[query], null);
-      uniform.add(query, nulls);
-      own.add(query, queryScores(line, query, keys, copies[query], nulls));
+      uniform.add(nulls);
+      own.add(queryScores(line, query, keys, copies[query], nulls));
     }
     await pause();
   }
@@ -112,7 +72,7 @@ export async function headScores(head, ids, pause) {
   const evenSink = sinkKey(evenly, seen, active);
   /** @type {Record<string, Score>} */
   const scores = {};
-  for (const name of Object.keys(own.all)) scores[name] = own.score(name, uniform.of(name)?.value ?? null);
+  for (const name of Object.keys(own.all)) scores[name] = { value: own.of(name), null: uniform.of(name) };
   if (sink.share) scores.sink = { value: sink.share, null: evenSink.share };
   return { scores, sink_key: sink.share ? sink.key : null };
 }
@@ -176,17 +136,14 @@ function earlierCopies(ids) {
 const [WIDE, NARROW] = [0.8, 0.4]; // normalised entropy from which, and up to which, it is worth a sentence
 const SECONDARY = ["sink", "local"]; // many heads have them beside their main function
 
-const [MARGIN, WIDENING] = [0.1, 2]; // above uniform attention, and times the interval, that a label needs
-
 /**
  * @param {Record<string, Score>} scores
- * @param {{ targets: Record<string, string>, min_scores: Record<string, number> }} words where the attention of a score
- *   goes, and the least that its label needs
+ * @param {Record<string, string>} targets where the attention of a score goes, in words
  */
-export function describeScores(scores, { targets, min_scores }) {
+export function describeScores(scores, targets) {
   const entropy = scores.normalised_entropy?.value ?? null;
   if (entropy !== null && entropy >= WIDE)
-    return entropySentence("it spreads its attention almost evenly over the tokens that it sees", entropy);
+    return entropySentence("It spreads its attention almost evenly over the tokens that it sees", entropy);
   const clearest = Object.keys(targets)
     .flatMap((name) => {
       const { value, null: base } = scores[name] ?? { value: null };
@@ -195,21 +152,14 @@ export function describeScores(scores, { targets, min_scores }) {
       return [{ name, value, base, above }];
     })
     .sort((a, b) => b.above - a.above)[0];
-  if (clearest && clearest.above > 0) {
-    const { name, value, base } = clearest;
-    const { low, high } = scores[name];
-    const unsure = value >= min_scores[name] && value - WIDENING * (value - (low ?? value)) < base + MARGIN;
-    const interval = unsure ? ` (95% interval ${Math.round(100 * (low ?? 0))}–${percentage(high ?? 1)})` : "";
-    const beginning =
-      value < base + MARGIN ? "Nothing stands out: it" : unsure ? "Too few tokens to be sure: it" : "It";
+  if (clearest && clearest.above > 0)
     return (
-      `${beginning} puts ${percentage(value)}${interval} of its attention ${targets[name]}; ` +
-      `uniform attention would put ${percentage(base)} there.`
+      `It puts ${percentage(clearest.value)} of its attention ${targets[clearest.name]}; ` +
+      `uniform attention would put ${percentage(clearest.base)} there.`
     );
-  }
-  if (entropy === null) return "Nothing stands out: no score is above that of uniform attention.";
+  if (entropy === null) return "No score is above that of uniform attention.";
   const where = entropy <= NARROW ? "few tokens at a time" : "some tokens more than on others";
-  return entropySentence(`its attention is on ${where}`, entropy);
+  return entropySentence(`Its attention is on ${where}`, entropy);
 }
 
 /**
@@ -217,7 +167,7 @@ export function describeScores(scores, { targets, min_scores }) {
  * @param {number} entropy
  */
 function entropySentence(beginning, entropy) {
-  return `Nothing stands out: ${beginning}; its entropy is ${percentage(entropy)} of that of uniform attention.`;
+  return `${beginning}: its entropy is ${percentage(entropy)} of that of uniform attention.`;
 }
 
 /**
