@@ -88,7 +88,7 @@ def learn(
       regard learn 1 --watch       the same whenever you save the file
       regard learn 1 --hint        how to fix it
       regard learn hunt            find the mistake in a piece of code
-      regard learn 1-5 --grade class --json --seed 7   points for every learner's folder in class
+      regard learn 1-5 --grade class --json   points for every folder in class
     """
     if grade is not None:
         from regard.cli.grade import grade as grade_files

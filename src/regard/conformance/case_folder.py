@@ -91,5 +91,5 @@ def read_cases(folder: str | os.PathLike[str]) -> tuple[list[ConformanceCase], d
         raise FileError(f"{path}: its contents are not those that the index was written for: write it anew")
     seed = index.get("seed")
     if not isinstance(seed, int):
-        raise FileError(f"{folder / INDEX}: expected a whole number as seed, got {seed!r}")
+        raise FileError(f"{folder / INDEX}: expected an integer as seed, got {seed!r}")
     return make_cases(seed), {name: file.read(name) for name in file.shapes}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.attention.masks.position_masks import Window, causal
+from regard.attention.masks.position_masks import causal
 from regard.checker.changes import top_left
 from regard.checker.interpretation.intent import WINDOW_CONVENTIONS, Intent, WindowConvention
 from regard.checker.oracle.answer import Answer
@@ -303,8 +303,8 @@ def _with_named_mask(question: Question, mask: Mask) -> Question:
     for part in mask.conjuncts():
         if part == causal:
             question = replace(question, causal=True, flag=True)
-        elif isinstance(part, Window) and question.window is None:
-            question = replace(question, window=part.size, ahead=part.ahead)
+        elif part.window_size() is not None and question.window is None and (band := part.band(T, S)):
+            question = replace(question, window=part.window_size(), ahead=band.ahead)
         elif (tokens := part.key_padding(S)) is not None and question.padding is None:
             question = replace(question, padding=tokens.expand(B, S))
         else:
