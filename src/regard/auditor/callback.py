@@ -46,9 +46,7 @@ def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
         on_wrong: whether a wrong verdict raises an error, which ends the run, or only warns.
         options: those of `regard.audit`, and `model`: which part of the module takes the batch, as "model".
     """
-    # Lightning is two packages, and a trainer takes the callbacks of its own only.
-    old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
-    callbacks: Any = importlib.import_module("pytorch_lightning" if old else "lightning.pytorch")
+    callbacks: Any = import_lightning()
     name = options.pop("model", None)
 
     class LightningAudit(callbacks.Callback):  # type: ignore[misc]
@@ -62,6 +60,12 @@ def lightning_callback(*, on_wrong: OnWrong = "raise", **options: Any) -> Any:
                 self.audit = _judge(model, batch, on_wrong, options)
 
     return LightningAudit()
+
+
+def import_lightning() -> Any:
+    """Import Lightning: it is two packages, and a trainer takes the callbacks of its own only."""
+    old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    return importlib.import_module("pytorch_lightning" if old else "lightning.pytorch")
 
 
 def _judge(model: nn.Module, batch: Any, on_wrong: OnWrong, options: dict[str, Any]) -> Audit:

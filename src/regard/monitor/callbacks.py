@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
+
+from regard.auditor.callback import import_lightning
 
 if TYPE_CHECKING:
     from regard.monitor.monitor import Monitor
@@ -36,9 +36,7 @@ def trainer_callback(monitor: Monitor) -> Any:
 
 def lightning_callback(monitor: Monitor) -> Any:
     """Return a callback for Lightning that opens the monitor while it trains."""
-    # Lightning is two packages, and a trainer takes the callbacks of its own only.
-    old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
-    callbacks: Any = importlib.import_module("pytorch_lightning" if old else "lightning.pytorch")
+    callbacks: Any = import_lightning()
 
     class LightningMonitor(callbacks.Callback):  # type: ignore[misc]
         """Opens a monitor when training begins, and closes it when training ends."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 import warnings
@@ -25,7 +24,7 @@ from regard.monitor.history import HeardLayer, MonitorHistory, StepRecord, layer
 from regard.monitor.measures import BatchTokens, HeadReading, choose_rows, read
 from regard.recorder.context import capture
 from regard.recorder.layer import Layer
-from regard.recorder.observation import choose_sources
+from regard.recorder.observation import choose_sources, named_arguments
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model, uncompiled
 from regard.support.override import MethodWrappers
@@ -186,7 +185,8 @@ class Monitor:
                     self._note(str(error))
                     return output
             self.problem = ""
-            self._record(seen, _named(self.model, args, kwargs), began)
+            named = {name: x for name, x in named_arguments(forward, args, kwargs) if name}
+            self._record(seen, named, began)
         return output
 
     def _choose_layers(self) -> Collection[int | str] | None:
@@ -302,14 +302,6 @@ def _layer_record(layer: Layer, reading: HeadReading | None) -> HeardLayer:
     certified = layer.evidence.certified
     problem = "" if certified else str(layer.evidence).removeprefix("not certified: ")
     return HeardLayer(layer.name, certified, problem, reading.values())
-
-
-def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward pass by their names."""
-    with suppress(TypeError, ValueError):  # a forward pass whose signature cannot be read
-        names = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
-        return dict(zip(names, args, strict=False)) | kwargs
-    return kwargs
 
 
 def _tokens(arguments: dict[str, Any], model: nn.Module) -> BatchTokens:

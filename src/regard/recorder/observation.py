@@ -124,7 +124,9 @@ def _pass_tokens(forward: Callable[..., Any], arguments: ModelArguments) -> Pass
         as_ids(kwargs.get("decoder_input_ids")),
         mask,
         find_pixels(args, kwargs),
-        others=tuple(x for name, x in _named(forward, args, kwargs) if x is not ids and _is_text(name, x)),
+        others=tuple(
+            x for name, x in named_arguments(forward, args, kwargs) if x is not ids and _is_text(name, x)
+        ),
         cache=kwargs.get("past_key_values"),
         batch=() if first is None else tuple(first.shape[:2]),
     )
@@ -139,7 +141,7 @@ def _is_text(name: str, x: Any) -> bool:
     return isinstance(x, Tensor) and _is_whole(x) and not any(part in name for part in NO_TEXT)
 
 
-def _named(
+def named_arguments(
     forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a forward pass with their names, "" where the signature has none."""
