@@ -88,12 +88,11 @@ def test_joined_evidence_keeps_what_is_wrong_with_either_part() -> None:
                 assert not join_shard_evidence(shards).certified
 
 
-def test_many_keys_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_keys_are_multiplied_in_parts() -> None:
     draw = torch.Generator().manual_seed(3)
     weights = torch.rand(2, 3, 5, 30, generator=draw, dtype=torch.float64)
     values = torch.randn(2, 3, 30, 4, generator=draw, dtype=torch.float64)
-    monkeypatch.setattr(examination, "KEYS_AT_ONCE", 8)
-    torch.testing.assert_close(examination._multiply(weights, values), weights @ values)
+    torch.testing.assert_close(examination._multiply_parts(weights, values, 8), weights @ values)
 
 
 def test_calls_of_equal_sizes_are_judged_as_each_is_alone() -> None:

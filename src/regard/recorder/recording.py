@@ -220,7 +220,7 @@ class Recording(CallReceiver):
             return  # the selected heads are on other ranks
         with torch.no_grad(), without_autocast(call.q.device):
             T = call.q.shape[2]
-            rows = sampled_rows(T, T if self.verify else ROWS)
+            rows = sampled_rows(T, T if self.verify else ROWS, call.q.device)
             batch = () if self._tokens is None else self._tokens.batch
             call = call._replace(
                 **own_tensors(call, KEPT, rows),

@@ -289,10 +289,10 @@ def join_shard_evidence(parts: Sequence[ShardEvidence]) -> Evidence:
     )
 
 
-def sampled_rows(T: int, max_rows: int = ROWS) -> Tensor:
+def sampled_rows(T: int, max_rows: int = ROWS, device: torch.device | str = "cpu") -> Tensor:
     """Return all row numbers, or `max_rows` of them: the first, the last and a fixed random sample."""
-    # Every layer of a model asks for the same sample.
-    return _samples.get((T, max_rows), lambda: _sample_rows(T, max_rows))
+    # Every layer of a model asks for the same sample, and copying it to a GPU waits for what runs there.
+    return _samples.get((T, max_rows, str(device)), lambda: _sample_rows(T, max_rows).to(device))
 
 
 _samples: LRUCache[Tensor] = LRUCache(64)

@@ -105,7 +105,7 @@ def recognise_norm(module: nn.Module, x: Tensor, output: Tensor) -> FrozenMap | 
         if name not in BIASES:
             weights += [p, 1.0 + p.to(working_dtype(p.dtype))]  # Gemma's norms multiply by 1 + weight
     dtype = torch.promote_types(working_dtype(x.dtype), working_dtype(output.dtype))
-    rows = sampled_rows(x.numel() // d, ROWS).to(x.device)
+    rows = sampled_rows(x.numel() // d, ROWS, x.device)
     some_x, some_output = (t.reshape(-1, d)[rows].to(dtype) for t in (x, output))
     best, smallest = None, torch.inf
     for weight, is_centred in itertools.product(weights, (False, True)):

@@ -92,7 +92,7 @@ def has_same_rows(merged: Tensor, output: Tensor) -> bool:
     B, H, T, E = output.shape
     if merged.shape[-1] != H * E or merged.numel() != output.numel():
         return False
-    rows = sampled_rows(B * T, ROWS).to(output.device)
+    rows = sampled_rows(B * T, ROWS, output.device)
     sample = output[rows // T, :, rows % T].flatten(1).to(merged.dtype)  # (rows, H·E)
     return torch.equal(merged.reshape(B * T, H * E)[rows], sample)
 
@@ -107,7 +107,7 @@ def certified_projection(
     weights = linear_weights(module)
     if weights is None or weights.weight.shape != (output.shape[-1], merged.shape[-1]):
         return None
-    rows = sampled_rows(merged.numel() // merged.shape[-1], ROWS).to(merged.device)
+    rows = sampled_rows(merged.numel() // merged.shape[-1], ROWS, merged.device)
     sample = merged.reshape(-1, merged.shape[-1])[rows].double()  # (rows, H·E)
     weight = weights.weight.double()
     expected, size = sample @ weight.mT, sample.abs() @ weight.abs().mT  # (rows, d_model) each

@@ -56,7 +56,7 @@ def join_masks(
     is_regular = all(part.positional or part.is_padding for part in new.conjuncts())
     if not is_regular and added.T * S > MAX_COMPARED:
         return piecewise
-    rows = before.T + sampled_rows(added.T, SAMPLED if is_regular else added.T).to(device)
+    rows = before.T + sampled_rows(added.T, SAMPLED if is_regular else added.T, device)
     keys = torch.arange(S, device=device)
     parts = torch.split(rows, max(1, COMPARED_AT_ONCE // S))
     agree = all(_agree(extended, piecewise, part, keys, (B, H, *whole)) for part in parts)

@@ -234,7 +234,7 @@ def _recompute(
     B, T, width = x.shape
     projected = linear(x, weight, bias).chunk(3, -1)
     q, k, v = (part.view(B, T, heads, width // heads).transpose(1, 2) for part in projected)
-    rows, is_token = sampled_rows(T).to(x.device), x.new_ones(B, 1, 1)
+    rows, is_token = sampled_rows(T, device=x.device), x.new_ones(B, 1, 1)
     if lengths is not None:
         # The kernel computes no row of padding: it is a document of its own, whose keys are hidden.
         is_padding = torch.arange(T, device=x.device) >= lengths[:, None]  # (B, T)

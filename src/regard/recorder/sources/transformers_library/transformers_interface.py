@@ -224,7 +224,7 @@ def _without_repeated_heads(call: AttentionCall, key: Tensor, value: Tensor) -> 
     if k.dtype != call.k.dtype:
         k, v = k.to(call.k.dtype), v.to(call.v.dtype)
     # A sample is enough: the certificate compares what comes of it.
-    rows = sampled_rows(keys, 16).to(k.device)
+    rows = sampled_rows(keys, 16, k.device)
     for whole, once in ((call.k, k), (call.v, v)):
         repeated = once[:, :, rows].repeat_interleave(H // G, dim=1)
         if repeated.shape != whole[:, :, rows].shape or not torch.equal(
