@@ -41,9 +41,16 @@ _override = SharedOverride()
 @contextmanager
 def intercepted(listener: Listener) -> Iterator[None]:
     """Inside the block, a listener receives the calls that this context makes through the interface."""
+    import transformers
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
+    # Transformers 5.0 and 5.1, which choose the function for eager attention without asking the interface.
+    if not hasattr(AttentionInterface, "get_interface"):
+        raise RuntimeError(
+            f"capture: expected Transformers 5.2 or later, got {transformers.__version__}: "
+            'pip install --upgrade "transformers>=5.2"'
+        )
     register()
     with _override.opened():
         _override.replace(AttentionInterface, "get_interface", _get_interface)
