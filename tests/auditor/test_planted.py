@@ -13,6 +13,7 @@ import regard
 from regard.auditor.catalogue import reading_mistakes
 from tests.auditor.planted import DOCUMENTS, FAULTS, Fault, packed_idx, padded_idx, pairs, registered, seq2seq
 from tests.auditor.small_models import LENGTH, MODELS, packed, padded, prefixed, small_model, tokens
+from tests.sampling import combine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,19 +87,14 @@ CONTROLS |= {
 }
 
 
+# These are eager without being asked.
 ONE_IMPLEMENTATION = ("GPT", "plain GPT", "GPT with learned positions", "Gemma 2", "gpt-oss")
-RUNS = [
-    (name, implementation)
-    for name, (model, _) in CONTROLS.items()
-    for implementation in (None, "eager")
-    if implementation is None or model not in ONE_IMPLEMENTATION  # those that begin with eager too
-]
 
 
-@pytest.mark.parametrize(("name", "implementation"), RUNS)
+@pytest.mark.parametrize(("name", "implementation"), combine(CONTROLS, [None, "eager"]))
 def test_an_unharmed_model_is_right(name: str, implementation: str | None) -> None:
     kind, make = CONTROLS[name]
-    model = small_model(kind, implementation)
+    model = small_model(kind, None if kind in ONE_IMPLEMENTATION else implementation)
     documents = DOCUMENTS if name == "GPT, packed" else None
     try:
         audit = regard.audit(model, make(), documents=documents)

@@ -123,7 +123,7 @@ def saved(tmp_path: Path, pooled_page: PooledPage) -> Iterator[Callable[..., str
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test of `opened` runs with a server or with a file, the next day with the other."""
+    """A test of `opened` runs with a server or with a file: half of the tests with either."""
     if "opened" in metafunc.fixturenames:
         ways = share(["served", "saved"], 2, turn=len(metafunc.function.__name__))
         metafunc.parametrize("opened", ways, indirect=True)

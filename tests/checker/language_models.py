@@ -8,8 +8,6 @@ from torch.nn import functional as F
 class Attention(nn.Module):
     """Eager attention with the mask that it is handed, as in many tutorials."""
 
-    scaled = True
-
     def __init__(self, n_embd, n_head):
         super().__init__()
         self.n_head = n_head
@@ -18,16 +16,12 @@ class Attention(nn.Module):
     def forward(self, x, mask=None):
         B, T, C = x.shape
         q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
-        scores = q @ k.mT / (q.shape[-1] ** 0.5 if self.scaled else 1.0)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
         scores = scores if mask is None else self.masked(scores, mask)
         return self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
 
     def masked(self, scores, mask):
         return scores.masked_fill(mask == 0, float("-inf"))
-
-
-class Unscaled(Attention):
-    scaled = False
 
 
 class Block(nn.Module):
@@ -42,10 +36,6 @@ class Block(nn.Module):
     def forward(self, x, mask=None):
         x = x + self.attn(self.ln_1(x), mask)
         return x + self.mlp(self.ln_2(x))
-
-
-class UnscaledBlock(Block):
-    attention = Unscaled
 
 
 class LanguageModel(nn.Module):

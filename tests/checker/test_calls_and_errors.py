@@ -59,10 +59,13 @@ def test_arguments_of_a_call_from_a_shell(folder):
 
 def test_arguments_of_a_call_in_python():
     def scaled(q, k, v, factor):
-        return torch.softmax(factor * q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
+        if factor != 1.5:
+            raise OSError(f"the factor is {factor}")
+        return torch.softmax(factor / 1.5 * q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
 
-    assert_attention(scaled, call={"factor": 1.0})
-    assert regard.check(scaled, call={"factor": 2.0}).verdict != "right"
+    assert_attention(scaled, call={"factor": 1.5})
+    with pytest.raises(CheckError, match=r"the factor is 2\.0"):
+        regard.check(scaled, call={"factor": 2.0})
     with pytest.raises(CheckError, match=r"--call factor=…, or check\(scaled, call=\{'factor': …\}\)"):
         regard.check(scaled)
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import regard
 from regard.checker import Report
 from regard.cli import app
-from tests.checker.language_models import Attention, Block, LanguageModel, UnscaledBlock
+from tests.checker.language_models import Attention, Block, LanguageModel
 from tests.sampling import share
 
 
@@ -26,10 +26,6 @@ class OneAhead(LanguageModel):
 class Unmasked(LanguageModel):
     def mask(self, T):
         return None
-
-
-class HalfUnscaled(LanguageModel):
-    blocks = (Block, UnscaledBlock)
 
 
 class SumOfBatch(LanguageModel):
@@ -65,13 +61,6 @@ def test_every_layer_of_a_model_has_a_line(model, mask):
         assert f"h.{i}.attn  Attention is right, mask {mask}" in str(report)
     assert Report.from_dict(report.to_dict()).layers == report.layers
     assert f"h.0.attn  Attention is right, mask {mask}".replace("&", "&amp;") in report._repr_html_()
-
-
-def test_only_the_wrong_layer_is_called_wrong():
-    report = regard.check(HalfUnscaled)
-    assert report.verdict == "wrong"
-    assert [layer.verdict for layer in report.layers] == ["right", "wrong"]
-    assert report.diagnoses[0].name == report.layers[1].mistake == "no-scale"
 
 
 @pytest.mark.parametrize(

@@ -301,8 +301,8 @@ def test_killed_at_random_it_resumes_to_the_same_survey(
     long_corpus.write_text(long_corpus.read_text() * 4)  # long enough to be killed in
     whole, cut = tmp_path / "whole.csv", tmp_path / "cut.csv"
     run_here(command(folder, long_corpus, whole))
-    draw, kills = random.Random(os.getpid()), 0
-    while kills < 2:
+    draw, kills = random.Random(0), 0
+    while kills < (2 if os.environ.get("REGARD_ALL") else 1):
         cut.unlink(missing_ok=True)  # if it was faster than the axe: once more
         process = subprocess.Popen(
             command(folder, long_corpus, cut), stderr=subprocess.PIPE, start_new_session=True

@@ -16,7 +16,7 @@ from regard.maps import AttentionMap
 from tests.sampling import combine
 
 VOCAB = 200
-HEADS = int(os.environ.get("REGARD_MADE_HEADS", "40"))  # 200 take minutes
+HEADS = int(os.environ.get("REGARD_MADE_HEADS", "20"))  # 200 take minutes
 Run = Callable[[Tensor], list[AttentionMap]]
 
 
@@ -115,7 +115,7 @@ def test_a_sink_is_a_position_whatever_token_is_there(key: int, n: int) -> None:
     assert "one_token" not in row.labels
 
 
-RANDOM = ["noise", "tokens", "positions"] if HEADS > 40 else ["noise", "tokens"]
+RANDOM = ["noise", "tokens", "positions"] if HEADS > 20 else ["noise", "tokens"]
 
 
 @pytest.mark.parametrize(("by", "sharpness"), combine(RANDOM, [3.0, 12.0, 1.0, 6.0]))

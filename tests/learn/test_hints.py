@@ -132,7 +132,7 @@ def check_that_hints_lead_to_the_solution(number: int, right: str, wrong: str) -
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("number", "right", "wrong"), cases("mistakes") + share(SLOW, 12))
+@pytest.mark.parametrize(("number", "right", "wrong"), share(cases("mistakes"), 3) + share(SLOW, 12))
 def test_a_hint_leads_out_of_a_mistake(number: int, right: str, wrong: str) -> None:
     check_that_hints_lead_to_the_solution(number, right, wrong)
 

@@ -1,7 +1,7 @@
 """Triton's kernels, interpreted on the CPU.
 
 Whether Triton interprets is settled once for a process, when it is imported, and it must not be settled for
-the other tests: so `interpreted_triton.py` runs in processes of its own, a part of it in each.
+the other tests: so `interpreted_triton.py` runs in a process of its own.
 """
 
 import os
@@ -24,18 +24,9 @@ HERE = Path(__file__).parent
 QUIETLY = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
 
 
-PARTS = {
-    "forward and gradients": "test_forward or test_gradients",
-    "row reductions": "test_row_sums or test_topk or test_diagonal",
-    "the rest": "not test_forward and not test_gradients and not test_row_sums and not test_topk"
-    " and not test_diagonal",
-}
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_interpreted(part):
+def test_interpreted():
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", HERE / "interpreted_triton.py", "-k", PARTS[part], *QUIETLY],
+        [sys.executable, "-m", "pytest", HERE / "interpreted_triton.py", *QUIETLY],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=HERE.parents[1],
         capture_output=True,
