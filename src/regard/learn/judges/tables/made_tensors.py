@@ -20,7 +20,7 @@ def tensors_made(function: Callable[..., Any], *arguments: Any) -> list[MadeTens
     """Call a function and return the tensors that it has made, without views of others."""
     made: list[MadeTensor] = []
 
-    class Watch(TorchDispatchMode):
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch has no types there
         def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             results = operation(*args, **(kwargs or {}))
             # A transposed tensor is a view: nothing was computed for it.
@@ -30,7 +30,7 @@ def tensors_made(function: Callable[..., Any], *arguments: Any) -> list[MadeTens
                         made.append(MadeTensor(operation._schema.name, tuple(tensor.shape)))
             return results
 
-    with Watch():
+    with Watch():  # type: ignore[no-untyped-call]
         function(*arguments)
     return made
 
