@@ -58,6 +58,10 @@ def cases(table: str) -> list[tuple[int, str, str]]:
     ]
 
 
+# Those of lessons 13 to 17 are as many as all before, and judged by one mechanism: a run has a share of them.
+LATE = 13
+EARLY_MISTAKES = [case for case in cases("mistakes") if case[0] < LATE]
+LATE_MISTAKES = [case for case in cases("mistakes") if case[0] >= LATE]
 # The checker takes a second to name one of these, so that a run has a share of them.
 SLOW = [
     *cases("by_checker"),
@@ -130,7 +134,9 @@ def check_that_hints_lead_to_the_solution(number: int, right: str, wrong: str) -
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("number", "right", "wrong"), cases("mistakes") + share(SLOW, 12))
+@pytest.mark.parametrize(
+    ("number", "right", "wrong"), EARLY_MISTAKES + share(LATE_MISTAKES, 4) + share(SLOW, 12)
+)
 def test_a_hint_leads_out_of_a_mistake(number: int, right: str, wrong: str) -> None:
     check_that_hints_lead_to_the_solution(number, right, wrong)
 
