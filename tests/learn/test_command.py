@@ -19,6 +19,8 @@ from regard.cli import learn as command
 from regard.learn.course import LESSONS
 from regard.learn.exercise import plain_solution
 from regard.learn.hunt import draw
+from regard.learn.judgement import usual_mistakes_of
+from regard.learn.lesson import Lesson
 from regard.learn.progress import read_progress
 from tests.learn.in_process import judge_here
 from tests.patience import HANGING
@@ -167,7 +169,7 @@ def test_a_mistake_is_explained_in_the_code_of_its_lesson(tmp_path: Path) -> Non
     assert "  +     weights = torch.softmax(scores, dim=-1)" in said
     assert "softcap" not in said
     other = CliRunner().invoke(app, ["explain-mistake", "no-scale", "--lesson", "1"])
-    assert "none of the usual mistakes of lesson 1" in str(other.exception)
+    assert "none of the mistakes that lesson 1 knows" in str(other.exception)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -285,3 +287,58 @@ def test_an_error_of_pytorch_has_a_hint(tmp_path: Path, line: str, hint: str) ->
 
 def test_every_theme_of_the_hunt_belongs_to_a_lesson() -> None:
     assert hunt_command.LESSON.keys() == THEMES.keys()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_second_hint_about_the_same_says_more(tmp_path: Path) -> None:
+    write(tmp_path, SIMILARITY.solution.replace("dim=-1", "dim=-2"))
+    first = learn(tmp_path, "1", "--hint").output
+    assert "more:" not in first
+    assert "A second --hint says more." in first
+    second = learn(tmp_path, "1", "--hint").output
+    assert "more:\ndef simplified_self_attention(x):" in second
+    write(tmp_path, SIMILARITY.solution.replace("x @ x.mT", "x @ x"))
+    assert "more:" not in learn(tmp_path, "1", "--hint").output
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_the_code_prints_is_shown_and_bounded(tmp_path: Path) -> None:
+    program = plain_solution(SIMILARITY.solution)
+    line = "    scores = x @ x.mT"
+    assert line in program
+    write(tmp_path, program.replace(line, f"    print('shape', tuple(x.shape))\n{line}"))
+    shown = learn(tmp_path, "1", "--check").output
+    assert "Your code printed:\n  shape (" in shown
+    write(tmp_path, program.replace(line, f"    print('a line\\n' * 10**5)\n{line}"))
+    assert len(learn(tmp_path, "1", "--check").output.splitlines()) < 50
+
+
+def test_the_tour_names_its_command_and_is_done_when_the_learner_says_so(tmp_path: Path) -> None:
+    begun = learn(tmp_path, "18")
+    assert "regard inspect" in begun.output
+    assert "regard learn 18 --check" in begun.output
+    assert 18 not in read_progress(tmp_path).done
+    assert learn(tmp_path, "18", "--check").exit_code == 0
+    assert 18 in read_progress(tmp_path).done
+
+
+def test_a_mistake_of_the_course_alone_is_explained_too() -> None:
+    said = CliRunner().invoke(app, ["explain-mistake", "sinks-evicted"]).output
+    assert "The first keys are gone" in said
+    assert "--lesson 14" in said
+    merge = CliRunner().invoke(app, ["explain-mistake", "softmax-overflow", "--lesson", "15"]).output
+    assert "In merge: Right for small numbers" in merge
+    evict = CliRunner().invoke(app, ["explain-mistake", "cache-in-wrong-order", "--lesson", "14"]).output
+    assert "In evict: The latest keys stand before the first ones" in " ".join(evict.split())
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("lesson", LESSONS[13:18], ids=lambda lesson: lesson.noun)
+def test_every_named_mistake_says_where_to_read_about_it(tmp_path: Path, lesson: Lesson) -> None:
+    for mistake in usual_mistakes_of(lesson):
+        program = plain_solution(lesson.solution.replace(mistake.right, mistake.wrong))
+        (tmp_path / lesson.file).write_text(program, encoding="utf-8")
+        command = f"explain-mistake {mistake.name} --lesson {lesson.number}"
+        shown = learn(tmp_path, str(lesson.number), "--check").output
+        assert f"All about it:  regard {command}" in " ".join(shown.split("\n")), shown
+        assert mistake.name in CliRunner().invoke(app, command.split()).output

@@ -21,7 +21,6 @@ FUNCTIONS = [thing for judge in JUDGES for thing in vars(judge).values() if isin
 
 BYTES = "return 2 * layers * kv_heads * head_dim * tokens * bytes_per_number"
 KEYS = "k = k.repeat_interleave(H // G, dim=1)"
-GROUPS = "weight.view(kv_heads, num_heads // kv_heads, -1, d_model)"
 GROUPED_HEADS = {
     "not repeated": ((KEYS, "k = k"), "q has H heads and k has G"),
     "a fraction": ((KEYS, "k = k.repeat_interleave(H / G, dim=1)"), "repeat_interleave(H // G"),
@@ -33,7 +32,7 @@ GROUPED_HEADS = {
     "apart": (("groups.mean(dim=1)", "groups.mean(dim=0)"), "expected `pooled` (8, 5)"),
     "summed": (("groups.mean(dim=1)", "groups.sum(dim=1)"), "not their mean"),
     "first head": (("groups.mean(dim=1)", "groups[:, 0]"), "only the first head"),
-    "one number": (("groups.mean(dim=1)", "groups.mean()"), GROUPS),
+    "one number": (("groups.mean(dim=1)", "groups.mean()"), "pooled = groups.mean(dim=1)"),
 }
 NEAR, VISIBLE = "key > query - window", "causal & (near | first)"
 KEPT = "k = torch.cat([k[..., :sinks, :], k[..., -window:, :]], dim=-2)"
@@ -49,6 +48,10 @@ WINDOW = {
     "inverted": ((VISIBLE, f"~({VISIBLE})"), "inverted-mask"),
     "keys only": ((KEPT, "k = k"), "expected `k` (2, 3, 6, 4)"),
     "other axis": ((KEPT, KEPT.replace(", dim=-2", "")), "the keys are on axis -2"),
+    "latest first": (
+        (KEPT + "  #", "k = torch.cat([k[..., -window:, :], k[..., :sinks, :]], dim=-2)  #"),
+        "line 36: k = torch.cat([k[..., :sinks, :], k[..., -window:, :]], dim=-2)",
+    ),
     "all 12": (("layers = 9", "layers = 12"), "counts each token itself"),
 }
 HIGHEST, SHRINK = "torch.maximum(highest, scores.amax(dim=-1))", "torch.exp(highest - new_highest)"
@@ -67,6 +70,8 @@ ONLINE_SOFTMAX = {
         "expected it to return out, lse",
     ),
     "logarithms added": ((LSE, "lse_a + lse_b"), "the logarithm of a product"),
+    # `out` is wrong as well, since it is made of `lse`.
+    "larger one": ((LSE, "torch.maximum(lse_a, lse_b)"), "with 3 and 5 keys, `lse` is off"),
     "overflow": ((LSE, "torch.log(torch.exp(lse_a) + torch.exp(lse_b))"), "overflows where lse"),
     "other function": ((LSE, "torch.logsumexp(lse_a, lse_b)"), "sums along an axis"),
 }
@@ -86,8 +91,9 @@ LINEAR_ATTENTION = {
         (f"state + {CORRECT}", "(1 - beta[t]) * state + beta[t] * torch.outer(k[t], v[t])"),
         "the whole state fades",
     ),
+    "no such place": (("old = k[t] @ state", "old = k[t + 1] @ state"), "q[t] @ state are (E,)"),
     "from the right": (("old = k[t] @ state", "old = state @ k[t]"), "is (D, E)"),
-    "128": (("smaller = 64", "smaller = 128"), "that is twice as much"),
+    "128": (("large = 64", "large = 128"), "does not hold keys alone"),
 }
 PRODUCTS = "torch.maximum(q * lowest, q * highest)"
 FILLED, SHARE = "scores.masked_fill(~visible, -torch.inf)", "1 - torch.exp(lse_kept - lse)"
@@ -153,6 +159,115 @@ def test_another_right_way_is_right(number: int, right: str, other: str, tmp_pat
     assert right in program
     outcomes = judged(lesson, program.replace(right, other), tmp_path)
     assert {outcome.status for outcome in outcomes} == {"done"}, outcomes
+
+
+def _body(number: int, start: str, end: str) -> str:
+    """The lines of a solution from the one that begins with `start` to the one before `end`."""
+    program = plain_solution(get_lesson(number).solution)
+    return program[program.index(start) : program.index(end)]
+
+
+@pytest.mark.parametrize(
+    ("number", "body", "instead", "said"),
+    [
+        (
+            15,
+            ("    highest = q", "def merge"),
+            "    s = q @ k.mT / math.sqrt(q.shape[-1])\n"
+            "    return torch.softmax(s, dim=-1) @ v, torch.logsumexp(s, dim=-1)\n\n\n",
+            "a tensor (5, 16)",
+        ),
+        (
+            15,
+            ("    highest = q", "def merge"),
+            "    out = torch.nn.functional.scaled_dot_product_attention(q, k, v)\n"
+            "    scores = [q @ block.mT / math.sqrt(q.shape[-1]) for block in k.split(block_size, dim=-2)]\n"
+            "    return out, torch.stack([s.logsumexp(-1) for s in scores]).logsumexp(0)\n\n\n",
+            "from all scores at once",
+        ),
+        (
+            16,
+            ("    state = torch.zeros", "def delta_rule"),
+            "    w = (q @ k.mT).tril()\n    return w @ v / w.sum(-1, keepdim=True)\n\n\n",
+            "a tensor (13, 13)",
+        ),
+        (
+            16,
+            ("    state = torch.zeros", "def delta_rule"),
+            "    rows = [q[t] @ k[: t + 1].mT for t in range(len(q))]\n"
+            "    return torch.stack([row @ v[: len(row)] / row.sum() for row in rows])\n\n\n",
+            "for 13 tokens",
+        ),
+    ],
+)
+def test_right_numbers_by_the_way_that_the_lesson_replaces_are_noticed(
+    number: int, body: tuple[str, str], instead: str, said: str, tmp_path: Path
+) -> None:
+    lesson = get_lesson(number)
+    program = plain_solution(lesson.solution).replace(_body(number, *body), instead)
+    outcome = judged(lesson, program, tmp_path)[0]
+    assert outcome.status == "unfinished"
+    assert outcome.message.startswith("the numbers are right")
+    assert said in outcome.message
+    assert outcome.hint
+
+
+def test_the_hint_for_a_function_written_otherwise_has_all_its_lines(tmp_path: Path) -> None:
+    lesson = get_lesson(15)
+    program = plain_solution(lesson.solution)
+    body = _body(15, "    highest = q", "def merge")
+    outcome = judged(lesson, program.replace(body, "    return q @ k.mT @ v, q.sum(-1)\n\n\n"), tmp_path)[0]
+    marked = [line.split("  #:")[0].strip() for line in lesson.solution.splitlines() if "  #:" in line]
+    for line in marked[:7]:
+        assert line in outcome.hint
+
+
+def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path: Path) -> None:
+    lesson = get_lesson(15)
+    program = plain_solution(lesson.solution)
+    program = program.replace("total * shrink +", "total +").replace("mixed / total[..., None]", "mixed / 2")
+    outcome = judged(lesson, program, tmp_path)[0]
+    assert outcome.mistake == "block-not-rescaled"
+    assert "After that: " in outcome.message
+    assert outcome.hint.endswith("total = total * shrink + exponentials.sum(dim=-1)")
+
+
+def test_a_wrong_order_of_the_cache_is_explained_as_that(tmp_path: Path) -> None:
+    lesson = get_lesson(14)
+    program = plain_solution(lesson.solution)
+    for x in "kv":
+        first, latest = f"{x}[..., :sinks, :]", f"{x}[..., -window:, :]"
+        program = program.replace(f"[{first}, {latest}]", f"[{latest}, {first}]")
+    outcome = judged(lesson, program, tmp_path)[1]
+    assert outcome.mistake == "cache-in-wrong-order"
+    assert "mask" not in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("number", "right", "guess"),
+    [
+        (13, "groups = 21.5", "groups = 10.7"),
+        (13, "groups = 21.5", "groups = 5"),
+        (14, "layers = 9", "layers = 12"),
+        (15, "scores = 268", "scores = 67.1"),
+        (16, "large = 64", "large = 128"),
+        (16, "large = 64", "large = 65"),
+        (17, "lost = 0.073", "lost = 0.75"),
+        (17, "lost = 0.073", "lost = 0.5"),
+    ],
+)
+def test_a_wrong_guess_does_not_give_the_answer_away(
+    number: int, right: str, guess: str, tmp_path: Path
+) -> None:
+    lesson = get_lesson(number)
+    program = plain_solution(lesson.solution)
+    assert right in program
+    outcome = judged(lesson, program.replace(right, guess), tmp_path)[-1]
+    assert outcome.status == "wrong"
+    number_itself = outcome.more.removeprefix("it is ")
+    for text in (outcome.message, outcome.hint):
+        assert number_itself not in text
+    assert outcome.hint
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.name)

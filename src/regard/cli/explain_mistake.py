@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from regard.learn.mistakes import ModelMistake
 
 STYLES = {"+": "green", "-": "red", " ": ""}
 
@@ -14,7 +17,8 @@ def explain_mistake(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="The name of a mistake, from regard check --list or regard audit."
+            metavar="NAME",
+            help="The name of a mistake, from regard check --list, regard audit or regard learn.",
         ),
     ],
     code: Annotated[
@@ -45,10 +49,14 @@ def explain_mistake(
     from regard.checker.examples import example_program
     from regard.checker.property_tests import PROPERTY_TESTS, code_of_test, kinds_with_a_test
     from regard.checker.snippet import clearest_kind, make_snippet
+    from regard.learn.mistakes import MODEL_MISTAKES
 
     if (reading := reading_mistakes().get(name)) is not None:  # of a model on a batch, without a program
         for line in reading_lines(reading):
             typer.echo(line)
+        return
+    if (mistake := MODEL_MISTAKES.get(name)) is not None:
+        _explain_model_mistake(mistake)
         return
     entry = get_mistake(name)
     kind = clearest_kind(entry, kinds_with_a_test(entry))
@@ -89,30 +97,41 @@ def explain_mistake(
 
 
 def _explain_in_lesson(name: str, number: int) -> None:
-    """Explain a usual mistake of a lesson by its own code, in words that the lesson has used by then."""
-    import difflib
-    import re
-
+    """Explain a mistake by the code of a lesson, in words that the lesson has used by then."""
     from rich.console import Console
     from rich.text import Text
 
     from regard.learn.course import get_lesson
-    from regard.learn.exercise import plain_solution
-    from regard.learn.judgement import usual_mistakes_of
+    from regard.learn.explanation import explain_in_lesson
+    from regard.learn.mistakes import find_mistake
 
-    lesson = get_lesson(number)
-    found = [mistake for mistake in usual_mistakes_of(lesson) if mistake.name == name] if lesson.goal else []
-    if not found:
-        raise ValueError(f"--lesson: {name!r} is none of the usual mistakes of lesson {number}")
-    right = plain_solution(lesson.solution).splitlines()
-    wrong = plain_solution(lesson.solution.replace(found[0].right, found[0].wrong)).splitlines()
-    row = re.search(rf"^\| `{name}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
+    explanation = explain_in_lesson(get_lesson(number), name)
+    if explanation is None:
+        raise ValueError(f"--lesson: {name!r} is none of the mistakes that lesson {number} knows")
+    entry = find_mistake(name)
+    # What the lesson's table does not say, one of its judges does, or what the mistake always does.
+    said = explanation.row or ("" if explanation.ways or entry is None else entry.effect)
     console = Console(highlight=False)
-    console.print(Text.assemble((name, "bold"), f": {row[1] if row else ''}\n"))
-    for line in list(difflib.unified_diff(wrong, right, lineterm=""))[3:]:
+    console.print(Text.assemble((name, "bold"), f": {said}".rstrip()))
+    for line in ("", *explanation.lines) if explanation.lines else ():
         console.print(
             Text(f"  {line[:1]} {line[1:]}".rstrip(), style=STYLES.get(line[:1], "")), soft_wrap=True
         )
-    console.print(
-        Text.assemble("\n  ", ("-", "red"), " wrong  ", ("+", "green"), f" right, in lesson{number}.py")
-    )
+    if explanation.lines:
+        console.print(
+            Text.assemble("\n  ", ("-", "red"), " wrong  ", ("+", "green"), f" right, in lesson{number}.py")
+        )
+    for function, wrong, hint in explanation.ways:
+        console.print(Text.assemble("\nIn ", (function, "bold"), f": {wrong}"))
+        if hint:
+            console.print(Text(f"  fix: {hint}"))
+
+
+def _explain_model_mistake(mistake: ModelMistake) -> None:
+    """Explain a mistake that the course names and the checker's catalogue, which is of attention, has not."""
+    from regard.learn.explanation import lessons_about
+
+    typer.echo(f"{mistake.name}: {mistake.effect}\n\nfix  {mistake.fix}")
+    for lesson in lessons_about(mistake.name):
+        typer.echo(f"\nIn the code of lesson {lesson.number}, {lesson.title}:")
+        typer.echo(f"  regard explain-mistake {mistake.name} --lesson {lesson.number}")

@@ -6,6 +6,7 @@ import datetime
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from regard.learn.lesson import Lesson, Outcome
 
 FULL_PAGE = 5  # the lesson from which on the page of a mistake in the catalogue can be understood
+OWN_CODE = 13  # the lesson from which on every mistake that is named can be explained in the lesson's code
 INTERVAL = 0.3  # seconds between two looks at a watched file
 MARKS = {"done": "✓", "guessed": "→", "wrong": "✗", "unfinished": "…"}
 STYLES = {"done": "green", "guessed": "cyan", "wrong": "red", "unfinished": "yellow"}
@@ -176,7 +178,7 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
         else:
             typer.echo(f"{path} is there already and stays as it is.")
     # A lesson without code is done by reading it; nothing else would ever mark it.
-    else:
+    elif not lesson.command:
         progress = read_progress(folder)
         progress.done.setdefault(lesson.number, _today())
         write_progress(folder, progress)
@@ -190,6 +192,10 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
     if lesson.has_code:
         typer.echo(
             f"\nThen: regard learn {lesson.number} --check   (or --watch, which checks whenever you save)"
+        )
+    elif lesson.command:
+        typer.echo(
+            f"\nBeside it: {lesson.command}\nOnce you are through: regard learn {lesson.number} --check"
         )
     else:
         typer.echo(f"\nThen: regard learn {_next_argument(lesson)}")
@@ -240,24 +246,38 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
     from regard.learn.progress import read_progress, write_progress
 
     console = Console(highlight=False)
+    progress = read_progress(folder)
+    if lesson.command:
+        progress.done.setdefault(lesson.number, _today())
+        write_progress(folder, progress)
+        _celebrate(console, lesson, [], folder)
+        return 0
     if not lesson.has_code:
         raise ValueError(
             f"lesson {lesson.number} has nothing to write: go on with regard learn {_next_argument(lesson)}"
         )
-    progress = read_progress(folder)
+    printed = ""
     try:
         limit = lesson.timeout if timeout is None else timeout
         with console.status(f"Judging, at most {limit:g} s …") as status:
 
             def tell(line: dict[str, Any]) -> None:
+                nonlocal printed
+                printed = str(line.get("printed", printed))
                 if "doing" in line:
                     status.update(escape(str(line["doing"])))
 
             outcomes = judge_in_process(lesson, folder / lesson.file, timeout=timeout, tell=tell)
     except CheckError as error:
+        _print_printed(printed)
         typer.echo(f"regard: {escape(str(error))}", err=True)
         return 2
-    _print_outcomes(console, lesson, outcomes, hint)
+    _print_printed(printed)
+    hinted = progress.hinted.get(lesson.number, []) if hint else None
+    _print_outcomes(console, lesson, outcomes, hinted)
+    if hint:
+        # Only what is wrong now: the same mistake made again later begins with the first hint.
+        progress.hinted[lesson.number] = [_key(outcome) for outcome in outcomes if outcome.hint]
     progress.tries[lesson.number] = progress.tries.get(lesson.number, 0) + 1
     met = [outcome.mistake for outcome in outcomes if outcome.mistake]
     progress.met = list(dict.fromkeys([*progress.met, *met]))
@@ -269,10 +289,24 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
     return next(EXIT_CODES[s] for s in EXIT_CODES if s in {outcome.status for outcome in outcomes})
 
 
-def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint: bool) -> None:
+def _print_printed(printed: str) -> None:
+    """Print what the learner's code has printed, so that `print(x.shape)` helps."""
+    if printed:
+        typer.echo("Your code printed:\n" + "\n".join(f"  {escape(x)}" for x in printed.splitlines()) + "\n")
+
+
+def _key(outcome: Outcome) -> str:
+    """What is wrong with which task: asked about the same again, a hint says more."""
+    return f"{outcome.task}: {outcome.message}"
+
+
+def _print_outcomes(
+    console: Any, lesson: Lesson, outcomes: list[Outcome], hinted: Sequence[str] | None
+) -> None:
+    """Print what came of each task, with hints unless `hinted` is None: the keys of those given before."""
     from rich.text import Text
 
-    from regard.learn.mistakes import MODEL_MISTAKES
+    from regard.learn.exercise import solution_of
 
     for outcome in outcomes:
         head = f"{MARKS[outcome.status]} {outcome.task}"
@@ -280,13 +314,18 @@ def _print_outcomes(console: Any, lesson: Lesson, outcomes: list[Outcome], hint:
         console.print(
             Text.assemble((escape(head + name), STYLES[outcome.status]), " ", escape(outcome.message))
         )
-        if hint and (outcome.hint or outcome.status == "wrong"):
+        if hinted is not None and (outcome.hint or outcome.status == "wrong"):
             text = outcome.hint or f"none for this; regard learn {lesson.number} --solution has the lines"
             console.print(Text.assemble(("  hint: ", "cyan"), escape(text)))
-    if not hint and any(outcome.hint for outcome in outcomes):
+            if _key(outcome) in hinted:
+                more = outcome.more or solution_of(lesson.solution, outcome.task)
+                console.print(Text.assemble(("  more:\n", "cyan"), escape(more)), soft_wrap=True)
+    if hinted is None and any(outcome.hint for outcome in outcomes):
         console.print(f"\nHow to fix it: regard learn {lesson.number} --hint", style="dim")
-    mistake = next((o.mistake for o in outcomes if o.mistake and o.mistake not in MODEL_MISTAKES), "")
-    if f"| `{mistake}` |" in lesson.text:
+    elif hinted == [] and any(outcome.hint for outcome in outcomes):
+        console.print("\nA second --hint says more.", style="dim")
+    mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake), "")
+    if mistake and (f"| `{mistake}` |" in lesson.text or lesson.number >= OWN_CODE):
         command = f"regard explain-mistake {mistake} --lesson {lesson.number}"
         console.print(f"All about it:  {command}", style="dim")
     # The page of the catalogue speaks of masks and of training, which a learner has met by then.

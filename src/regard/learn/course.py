@@ -131,7 +131,11 @@ LESSONS = (
         "bound the scores of blocks, read the best ones, and say what is lost",
     ),
     Lesson(
-        18, "tour", "A tour of the inspector", "four things to see in a trained model, each with its number"
+        18,
+        "tour",
+        "A tour of the inspector",
+        "four things to see in a trained model, each with its number",
+        command="regard inspect",
     ),
 )
 

@@ -110,6 +110,17 @@ def plain_solution(solution: str) -> str:
     return "\n".join(re.sub(r"#: ", "# ", line) for line in solution.split("\n"))
 
 
+def solution_of(solution: str, name: str) -> str:
+    """Return the lines of a solution that define a name, with marks as ordinary comments.
+
+    >>> solution_of("import math\\n\\nhalf = 1 / 2  #: one over two", "half")
+    'half = 1 / 2  # one over two'
+    """
+    (statement,) = (statement for statement in ast.parse(solution).body if name in find_names(statement))
+    lines = plain_solution(solution).splitlines()
+    return "\n".join(lines[number - 1] for number in _line_numbers(statement))
+
+
 def _mark(node: ast.stmt, lines: list[str]) -> str:
     """The text of the mark of a statement: on its last line, or on the first line of a block; "" if none."""
     # A block is marked on its first line (`if … :`), since its last line belongs to a statement of its own.

@@ -8,6 +8,7 @@ solution's line is what to write there. This file knows no lesson and no mistake
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import math
 import sys
@@ -92,14 +93,31 @@ def find_first_difference(
         warnings.simplefilter("ignore")
         own, error, state = _run(mine, task, trial, {})
         expected, _, _ = _run(right, task, trial, state)
-    return _compare(_Runs(own, expected, right), error, mine)
+    difference = _compare(_Runs(own, expected, right, mine), error, mine)
+    return difference if difference and _can_be_written(difference, mine) else None
+
+
+def _can_be_written(difference: LineDifference, program: Program) -> bool:
+    """Whether the function or class around a line has every name that the right line reads.
+
+    A learner may have chosen other names, and a line that needs ours would raise an error.
+    """
+    line = difference.right
+    around = [x for x in ast.parse(program.text).body if x.lineno <= difference.line <= (x.end_lineno or 0)]
+    nodes = [node for tree in (ast.parse(line), *around) for node in ast.walk(tree)]
+    known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    known |= program.names.keys() | vars(builtins).keys()
+    return all(name.id in known for name in ast.walk(ast.parse(line)) if isinstance(name, ast.Name))
 
 
 class _Runs:
     """The assignments of both runs, by their keys and in their order."""
 
-    def __init__(self, own: list[Assignment], expected: list[Assignment], solution: Program) -> None:
-        self.own, self.expected, self.solution = own, expected, solution
+    def __init__(
+        self, own: list[Assignment], expected: list[Assignment], solution: Program, mine: Program
+    ) -> None:
+        self.own, self.expected, self.solution, self.mine = own, expected, solution, mine
         self.own_by_key: dict[Key, list[Assignment]] = defaultdict(list)
         self.expected_by_key: dict[Key, list[Assignment]] = defaultdict(list)
         for assignments, by_key in ((own, self.own_by_key), (expected, self.expected_by_key)):
@@ -114,6 +132,12 @@ class _Runs:
     def missing(self, match: Assignment) -> LineDifference | None:
         """The difference that a line of the solution is which was left out."""
         said = f"a line that changes `{match.name}` is missing, or its result is not assigned"
+        # The right expression may stand there, with nothing to hold its result.
+        for node in ast.walk(ast.parse(self.mine.text)):
+            value = getattr(match.statement, "value", None)
+            if isinstance(node, ast.Expr) and value and ast.dump(node.value) == ast.dump(value):
+                right = _line(match.statement, self.solution)
+                return LineDifference(node.lineno, match.name, said, right)
         # A line that does a part of it, such as `q = rotate(q)` for both q and k, is the one to replace.
         for name in _targets(match.statement):
             number = _position(self.expected_by_key[match.function, name], match.statement)

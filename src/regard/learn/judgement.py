@@ -9,6 +9,7 @@ import ast
 import contextlib
 import gc
 import importlib
+import io
 import re
 import traceback
 from collections.abc import Callable
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from regard.learn.first_difference import LineDifference
 
 MAX_BYTES = 1 << 20  # of a lesson file
+# What is shown of what the learner's code prints: characters in all, lines, and characters of a line.
+PRINTED, LINES, WIDTH = 20_000, 12, 200
 ERROR = re.compile(r"^line \d+, .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)  # see `describe_error`
 
 
@@ -93,15 +96,37 @@ def judge(
     blanks = {task.name: find_blanks(program, task.name) for task in tasks}
     if all(blanks.values()):  # nothing is written yet: nothing to run
         return [_unfinished(task.name, blanks[task.name]) for task in tasks]
-    # Only now: importing runs the learner's code.
-    module = import_place(str(path))
-    write_line(phase="checking")
-    return [
-        _unfinished(task.name, blanks[task.name])
-        if blanks[task.name]
-        else judge_task(lesson, task, module, path, write_line)
-        for task in tasks
-    ]
+    printed = _PrintedText()
+    try:
+        with contextlib.redirect_stdout(printed):
+            # Only now: importing runs the learner's code.
+            module = import_place(str(path))
+            write_line(phase="checking")
+            return [
+                _unfinished(task.name, blanks[task.name])
+                if blanks[task.name]
+                else judge_task(lesson, task, module, path, write_line)
+                for task in tasks
+            ]
+    finally:
+        if text := printed.first_lines():
+            write_line(printed=text)
+
+
+class _PrintedText(io.StringIO):
+    """What the learner's code prints, of which the first lines are kept: a judge calls it many times."""
+
+    def write(self, text: str) -> int:
+        """Keep a text as long as there is room for it."""
+        if self.tell() < PRINTED:
+            super().write(text[:PRINTED])
+        return len(text)
+
+    def first_lines(self) -> str:
+        """Return the first lines, and whether there were more."""
+        lines = self.getvalue().strip().splitlines()
+        more = ["…"] if len(lines) > LINES else []
+        return "\n".join([line[:WIDTH] for line in lines[:LINES]] + more)
 
 
 def judge_module(lesson: Lesson) -> Any:
@@ -184,12 +209,15 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
     if outcome.status != "wrong":
         return outcome
     difference = _find_difference(task, module, lesson)
+    if difference is not None and task.is_quick and not outcome.mistake:
+        outcome = _with_name(outcome, task, module, lesson, difference)
     if difference is None:
         known = find_mistake(outcome.mistake)
         return replace(outcome, hint=outcome.hint or (known.fix if known else ""))
     write = f"{'after ' if difference.after else ''}line {difference.line}: {difference.right}"
     # The line that raised an error may not be the one to blame, and a hint for it would mislead.
-    misleads = outcome.hint in GENERAL or (not difference.raised and ERROR.search(outcome.message))
+    elsewhere = not difference.raised and outcome.hint not in task.error_hints
+    misleads = outcome.hint in GENERAL | task.summaries or (elsewhere and ERROR.search(outcome.message))
     reason = "" if misleads or outcome.hint in difference.right else outcome.hint
     if not outcome.mistake or difference.after:
         reason = reason or difference.said
@@ -206,9 +234,37 @@ def _find_difference(task: Task, module: ModuleType, lesson: Lesson) -> LineDiff
     # The learner's code may do anything, and an answer without this hint is better than none.
     with contextlib.suppress(Exception):
         solution = plain_solution(lesson.solution)
-        found = (find_first_difference(task.name, trial, module, solution) for trial in task.trials)
-        return next((difference for difference in found if difference is not None), None)
+        tried = (find_first_difference(task.name, trial, module, solution) for trial in task.trials)
+        found = (difference for difference in tried if difference is not None)
+        # Of several mistakes one trial may show the second, and a later trial the first.
+        return min(found, key=lambda x: x.line, default=None) if task.is_quick else next(found, None)
     return None
+
+
+def _with_name(
+    outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, difference: LineDifference
+) -> Outcome:
+    """Return an outcome with the name of its first mistake, which a second one hides.
+
+    The first wrong line is put into the solution, where it is the only mistake, and judged there.
+    """
+    solution = plain_solution(lesson.solution)
+    program = Path(str(module.__file__)).read_text(encoding="utf-8")
+    own = program.splitlines()[difference.line - 1].split("  #")[0].strip()
+    if difference.after or difference.raised or solution.count(difference.right) != 1:
+        return outcome
+    alone = ModuleType("alone")
+    alone.__file__ = module.__file__
+    # Both are the learner's lines, and what they raise has been said already.
+    with contextlib.suppress(Exception):
+        exec(solution.replace(difference.right, own), vars(alone))
+        first = task.judge(getattr(alone, task.name), alone)
+        if first.status == "wrong" and (first.mistake or first.hint not in task.summaries):
+            message = first.message
+            if first.message != outcome.message:
+                message = f"{first.message.rstrip('.')}. After that: {outcome.message}"
+            return replace(first, message=message)
+    return outcome
 
 
 def describe_error(error: BaseException, path: Path) -> str:

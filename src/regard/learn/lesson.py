@@ -36,6 +36,7 @@ class Lesson:
     idea: str  # in one sentence
     goal: str = ""  # what the learner's file has to do, as an infinitive; empty if there is nothing to write
     timeout: float = 30.0  # seconds that judging may take
+    command: str = ""  # what to run beside the text, where there is nothing to write
 
     @property
     def folder(self) -> Path:
@@ -97,6 +98,7 @@ class Outcome:
     message: str
     mistake: str = ""  # its name in the catalogue or in `mistakes`, if it is a known one
     hint: str = ""
+    more: str = ""  # what a second hint adds; the solution of the task if empty
     picture: WeightPicture | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,12 +133,20 @@ class Task:
     `judge` gets the thing and the module that it is in; one that takes long (`reports_progress`) gets a
     function too, which it calls with a sentence on what it is doing. With `trials`, a hint tells the
     first line that differs from the solution's in one of them.
+
+    `summaries` are hints of the judge that name every line of the task: they are given only where the line
+    to write cannot be told. `error_hints` are those for errors that are true in whichever line the mistake
+    is. `is_quick` is whether judging takes no time, so that the first wrong line of
+    several can be judged alone.
     """
 
     name: str
     judge: Callable[..., Outcome]
     reports_progress: bool = False
     trials: tuple[Trial, ...] = ()
+    summaries: frozenset[str] = frozenset()
+    error_hints: frozenset[str] = frozenset()
+    is_quick: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ The first cell says how to install Regard, the last two are the exercise and wha
 from __future__ import annotations
 
 import base64
-import doctest
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +48,9 @@ def session_cells(session: str) -> list[dict[str, Any]]:
     >>> [cell["source"] for cell in session_cells(">>> x = 1\\n>>> x + 1\\n2\\n>>> y = 3\\n")]
     ['x = 1\\nx + 1', 'y = 3']
     """
+    # Here, since it imports the debugger, and every command of the course imports this file.
+    import doctest
+
     cells, source = [], ""
     for example in doctest.DocTestParser().get_examples(session):
         # A notebook stops at an error, so that the lines before it get a cell of their own.

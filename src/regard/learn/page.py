@@ -102,7 +102,11 @@ def _how_to_go_on(lesson: Lesson) -> str:
     if not lesson.has_code:
         following = next_lesson(lesson)
         argument = "hunt" if following is None else following.number
-        return f"<p class='next'>Go on: <code>regard learn {argument}</code></p>"
+        through = f"Once you are through: <code>regard learn {lesson.number} --check</code>. "
+        return (
+            f"<p class='next'>{through if lesson.command else ''}"
+            f"Go on: <code>regard learn {argument}</code></p>"
+        )
     commands = (("--check", "judges it"), ("--watch", "whenever you save it"), ("--hint", "how to fix it"))
     lines = [f"regard learn {lesson.number} {option:<9} # {what}" for option, what in commands]
     code = html.escape("\n".join(lines))

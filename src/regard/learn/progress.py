@@ -27,6 +27,8 @@ class LearnerProgress:
     found: list[str] = field(default_factory=list)  # names of mistakes that the learner has found in the hunt
     puzzle: str = ""  # the mistake of the last puzzle of the hunt, until it is found
     attempts: int = 0  # answers to that puzzle so far
+    # What the last hints of a lesson were for, by its number: asked about the same again, they say more.
+    hinted: dict[int, list[str]] = field(default_factory=dict)
 
 
 def read_progress(folder: Path) -> LearnerProgress:
@@ -45,6 +47,8 @@ def read_progress(folder: Path) -> LearnerProgress:
             [str(name) for name in get_field(data, "found", list)],
             get_field(data, "puzzle", str),
             get_field(data, "attempts", int),
+            # Files from before there were second hints have none.
+            {int(number): list(map(str, keys)) for number, keys in dict(data.get("hinted", {})).items()},
         )
 
 

@@ -146,7 +146,17 @@ TASKS = (
     CALCULATOR.task(),
     GROUPED.task(),
     POOL.task(),
-    guess_task("gigabytes_without_groups", GIGABYTES, SAID, within=0.05),
+    guess_task(
+        "gigabytes_without_groups",
+        GIGABYTES,
+        SAID,
+        within=0.05,
+        answers_to={
+            2.7: "that is the cache with 8 key/value heads, which the question gives",
+            GIGABYTES / 2: "only the keys are counted, or only the values",
+        },
+        hint="your own cache_bytes(80, 64, 128, 8192) / 1e9: how many times more heads are there?",
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake(

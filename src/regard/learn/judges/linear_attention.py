@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +12,13 @@ from torch.nn.functional import elu, normalize
 
 from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay, draw
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.made_tensors import all_pairs, tensors_made
 from regard.learn.lesson import UsualMistake
 
 WRITE = "state = state + torch.outer(k[t], v[t])"
 READ = "out = (q[t] @ state) / (q[t] @ total)"
 CORRECT = "state = state + beta[t] * torch.outer(k[t], v[t] - old)"
+PRODUCTS = ("aten::mv", "aten::mm", "aten::bmm")
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, how: str = "") -> Tensor:
@@ -72,8 +76,38 @@ SHAPES = (
 )
 ERROR_HINTS = tuple(
     (part, SHAPES)
-    for part in ("must match the size", "1D tensors expected", "size mismatch", "inconsistent tensor size")
+    for part in (
+        "must match the size",
+        "1D tensors expected",
+        "size mismatch",
+        "inconsistent tensor size",
+        "out of bounds",
+        "too many indices",
+    )
 )
+
+
+LONG = 13  # tokens, more than a state has rows or columns
+
+
+def all_scores(with_beta: bool, function: Callable[..., Any]) -> str:
+    """Say that a query is compared with every key, if it is; "" if there is a state instead."""
+    beta = [torch.full((LONG,), 0.5)] if with_beta else []
+    k = normalize(draw(LONG, 4, seed=1), dim=-1)
+    made = tensors_made(function, draw(LONG, 4, seed=0), k, draw(LONG, 3, seed=2), *beta)
+    pairs = all_pairs(made, LONG, LONG)
+    for tensor in made:
+        # A row of scores at a time, q[t] @ k[: t + 1].mT, ends with one number for each token.
+        if not pairs and tensor.operation in PRODUCTS and tensor.shape[-1:] == (LONG,):
+            pairs = f"a row {tensor.shape}"
+    if not pairs:
+        return ""
+    return (
+        f"the numbers are right, and every query is compared with every key: {pairs} for {LONG} tokens. Now "
+        "do it as the lesson does, with a state of D × E numbers that grows no larger"
+    )
+
+
 LINEAR = FunctionTask(
     "linear_attention",
     linear,
@@ -109,6 +143,7 @@ LINEAR = FunctionTask(
     ),
     "attention with a state of D × E numbers, however long the text is.",
     ERROR_HINTS,
+    shortcut=partial(all_scores, False),
 )
 DELTA = FunctionTask(
     "delta_rule",
@@ -152,17 +187,23 @@ DELTA = FunctionTask(
     ),
     "a state that can be corrected: a key that comes again gets its new value.",
     ERROR_HINTS,
+    shortcut=partial(all_scores, True),
 )
-SAID = "the number of tokens whose keys and values are 128 × 128 numbers"
+SAID = "the number of tokens after which the cache is as large as the state"
 TASKS = (
     LINEAR.task(),
     DELTA.task(),
     guess_task(
-        "tokens_until_the_state_is_smaller",
+        "tokens_until_the_cache_is_as_large",
         128 * 128 / (2 * 128),
         SAID,
         within=0.0,
-        answers_to={128.0: "128 tokens have 128 keys and 128 values: that is twice as much"},
+        answers_to={
+            128.0: "128 keys alone have 128 × 128 numbers, and a cache does not hold keys alone",
+            65.0: "one token too many: with 65 the cache is larger than the state, not as large",
+            16384.0: "these are the numbers in the state; a token brings many numbers at once",
+        },
+        hint="the state's 128 · 128 numbers, divided by the numbers that one token adds to a cache",
     ),
 )
 USUAL_MISTAKES = (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay, draw
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.made_tensors import all_pairs, tensors_made
 from regard.learn.lesson import UsualMistake
 
 MEGABYTES = 8192 * 8192 * 4 / 1e6
@@ -89,11 +92,30 @@ def merge_cases() -> tuple[Case, ...]:
     )
 
 
-OUT = f"exponentials = torch.exp(scores - new_highest[..., None]), then {SHRINK}"
-LSE = "lse = highest + torch.log(total)"
-AXES = (
-    "print the shapes: .amax(dim=-1) and .sum(dim=-1) take the keys away, and x[..., None] adds an axis of 1"
+# All seven lines.
+OUT = (
+    f"{HIGHEST}; shrink = torch.exp(highest - new_highest); "
+    "exponentials = torch.exp(scores - new_highest[..., None]); "
+    "total = total * shrink + exponentials.sum(dim=-1); "
+    "mixed = mixed * shrink[..., None] + exponentials @ v_block; "
+    "after the loop out = mixed / total[..., None]; lse = highest + torch.log(total)"
 )
+LSE = "lse = highest + torch.log(total)"
+AXES = ".amax(dim=-1) and .sum(dim=-1) take the axis of the keys away, and x[..., None] adds an axis of 1"
+
+
+def whole_matrix(flash_attention: Callable[..., Any]) -> str:
+    """Say that all scores are there at once, if they are; "" if one block is there at a time."""
+    T, S = 5, 16
+    made = tensors_made(flash_attention, draw(T, 4, seed=0), draw(S, 4, seed=1), draw(S, 3, seed=2), 3)
+    if pairs := all_pairs(made, T, S):
+        return (
+            f"the numbers are right, and they are made from all scores at once: {pairs} for {T} queries and "
+            f"{S} keys, in blocks of 3. Now do it as the lesson does, with one block at a time"
+        )
+    return ""
+
+
 FLASH = FunctionTask(
     "flash_attention",
     blockwise,
@@ -142,13 +164,18 @@ FLASH = FunctionTask(
         ("Boolean value", f"{HIGHEST}: Python's max cannot compare number by number"),
         ("must match the size", AXES),
     ),
+    shortcut=whole_matrix,
+)
+MERGED = (
+    "lse = torch.logaddexp(lse_a, lse_b); share_a = torch.exp(lse_a - lse); "
+    "share_b = torch.exp(lse_b - lse); out = share_a[..., None] * out_a + share_b[..., None] * out_b"
 )
 MERGE = FunctionTask(
     "merge",
     joined,
     merge_cases,
     (
-        Result("out", "(…, T, E)", "share_a = torch.exp(lse_a - lse), and b the same; the shares sum to 1"),
+        Result("out", "(…, T, E)", MERGED),
         Result("lse", "(…, T)", "lse = torch.logaddexp(lse_a, lse_b)"),
     ),
     (
@@ -181,6 +208,7 @@ MERGE = FunctionTask(
         ("argument 'dim'", "torch.logaddexp(lse_a, lse_b); logsumexp sums along an axis of one tensor"),
         ("must match the size", AXES),
     ),
+    judged_first=("lse",),
 )
 
 
@@ -192,6 +220,13 @@ TASKS = (
         MEGABYTES,
         "the number of megabytes of 8,192 × 8,192 scores",
         within=0.05,
+        answers_to={
+            8192 * 8192 / 1e6: "these are millions of scores, and each takes 4 bytes",
+            8192 * 4 / 1e6: "these are the scores of one query, and there are 8,192 queries",
+            8192 * 8192 * 4 / 1e3: "these are kilobytes",
+            8192 * 8192 * 4.0: "these are bytes",
+        },
+        hint="queries times keys times bytes, divided by a million",
     ),
 )
 USUAL_MISTAKES = (

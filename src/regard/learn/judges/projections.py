@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checker.catalogue import THEMES
 from regard.learn.judges.self_attention import (
     TOLERANCE,
     TRIAL,
@@ -51,13 +50,23 @@ def judge_class(cls: Any, module: ModuleType) -> Outcome:
     if wrong is not None:
         return wrong
     if largest_difference(example_weights(cls), scaled(X @ WQ, X @ WK)) < TOLERANCE:
-        return judge_self_attention(NAME, cls, module, scaled, SCALED)
-    outcome = judge_self_attention(NAME, cls, module, unscaled, DONE, scale=1.0, effects=EFFECTS)
-    if outcome.mistake and outcome.mistake in {mistake.name for mistake in THEMES["scale"]}:
+        return judge_self_attention(NAME, cls, module, scaled, SCALED, is_plain=True)
+    outcome = judge_self_attention(
+        NAME, cls, module, unscaled, DONE, is_plain=True, scale=1.0, effects=EFFECTS
+    )
+    if outcome.mistake and is_about_scale(outcome.mistake):
         return replace(outcome, hint="scores = q @ k.mT: what to divide by is the subject of lesson 3")
     if outcome.status == "done" and cls(*WQ.shape).W_k.bias is not None:
         return replace(outcome, message=f"{outcome.message} {BIAS}")
     return outcome
+
+
+def is_about_scale(mistake: str) -> bool:
+    """Whether the catalogue has a mistake among those of the scale."""
+    # Here, since a right file needs no catalogue, which takes time to import.
+    from regard.checker.catalogue import THEMES
+
+    return mistake in {each.name for each in THEMES["scale"]}
 
 
 TASKS = (

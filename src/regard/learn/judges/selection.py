@@ -17,6 +17,7 @@ PRODUCTS = "products = torch.maximum(q * lowest, q * highest)"
 CHOSEN = "chosen = bounds.topk(count, dim=-1).indices"
 VISIBLE = "visible = kept.repeat_interleave(block_size, dim=-1)"
 EVEN = "three quarters of the keys are not read, and they are the weak ones: the 5 has most of the weight"
+NOTHING = "a score of 0 is not a weight of 0: its exponential is 1"
 FILLED = "scores = scores.masked_fill(~visible, -torch.inf)"
 
 
@@ -188,12 +189,19 @@ SHARE = FunctionTask(
     ),
     "what a selection loses, exactly, for every query.",
 )
-SAID = "the weight on the 12 keys that are not read, 12 / (e⁵ + 15),"
+SAID = "the weight on the 12 keys that are not read"
 TASKS = (
     BOUNDS.task(),
     SELECTED.task(),
     SHARE.task(),
-    guess_task("weight_that_is_lost", LOST, SAID, within=0.2, answers_to={0.75: EVEN}),
+    guess_task(
+        "weight_that_is_lost",
+        LOST,
+        SAID,
+        within=0.2,
+        answers_to={0.75: EVEN, 1 - LOST: "that is the share that was kept", 0.0: NOTHING},
+        hint="the exponentials of the 12 scores, divided by those of all 16; the exponential of 0 is 1",
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake("block-judged-by-mean", "torch.maximum(q * lowest, q * highest)", "q * blocks.mean(dim=1)"),

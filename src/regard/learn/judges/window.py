@@ -118,7 +118,13 @@ EVICT = FunctionTask(
         WrongWay(partial(evicted, how="no sinks"), "sinks-evicted", hint=KEPT),
         WrongWay(partial(evicted, how="no sinks, as many"), "sinks-evicted", hint=KEPT),
         WrongWay(partial(evicted, how="oldest"), said="the oldest keys are kept, not the latest", hint=KEPT),
-        WrongWay(partial(evicted, how="latest first"), "cache-in-wrong-order", hint=KEPT),
+        WrongWay(
+            partial(evicted, how="latest first"),
+            "cache-in-wrong-order",
+            "The latest keys stand before the first ones. A key's place in the cache is its position, so "
+            "that the text would begin with its end.",
+            KEPT,
+        ),
         WrongWay(
             partial(evicted, how="sinks in the window"),
             said="sinks and window together are `window` keys; the sinks come in addition",
@@ -139,8 +145,10 @@ TASKS = (
         within=0.0,
         answers_to={
             3.0: "3 tokens back is what one layer reaches; the second reads tokens that have read themselves",
-            12.0: "3 layers times 4 keys counts each token itself: a window of 4 reaches 3 tokens back",
+            12.0: "3 layers times 4 keys counts each token itself, which is no step back",
+            10.0: "that counts the token itself as well: how many tokens *back* is it?",
         },
+        hint="in each layer one more step, as long as a window reaches back without the token itself",
     ),
 )
 USUAL_MISTAKES = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,9 +15,14 @@ from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import check_attention, is_right, largest_difference
-from regard.learn.lesson import Outcome, Task
+from regard.learn.lesson import Outcome, Task, Trial
 
 TOLERANCE = 1e-4
+# These functions take tensors with and without an axis for texts, of which the general hint speaks.
+INDEX = (
+    "out of bounds for dimension",
+    "an index has to stay below the size of the axis that it counts along",
+)
 NAN, INFINITY = 1.2345e5, 2.3456e5  # numbers that no right answer has, in place of what equals nothing
 
 
@@ -55,6 +61,8 @@ class FunctionTask:
     `error_hints` are for errors, each with a part of the error's text. If `attends` is given, the checker is
     asked about what no wrong way explains: it makes of the learner's function an attention (q, k, v), which
     is checked with `options`. A function that calls another one of the file waits until `after` is right.
+    `shortcut` is asked about a function that is right: it says which part of the lesson it leaves out, or "".
+    The results that others are made of are `judged_first`, by their names.
     """
 
     name: str
@@ -67,10 +75,25 @@ class FunctionTask:
     attends: Callable[[Any], Callable[..., Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     after: FunctionTask | None = None
+    shortcut: Callable[[Callable[..., Any]], str] = lambda function: ""
+    judged_first: tuple[str, ...] = ()
 
     def task(self) -> Task:
         """Return it as a task of a lesson."""
-        return Task(self.name, self.judge)
+        trials = tuple(Trial(partial(self._arguments, number)) for number in range(len(self.cases())))
+        summaries = frozenset(result.hint for result in self.results)
+        error_hints = frozenset(hint for _, hint in self.error_hints)
+        return Task(
+            self.name,
+            self.judge,
+            trials=trials,
+            summaries=summaries,
+            error_hints=error_hints,
+            is_quick=True,
+        )
+
+    def _arguments(self, number: int) -> tuple[Any, ...]:
+        return self.cases()[number].arguments
 
     def judge(self, function: Any, module: ModuleType) -> Outcome:
         """Run the learner's function on every case, and name what is wrong."""
@@ -87,7 +110,7 @@ class FunctionTask:
             except NotImplementedError:
                 raise
             except Exception as error:
-                outcome = error_outcome(self.name, error, module, self.error_hints)
+                outcome = error_outcome(self.name, error, module, (*self.error_hints, INDEX))
                 return replace(outcome, hint=outcome.hint or self.results[0].hint)
             if wrong := self._wrong_kind(answer):
                 return wrong
@@ -95,6 +118,8 @@ class FunctionTask:
             expected.append(_tensors(self.right(*case.arguments)))
         wrong = self._wrong_form(cases, answers, expected)
         if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
+            if left_out := self.shortcut(function):
+                return Outcome(self.name, "unfinished", left_out, hint=self.results[0].hint)
             return Outcome(self.name, "done", self.done)
         return (
             find_variant(self.name, _flat(answers), self.variants(cases), TOLERANCE)
@@ -154,11 +179,12 @@ class FunctionTask:
 
         The first result that is off in any case is named: others may follow from it.
         """
+        order = sorted(range(len(self.results)), key=lambda n: self.results[n].name not in self.judged_first)
         table = [  # for each result its difference in each case
             [largest_difference(a[index], b[index]) for a, b in zip(answers, expected, strict=True)]
             for index in range(len(self.results))
         ]
-        index = next(index for index, row in enumerate(table) if max(row) > TOLERANCE)
+        index = next(index for index in order if max(table[index]) > TOLERANCE)
         result, differences = self.results[index], table[index]
         good = [case.special for case, x in zip(cases, differences, strict=True) if x <= TOLERANCE]
         at = next(at for at, x in enumerate(differences) if x > TOLERANCE)

@@ -36,7 +36,8 @@ def guess_task(
             is in the comparison.
         near: the largest relative error of a guess that is marked as right, where any guess will do.
         answers_to: wrong numbers, each with the question that it is the answer to.
-        hint: to give with such an answer; the number itself if empty.
+        hint: how to find the number; whether it is more or less than the guess if empty. A second hint tells
+            the number.
         waiting: what to say as long as the number cannot be computed from the learner's file.
     """
 
@@ -48,10 +49,12 @@ def guess_task(
             if not waiting:
                 raise
             return Outcome(name, "unfinished", waiting)
+        more = f"it is {_text(number)}"
         if isinstance(guess, int | float | Tensor):
+            side = f"it is {'more' if number > float(guess) else 'less'} than that"
             for answer, reason in answers_to.items():
                 if math.isclose(float(guess), answer, rel_tol=2e-3):
-                    return Outcome(name, "wrong", reason, hint=hint or f"it is {_text(number)}")
+                    return Outcome(name, "wrong", reason, hint=hint or side, more=more)
         # True is an int to Python, and no guess.
         if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
             quotes = ", without quotes" if isinstance(guess, str) else ""
@@ -64,7 +67,7 @@ def guess_task(
             return Outcome(name, status, f"you guessed {told}; {said} is {_text(number)}")
         off = f"more than {within:.0%} off" if within else "not right"
         message = f"{said} is not {told}: that is {off}"
-        return Outcome(name, "wrong", message, hint=f"it is {_text(number)}")
+        return Outcome(name, "wrong", message, hint=hint or side, more=more)
 
     return Task(name, judge)
 

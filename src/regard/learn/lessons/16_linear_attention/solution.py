@@ -51,7 +51,7 @@ def delta_rule(q, k, v, beta):
 
 # Predict, then look: a head of width 128 has a state of 128 x 128 numbers. A cache holds a key and a value of
 # 128 numbers for each token. After how many tokens is the cache as large as the state?
-tokens_until_the_state_is_smaller = 64  #: your prediction
+tokens_until_the_cache_is_as_large = 64  #: your prediction
 
 
 if __name__ == "__main__":

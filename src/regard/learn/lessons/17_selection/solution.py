@@ -61,8 +61,14 @@ weight_that_is_lost = 0.073  #: your prediction
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    q, k, v = torch.randn(2, 16), torch.randn(64, 16), torch.randn(64, 16)
-    lse = torch.logsumexp(q @ k.mT / 4, dim=-1)
+    k = (torch.randn(8, 1, 16) + 0.5 * torch.randn(8, 8, 16)).flatten(0, 1)  # neighbours are alike, (64, 16)
+    q, v = k[[20, 45]], torch.randn(64, 16)  # two queries, each of which looks for one key
+    scores = q @ k.mT / 4
+    lse = torch.logsumexp(scores, dim=-1)
+    print("weight that the two queries lose")
     for count in (1, 2, 4, 8):
         out, lse_kept = selected_attention(q, k, v, block_size=8, count=count)
-        print(f"{count} of 8 blocks: the two queries lose", lost_weight(lse_kept, lse))
+        latest = torch.logsumexp(scores[:, -8 * count :], dim=-1)
+        best, blind = lost_weight(lse_kept, lse), lost_weight(latest, lse)
+        print(f"{count} of 8 blocks: the best {best[0]:.2f} {best[1]:.2f}, ", end="")
+        print(f"the latest {blind[0]:.2f} {blind[1]:.2f}")

@@ -1,0 +1,59 @@
+"""What a lesson says about a mistake: in its table of usual mistakes, in its code, and in its judges."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from regard.learn.course import LESSONS
+from regard.learn.exercise import plain_solution
+from regard.learn.judgement import judge_module, usual_mistakes_of
+from regard.learn.lesson import Lesson
+
+
+@dataclass(frozen=True)
+class LessonExplanation:
+    """A mistake as a lesson has it: the row of its table, lines of its solution, and other ways to make it.
+
+    `lines` begin with "-" where they are wrong, "+" where they are right, and " " beside. Of `ways`, each is
+    the name of a function of the lesson, what is wrong in it, and how to fix it.
+    """
+
+    row: str
+    lines: tuple[str, ...]
+    ways: tuple[tuple[str, str, str], ...]
+
+
+def explain_in_lesson(lesson: Lesson, name: str) -> LessonExplanation | None:
+    """Return what a lesson says about the mistake of this name; None if it does not know it."""
+    if not lesson.has_code:
+        return None
+    row = re.search(rf"^\| `{re.escape(name)}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
+    usual = [mistake for mistake in usual_mistakes_of(lesson) if mistake.name == name]
+    lines: tuple[str, ...] = ()
+    if usual:
+        right = plain_solution(lesson.solution).splitlines()
+        wrong = plain_solution(lesson.solution.replace(usual[0].right, usual[0].wrong)).splitlines()
+        lines = tuple(difflib.unified_diff(wrong, right, lineterm=""))[3:]
+    ways = tuple(_ways(lesson, name))
+    return LessonExplanation(row[1] if row else "", lines, ways) if row or usual or ways else None
+
+
+def _ways(lesson: Lesson, name: str) -> list[tuple[str, str, str]]:
+    """The wrong ways of this name that the judges of a lesson know and have words of their own for."""
+    # Here, since it imports PyTorch.
+    from regard.learn.judges.tables.functions import FunctionTask
+
+    functions = (thing for thing in vars(judge_module(lesson)).values() if isinstance(thing, FunctionTask))
+    return [
+        (function.name, way.said, way.hint)
+        for function in functions
+        for way in function.wrong_ways
+        if way.mistake == name and way.said
+    ]
+
+
+def lessons_about(name: str) -> list[Lesson]:
+    """Return the lessons that have a mistake of this name in their table of usual mistakes."""
+    return [lesson for lesson in LESSONS if f"| `{name}` |" in lesson.text]
