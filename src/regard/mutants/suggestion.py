@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 from regard.attention.masks.named_masks import causal, padding, tensor_mask, window
 from regard.checker.catalogue import CATALOGUE
@@ -95,7 +96,9 @@ class TestWriter:
         self.dtype = reading.question.dtype
         self.is_numpy = not isinstance(self.example[signature.names["query"]], Tensor)
         mask = signature.signature.parameters.get(signature.names.get("mask", ""))
-        self.takes_masks = mask is not None and "Mask" in str(mask.annotation)  # those of Regard
+        self.takes_block_masks = signature.names.get("mask") == "block_mask"  # those of FlexAttention
+        # Those of Regard, by the annotation.
+        self.takes_masks = not self.takes_block_masks and mask is not None and "Mask" in str(mask.annotation)
         self.reader = CallReader(signature)
         self.reader.convention = self.convention
         self.returns_dict = False  # told by its first result
@@ -147,7 +150,8 @@ class TestWriter:
             elif option in ("mask", "item mask") and "mask" in names:
                 rank = f"{n.B}, 1, {n.T}, {n.S}" if option == "item mask" else f"{n.T}, {n.S}"
                 setup += [f"mask = torch.rand({rank}) < 0.6", "mask[..., 0] = True  # no row is empty"]
-                expressions.append(self._encoded("mask"))
+                index = "b, 0, i, j" if option == "item mask" else "i, j"
+                expressions.append(self._block_mask(f"mask[{index}]", n) or self._encoded("mask"))
             elif option == "padding" and (self.takes_masks or {"padding", "mask"} & names.keys()):
                 lengths = ", ".join(f"[{max(1, n.S - b - 1)}]" for b in range(n.B))
                 setup.append(f"tokens = torch.arange({n.S}) < torch.tensor([{lengths}])")
@@ -160,7 +164,8 @@ class TestWriter:
                     expressions.append(
                         "regard.padding(tokens)"
                         if self.takes_masks
-                        else self._encoded(spread, f"({n.B}, 1, {n.T}, {n.S})")
+                        else self._block_mask("tokens[b, j]", n)
+                        or self._encoded(spread, f"({n.B}, 1, {n.T}, {n.S})")
                     )
             elif option == "window" and self.takes_masks:
                 expressions.append("regard.window(2)")
@@ -174,7 +179,7 @@ class TestWriter:
             elif option == "sinks" and "sinks" in names:
                 setup.append(f"sinks = torch.randn({n.H})")
                 arguments[names["sinks"]] = "sinks"
-            elif option == "bias" and {"bias", "mask"} & names.keys():
+            elif option == "bias" and ({"bias", "mask"} & names.keys()) and not self.takes_block_masks:
                 setup.append(f"bias = torch.randn({n.T}, {n.S}{self._dtype()})")
                 if "bias" in names:
                     arguments[names["bias"]] = "bias"
@@ -245,6 +250,11 @@ class TestWriter:
             "one-zero": f"(~{spread}).float()",
         }[self.convention.mask]
 
+    def _block_mask(self, rule: str, n: Sizes) -> str:
+        """Return an expression for FlexAttention's mask of a rule; "" if the target does not take one."""
+        sizes = f"{n.B}, None, {n.T}, {n.S}, device='cpu'"
+        return f"create_block_mask(lambda b, h, i, j: {rule}, {sizes})" if self.takes_block_masks else ""
+
     def read(self, candidate: SuggestedCall) -> Reading | None:
         """Run the target on a candidate; return what it was asked, if its answer is right."""
         arguments = self._evaluate(candidate)
@@ -270,7 +280,7 @@ class TestWriter:
 
     def _evaluate(self, candidate: SuggestedCall) -> dict[str, Any]:
         """Run the first lines of a test; return the arguments of its call."""
-        space: dict[str, Any] = {"torch": torch, "regard": NAMES}
+        space: dict[str, Any] = {"torch": torch, "regard": NAMES, "create_block_mask": create_block_mask}
         with torch.random.fork_rng(devices=[]):
             exec("\n".join(candidate.setup), space)
         return {name: eval(text, space) for name, text in candidate.arguments.items()}
@@ -311,7 +321,10 @@ class TestWriter:
         title = re.sub(
             r"\W+", "_", f"test_{attributes[-1] if attributes else first}_notices_{mutant.name}"
         ).strip("_")
-        imports = f"import torch\n\nimport regard\nfrom {module} import {first}\n\n\n"
+        imports = f"import torch\n\nimport regard\nfrom {module} import {first}\n"
+        if "create_block_mask" in output:
+            imports += f"from {create_block_mask.__module__} import create_block_mask\n"
+        imports += "\n\n"
         return f"{imports}def {title}():\n" + "".join(f"    {line}\n" for line in body)
 
     def _access(self, reading: Reading) -> str:
@@ -333,6 +346,8 @@ def suggest_tests(
     `spec` is `module:name`, by which a test imports the target; `example` is the plainest call of the suite,
     its arguments and what it asked.
     """
+    if "self" in signature.signature.parameters:  # how its module was made is not known here
+        return {}
     prepare_interpreter()
     writer = TestWriter(target, spec, signature, example)
     by_sizes = {sizes: list(writer.candidates(sizes)) for sizes in writer.sizes()}
