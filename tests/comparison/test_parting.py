@@ -61,7 +61,7 @@ def test_another_setting_is_named(cause: str) -> None:
 def test_other_tensors_are_named(tensor: str, part: str) -> None:
     found = regard.compare(run(), run(at=2, **{tensor: 1.01})).parting()
     assert (found.layer, found.parts) == (2, (part,))
-    assert [difference.layer for difference in found.differences][0] == 0
+    assert found.differences[0].layer == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
