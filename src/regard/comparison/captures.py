@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.comparison.aligned_maps import select_positions, total_variation
 from regard.comparison.alignment import Alignment, align
 from regard.comparison.compared_text import ComparedText
-from regard.comparison.parting import Parting, find_parting
+from regard.comparison.first_difference import Parting, find_parting
 from regard.maps import AttentionMap
 from regard.spans.text_maps import choose_text
 from regard.support.cell_output import PrintedOutput

@@ -26,9 +26,10 @@ from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.subject.call_tensors import from_heads
-from regard.mutants.call_reader import CallReader, Convention, Reading, as_tensor
+from regard.mutants.call_reader import CallReader, Convention, Reading, as_tensor, tensors_by_place
 from regard.mutants.call_signature import ROLES, CallSignature
 from regard.mutants.mutant import Mutant
+from regard.mutants.oracle_call import expected_options, views
 
 CLEAR = {torch.float16: 0.2, torch.bfloat16: 0.4}  # relative differences that no tolerance would let pass
 PATIENCE = 30.0  # seconds of search for each mistake
@@ -266,6 +267,17 @@ class TestWriter:
         reading = self.reader.read(arguments, result)
         return None if isinstance(reading, str) else reading
 
+    def has_gradients(self, candidate: SuggestedCall) -> bool:
+        """Return whether the target has a backward pass: on a CPU, FlexAttention has none."""
+        arguments = self._evaluate(candidate)
+        query = as_tensor(arguments[self.signature.names["query"]]).requires_grad_()
+        try:
+            result = self.target(**arguments) if self._by_name() else self.target(*arguments.values())
+            outputs = [x.sum() for _, x in tensors_by_place(result) if x.requires_grad]
+            return torch.autograd.grad(sum(outputs), query)[0] is not None
+        except Exception:  # the code may raise any error
+            return False
+
     def _by_name(self) -> bool:
         return not isinstance(getattr(self.target, "__self__", None), type)  # `apply` takes no names
 
@@ -302,8 +314,8 @@ class TestWriter:
             words = [f"{n}={x}" for n, x in candidate.arguments.items()]
         output = f"{called}({', '.join(words)}){self._access(reading)}"
         output = f"torch.from_numpy({output})" if self.is_numpy else output
-        heads, back = _views(self.convention.layout)
-        options = "".join(f", {name}={text}" for name, text in _expected_options(reading).items())
+        heads, back = views(self.convention.layout)
+        options = "".join(f", {name}={text}" for name, text in expected_options(reading).items())
         expected = f"regard.scaled_dot_product_attention(*exact{options})[0]{back}"
         half = self.dtype in CLEAR
         tolerance = "rtol=0.05, atol=0.05" if half else "rtol=1e-3, atol=1e-3"
@@ -387,6 +399,8 @@ def _suggest(
             reading = None if read(sizes, 0) is None else read(sizes, i)
             if reading is None:
                 refused += 1
+            elif "detach" in mutant.change and not writer.has_gradients(candidate):
+                return {"reason": "the target has no backward pass here"}
             elif _shows(reading, mutant, writer.dtype):
                 return {"text": writer.write(candidate, reading, mutant)}
             else:
@@ -412,38 +426,3 @@ def _shows(reading: Reading, mutant: Mutant, dtype: torch.dtype) -> bool:
             return False  # it raises an error, which no assertion is needed for
     output = wrong.output if wrong.free is None else wrong.output.masked_fill(wrong.free, 0.0)
     return relative_error(Answer(output), right) > CLEAR.get(dtype, 0.02)
-
-
-def _views(layout: str) -> tuple[str, str]:
-    """Return how a tensor of a layout becomes one that the oracle takes, and how its output goes back."""
-    return {
-        "BTHD": (".transpose(1, 2)", ".transpose(1, 2)"),
-        "TBHD": (".permute(1, 2, 0, 3)", ".permute(2, 0, 1, 3)"),
-        "TBD": (".transpose(0, 1)", ".transpose(0, 1)"),
-    }.get(layout, ("", ""))
-
-
-def _expected_options(reading: Reading) -> dict[str, str]:
-    """Return the oracle's arguments for what a call asks, as text."""
-    question, masks = reading.question, []
-    top_left = reading.convention.aligned == "top left" and question.q.shape[2] != question.k.shape[2]
-    if question.causal:
-        masks.append("regard.causal.top_left" if top_left else "regard.causal")
-    if question.window is not None:
-        ahead = "" if question.ahead is None else f", ahead={question.ahead}"
-        masks.append(f"regard.window({question.window}{ahead})")
-    if question.mask is not None:
-        is_padding = bool((question.mask == question.mask[..., :1, :]).all()) and question.mask.ndim == 4
-        masks.append("regard.padding(tokens)" if is_padding else "regard.tensor_mask(mask)")
-    if question.padding is not None:
-        masks.append("regard.padding(tokens)")
-    if question.bias is not None:
-        masks.append("regard.tensor_mask(bias)")
-    options = {"mask": " & ".join(masks)} if masks else {}
-    if reading.wiring.scale is not None:
-        options["scale"] = repr(reading.wiring.scale)
-    if question.softcap is not None:
-        options["softcap"] = repr(question.softcap)
-    if question.sinks is not None:
-        options["sinks"] = "sinks.double()"
-    return options
