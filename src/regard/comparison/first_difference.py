@@ -134,7 +134,7 @@ def find_parting(
         dtypes = (str(sides[0].dtype).removeprefix("torch."), str(sides[1].dtype).removeprefix("torch."))
         without_values = without_values or any(side.values is None for side in sides)
         limit = max(GROWTH * largest, *(ROUNDING.get(side.dtype, 2e-5) for side in sides))
-        found = list(_compare_layers(key, *sides, limit))
+        found = list(_compare_layers(key, sides[0], sides[1], limit))
         differences += found
         if parting := [difference.part for difference in found if difference.parts]:
             return Parting(key, tuple(parting), tuple(differences), dtypes, without_values)
