@@ -56,6 +56,8 @@ METHODS = (
     "regard.Report",
     "regard.checker.VisibilityTable",
     "regard.comparison.Comparison",
+    "regard.comparison.Parting",
+    "regard.comparison.PartDifference",
     "regard.conformance.Judgement",
     "regard.gpt.GPT",
     "regard.heads.HeadTable",

@@ -101,6 +101,47 @@ def test_what_is_not_there_is_not_judged(folder, tmp_path):
     assert json.loads(judgement.to_json())["results"][0]["error"] is None
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("no-scale", "top-left-causal"), ("softcap-dropped", "grouped-heads-tiled")]
+)
+def test_two_mistakes_at_once_are_both_named(folder, tmp_path, one, other):
+    judgement = judge_program(folder, tmp_path / "results.safetensors", [*WRONG[one], *WRONG[other]])
+    assert set(judgement.together) == {one, other}, str(judgement)
+    assert judgement.mistakes == []
+    assert f"WRONG: {' and '.join(judgement.together)}" in str(judgement)
+
+
+def test_of_three_mistakes_at_once_one_is_named_as_nearest(folder, tmp_path):
+    names = ("no-scale", "softcap-dropped", "grouped-heads-tiled")
+    lines = [line for name in names for line in WRONG[name]]
+    judgement = judge_program(folder, tmp_path / "results.safetensors", lines)
+    assert (judgement.mistakes, judgement.together) == ([], [])
+    assert judgement.nearest == "no-scale"
+    assert "explains some of them" in str(judgement)
+
+
+def test_results_for_other_inputs_are_recognised(folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    answers = load_file(write_cases(tmp_path / "other", seed=3).parent / TENSORS)
+    save_file({n: x for n, x in answers.items() if n.endswith(".output")}, tmp_path / "other.safetensors")
+    judgement = judge(folder, tmp_path / "other.safetensors")
+    assert (judgement.verdict, judgement.other_seed, judgement.mistakes) == ("wrong", 3, [])
+    assert "right for other inputs, those of seed 3" in " ".join(str(judgement).split())
+    noise = {n: torch.randn(x.shape) for n, x in answers.items() if n.endswith(".output")}
+    save_file(noise, tmp_path / "noise.safetensors")
+    text = " ".join(str(judge(folder, tmp_path / "noise.safetensors")).split())
+    assert "Were they computed from the inputs of this folder?" in text
+
+
+def test_whole_numbers_are_no_results(folder, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"plain.output": torch.zeros(2, 4, 7, 6, dtype=torch.int32)}, tmp_path / "int.safetensors")
+    judgement = judge(folder, tmp_path / "int.safetensors")
+    assert "plain.output: expected floating-point numbers, got int32" in str(judgement)
+
+
 def test_a_broken_folder_is_answered_in_a_sentence(folder, tmp_path):
     with pytest.raises(ValueError, match=INDEX):
         judge(tmp_path, tmp_path / "results")

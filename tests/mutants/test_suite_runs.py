@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from regard.checker.errors import CheckError
 from regard.mutants import mutate
+from tests.patience import HANGING
 
 ATTENTION = """
 import torch
@@ -38,6 +40,49 @@ def test_in_another_folder(tmp_path):
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     for function in (renamed, exported, REGISTRY["attention"]):
         torch.testing.assert_close(function(q, k, v, causal=True), expected)
+"""
+
+ENDLESS = """
+import os
+import subprocess
+import torch
+import torch.nn.functional as F
+from package.kernels import attention
+
+def test_it():
+    child = subprocess.Popen(["sleep", "600"])
+    with open(os.environ["PIDS"], "a") as file:
+        print(child.pid, file=file)
+    q, k, v = torch.randn(3, 1, 2, 8, 8)
+    while not torch.allclose(attention(q, k, v), F.scaled_dot_product_attention(q, k, v), atol=1e-3):
+        pass
+"""
+LAYER = """
+import torch
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v, mask=None):
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+class Projected(Attention):
+    def __init__(self):
+        super().__init__()
+        self.projection = torch.nn.Linear(8, 8)
+
+    def forward(self, q, k, v, mask=None):
+        return super().forward(*map(self.projection, (q, k, v)), mask)
+"""
+LAYER_TESTS = """
+import torch
+import torch.nn.functional as F
+from package.layer import Attention
+
+def test_it():
+    q, k, v = torch.randn(3, 1, 2, 8, 8)
+    torch.testing.assert_close(Attention()(q, k, v), F.scaled_dot_product_attention(q, k, v))
 """
 
 
@@ -95,12 +140,58 @@ def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkey
 def test_suites_that_do_not_serve_are_answered_in_a_sentence(project, test, message):
     (project / "test_it.py").write_text(test)
     before = everything(project)
+    timeout = 3 if "while True" in test else 60
     with pytest.raises(CheckError, match=message):
-        mutate(["test_it.py"], "package.kernels:attention", mistakes=["no-scale"], timeout=3)
+        mutate(["test_it.py"], "package.kernels:attention", mistakes=["no-scale"], timeout=timeout)
     assert everything(project) == before
 
 
+def test_a_test_that_never_ends_on_a_mutant_has_noticed_it(project, monkeypatch):
+    """And what a test has started ends with it."""
+    monkeypatch.setenv("PIDS", str(project / "pids"))
+    (project / "test_it.py").write_text(ENDLESS)
+    report = mutate(["test_it.py"], "package.kernels:attention", mistakes=["no-scale"])
+    assert [result.by for result in report.results] == ["the suite is too slow"]
+    end = time.monotonic() + HANGING
+    for pid in (project / "pids").read_text().split():
+        while is_running(int(pid)):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and has not ended; a zombie, which nobody has asked about, has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_module_without_weights_is_a_target(project):
+    (project / "package" / "layer.py").write_text(LAYER)
+    (project / "test_it.py").write_text(LAYER_TESTS)
+    names = ["no-scale", "inverted-mask", "grouped-heads-tiled"]
+    report = mutate(["test_it.py"], "package.layer:Attention", mistakes=names)
+    assert report.killed == ["no-scale"]
+    assert report.survivors[0].name == "inverted-mask (mask)"
+    assert "no test was found that shows it" in str(report)
+
+
+def test_a_module_with_weights_is_answered_with_what_to_do(project):
+    (project / "package" / "layer.py").write_text(LAYER)
+    (project / "test_it.py").write_text(
+        "import torch\nfrom package.layer import Projected\n"
+        "def test_it(): assert Projected()(*torch.randn(3, 1, 5, 8)).shape == (1, 5, 8)\n"
+    )
+    with pytest.raises(CheckError, match=r"off attention.*name the function of queries, keys and values"):
+        mutate(["test_it.py"], "package.layer:Projected", mistakes=["no-scale"])
+
+
 def test_wrong_arguments_are_answered_before_anything_runs(project):
+    with pytest.raises(CheckError, match=r"a colon between them.*did you mean package\.kernels:attention\?"):
+        mutate(["test_it.py"], "package.kernels.attention")
+    with pytest.raises(CheckError, match=r"did you mean my_attention:function\?"):
+        mutate(["test_it.py"], "my_attention")
     with pytest.raises(CheckError, match=r"no file or folder nothing\.py"):
         mutate(["nothing.py"], "package.kernels:attention")
     with pytest.raises(ValueError, match="did you mean no-scale"):

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from regard.comparison.aligned_maps import select_positions, total_variation
 from regard.comparison.alignment import Alignment, align
+from regard.comparison.compared_text import ComparedText
+from regard.comparison.first_difference import Parting, find_parting
 from regard.maps import AttentionMap
-from regard.spans.text_maps import choose_text, text_positions
+from regard.spans.text_maps import choose_text
 from regard.support.cell_output import PrintedOutput
 from regard.support.characters import escape
 from regard.support.imports import data_frame
 
 if TYPE_CHECKING:
     from regard.maps import DifferenceMap
-    from regard.recorder.layer import Layer
     from regard.recorder.result import Capture
 
 SHOWN = 10  # heads in the printed comparison
@@ -43,46 +44,6 @@ class UnsharedToken(NamedTuple):
 
     position: int
     text: str
-
-
-@dataclass(frozen=True)
-class ComparedText:
-    """One text of a capture: its map in each layer, and its tokens."""
-
-    seen: Capture
-    batch: int
-
-    def map(self, layer: Layer, positions: tuple[Tensor, Tensor] | None = None) -> AttentionMap:
-        """The map of a layer, (1, H, T, S), without padding; of some queries and keys only, if given."""
-        m = text_positions(self.seen, layer).select(layer.softmax_map("comparison"), self.batch)
-        return m if positions is None else select_positions(m, *positions)
-
-    def sequences(self, stack: str) -> tuple[Sequence[int] | None, Sequence[int] | None]:
-        """The ids of the queries' text and of the keys' text in a stack; None where they are not known."""
-        seen = self.seen
-        source = self._ids(seen.ids, seen.attention_mask)
-        if stack not in ("decoder", "cross") or (stack == "decoder" and seen.target_ids is None):
-            return source, source
-        target = self._ids(seen.target_ids, None)
-        return target, source if stack == "cross" else target
-
-    def _ids(self, ids: Tensor | None, is_token: Tensor | None) -> list[int] | None:
-        if ids is None:
-            return None
-        row = ids[self.batch]
-        numbers: list[int] = (row if is_token is None else row[is_token[self.batch]]).tolist()
-        return numbers
-
-    def texts(self) -> dict[int, str]:
-        """The text of every token by its id, as far as it is known."""
-        known: dict[int, str] = {}
-        for ids, tokens in (
-            (self.seen.ids, self.seen.tokens),
-            (self.seen.target_ids, self.seen.target_tokens),
-        ):
-            if ids is not None and tokens is not None:
-                known.update(zip(ids[self.batch].tolist(), tokens[self.batch], strict=True))
-        return known
 
 
 @dataclass(frozen=True)
@@ -145,6 +106,26 @@ class Comparison(PrintedOutput):
             maps.append(m[0, layer.heads.index(head)])
         difference: DifferenceMap = maps[0] - maps[1]
         return difference
+
+    @torch.no_grad()
+    def parting(self) -> Parting:
+        """Where two runs on one text part: the first layer that differs by more than rounding, and what.
+
+        For captures of another implementation, dtype, engine or number of ranks. What parts is one or more of
+        queries, keys, values (if both captures have them), mask, bias, scale, soft cap, sink logits, and the
+        output, if it is not that of its inputs. Errors are judged by what the dtypes round to and by how
+        far earlier layers are apart. Tokens that only one text has are left out.
+
+        >>> import regard
+        >>> from regard.gpt import GPT
+        >>> model = GPT.from_pretrained("default")
+        >>> a = regard.capture(model, text="Mary kept the lamp lit.", values=True)
+        >>> b = regard.capture(model.bfloat16(), text="Mary kept the lamp lit.", values=True)
+        >>> regard.compare(a, b).parting().rounding_only
+        True
+        """
+        keys = list(dict.fromkeys(key for key, _ in self.places))
+        return find_parting(self.a, self.b, keys, self.alignments)
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head, the one that differs most first."""

@@ -78,8 +78,8 @@ def describe(case: ConformanceCase, inputs: dict[str, Tensor], answers: dict[str
     }
 
 
-def read_cases(folder: str | os.PathLike[str]) -> tuple[list[ConformanceCase], dict[str, Tensor]]:
-    """Return the cases of a folder and its tensors; ValueError says what is wrong with it."""
+def read_cases(folder: str | os.PathLike[str]) -> tuple[int, list[ConformanceCase], dict[str, Tensor]]:
+    """Return the seed of a folder, its cases and its tensors; ValueError says what is wrong with it."""
     folder = Path(folder)
     index = read_json(folder / INDEX, FileError)
     if index.get("format") != FORMAT or index.get("version") != VERSION:
@@ -92,4 +92,4 @@ def read_cases(folder: str | os.PathLike[str]) -> tuple[list[ConformanceCase], d
     seed = index.get("seed")
     if not isinstance(seed, int):
         raise FileError(f"{folder / INDEX}: expected an integer as seed, got {seed!r}")
-    return make_cases(seed), {name: file.read(name) for name in file.shapes}
+    return seed, make_cases(seed), {name: file.read(name) for name in file.shapes}

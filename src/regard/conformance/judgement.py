@@ -19,18 +19,19 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.diagnose import diagnose
+from regard.checker.diagnose import diagnose, diagnose_pairs, explain_parts
 from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.cache_variant import CacheVariant
 from regard.checker.oracle.oracle import describe_difference, relative_difference, relative_error
 from regard.checker.oracle.wiring import Affine, Wiring
 from regard.conformance.case_folder import GRADIENTS, TOLERANCES, read_cases
-from regard.conformance.cases import ConformanceCase
+from regard.conformance.cases import ConformanceCase, make_cases
 from regard.support.files import FileError, shorten
 from regard.support.safetensor_files import SafetensorFile
 
 WIDTH = 100  # columns
+SEEDS = 10  # the first seeds, of which one may be that of results for other inputs
 SPECIAL = ("scale", "empty-rows", "large-scores", "cache")  # cases that have names of their own for mistakes
 
 
@@ -53,6 +54,9 @@ class Judgement:
     missing: list[str]  # cases without an output
     mistakes: list[str]
     unknown: list[str] = field(default_factory=list)  # names in the results that no case has
+    together: list[str] = field(default_factory=list)  # two mistakes that explain the results together only
+    nearest: str = ""  # the mistake that explains most of them, if neither one nor two explain them all
+    other_seed: int | None = None  # the seed of the folder for which the results are right
 
     @property
     def verdict(self) -> str:
@@ -72,6 +76,9 @@ class Judgement:
         found = {
             "verdict": self.verdict,
             "mistakes": self.mistakes,
+            "together": self.together,
+            "nearest": self.nearest,
+            "other_seed": self.other_seed,
             "missing": self.missing,
             "unknown": self.unknown,
         }
@@ -85,15 +92,19 @@ class Judgement:
         wrong = [verdict for verdict in self.verdicts if not verdict.right]
         title = {"right": "right", "wrong": "WRONG", "undecided": "undecided: there is no result to judge"}
         name = f": {self.mistakes[0]}" if self.mistakes else ""
+        name = f": {' and '.join(self.together)}" if self.together else name
         count = len(self.verdicts) - len(wrong)
         lines = [f"{title[self.verdict]}{name} ({count} of {len(self.verdicts)} results are right)"]
         for verdict in wrong:
             problem = verdict.problem or describe_difference(verdict.error)
             lines.append(f"  ✗ {verdict.case}.{verdict.result}: {problem}")
-        for mistake in self.mistakes[:1]:
+        for mistake in self.together or self.mistakes[:1]:
             entry = CATALOGUE[mistake]
-            text = f"The results equal attention {entry.what}. {entry.effect}"
+            both = ", with the other mistake at once" if self.together else ""
+            text = f"The results equal attention {entry.what}{both}. {entry.effect}"
             lines += ["", f"  {mistake}", *_wrap(text), *_wrap(f"fix: {entry.fix}")]
+        if self.verdict == "wrong" and not self.mistakes and not self.together:
+            lines += ["", *_wrap(self._say_unexplained(), "  ")]
         if len(self.mistakes) > 1:
             lines += _wrap(f"or: {', '.join(self.mistakes[1:])}")
         if self.missing:
@@ -101,6 +112,26 @@ class Judgement:
         if self.unknown:
             lines += ["", *_wrap(f"no result of a case: {shorten(', '.join(self.unknown))}", "  ")]
         return "\n".join(lines)
+
+    def _say_unexplained(self) -> str:
+        """What is said of wrong results that no mistake explains."""
+        if self.other_seed is not None:
+            return (
+                f"The results are right for other inputs, those of seed {self.other_seed}: compute them from "
+                f"this folder, or judge them by what `regard conformance write FOLDER --seed "
+                f"{self.other_seed}` writes."
+            )
+        if any(verdict.problem for verdict in self.verdicts):
+            return "Results of another shape or kind of number are not examined for mistakes."
+        if self.nearest:
+            return (
+                f"Neither one mistake of the catalogue nor two together explain every result. Nearest is "
+                f"{self.nearest}, which explains some of them: attention {CATALOGUE[self.nearest].what}."
+            )
+        return (
+            "Neither one mistake of the catalogue nor two together explain the results. Were they computed "
+            "from the inputs of this folder?"
+        )
 
 
 def _wrap(text: str, indent: str = "    ") -> list[str]:
@@ -115,7 +146,7 @@ def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Ju
         results: a safetensors file with `CASE.output` and, if the implementation has them, `CASE.lse`,
             `CASE.dq`, `CASE.dk` and `CASE.dv`, in the shapes of the right answers and any float dtype.
     """
-    cases, tensors = read_cases(folder)
+    seed, cases, tensors = read_cases(folder)
     file = SafetensorFile(Path(results), FileError)
     if "plain.q" in file.shapes:
         raise FileError(f"{results}: expected the results of an implementation, got the cases themselves")
@@ -129,13 +160,35 @@ def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Ju
                 verdicts.append(_compare(case, result, found[name], tensors[name]))
     judgement = Judgement(verdicts, missing, [], sorted(file.shapes.keys() - tensors.keys()))
     if judgement.verdict == "wrong":
-        judgement.mistakes = _name_mistakes(cases, found, tensors, verdicts)
+        judgement.other_seed = _find_seed(cases, found, seed)
+        if judgement.other_seed is None:
+            _name_mistakes(judgement, cases, found, tensors)
     return judgement
 
 
+def _find_seed(cases: list[ConformanceCase], found: dict[str, Tensor], own: int) -> int | None:
+    """Return the seed of other inputs for which an output is right, if it is one of the first."""
+    names = [case.name for case in cases if f"{case.name}.output" in found]
+    for seed in range(SEEDS if names else 0):
+        case = next(case for case in make_cases(seed) if case.name == names[0])
+        right, got = case.answers()["output"], found[f"{case.name}.output"]
+        is_comparable = got.shape == right.shape and got.is_floating_point()
+        if (
+            seed != own
+            and is_comparable
+            and relative_difference(got.double(), right) < TOLERANCES[case.dtype]
+        ):
+            return seed
+    return None
+
+
 def _compare(case: ConformanceCase, result: str, got: Tensor, right: Tensor) -> CaseVerdict:
-    if got.shape != right.shape or not got.is_floating_point():
-        problem = f"expected {tuple(right.shape)}, got {tuple(got.shape)} {got.dtype}".replace("torch.", "")
+    problem = ""
+    if not got.is_floating_point():
+        problem = f"expected floating-point numbers, got {got.dtype}".replace("torch.", "")
+    elif got.shape != right.shape:
+        problem = f"expected {tuple(right.shape)}, got {tuple(got.shape)}"
+    if problem:
         return CaseVerdict(case.name, result, False, math.inf, problem)
     error = relative_difference(got.double(), right.double())
     # Gradients are sums of more terms than an output is.
@@ -144,12 +197,13 @@ def _compare(case: ConformanceCase, result: str, got: Tensor, right: Tensor) -> 
 
 
 def _name_mistakes(
+    judgement: Judgement,
     cases: list[ConformanceCase],
     found: dict[str, Tensor],
     tensors: dict[str, Tensor],
-    verdicts: list[CaseVerdict],
-) -> list[str]:
-    """Return the mistakes that explain all results of some kind of case: plain, packed, then the special."""
+) -> None:
+    """Name the mistakes that explain all results of some kind of case: plain, packed, then the special."""
+    verdicts = judgement.verdicts
     wrong = {(v.case, v.result) for v in verdicts if not v.right}
     comparable = {v.case for v in verdicts if v.result == "output" and not v.problem}
     judged = [case for case in cases if case.name in comparable]
@@ -168,11 +222,21 @@ def _name_mistakes(
             if any(case == name for case, result in wrong if result == "output" for name in names):
                 observations = finite
             # NaN in a case without a mask is not that of a mask times infinity.
-            if not finite and all(_is_unmasked(case) for case in alike):
-                return []
-            matches = diagnose(observations, [Intent(Wiring(), causal=False)])
-            return list(dict.fromkeys(name for match in matches for name in match.names))
-    return list(dict.fromkeys(_special_mistakes(judged, found, tensors, wrong)))
+            if finite or not all(_is_unmasked(case) for case in alike):
+                _diagnose(judgement, observations)
+            return
+    judgement.mistakes = list(dict.fromkeys(_special_mistakes(judged, found, tensors, wrong)))
+
+
+def _diagnose(judgement: Judgement, observations: list[Observation]) -> None:
+    """Name one mistake, two that are made together, or the one that explains most of the observations."""
+    intents = [Intent(Wiring(), causal=False)]
+    if matches := diagnose(observations, intents):
+        judgement.mistakes = list(dict.fromkeys(name for match in matches for name in match.names))
+    elif pairs := diagnose_pairs(observations, intents):
+        judgement.together = list(pairs[0].names)
+    elif parts := explain_parts(observations, intents):
+        judgement.nearest = parts[0].names[0]
 
 
 def _is_unmasked(case: ConformanceCase) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.position_masks import causal
@@ -196,7 +197,10 @@ class CallReader:
 
 
 def as_tensor(value: Any) -> Any:
-    """Return a NumPy array as a tensor, and anything else as it is."""
+    """Return a NumPy array or a block mask of FlexAttention as a tensor, and anything else as it is."""
+    if isinstance(value, BlockMask):
+        B, H = value.kv_num_blocks.shape[:2]
+        return create_mask(value.mask_mod, B, H, *value.seq_lengths, device=value.kv_num_blocks.device)
     # By name, so that NumPy is not imported for code that does not use it.
     is_array = type(value).__module__ == "numpy" and getattr(value, "ndim", 0) > 0
     return torch.from_numpy(value) if is_array else value

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from regard.checker.errors import CheckError
 from regard.checker.interpreter.triton_interpreter import prepare_interpreter
@@ -22,6 +23,10 @@ from regard.mutants.replacement import import_target, replace_everywhere
 from regard.mutants.suggestion import suggest_tests
 
 LONGEST = 300  # characters of a failure that are handed on
+MODULES = (
+    "; a module with projections of its own is not replaced: name the function of queries, keys and values "
+    "that it calls, as --target torch.nn.functional:scaled_dot_product_attention"
+)
 
 
 class SuiteObserver:
@@ -74,10 +79,11 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
     os.environ["PYTEST_VERSION"] = pytest.__version__
     prepare_interpreter()
     owner, name, target = import_target(run["spec"])
+    is_module = isinstance(owner, type) and issubclass(owner, torch.nn.Module)
     try:
         signature = read_signature(target)
     except ValueError as error:
-        raise CheckError(f"{run['spec']}: {error}") from None
+        raise CheckError(f"{run['spec']}: {error}{MODULES if is_module else ''}") from None
     by_name = {mutant.name: mutant for mutant in all_mutants()}
     log = CallLog()
     new = make_mutant(target, by_name.get(run.get("mutant", "")), log, signature)
@@ -100,6 +106,7 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
         "collected": observer.collected,
         "passed": observer.passed,
         "failure": observer.failure,
+        "hint": MODULES if is_module and log.example is None else "",
         "layout": signature.layout,
         "arguments": sorted(signature.names),
         **log.to_dict(),

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.checker.errors import CheckError
 from regard.checker.subject.construction.locate import import_place, split
 
@@ -17,7 +19,8 @@ from regard.checker.subject.construction.locate import import_place, split
 def import_target(spec: str) -> tuple[Any, str, Any]:
     """Import `package.module:name` or `file.py:name`; return its owner, its name there, and the target.
 
-    A file is imported by the name that a test beside it would use.
+    A file is imported by the name that a test beside it would use. The target of a module's class is its
+    `forward`.
     """
     place, name = split(spec)
     if place.endswith(".py"):
@@ -28,6 +31,8 @@ def import_target(spec: str) -> tuple[Any, str, Any]:
         owner = getattr(owner, part, None)
     if not callable(target := getattr(owner, last, None)):
         raise CheckError(f"{place} has no function `{name}`; expected --target package.module:function")
+    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+        return target, "forward", target.forward
     return owner, last, target
 
 

@@ -102,7 +102,7 @@ class MutationReport:
                 verified = "" if result.verified else "  # not verified"
                 lines += ["", *(f"    {line}".rstrip() for line in result.test.splitlines()), verified]
             else:
-                lines.append("    no test that shows it was found in time")
+                lines.append("    no test was found that shows it")
         if self.killed:
             lines += ["", *_wrap(f"killed: {', '.join(self.killed)}")]
         by_reason: dict[str, list[str]] = {}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 from regard.attention.masks.named_masks import causal, padding, tensor_mask, window
 from regard.checker.catalogue import CATALOGUE
@@ -25,9 +26,10 @@ from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Question
 from regard.checker.subject.call_tensors import from_heads
-from regard.mutants.call_reader import CallReader, Convention, Reading, as_tensor
+from regard.mutants.call_reader import CallReader, Convention, Reading, as_tensor, tensors_by_place
 from regard.mutants.call_signature import ROLES, CallSignature
 from regard.mutants.mutant import Mutant
+from regard.mutants.oracle_call import expected_options, views
 
 CLEAR = {torch.float16: 0.2, torch.bfloat16: 0.4}  # relative differences that no tolerance would let pass
 PATIENCE = 30.0  # seconds of search for each mistake
@@ -95,7 +97,9 @@ class TestWriter:
         self.dtype = reading.question.dtype
         self.is_numpy = not isinstance(self.example[signature.names["query"]], Tensor)
         mask = signature.signature.parameters.get(signature.names.get("mask", ""))
-        self.takes_masks = mask is not None and "Mask" in str(mask.annotation)  # those of Regard
+        self.takes_block_masks = signature.names.get("mask") == "block_mask"  # those of FlexAttention
+        # Those of Regard, by the annotation.
+        self.takes_masks = not self.takes_block_masks and mask is not None and "Mask" in str(mask.annotation)
         self.reader = CallReader(signature)
         self.reader.convention = self.convention
         self.returns_dict = False  # told by its first result
@@ -147,7 +151,8 @@ class TestWriter:
             elif option in ("mask", "item mask") and "mask" in names:
                 rank = f"{n.B}, 1, {n.T}, {n.S}" if option == "item mask" else f"{n.T}, {n.S}"
                 setup += [f"mask = torch.rand({rank}) < 0.6", "mask[..., 0] = True  # no row is empty"]
-                expressions.append(self._encoded("mask"))
+                index = "b, 0, i, j" if option == "item mask" else "i, j"
+                expressions.append(self._block_mask(f"mask[{index}]", n) or self._encoded("mask"))
             elif option == "padding" and (self.takes_masks or {"padding", "mask"} & names.keys()):
                 lengths = ", ".join(f"[{max(1, n.S - b - 1)}]" for b in range(n.B))
                 setup.append(f"tokens = torch.arange({n.S}) < torch.tensor([{lengths}])")
@@ -160,7 +165,8 @@ class TestWriter:
                     expressions.append(
                         "regard.padding(tokens)"
                         if self.takes_masks
-                        else self._encoded(spread, f"({n.B}, 1, {n.T}, {n.S})")
+                        else self._block_mask("tokens[b, j]", n)
+                        or self._encoded(spread, f"({n.B}, 1, {n.T}, {n.S})")
                     )
             elif option == "window" and self.takes_masks:
                 expressions.append("regard.window(2)")
@@ -174,7 +180,7 @@ class TestWriter:
             elif option == "sinks" and "sinks" in names:
                 setup.append(f"sinks = torch.randn({n.H})")
                 arguments[names["sinks"]] = "sinks"
-            elif option == "bias" and {"bias", "mask"} & names.keys():
+            elif option == "bias" and ({"bias", "mask"} & names.keys()) and not self.takes_block_masks:
                 setup.append(f"bias = torch.randn({n.T}, {n.S}{self._dtype()})")
                 if "bias" in names:
                     arguments[names["bias"]] = "bias"
@@ -245,6 +251,11 @@ class TestWriter:
             "one-zero": f"(~{spread}).float()",
         }[self.convention.mask]
 
+    def _block_mask(self, rule: str, n: Sizes) -> str:
+        """Return an expression for FlexAttention's mask of a rule; "" if the target does not take one."""
+        sizes = f"{n.B}, None, {n.T}, {n.S}, device='cpu'"
+        return f"create_block_mask(lambda b, h, i, j: {rule}, {sizes})" if self.takes_block_masks else ""
+
     def read(self, candidate: SuggestedCall) -> Reading | None:
         """Run the target on a candidate; return what it was asked, if its answer is right."""
         arguments = self._evaluate(candidate)
@@ -255,6 +266,17 @@ class TestWriter:
         self.returns_dict = isinstance(result, dict)
         reading = self.reader.read(arguments, result)
         return None if isinstance(reading, str) else reading
+
+    def has_gradients(self, candidate: SuggestedCall) -> bool:
+        """Return whether the target has a backward pass: on a CPU, FlexAttention has none."""
+        arguments = self._evaluate(candidate)
+        query = as_tensor(arguments[self.signature.names["query"]]).requires_grad_()
+        try:
+            result = self.target(**arguments) if self._by_name() else self.target(*arguments.values())
+            outputs = [x.sum() for _, x in tensors_by_place(result) if x.requires_grad]
+            return torch.autograd.grad(outputs, query)[0] is not None
+        except Exception:  # the code may raise any error
+            return False
 
     def _by_name(self) -> bool:
         return not isinstance(getattr(self.target, "__self__", None), type)  # `apply` takes no names
@@ -270,7 +292,7 @@ class TestWriter:
 
     def _evaluate(self, candidate: SuggestedCall) -> dict[str, Any]:
         """Run the first lines of a test; return the arguments of its call."""
-        space: dict[str, Any] = {"torch": torch, "regard": NAMES}
+        space: dict[str, Any] = {"torch": torch, "regard": NAMES, "create_block_mask": create_block_mask}
         with torch.random.fork_rng(devices=[]):
             exec("\n".join(candidate.setup), space)
         return {name: eval(text, space) for name, text in candidate.arguments.items()}
@@ -292,8 +314,8 @@ class TestWriter:
             words = [f"{n}={x}" for n, x in candidate.arguments.items()]
         output = f"{called}({', '.join(words)}){self._access(reading)}"
         output = f"torch.from_numpy({output})" if self.is_numpy else output
-        heads, back = _views(self.convention.layout)
-        options = "".join(f", {name}={text}" for name, text in _expected_options(reading).items())
+        heads, back = views(self.convention.layout)
+        options = "".join(f", {name}={text}" for name, text in expected_options(reading).items())
         expected = f"regard.scaled_dot_product_attention(*exact{options})[0]{back}"
         half = self.dtype in CLEAR
         tolerance = "rtol=0.05, atol=0.05" if half else "rtol=1e-3, atol=1e-3"
@@ -311,7 +333,10 @@ class TestWriter:
         title = re.sub(
             r"\W+", "_", f"test_{attributes[-1] if attributes else first}_notices_{mutant.name}"
         ).strip("_")
-        imports = f"import torch\n\nimport regard\nfrom {module} import {first}\n\n\n"
+        imports = f"import torch\n\nimport regard\nfrom {module} import {first}\n"
+        if "create_block_mask" in output:
+            imports += f"from {create_block_mask.__module__} import create_block_mask\n"
+        imports += "\n\n"
         return f"{imports}def {title}():\n" + "".join(f"    {line}\n" for line in body)
 
     def _access(self, reading: Reading) -> str:
@@ -333,6 +358,8 @@ def suggest_tests(
     `spec` is `module:name`, by which a test imports the target; `example` is the plainest call of the suite,
     its arguments and what it asked.
     """
+    if "self" in signature.signature.parameters:  # how its module was made is not known here
+        return {}
     prepare_interpreter()
     writer = TestWriter(target, spec, signature, example)
     by_sizes = {sizes: list(writer.candidates(sizes)) for sizes in writer.sizes()}
@@ -372,6 +399,8 @@ def _suggest(
             reading = None if read(sizes, 0) is None else read(sizes, i)
             if reading is None:
                 refused += 1
+            elif "detach" in mutant.change and not writer.has_gradients(candidate):
+                return {"reason": "the target has no backward pass here"}
             elif _shows(reading, mutant, writer.dtype):
                 return {"text": writer.write(candidate, reading, mutant)}
             else:
@@ -397,38 +426,3 @@ def _shows(reading: Reading, mutant: Mutant, dtype: torch.dtype) -> bool:
             return False  # it raises an error, which no assertion is needed for
     output = wrong.output if wrong.free is None else wrong.output.masked_fill(wrong.free, 0.0)
     return relative_error(Answer(output), right) > CLEAR.get(dtype, 0.02)
-
-
-def _views(layout: str) -> tuple[str, str]:
-    """Return how a tensor of a layout becomes one that the oracle takes, and how its output goes back."""
-    return {
-        "BTHD": (".transpose(1, 2)", ".transpose(1, 2)"),
-        "TBHD": (".permute(1, 2, 0, 3)", ".permute(2, 0, 1, 3)"),
-        "TBD": (".transpose(0, 1)", ".transpose(0, 1)"),
-    }.get(layout, ("", ""))
-
-
-def _expected_options(reading: Reading) -> dict[str, str]:
-    """Return the oracle's arguments for what a call asks, as text."""
-    question, masks = reading.question, []
-    top_left = reading.convention.aligned == "top left" and question.q.shape[2] != question.k.shape[2]
-    if question.causal:
-        masks.append("regard.causal.top_left" if top_left else "regard.causal")
-    if question.window is not None:
-        ahead = "" if question.ahead is None else f", ahead={question.ahead}"
-        masks.append(f"regard.window({question.window}{ahead})")
-    if question.mask is not None:
-        is_padding = bool((question.mask == question.mask[..., :1, :]).all()) and question.mask.ndim == 4
-        masks.append("regard.padding(tokens)" if is_padding else "regard.tensor_mask(mask)")
-    if question.padding is not None:
-        masks.append("regard.padding(tokens)")
-    if question.bias is not None:
-        masks.append("regard.tensor_mask(bias)")
-    options = {"mask": " & ".join(masks)} if masks else {}
-    if reading.wiring.scale is not None:
-        options["scale"] = repr(reading.wiring.scale)
-    if question.softcap is not None:
-        options["softcap"] = repr(question.softcap)
-    if question.sinks is not None:
-        options["sinks"] = "sinks.double()"
-    return options

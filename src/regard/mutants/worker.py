@@ -1,63 +1,74 @@
 """The process that runs a test suite on mutants: `python -m regard.mutants.worker REQUEST`.
 
-A request holds runs, each of which is done in a fork of this process: PyTorch is imported once, and what a
-test does to its process is gone with the fork. `suite_runs` starts this process.
+It does every run in a fork of its own: the suite on the target, on each mutant, the search for tests of the
+survivors, and the verification of these tests. `suite_runs` starts this process, once.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regard.checker.errors import CheckError
-from regard.checker.worker import error_line, run_request
-from regard.mutants.one_run import run_suite
+from regard.checker.worker import run_request
+from regard.mutants.fork import run_forks
+from regard.mutants.mutant import Mutant, all_mutants, why_left_out, without_mutant
+from regard.mutants.report import MutantResult
 
+PATIENCE = 4.0  # how many times as long a suite may take on a mutant
+SHORTEST = 20.0  # seconds that it may take at least
+SEARCH = 40.0  # seconds of search for a test of one survivor, and a little more
 WARM_UP = """import torch
 
 
 def test_warm_up():
     torch.testing.assert_close(torch.zeros(1), torch.zeros(1))
 """
-INTERVAL = 0.02  # seconds between two looks at the forks
+ENDS = {
+    1: "the suite fails without any mistake: {failure}; mend it first, or name the tests that pass",
+    2: "the suite cannot be run: {failure}",
+    3: "pytest failed inside itself: {failure}",
+    4: "pytest does not take these tests: is the path right?",
+    5: "the suite has no tests: name a file or a folder with tests",
+}
+"""What is said of a suite that does not pass, by pytest's exit code."""
 
 
-def run_all(request: dict[str, Any], write_line: Callable[..., None]) -> int:
-    """Do the runs of a request, some at a time; each result is written as a line when it is there."""
+def run_mutants(request: dict[str, Any], write_line: Callable[..., None]) -> dict[str, Any]:
+    """Run a suite on the target and its mutants; return the fields of a `MutationReport`."""
     sys.dont_write_bytecode = True
     # Folders for what the tests write, inside the one that is removed with this process.
     folder = Path(tempfile.mkdtemp())
     _warm_up(folder)
-    waiting = list(enumerate(request["runs"]))
-    running: dict[int, tuple[int, float]] = {}  # by process: the number of the run, and when its time is over
     write_line(phase="testing")
-    while waiting or running:
-        while waiting and len(running) < request["jobs"]:
-            index, fields = waiting.pop(0)
-            fields |= {"spec": request["spec"], "folder": str(folder / str(index))}
-            running[_fork(fields)] = index, time.monotonic() + request["limit"]
-        time.sleep(INTERVAL)
-        for process, (index, end) in list(running.items()):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if not ended and time.monotonic() < end:
-                continue
-            if not ended:
-                _kill(process)
-            del running[process]
-            result = _read(folder / str(index) / "result")
-            how = "exits" if os.WIFEXITED(status) else f"crashes with signal {os.WTERMSIG(status)}"
-            result = result or {"end": how if ended else "is too slow"}
-            write_line(done=index, result=result)
-    return len(request["runs"])
+    runs = SuiteRuns(request["tests"], request["spec"], request["jobs"], folder)
+    started = time.monotonic()
+    baseline = runs.run_baseline(request["timeout"])
+    limit = max(SHORTEST, PATIENCE * (time.monotonic() - started))
+    mutants, left_out = _choose(request["mistakes"], baseline)
+
+    def note(index: int, line: dict[str, Any]) -> None:
+        result = _judge(mutants[index], line)
+        write_line(tell=f"{'killed  ' if result.killed else 'survived'} {result.name}")
+
+    done = runs.run([{"mutant": mutant.name} for mutant in mutants], limit, note)
+    results = [_judge(mutant, line) for mutant, line in zip(mutants, done, strict=True)]
+    survivors = [result for result in results if not result.killed]
+    left_out |= _suggest(survivors, runs, limit, lambda line: write_line(tell=line))
+    results = [result for result in results if result.name not in left_out]
+    for result in results:
+        if result.test:
+            verified = "a test kills it" if result.verified else "its test is not verified"
+            write_line(tell=f"{verified}: {result.name}")
+    return {"results": [asdict(result) for result in results], "left_out": left_out, "baseline": baseline}
 
 
 def _warm_up(folder: Path) -> None:
@@ -67,43 +78,115 @@ def _warm_up(folder: Path) -> None:
     pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "-c", os.devnull, str(test)])
 
 
-def _fork(fields: dict[str, Any]) -> int:
-    """Start a run in a fork of this process; return its number."""
-    if process := os.fork():
-        return process
-    # A group of its own, so that what a test starts ends with it.
-    os.setpgid(0, 0)
-    folder = Path(fields["folder"])
-    folder.mkdir()
-    try:
-        result: dict[str, Any] = {"report": run_suite(fields)}
-    except CheckError as error:
-        result = {"error": str(error)}
-    # SystemExit by `exit()` is no subclass of Exception.
-    except BaseException as error:
-        result = {"error": f"the suite could not be run: {error_line(error)}"}
-    (folder / "part").write_text(json.dumps(result), encoding="utf-8")
-    os.replace(folder / "part", folder / "result")  # so that it is there as a whole or not at all
-    os._exit(0)
-
-
-def _kill(process: int) -> None:
-    """End a fork, with what it has started."""
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(process, signal.SIGKILL)
-        except OSError:  # it has not made its group yet, or is gone
+def _choose(mistakes: list[str] | None, baseline: dict[str, Any]) -> tuple[list[Mutant], dict[str, str]]:
+    """Return the mutants that the target can have, and why the others are left out."""
+    options = {*baseline["arguments"], *baseline["options"]}
+    left_out = {} if mistakes else without_mutant()
+    mutants: list[Mutant] = []
+    for mutant in all_mutants():
+        if mistakes and mutant.mistake not in mistakes:
             continue
-    os.waitpid(process, 0)
+        if reason := why_left_out(mutant, options, baseline["layout"]):
+            left_out[mutant.name] = reason
+        else:
+            mutants.append(mutant)
+    return mutants, left_out
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
+class SuiteRuns:
+    """Runs a test suite on a target and its mutants, in forks of this process."""
+
+    def __init__(self, tests: list[str], target: str, jobs: int, folder: Path) -> None:
+        self.tests, self.target, self.jobs, self.folder = tests, target, jobs, folder
+
+    def run(
+        self,
+        runs: list[dict[str, Any]],
+        limit: float,
+        tell: Callable[[int, dict[str, Any]], None] = lambda index, line: None,
+    ) -> list[dict[str, Any]]:
+        """Do some runs; see `run_forks`."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder)) / "runs"
+        all_runs = [{"tests": self.tests, "spec": self.target} | fields for fields in runs]
+        return run_forks(all_runs, folder, jobs=self.jobs, limit=limit, tell=tell)
+
+    def run_baseline(self, timeout: float) -> dict[str, Any]:
+        """Run the suite on the target without a mistake; CheckError says why that does not serve."""
+        (line,) = self.run([{}], timeout)
+        if "error" in line:
+            raise CheckError(str(line["error"]))
+        if line.get("end") == "is too slow":
+            raise CheckError(
+                f"the suite did not finish within {timeout:g} s without any mistake: a test hangs, or it "
+                f"needs more time: --timeout {timeout * 4:g}"
+            )
+        if "report" not in line:
+            raise CheckError(f"the suite {line['end']} before its end: does a test end the process?")
+        report: dict[str, Any] = line["report"]
+        if report["code"] in ENDS:
+            raise CheckError(ENDS[report["code"]].format(failure=report["failure"] or "it says no more"))
+        if not report["calls"]:
+            raise CheckError(
+                f"the suite passes without a single call of {self.target}: do the tests call another "
+                "function, or call it in a process of their own?"
+            )
+        if not report["read"]:
+            reason = max(report["unread"], key=report["unread"].get)
+            raise CheckError(
+                f"none of the {report['calls']} calls of {self.target} could be read as attention: {reason}"
+                f"{report['hint']}; regard check {self.target} says more"
+            )
+        return report
+
+
+def _judge(mutant: Mutant, line: dict[str, Any]) -> MutantResult:
+    """Return what became of a mutant."""
+    report = line.get("report")
+    if report is None:
+        how = line.get("error") or f"the suite {line['end']}"
+        return MutantResult(mutant.name, mutant.mistake, True, how)
+    return MutantResult(
+        mutant.name,
+        mutant.mistake,
+        report["code"] != 0,
+        report["failure"],
+        difference=report["difference"],
+        reasons=sorted(report["reasons"], key=report["reasons"].get, reverse=True),
+    )
+
+
+def _suggest(
+    survivors: list[MutantResult], runs: SuiteRuns, limit: float, tell: Callable[[str], None]
+) -> dict[str, str]:
+    """Give each survivor a test that would have noticed it, and verify that the test does.
+
+    Returns the survivors for which there can be no such test, each with the reason: the target has the same
+    answer, or refuses every input on which the mistake shows. One for which none was found in time stays a
+    survivor.
+    """
+    if not survivors:
         return {}
-    return result
+    (line,) = runs.run(
+        [{"survivors": [result.name for result in survivors]}], limit + SEARCH * len(survivors)
+    )
+    if "report" not in line:
+        tell(f"no tests were written: {line.get('error') or 'the suite ' + line['end']}")
+    suggestions: dict[str, dict[str, str]] = line.get("report", {}).get("tests", {})
+    verifications, written = [], []
+    for i, result in enumerate(survivors):
+        if (text := suggestions.get(result.name, {}).get("text")) is None:
+            continue
+        result.test = text
+        path = runs.folder.resolve() / f"test_survivor_{i}.py"
+        path.write_text(text, encoding="utf-8")
+        one = {"tests": [*runs.tests, str(path)], "only": str(path)}
+        verifications += [one, one | {"mutant": result.name}]
+        written.append(result)
+    codes = [line.get("report", {}).get("code") for line in runs.run(verifications, limit)]
+    for result, pair in zip(written, zip(codes[::2], codes[1::2], strict=True), strict=True):
+        result.verified = pair == (0, 1)
+    return {name: found["reason"] for name, found in suggestions.items() if "reason" in found}
 
 
 if __name__ == "__main__":
-    run_request(run_all)
+    run_request(run_mutants)

@@ -1,0 +1,265 @@
+"""Where two captures of one text part: the first layer that differs by more than rounding, and what differs.
+
+Two implementations, dtypes, engines or numbers of ranks compute the same attention up to rounding. This file
+compares what each layer's attention was given: queries, keys, mask, scale, soft cap, sink logits and values,
+and whether its output is that of these inputs, which the certificate says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.maps import AttentionMap
+from regard.spans.text_maps import text_positions
+from regard.support.cell_output import PrintedOutput
+
+if TYPE_CHECKING:
+    from regard.comparison.alignment import Alignment
+    from regard.comparison.compared_text import ComparedText
+    from regard.recorder.layer import Layer
+
+# How far tensors of equal runs may be apart, relative to their norm: the error of a projection and of the
+# norm before it, many roundings of the dtype. Half precision has few digits, and the factor is smaller.
+ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+GROWTH = 8.0  # how many times larger than in any earlier layer an error may be: rounding grows with depth
+SETTING = 1e-5  # relative: a scale or a soft cap may have been rounded to float32
+TILE_NUMBERS = 1 << 22  # entries of a mask that are compared at a time
+INPUTS = ("q", "k", "values")
+ADVICE = {
+    "mask": "one sees keys that the other does not",
+    "bias": "the numbers that are added to the scores differ",
+    "scale": "the factor of the scores differs",
+    "soft cap": "one caps its scores, or at another height",
+    "sinks": "one has sink logits that the other lacks, or others",
+    "output": "the inputs agree, and one output is not that of its inputs",
+}
+
+
+class PartDifference(NamedTuple):
+    """How far one part of a layer's attention is apart."""
+
+    layer: int | str
+    part: str
+    """One of "q", "k", "values", "mask", "bias", "scale", "soft cap", "sinks" and "output"."""
+    error: float
+    """Relative to the norm of a tensor, or to a setting; the share of a mask's entries; for an output, how
+    many times its tolerance it is off its own inputs."""
+    limit: float
+    """What rounding may come to, in these dtypes and at this depth."""
+
+    @property
+    def parts(self) -> bool:
+        """Whether it is more than rounding; NaN is."""
+        return not self.error <= self.limit
+
+
+@dataclass(frozen=True)
+class Parting(PrintedOutput):
+    """The first layer in which two captures part, and what parts there: see `Comparison.parting`."""
+
+    layer: int | str | None
+    """The key of the first layer that parts; None if there is rounding only."""
+    parts: tuple[str, ...]
+    """What parts there: of "q", "k", "values", "mask", "bias", "scale", "soft cap", "sinks", "output"."""
+    differences: tuple[PartDifference, ...]
+    """Every part of every layer up to and with that one, in the order in which the model computes."""
+    dtypes: tuple[str, str]
+    """The dtypes of the queries of either capture."""
+    without_values: bool = False
+    """Whether a capture has no values (`values=True`), so that these are not compared."""
+
+    @property
+    def rounding_only(self) -> bool:
+        """Whether the captures agree up to rounding."""
+        return self.layer is None
+
+    def __str__(self) -> str:
+        dtypes = " and ".join(dict.fromkeys(self.dtypes))
+        note = "; values are not compared: capture with values=True" if self.without_values else ""
+        if self.layer is None:
+            errors = [difference.error for difference in self.differences if difference.part in INPUTS]
+            layers = len({difference.layer for difference in self.differences})
+            return (
+                f"rounding only: {layers} {'layer' if layers == 1 else 'layers'} agree within "
+                f"{max(errors, default=0.0):.1e}, in {dtypes}{note}"
+            )
+        lines = [f"layer {self.layer} parts: {', '.join(self.parts)} ({dtypes}){note}"]
+        lines.append("  " + self._explain())
+        lines += [
+            f"  {x.part:8} off by {x.error:.1e}, rounding is up to {x.limit:.1e}"
+            for x in self.differences
+            if x.layer == self.layer and x.parts
+        ]
+        return "\n".join(lines)
+
+    def _explain(self) -> str:
+        """What the parts that part have in common."""
+        inputs = [part for part in INPUTS if part in self.parts]
+        if settings := [part for part in self.parts if part not in INPUTS]:
+            return "; ".join(f"{part}: {ADVICE[part]}" for part in settings)
+        if len(inputs) == 3 or (self.without_values and len(inputs) == 2):
+            is_first = self.differences[0].layer == self.layer
+            before = (
+                "the embedding or the first norm" if is_first else "what is between the last layer and it"
+            )
+            return f"everything that this attention reads differs: {before} parts"
+        if inputs == ["q", "k"]:
+            return "the values agree: rotary positions, or a norm of queries and keys"
+        return f"the rest agrees: the projection of {inputs[0]}, or what is done to it before the scores"
+
+
+def find_parting(
+    a: ComparedText,
+    b: ComparedText,
+    keys: list[int | str],
+    alignments: dict[str, tuple[Alignment, Alignment]],
+) -> Parting:
+    """Compare the layers of two texts one after the other, up to the first that parts."""
+    differences: list[PartDifference] = []
+    dtypes, without_values = ("", ""), False
+    largest = 0.0  # error of an input so far
+    for key in sorted(keys, key=lambda key: _order(a.seen.layer(key))):
+        layers = a.seen.layer(key), b.seen.layer(key)
+        rows, columns = alignments[layers[0].stack]
+        sides = [
+            ComparedInputs.of(text, layer, rows[side], columns[side], layers[1 - side].heads)
+            for side, (text, layer) in enumerate(zip((a, b), layers, strict=True))
+        ]
+        dtypes = (str(sides[0].dtype).removeprefix("torch."), str(sides[1].dtype).removeprefix("torch."))
+        without_values = without_values or any(side.values is None for side in sides)
+        limit = max(GROWTH * largest, *(ROUNDING.get(side.dtype, 2e-5) for side in sides))
+        found = list(_compare_layers(key, sides[0], sides[1], limit))
+        differences += found
+        if parting := [difference.part for difference in found if difference.parts]:
+            return Parting(key, tuple(parting), tuple(differences), dtypes, without_values)
+        largest = max([largest, *(difference.error for difference in found if difference.part in INPUTS)])
+    return Parting(None, (), tuple(differences), dtypes, without_values)
+
+
+def _order(layer: Layer) -> tuple[bool, int, bool]:
+    """When a model computes a layer: its encoder, then each layer of the decoder and its cross-attention."""
+    return layer.stack in ("decoder", "cross"), layer.number, layer.stack == "cross"
+
+
+@dataclass(frozen=True)
+class ComparedInputs:
+    """What one layer's attention was given, at the shared tokens of one text, by shared query heads."""
+
+    q: Tensor  # (H, T, D)
+    k: Tensor  # (H, S, D)
+    values: Tensor | None  # (H, S, E)
+    map: AttentionMap
+    heads: Tensor  # which heads of the map are shared
+    tolerance_used: float  # of the certificate; above 1, the output is not that of these inputs
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(
+        text: ComparedText, layer: Layer, rows: Tensor, columns: Tensor, others: tuple[int, ...]
+    ) -> ComparedInputs:
+        """Read a layer; `others` are the heads of the other capture."""
+        m = text.map(layer, (rows, columns))
+        heads = torch.tensor([i for i, head in enumerate(layer.heads) if head in others], device=m.device)
+        H = m.matrix[1]
+        values = layer.values
+        if values is not None:
+            values = values[text.batch].to(m.device)
+            if (is_token := text_positions(text.seen, layer).keys) is not None:
+                places = is_token[text.batch].nonzero().flatten()
+                values = values[:, int(places[0]) : int(places[-1]) + 1]
+            values = _by_query_head(values[:, columns.to(m.device)], H)[heads]
+        evidence = layer.evidence
+        used = 0.0 if evidence.certified else max(evidence.tolerance_used, 2.0)
+        used = math.inf if evidence.problem is not None else used
+        return ComparedInputs(
+            m.q[0][heads], _by_query_head(m.k[0], H)[heads], values, m, heads, used, m.q.dtype
+        )
+
+
+def _by_query_head(x: Tensor, H: int) -> Tensor:
+    """Return keys or values (G, S, D) as (H, S, D), the heads of a group beside each other."""
+    return x.repeat_interleave(H // x.shape[0], 0)
+
+
+def _compare_layers(
+    key: int | str, a: ComparedInputs, b: ComparedInputs, limit: float
+) -> Iterator[PartDifference]:
+    """Yield how far each part of two layers is apart."""
+    scales = a.map.scale, b.map.scale
+    q_error = _relative(a.q, b.q)
+    # An engine may fold the scale into its queries: then both differ, and their product does not.
+    folded = _relative(a.q.double() * scales[0], b.q.double() * scales[1])
+    is_folded = folded < q_error
+    yield PartDifference(key, "q", min(q_error, folded), limit)
+    yield PartDifference(key, "k", _relative(a.k, b.k), limit)
+    if a.values is not None and b.values is not None:
+        yield PartDifference(key, "values", _relative(a.values, b.values), limit)
+    yield PartDifference(key, "scale", 0.0 if is_folded else _setting(*scales), SETTING)
+    yield PartDifference(key, "soft cap", _setting(a.map.softcap, b.map.softcap), SETTING)
+    yield PartDifference(key, "sinks", _sinks(a, b), limit)
+    hidden, bias = _compare_masks(a, b)
+    yield PartDifference(key, "mask", hidden, 0.0)
+    yield PartDifference(key, "bias", bias, limit)
+    # An output counts only if one capture is certified: of two that are not, nothing is known.
+    used = max(a.tolerance_used, b.tolerance_used)
+    yield PartDifference(key, "output", used if min(a.tolerance_used, b.tolerance_used) <= 1 else 0.0, 1.0)
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    """Return the norm of a difference relative to the norm of what is compared."""
+    a, b = a.double(), b.double().to(a.device)
+    if a.shape[-1] != b.shape[-1]:  # kernels widen heads by zeros
+        width = max(a.shape[-1], b.shape[-1])
+        a, b = (torch.nn.functional.pad(x, (0, width - x.shape[-1])) for x in (a, b))
+    norm = float(torch.maximum(a.norm(), b.norm()))
+    return float((a - b).norm()) / norm if norm else 0.0
+
+
+def _setting(a: float | None, b: float | None) -> float:
+    if a is None or b is None:
+        return 0.0 if a == b else math.inf
+    return abs(a - b) / max(abs(a), abs(b), 1e-300)
+
+
+def _sinks(a: ComparedInputs, b: ComparedInputs) -> float:
+    if a.map.sinks is None or b.map.sinks is None:
+        return 0.0 if a.map.sinks is b.map.sinks else math.inf
+    return _relative(a.map.sinks[a.heads], b.map.sinks[b.heads])
+
+
+def _compare_masks(a: ComparedInputs, b: ComparedInputs) -> tuple[float, float]:
+    """Return the share of entries that only one of two masks hides, and how far their biases are apart."""
+    _, _, T, S = a.map.matrix
+    height = max(1, TILE_NUMBERS // max(1, S * len(a.heads)))
+    different = total = 0
+    off = size = 0.0
+    for start in range(0, T, height):
+        rows = range(start, min(start + height, T))
+        visible, biases = zip(*(_mask_rows(side, rows) for side in (a, b)), strict=True)
+        other = visible[1].to(visible[0].device)
+        # Implementations differ in what a query without a visible key gets, uniform weights or zeros.
+        alive = visible[0].any(-1, keepdim=True) & other.any(-1, keepdim=True)
+        different += int(((visible[0] != other) & alive).sum())
+        total += visible[0].numel()
+        both = visible[0] & other
+        one, two = (x.double().to(both.device).masked_fill(~both, 0.0) for x in biases)
+        off += float((one - two).square().sum())
+        size = size + float(torch.maximum(one.abs(), two.abs()).square().sum())
+    return different / max(1, total), math.sqrt(off / size) if size else 0.0
+
+
+def _mask_rows(side: ComparedInputs, rows: range) -> tuple[Tensor, Tensor]:
+    """Return what some queries see and the numbers added there, both (H, rows, S)."""
+    m = side.map
+    _, H, _, S = shape = m.matrix
+    visible = m.mask.tile(rows, range(S), shape).expand(1, H, len(rows), S)[0][side.heads]
+    bias = m.mask.bias(rows, range(S), shape)
+    if bias is None:
+        return visible, torch.zeros((), device=m.device).expand(visible.shape)
+    return visible, bias.expand(1, H, len(rows), S)[0][side.heads]

@@ -1,0 +1,100 @@
+"""Forks of this process, each of which runs a test suite once: what a test does to its process ends with it.
+
+PyTorch and pytest are imported once, before the first fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regard.checker.errors import CheckError
+from regard.checker.worker import error_line
+from regard.mutants.one_run import run_suite
+
+INTERVAL = 0.02  # seconds between two looks at the forks
+
+
+def run_forks(
+    runs: list[dict[str, Any]],
+    folder: Path,
+    *,
+    jobs: int,
+    limit: float,
+    tell: Callable[[int, dict[str, Any]], None] = lambda index, result: None,
+) -> list[dict[str, Any]]:
+    """Do some runs (see `one_run.run_suite`), each in a fork of its own.
+
+    Arguments:
+        runs: the arguments of each.
+        folder: where each may write, in a folder of its own; it is made.
+        jobs: how many forks run at a time.
+        limit: seconds that each may take.
+        tell: called with the number of a run and its result as soon as that is there.
+
+    Returns for each its "report", an "error", or how it came to an "end" without either.
+    """
+    folder.mkdir()
+    waiting = list(enumerate(runs))
+    running: dict[int, tuple[int, float]] = {}  # by process: the number of the run, and when its time is over
+    results: dict[int, dict[str, Any]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            index, fields = waiting.pop(0)
+            running[_fork(fields | {"folder": str(folder / str(index))})] = index, time.monotonic() + limit
+        time.sleep(INTERVAL)
+        for process, (index, end) in list(running.items()):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if not ended and time.monotonic() < end:
+                continue
+            _kill(process, has_ended=bool(ended))
+            del running[process]
+            how = "exits" if os.WIFEXITED(status) else f"crashes with signal {os.WTERMSIG(status)}"
+            result = _read(folder / str(index) / "result") or {"end": how if ended else "is too slow"}
+            results[index] = result
+            tell(index, result)
+    return [results[index] for index in range(len(runs))]
+
+
+def _fork(fields: dict[str, Any]) -> int:
+    """Start a run in a fork of this process; return its number."""
+    if process := os.fork():
+        return process
+    # A group of its own, so that what a test starts ends with it.
+    os.setpgid(0, 0)
+    folder = Path(fields["folder"])
+    folder.mkdir()
+    try:
+        result: dict[str, Any] = {"report": run_suite(fields)}
+    except CheckError as error:
+        result = {"error": str(error)}
+    # SystemExit by `exit()` is no subclass of Exception.
+    except BaseException as error:
+        result = {"error": f"the suite could not be run: {error_line(error)}"}
+    (folder / "part").write_text(json.dumps(result), encoding="utf-8")
+    os.replace(folder / "part", folder / "result")  # so that it is there as a whole or not at all
+    os._exit(0)
+
+
+def _kill(process: int, *, has_ended: bool) -> None:
+    """End a fork, if it has not ended yet, with what it has started."""
+    for kill in (os.killpg,) if has_ended else (os.killpg, os.kill):
+        try:
+            kill(process, signal.SIGKILL)
+        except OSError:  # it has not made its group yet, or is gone
+            continue
+    if not has_ended:
+        os.waitpid(process, 0)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    return result
