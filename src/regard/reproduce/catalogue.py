@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-NAMES = ("induction",)
+NAMES = (
+    "induction",
+    "collapse",
+)
 """In the order of the gallery. Each is a file of this package with `ABOUT` and `run(options)`."""
 
 
