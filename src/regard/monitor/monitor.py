@@ -191,8 +191,8 @@ class Monitor:
         # Evaluation and generation between two steps are not the training.
         if not self.model.training or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        self._passes += 1
-        if self._armed is None:
+        if self._armed is None:  # also in the forward pass that is listened to, which runs through here again
+            self._passes += 1
             return forward(*args, **kwargs)
         armed, self._armed = self._armed, None
         layers = self._choose_layers()

@@ -8,6 +8,8 @@ from types import ModuleType
 NAMES = (
     "induction",
     "collapse",
+    "position",
+    "packing",
 )
 """In the order of the gallery. Each is a file of this package with `ABOUT` and `run(options)`."""
 
