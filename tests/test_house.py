@@ -68,6 +68,7 @@ PARTICIPLE = re.compile(r"[a-z]+(ing|ed)$")
 NOUNS = {
     "recording",  # the noun: a recording of the attention calls of a forward pass
     "testing",  # regard.testing, named like torch.testing and numpy.testing
+    "packing",  # the field's noun for several documents in one sequence, as in docs/packing.md
     "training",  # the field's noun for the activity, as a folder
     "wiring",  # the noun: how the weights of a module are wired
     "ring",  # ring attention
