@@ -18,6 +18,8 @@ import torch
 
 import regard
 from regard.gpt import GPT
+from regard.reproduce.chart import Chart
+from regard.reproduce.chart import draw as draw_charts
 from scripts import cut_heads
 
 matplotlib.use("Agg")
@@ -150,6 +152,32 @@ def scores_and_effects(model: GPT) -> Any:
     return figure
 
 
+def instability(model: GPT) -> Any:
+    """Loss, largest score and least entropy of a run that becomes unstable, without and with QK-norm."""
+    runs = {}
+    for name in ("plain", "qk-norm"):
+        path = ROOT / "benchmarks" / "results" / f"instability-cuda-{name}-2026-11-18.json"
+        runs[name.replace("plain", "without QK-norm").replace("qk-norm", "with")] = json.loads(
+            path.read_text()
+        )
+    alarm = {"first alarm": runs["without QK-norm"]["first_alarm"]}
+    losses = {
+        name: [[i, sum(run["losses"][i - 9 : i + 1]) / 10] for i in range(9, len(run["losses"]), 5)]
+        for name, run in runs.items()
+    }
+    readings = [
+        {name: [[x["step"], max(x[measure], 1e-6)] for x in run["readings"]] for name, run in runs.items()}
+        for measure in ("max_score", "least_entropy")
+    ]
+    return draw_charts(
+        [
+            Chart("loss, mean of 10 steps", "step", "nats", losses, marks=alarm),
+            Chart("largest score", "step", "", readings[0], marks=alarm, log_y=True),
+            Chart("least entropy of a head", "step", "nats, from 10⁻⁶", readings[1], marks=alarm, log_y=True),
+        ]
+    )
+
+
 def _highest(scores: dict[str, float]) -> str:
     """The name of the highest score of a head."""
     return max(scores, key=scores.__getitem__)
@@ -160,6 +188,7 @@ FIGURES: dict[str, Callable[[GPT], Any]] = {
     "how-to-head": one_head,
     "how-to-causal": causal_masks,
     "how-to-mask": composed_mask,
+    "how-to-instability": instability,
     "explanation-baselines": baselines,
     "explanation-values": weights_and_values,
     "explanation-effects": scores_and_effects,

@@ -41,6 +41,7 @@ FLOORS = {
     "mutants": 2,
     "spans": 2,
     "vllm": 2,
+    "reproduce": 3,
     "show": 3,
     "cli": 4,
     "__main__": 4,
@@ -67,6 +68,7 @@ PARTICIPLE = re.compile(r"[a-z]+(ing|ed)$")
 NOUNS = {
     "recording",  # the noun: a recording of the attention calls of a forward pass
     "testing",  # regard.testing, named like torch.testing and numpy.testing
+    "packing",  # the field's noun for several documents in one sequence, as in docs/packing.md
     "training",  # the field's noun for the activity, as a folder
     "wiring",  # the noun: how the weights of a module are wired
     "ring",  # ring attention

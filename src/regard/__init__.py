@@ -131,6 +131,7 @@ _PACKAGES = (
     "pictures",
     "policies",
     "recorder",
+    "reproduce",
     "show",
     "spans",
     "stages",

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import regard
 from regard.monitor import MonitorHistory, Thresholds
 from regard.monitor.alarms import Alarms
-from regard.monitor.history import MEASURES, HeardLayer, StepRecord
+from regard.monitor.history import MEASURES, HeardLayer, HeardLayers, StepRecord
 from tests import ranks
 from tests.auditor.small_models import GROUPED, PlainGPT, tokens
 
@@ -103,6 +103,7 @@ def test_evaluation_between_steps_is_not_the_training() -> None:
             model(input_ids=tokens(1, 6))
         model(input_ids=tokens(1, 7))
         model(input_ids=tokens(1, 8))  # a second batch of the same step
+        monitor.step()
     model(input_ids=tokens(1, 9))
     assert [record.tokens for record in monitor.history.records] == [(1, 7)]
 
@@ -116,6 +117,10 @@ def test_layers_take_turns() -> None:
     with regard.Monitor(model, every=1, layers=[3], quiet=True) as monitor:
         train(model, monitor, steps=1)
     assert monitor.history.layers == ["3"]
+    (record,) = monitor.history.records
+    assert record.layers[3] is record.layers["3"]  # type: ignore[index]
+    with pytest.raises(KeyError, match="layer 0 was not read at this step, which read 3"):
+        record.layers[0]  # type: ignore[index]
 
 
 def test_attention_in_ones_own_code_is_heard() -> None:
@@ -148,7 +153,8 @@ def record(step: int, **values: Any) -> StepRecord:
     numbers: dict[str, Any] = {name: [1.0, 1.0] for name in MEASURES}
     numbers |= {"across": [None, None], "padding": [0.0, 0.0]}
     certified = values.pop("certified", True)
-    return StepRecord(step, (0, 3, 4), (1, 4), {"0": HeardLayer("a", certified, "why", numbers | values)})
+    layer = HeardLayer("a", certified, "why", numbers | values)
+    return StepRecord(step, (0, 3, 4), (1, 4), HeardLayers({"0": layer}))
 
 
 @pytest.mark.parametrize(
@@ -191,12 +197,21 @@ def test_the_history_is_a_table_and_its_file_survives_a_kill(tmp_path: Path) -> 
     with file.open("ab") as opened:
         opened.write(read.records[0].line().encode()[:-40])  # killed in the middle of a write
     assert MonitorHistory.read(file).records == history.records
+    with regard.Monitor(model, every=2, rows=4, file=file, quiet=True) as second:
+        train(model, second, steps=1)
+    both = MonitorHistory.read(file)
+    assert both.records == history.records + second.history.records
+    assert both.runs == [monitor.run, second.run]
+    assert "of 2 runs" in str(both)
+    assert MonitorHistory.read(file, run=second.run).records == second.history.records
+    with pytest.raises(ValueError, match="run: expected one of"):
+        MonitorHistory.read(file, run="third")
     file.write_text(json.dumps({"format": "other"}) + "\n")
     with pytest.raises(ValueError, match=r"line 1: format: expected 'regard\.monitor 1'"):
         MonitorHistory.read(file)
     history.to_csv(tmp_path / "table.csv")
     lines = (tmp_path / "table.csv").read_text().splitlines()
-    assert lines[0] == ",".join(["step", "layer", "head", "certified", *MEASURES])
+    assert lines[0] == ",".join(["run", "step", "layer", "head", "certified", *MEASURES])
     assert len(lines) == 1 + len(history)
     for arguments, words in (
         (("speed", 0, 0), "measure: expected one of max_score"),
@@ -251,6 +266,24 @@ def test_what_cannot_be_heard_is_said_once_and_training_goes_on() -> None:
     assert not monitor.history.records
 
 
+def test_warnings_point_at_the_line_that_called_the_model() -> None:
+    model = PlainGPT("documents").train()
+    with warnings.catch_warnings(record=True) as caught, regard.Monitor(model, quiet=True):
+        warnings.simplefilter("always")
+        model(tokens(2, 12), document_ids=torch.tensor([[0] * 5 + [1] * 7] * 2))
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_a_loop_that_forgets_the_block_or_the_steps_is_told() -> None:
+    model = llama()
+    monitor = regard.Monitor(model, every=1, quiet=True)
+    assert "with monitor:" in str(monitor.history)
+    with pytest.raises(RuntimeError, match="this monitor is not open"):
+        train(model, monitor, steps=1)
+    with pytest.warns(UserWarning, match=r"3 forward passes counted as one step"), monitor:
+        train(model, None, steps=3)
+
+
 def test_an_error_of_the_model_is_its_own() -> None:
     model = llama()
     with regard.Monitor(model, every=1, quiet=True) as monitor:
@@ -267,13 +300,22 @@ def test_an_error_of_the_model_is_its_own() -> None:
         ({"every": 0}, "every: expected a whole number of at least 1, got 0"),
         ({"rows": 2.5}, "rows: expected a whole number"),
         ({"layers": 0}, "layers: expected a whole number of at least 1"),
+        ({"layers": [0, 7]}, "layers: expected numbers below 2, the layers of the model, got 7"),
         ({"loggers": [3]}, "loggers: expected objects with add_scalar or log, got one of int"),
         ({"alarm": "shout"}, 'alarm: expected "warn", "raise" or a function'),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        regard.Monitor(PlainGPT(), **options)
+        regard.Monitor(llama(), **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"entropy": -1}, {"entropy": 1.0}, {"growth": 0}, {"score": "high"}], ids=str
+)
+def test_bad_thresholds(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))}: expected"):
+        Thresholds(**options)
 
 
 def test_readings_of_data_parallel_ranks_are_joined(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_why_a_folder_cannot_be_written_is_said(
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-from regard.gpt.training.train import check_folder
+from regard.gpt.training.run_folder import check_folder
 from regard.heads.corpus_survey.survey import check_out
 if os.getuid() == 0:
     os.setuid(65534)  # root may write anywhere: another user tries

@@ -5,13 +5,20 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from regard.cli.parts.options import Device
 from regard.support.characters import escape
+
+if TYPE_CHECKING:
+    from regard.gpt import GPT
+    from regard.monitor import Monitor
+
+READINGS = "attention.jsonl"  # the file in a run's folder that its monitor writes
 
 
 def train(
@@ -106,8 +113,8 @@ def train(
     """
     from regard.gpt.config import Config
     from regard.gpt.training.corpus import prepare, python_documentation, read
+    from regard.gpt.training.run_folder import check_folder
     from regard.gpt.training.settings import TrainingSettings
-    from regard.gpt.training.train import check_folder
     from regard.gpt.training.train import train as run
     from regard.support.processes import is_main_process
 
@@ -152,7 +159,9 @@ def train(
         # As in GPT-2, the token that begins a text also ends the one before it.
         eos_token_id=() if prepared.bos_token_id is None else (prepared.bos_token_id,),
     )
-    result = run(config, prepared, out, settings, resume=resume, device=device)
+    # `--compile` compiles the loss with the model in it: a monitor's wrapper would break that graph.
+    watch = None if compile else partial(_watch, out)
+    result = run(config, prepared, out, settings, resume=resume, device=device, watch=watch)
     if not result.finished:
         again = shlex.join(["regard", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
         with suppress(OSError):  # the terminal may be gone
@@ -164,3 +173,13 @@ def train(
         f'try: regard generate --model {escape(shlex.quote(str(out)))} "…"',
         err=True,
     )
+
+
+def _watch(folder: Path, model: GPT) -> Monitor:
+    """Return a monitor of a run, which warns of scores that explode and entropy that collapses."""
+    from torch import distributed
+
+    from regard.monitor import Monitor
+
+    group = distributed.group.WORLD if distributed.is_initialized() else None
+    return Monitor(model, file=folder / READINGS, group=group, quiet=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from regard.attention.arguments import check_positive, is_number
 from regard.monitor.history import HeardLayer, StepRecord
 
 LEAK = 1e-6  # the share of a hidden key is exactly 0, and rounding adds none
@@ -27,6 +28,12 @@ class Thresholds:
     growth: float = 8.0
     score: float = 50.0
     resolution: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("growth", "score", "resolution"):
+            check_positive(name, getattr(self, name))
+        if not is_number(self.entropy) or not 0 <= self.entropy < 1:
+            raise ValueError(f"entropy: expected a share from 0 to below 1, got {self.entropy!r}")
 
 
 class Alarms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -41,6 +42,16 @@ class HeardLayer:
     """
 
 
+class HeardLayers(dict[str, HeardLayer]):
+    """The layers of a reading by their keys, "3" or "decoder.3"; the number of a layer serves as well."""
+
+    def __missing__(self, key: object) -> HeardLayer:
+        if isinstance(key, int) and str(key) in self:
+            return self[str(key)]
+        heard = ", ".join(self) or "none"
+        raise KeyError(f"layer {key!r} was not read at this step, which read {heard}: layers may take turns")
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """What a monitor heard at one step."""
@@ -50,10 +61,12 @@ class StepRecord:
     """The first and the last of the sampled rows, and their number."""
     tokens: tuple[int, ...]
     """The shape of the batch that was read: texts and tokens, of one rank."""
-    layers: dict[str, HeardLayer]
+    layers: HeardLayers
     seconds: float = 0.0
     """What listening added to the step: the time after the forward pass."""
     alarms: list[str] = field(default_factory=list)
+    run: str = ""
+    """The run's name, which tells several runs in one file apart: when its monitor was made."""
 
     def line(self) -> str:
         """The record as one line of JSON."""
@@ -65,7 +78,7 @@ def parse_line(line: str) -> StepRecord:
     data = parse_object(line)
     if data.get("format") != FORMAT:
         raise RunFileError(f"format: expected {FORMAT!r}, got {data.get('format')!r}")
-    layers = {}
+    layers = HeardLayers()
     for key, layer in get_field(data, "layers", dict).items():
         check_type(f"layer {key}", layer, dict)
         values = get_field(layer, "values", dict)
@@ -80,7 +93,20 @@ def parse_line(line: str) -> StepRecord:
         layers,
         float(data.get("seconds", 0.0)),
         [str(alarm) for alarm in get_field(data, "alarms", list)],
+        str(data.get("run", "")),
     )
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file, in one write, so that a kill leaves whole lines and at most one cut off."""
+    with path.open("ab+") as file:
+        # What an earlier run was killed at would become one line with this one.
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 1, 0))
+        if end and file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line.encode() + b"\n")
 
 
 def _is_number(x: Any) -> bool:
@@ -90,6 +116,7 @@ def _is_number(x: Any) -> bool:
 class HistoryRow(NamedTuple):
     """One head at one step."""
 
+    run: str
     step: int
     layer: str
     head: int
@@ -109,8 +136,11 @@ class MonitorHistory(PrintedOutput):
         self.records = list(records)
 
     @classmethod
-    def read(cls, path: str | PathLike[str]) -> MonitorHistory:
-        """Read the file at `path` that a monitor has written; a last line that a kill cut off is left out."""
+    def read(cls, path: str | PathLike[str], run: str | None = None) -> MonitorHistory:
+        """Read the file at `path` that a monitor has written; a last line that a kill cut off is left out.
+
+        `run` selects one of the `runs` that share the file; by default all of them are read.
+        """
         records = []
         with Path(path).open("rb") as file:
             number = 0
@@ -122,7 +152,17 @@ class MonitorHistory(PrintedOutput):
                     records.append(parse_line(line.decode()))
                 except (ValueError, UnicodeDecodeError) as error:
                     raise RunFileError(f"{path}, line {number}: {error}") from error
-        return cls(records)
+        history = cls(records)
+        if run is not None:
+            if run not in history.runs:
+                raise ValueError(f"run: expected one of {', '.join(history.runs)}, got {run!r}")
+            history = cls([record for record in records if record.run == run])
+        return history
+
+    @property
+    def runs(self) -> list[str]:
+        """The names of the runs, in their order: one, unless several have written to one file."""
+        return list(dict.fromkeys(record.run for record in self.records))
 
     @property
     def alarms(self) -> list[str]:
@@ -146,7 +186,7 @@ class MonitorHistory(PrintedOutput):
                         name: math.nan if row[head] is None else float(row[head] or 0.0)
                         for name, row in layer.values.items()
                     }
-                    yield HistoryRow(record.step, key, head, layer.certified, values)
+                    yield HistoryRow(record.run, record.step, key, head, layer.certified, values)
 
     def series(self, measure: str, layer: int | str, head: int) -> list[tuple[int, float]]:
         """The steps and the numbers of one `measure` of one `head` of a `layer`, by its key."""
@@ -166,24 +206,28 @@ class MonitorHistory(PrintedOutput):
         """Write the table to `path` as CSV, atomically."""
         with atomic_write(Path(path)) as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["step", "layer", "head", "certified", *MEASURES])
+            writer.writerow(["run", "step", "layer", "head", "certified", *MEASURES])
             for row in self:
                 numbers = (row.values.get(name, math.nan) for name in MEASURES)
-                writer.writerow([row.step, row.layer, row.head, row.certified, *numbers])
+                writer.writerow([row.run, row.step, row.layer, row.head, row.certified, *numbers])
 
     def to_pandas(self) -> Any:
         """The table as a pandas `DataFrame`."""
         rows = [
-            {"step": row.step, "layer": row.layer, "head": row.head, "certified": row.certified, **row.values}
-            for row in self
+            {name: x for name, x in row._asdict().items() if name != "values"} | row.values for row in self
         ]
         return data_frame(rows)
 
     def __str__(self) -> str:
         """The last reading of every layer, the extremes of its heads, and the alarms."""
         if not self.records:
-            return "MonitorHistory: nothing has been heard yet"
+            return (
+                "MonitorHistory: nothing has been heard yet. A monitor listens inside `with monitor:`, or by "
+                "its callback, to the forward passes of training, and counts steps by monitor.step()"
+            )
         steps = f"step {self.records[0].step} to {self.records[-1].step}"
+        if len(self.runs) > 1:
+            steps += f" of {len(self.runs)} runs, which `runs` names"
         lines = [f"{len(self.records)} readings, {steps}; of each layer the last:"]
         lines.append(f"{'layer':>8} {'max score':>10} {'entropy':>8} {'of ln n':>8} {'sink':>6}  certified")
         last = {key: layer for record in self.records for key, layer in record.layers.items()}

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -20,16 +21,27 @@ from regard.attention.arguments import check_whole_number
 from regard.auditor.batch import read_batch
 from regard.maps import AttentionMap
 from regard.monitor.alarms import Alarms, Thresholds
-from regard.monitor.history import HeardLayer, MonitorHistory, StepRecord, layer_numbers
+from regard.monitor.history import (
+    HeardLayer,
+    HeardLayers,
+    MonitorHistory,
+    StepRecord,
+    append_line,
+    layer_numbers,
+)
 from regard.monitor.measures import BatchTokens, HeadReading, choose_rows, read
 from regard.recorder.context import capture
 from regard.recorder.layer import Layer
-from regard.recorder.observation import choose_sources, named_arguments
+from regard.recorder.observation import attention_names, choose_sources, named_arguments
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model, uncompiled
 from regard.support.override import MethodWrappers
 
 LINEAR = "it has no softmax: a monitor reads softmax attention"
+LIBRARIES = ("regard", "torch", "contextlib")  # packages whose lines no warning is about
+NOT_OPEN = (
+    "this monitor is not open: write `with monitor:` around the training, or give the trainer its callback"
+)
 
 
 class Monitor:
@@ -55,7 +67,8 @@ class Monitor:
         rows: how many rows of every layer are read.
         layers: the layers to read: numbers, keys such as "decoder.3" or module names; a whole number n reads
             n layers at a time, in turn. By default all layers are read every time.
-        file: a file to which a line of JSON is appended for each reading.
+        file: a file to which a line of JSON is appended for each reading. Several runs may share it: every
+            line names its run.
         loggers: where a few numbers for each layer go: objects with `add_scalar(name, value, step)`, as
             TensorBoard's `SummaryWriter`, or with `log(numbers, step=step)`, as a run of Weights & Biases.
         alarm: what to do with an alarm: "warn", "raise" or a function that takes its sentence.
@@ -96,16 +109,20 @@ class Monitor:
             model = model.module
         self.model = original_model(model)
         choose_sources(self.model, None)  # a ValueError now, not in the middle of a run
+        _check_layers(self.model, layers)
         self.every, self.rows, self.layers = every, rows, layers
         self.file = None if file is None else Path(file)
         self.loggers, self.alarm, self.group, self.quiet = loggers, alarm, group, quiet
         self.history = MonitorHistory()
+        self.run = datetime.now(UTC).isoformat(timespec="milliseconds")
+        """The name of this run in its records: when the monitor was made."""
         self.steps = 0
         """How many steps the training has taken."""
         self.problem = ""
         """Why the last step that was due could not be read; "" if it could."""
         self._alarms = Alarms(Thresholds() if thresholds is None else thresholds)
         self._turn = 0  # readings so far
+        self._stepped, self._passes = False, 0  # whether `step` was called, and forward passes of training
         self._names: list[str] = []  # of all layers, once they are known
         self._undo = ExitStack()
         self._armed: ExitStack | None = None  # what is open until the next forward pass
@@ -130,9 +147,18 @@ class Monitor:
         self._disarm()
         self._open = False
         self._undo.close()
+        if kind is None and self._passes > self.every and not self._stepped:
+            warnings.warn(
+                f"Monitor: {self._passes} forward passes counted as one step, since monitor.step() was never "
+                "called: call it after each step of the optimizer",
+                stacklevel=2,
+            )
 
     def step(self) -> None:
         """Say that the training has taken a step of its optimizer."""
+        if not self._open:
+            raise RuntimeError(NOT_OPEN)
+        self._stepped = True
         self.steps += 1
         self._disarm()
         self._arm_if_due()
@@ -163,7 +189,10 @@ class Monitor:
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass, and listen to it if it is the first one of a step that is due."""
         # Evaluation and generation between two steps are not the training.
-        if self._armed is None or not self.model.training or not torch.is_grad_enabled():
+        if not self.model.training or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        if self._armed is None:  # also in the forward pass that is listened to, which runs through here again
+            self._passes += 1
             return forward(*args, **kwargs)
         armed, self._armed = self._armed, None
         layers = self._choose_layers()
@@ -203,7 +232,8 @@ class Monitor:
     def _note(self, problem: str) -> None:
         """Note why a step could not be read, and say it once: the training goes on."""
         if problem != self.problem:
-            warnings.warn(f"Monitor: step {self.steps} could not be read: {problem}", stacklevel=4)
+            sentence = f"Monitor: step {self.steps} could not be read: {problem}"
+            warnings.warn(sentence, stacklevel=_callers_level())
         self.problem = problem
 
     def _record(self, seen: Capture, arguments: dict[str, Any], began: float) -> None:
@@ -226,10 +256,10 @@ class Monitor:
             readings[str(layer.key)] = layer, read(m, rows, of_layer)
             dtypes[str(layer.key)] = m.stored_dtype
         self._join([reading for _, reading in readings.values() if reading is not None])
-        layers = {key: _layer_record(layer, reading) for key, (layer, reading) in readings.items()}
+        layers = HeardLayers((key, _layer_record(*pair)) for key, pair in readings.items())
         ends = () if not len(rows) else (int(rows[0]), int(rows[-1]), len(rows))
         seconds = round(time.perf_counter() - began, 4)
-        record = StepRecord(self.steps, ends, shape, layers, seconds)
+        record = StepRecord(self.steps, ends, shape, layers, seconds, run=self.run)
         record.alarms.extend(self._alarms.hear(record, dtypes))
         self.history.records.append(record)
         if self._is_first:
@@ -240,7 +270,7 @@ class Monitor:
             if callable(self.alarm):
                 self.alarm(sentence)
             elif self._is_first:
-                warnings.warn(sentence, stacklevel=4)
+                warnings.warn(sentence, stacklevel=_callers_level())
 
     @property
     def _is_first(self) -> bool:
@@ -274,9 +304,7 @@ class Monitor:
     def _hand_out(self, record: StepRecord) -> None:
         """Write a record to the file, the loggers and the terminal."""
         if self.file is not None:
-            # One write of one line: a kill leaves whole lines, and at most one that is cut off at the end.
-            with self.file.open("ab") as file:
-                file.write(record.line().encode() + b"\n")
+            append_line(self.file, record.line())
         numbers = layer_numbers(record)
         for logger in self.loggers:
             if hasattr(logger, "add_scalar"):
@@ -293,6 +321,26 @@ class Monitor:
                 f"{min(least, default=0):.3g}, {certified} of {len(record.layers)} layers certified",
                 file=sys.stderr,
             )
+
+
+def _check_layers(model: nn.Module, layers: Collection[int | str] | int | None) -> None:
+    """Raise a ValueError for the number of a layer that the model cannot have."""
+    count = len(attention_names(model))  # 0 for attention that is only seen when it runs
+    numbers = () if layers is None or isinstance(layers, int) else layers
+    beyond = [x for x in numbers if isinstance(x, int) and not 0 <= x < count]
+    if count and beyond:
+        raise ValueError(f"layers: expected numbers below {count}, the layers of the model, got {beyond[0]}")
+
+
+def _callers_level() -> int:
+    """The stack level, for a warning of the caller, of the first line outside of Regard and PyTorch.
+
+    That is the line that called the model: between it and the monitor are wrappers and `nn.Module`.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in LIBRARIES:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _layer_record(layer: Layer, reading: HeadReading | None) -> HeardLayer:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 
+import regard
 from regard.gpt import GPT
 from regard.gpt.training import checkpoints
 from regard.gpt.training import train as training_module
@@ -50,6 +51,20 @@ def to_its_end(folder: Path, resume: bool = True) -> None:
     process = in_another_process(folder, resume)
     process.join()
     assert process.exitcode == 0
+
+
+def test_a_monitor_reads_the_steps_that_are_due_and_no_loss_changes(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=12)
+    made: list[regard.Monitor] = []
+
+    def watch(model: GPT) -> regard.Monitor:
+        made.append(regard.Monitor(model, every=5, rows=4, quiet=True))
+        return made[-1]
+
+    for name, watcher in (("alone", None), ("watched", watch)):
+        train(config(), corpus(), tmp_path / name, settings, device="cpu", quiet=True, watch=watcher)
+    assert [record.step for record in made[0].history.records] == [0, 5, 10]
+    assert losses(tmp_path / "alone") == losses(tmp_path / "watched")
 
 
 def tensors(folder: Path) -> bytes:

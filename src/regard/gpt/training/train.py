@@ -14,10 +14,10 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -35,21 +35,19 @@ from regard.gpt.training.evaluation import head_scores, next_token_loss, validat
 from regard.gpt.training.history import StepMetrics
 from regard.gpt.training.optimizer import learning_rate, make_optimizers
 from regard.gpt.training.progress import Progress
+from regard.gpt.training.run_folder import owned_folder
 from regard.gpt.training.settings import TrainingSettings
 from regard.support.checkpoint_files import remove_unfinished
 from regard.support.file_lock import FileLock, LostLockError
 from regard.support.files import (
     RunFileError,
-    check_folder_writable,
     get_field,
     naming_errors,
     remove_temporary_files,
     shorten,
-    write_error,
 )
 from regard.support.processes import Processes, StopRequest, process_group, stop_on_signal
 
-LOCK = ".lock"  # the file in a run's folder that its owner locks
 LOG_EVERY = 10  # steps between reads of the losses, each of which waits for the GPU
 SAMPLE_TOKENS = 200
 LONG_EVERY = 8  # steps between long windows while most are short, so that no position is ever new
@@ -64,6 +62,19 @@ class TrainingResult(NamedTuple):
     """The lowest validation loss, which is that of the model in the folder."""
 
 
+class StepWatcher(Protocol):
+    """What is open while a run trains and counts its steps, as a `regard.Monitor` does."""
+
+    steps: int
+
+    def step(self) -> None:
+        """Called after each step."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
 def train(
     config: Config,
     corpus: Corpus,
@@ -73,6 +84,7 @@ def train(
     resume: bool = False,
     device: str | None = None,
     quiet: bool = False,
+    watch: Callable[[GPT], StepWatcher] | None = None,
 ) -> TrainingResult:
     """Train a GPT on a corpus.
 
@@ -82,6 +94,7 @@ def train(
     - `settings`: the hyperparameters.
     - `device`: "cpu" or "cuda"; by default a GPU if there is one.
     - `quiet`: print no progress.
+    - `watch`: makes what watches the training of the model, such as a `regard.Monitor`, on every rank.
 
     Ctrl-C, SIGTERM or SIGHUP saves a checkpoint and returns a result with `finished=False`. While it runs, no
     other run can use the folder: an `InUseError` says which process does. If its lock is removed meanwhile, a
@@ -97,13 +110,16 @@ def train(
     with process_group(device) as ranks:
         if ranks.world_size > 1 and settings.minutes is not None:
             raise ValueError("minutes: expected None for several processes, whose clocks differ: give steps")
-        with _owned_folder(folder, ranks) as lock:
+        with owned_folder(folder, ranks) as lock:
             checkpoint = _find_checkpoint(folder, config, corpus, settings, resume)
             run = TrainingRun(config, corpus, folder, settings, ranks, lock, quiet)
             if checkpoint is not None:
                 run.restore(checkpoint)
             try:
-                with stop_on_signal() as stop:
+                if watch is not None:
+                    run.watcher = watch(run.model)
+                    run.watcher.steps = run.step
+                with stop_on_signal() as stop, run.watcher or nullcontext():
                     return run.run(stop)
             except LostLockError:
                 raise
@@ -112,43 +128,6 @@ def train(
                 raise OSError(f"{error}{complete if run.saved_step >= 0 else ''}") from None
             finally:
                 run.progress.close()
-
-
-def check_folder(folder: Path) -> None:
-    """Raise an error, before any work is done, if a run cannot use a folder now."""
-    if folder.exists():
-        _take_folder(folder).release()
-    else:
-        _check_path(folder)
-        check_folder_writable("out", folder.absolute().parent)
-
-
-@contextmanager
-def _owned_folder(folder: Path, ranks: Processes) -> Iterator[FileLock | None]:
-    """Own the folder of a run inside the block: rank 0 does, for all ranks, and gets the lock."""
-    with ExitStack() as stack:
-        yield ranks.on_main(lambda: stack.enter_context(_take_folder(folder)))
-
-
-def _take_folder(folder: Path) -> FileLock:
-    """Create the folder of a run if need be, and lock it; an error says why a run cannot use it."""
-    _check_path(folder)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise write_error("out", folder, error) from None
-    check_folder_writable("out", folder)
-    return FileLock(folder / LOCK, "out", folder)
-
-
-def _check_path(folder: Path) -> None:
-    """Raise a ValueError unless a path is a folder, or can become one."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"out: expected a folder, got the file {folder}")
-    if not folder.absolute().parent.is_dir():
-        raise ValueError(
-            f"out: expected a folder whose parent exists: create {folder.absolute().parent} first"
-        )
 
 
 def _find_checkpoint(
@@ -230,6 +209,7 @@ class TrainingRun:
         self.earlier_seconds = 0.0  # of this run, before it was resumed
         self.warmup_seconds = 0.0  # when the warmup ended
         self.pending: list[tuple[int, float, Tensor, Tensor]] = []  # step, learning rate, loss, gradient norm
+        self.watcher: StepWatcher | None = None
         self.quiet = quiet or not ranks.is_main
         self.progress = Progress(1, quiet=True)
 
@@ -282,7 +262,11 @@ class TrainingRun:
                 if self.ranks.is_main:
                     self._save_best()
                 return TrainingResult(self.step, True, self.best_loss)
+            if self.watcher is not None and self.ranks.is_main:
+                self._check_owner()  # it may write into the folder
             self._take_step(parallel, compiled)
+            if self.watcher is not None:
+                self.watcher.step()
             if self.step % LOG_EVERY == 0:
                 self._log()
             if self._should_stop(stop):

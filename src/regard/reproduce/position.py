@@ -1,0 +1,127 @@
+"""Causal models without position encodings know the order (Haviv et al. 2022), in GPTs trained here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.gpt import GPT
+from regard.reproduce.chart import Chart
+from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
+from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_steps, windows
+
+ABOUT = PublishedResult(
+    title="A causal model without position encodings learns the order of its tokens",
+    papers=(
+        "Haviv et al. 2022, Transformer Language Models without Positional Encodings Still Learn Positional "
+        "Information, arXiv:2203.16634",
+    ),
+    claim="""A causal language model without any position encoding learns nearly as well as one with learned
+positions, and the position of a token can be read from its hidden states: the causal mask tells it.""",
+    method="""Two GPTs learn the characters of Python's help texts, one with learned positions, one without.
+On held-out windows the earlier half of the context is shuffled, which a model that sees a bag of tokens
+would not notice; a linear probe is fitted to the hidden states for the position, and compared with one of
+the same model before training; and the losses are compared.""",
+    limits="""Small models and one text. The probe is linear, where the paper's is an MLP, and its baseline
+is an untrained model, whose states also carry the position by the causal mask.""",
+)
+QUICK = {"steps": 200, "layers": 2, "width": 32, "context": 48, "batch": 8, "texts": 32}
+FULL = {"steps": 4000, "layers": 6, "width": 256, "context": 256, "batch": 64, "texts": 64}
+GAP = 0.1  # nats by which the loss without positions may be higher and still count as nearly as good
+
+
+def run(options: RunOptions) -> Findings:
+    """Train both, shuffle the context of one, and probe its states."""
+    sizes = QUICK if options.quick else FULL
+    corpus = read_corpus(sizes["context"], None, False, options.device)
+    T, texts = sizes["context"], sizes["texts"]
+    starts = torch.linspace(0, len(corpus.validation) - T - 1, texts, device="cpu").long().tolist()
+    ids = torch.stack([corpus.validation[start : start + T] for start in starts]).long()
+    models: dict[str, GPT] = {}
+    curves: dict[str, list[list[float]]] = {}
+    for name in ("learned", "none"):
+        torch.manual_seed(options.seed)
+        model = make_model(options, sizes, corpus.vocab_size, without=name == "none")
+        untrained = probe_errors(model.eval(), ids) if name == "none" else torch.zeros(0, device="cpu")
+        curves[name] = []
+        for step, loss in train_steps(
+            model, windows(corpus, sizes["steps"], sizes["batch"], options.seed), 1e-3
+        ):
+            if step % max(sizes["steps"] // 100, 1) == 0:
+                curves[name].append([float(step), loss])
+        models[name] = model.eval()
+        options.report(f"positions {name}: training loss {curves[name][-1][1]:.3f}")
+    losses = {name: token_losses(model, ids).cpu() for name, model in models.items()}
+    shuffled = token_losses(models["none"], shuffle_start(ids)).cpu()
+    half = T // 2
+    rise = shuffled[:, half:].mean(1) - losses["none"][:, half:].mean(1)
+    gap = losses["none"].mean(1) - losses["learned"].mean(1)
+    errors = probe_errors(models["none"], ids)
+    over, held = f"{texts} texts", f"{len(errors)} held-out texts"
+    noticed = "rise of the later half's loss if the earlier half is shuffled, without positions"
+    read = "error of a position read from the last states, as a share of the length"
+    checks = [
+        estimated(noticed, rise, ">", 0.0, "a bag of tokens", over),
+        estimated(read, errors.mean(1), "<", 0.25, "guessing the middle", held),
+        estimated(
+            "the same beyond the untrained model", (errors - untrained).mean(1), "<", 0.0, "none", held
+        ),
+        estimated("loss without positions minus with, in nats", gap, "<", GAP, "nearly as good", over),
+    ]
+    by_place = {
+        name: [[float(i), float(x)] for i, x in enumerate(loss.mean(0))] for name, loss in losses.items()
+    }
+    probe = {
+        name: [[float(i), float(x)] for i, x in enumerate(error.mean(0))]
+        for name, error in (("trained", errors), ("untrained", untrained))
+    }
+    charts = [
+        Chart("Training loss by positions", "step", "nats", curves),
+        Chart("Loss by place in the text", "token", "nats", by_place),
+        Chart("Error of a probe for the position", "token", "share of the length", probe, baseline=0.25),
+    ]
+    means = [float(losses[name].mean()) for name in ("none", "learned")]
+    note = f"""Without positions the loss is {means[0]:.3f}, with learned ones {means[1]:.3f}; shuffling the
+earlier half adds {float(rise.mean()):.3f} to the later one's."""
+    return Findings(checks, charts, note, sizes)
+
+
+def make_model(options: RunOptions, sizes: dict[str, Any], vocab_size: int, without: bool) -> GPT:
+    """A GPT with learned positions; `without` sets them to zero for good."""
+    model = make_gpt(
+        options.device,
+        vocab_size=vocab_size,
+        context_length=sizes["context"],
+        num_layers=sizes["layers"],
+        num_heads=4,
+        d_model=sizes["width"],
+        positions="learned",
+    )
+    if without and model.position_embedding is not None:
+        torch.nn.init.zeros_(model.position_embedding.weight)
+        model.position_embedding.weight.requires_grad_(False)
+    return model
+
+
+def shuffle_start(ids: Tensor) -> Tensor:
+    """The same tokens, the earlier half of each text in another order."""
+    half = ids.shape[1] // 2
+    order = torch.randperm(half, generator=torch.Generator().manual_seed(0), device="cpu").to(ids.device)
+    return torch.cat([ids[:, :half][:, order], ids[:, half:]], 1)
+
+
+@torch.no_grad()
+def probe_errors(model: GPT, ids: Tensor) -> Tensor:
+    """The error (texts, T) of a ridge regression from states to positions, fitted on other texts."""
+    states = model.states(ids).double().cpu()  # (texts, T, d_model)
+    states = torch.cat([states, torch.ones_like(states[..., :1])], -1)
+    T = ids.shape[1]
+    places = torch.linspace(0, 1, T, dtype=torch.float64, device="cpu").expand(states.shape[:2])
+    half = len(ids) // 2
+    x, y = states[:half].flatten(0, 1), places[:half].flatten()
+    ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=torch.float64, device="cpu")
+    weights = torch.linalg.solve(x.T @ x + ridge, x.T @ y)
+    errors: Tensor = states[half:] @ weights - places[half:]
+    return errors.abs()
