@@ -6,6 +6,7 @@ matrix. This file knows maps; it does not know which keys a policy keeps.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ class CacheState:
         """The cached keys, (B, G, n, D)."""
         return gather_keys(self._map.k, self.positions)
 
-    @property
+    @cached_property
     def visible(self) -> Tensor:
         """Whether the newest query sees each cached key, boolean (B, G, n): padding and other documents are
         not seen, nor what a window has left behind."""

@@ -20,7 +20,7 @@ from regard.attention.masks.base import Mask, conjunction
 from regard.attention.masks.named_masks import causal
 from regard.attention.masks.tensor_masks import TensorMask
 from regard.attention.masks.views import Rows
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, attention_map
 from regard.maps.index import select_kv_heads
 from regard.maps.tile_passes import precision
 from regard.policies.cache_state import CacheState, find_visible, gather_keys, is_plainly_causal
@@ -177,9 +177,7 @@ def evicted_positions(
             return
         if policy.accumulates:
             received = torch.cat([received, received.new_zeros(B, G, len(added))], -1)
-            for part in _parts(rows, max(1, NUMBERS // (m.q.shape[1] * B * budget))):
-                state = CacheState(m, positions, part.stop, budget)
-                received += state.by_kv_head(state.attention(part.stop - part.start).sum(2))
+            received += _sum_received(m, rows, positions, budget)
         state = CacheState(m, positions, stop, budget, received if policy.accumulates else None)
         scores = _check_scores(policy, policy.score(state), positions.shape)
         scores = scores.masked_fill(~state.visible, -torch.inf)
@@ -189,8 +187,25 @@ def evicted_positions(
         received = received.gather(-1, kept) if policy.accumulates else received
 
 
-def _parts(rows: slice, step: int) -> Iterator[slice]:
-    return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+def _sum_received(m: AttentionMap, rows: slice, positions: Tensor, budget: int) -> Tensor:
+    """The attention that some rows give to the cached keys at `positions`, (B, G, n).
+
+    It is the mean over the query heads that share a key. The rows are those since the last eviction, whose own keys are the last of the list.
+    """
+    B, H, _, _ = m.matrix
+    _, G, n = positions.shape
+    step = max(1, NUMBERS // (B * H * n))
+    if step < rows.stop - rows.start and is_plainly_causal(m):
+        # Causal and nothing else, as in `_evict`: sums of columns have a fused kernel on a GPU.
+        settings = {"scale": m.scale, "softcap": m.softcap, "sinks": m.sinks}
+        cached = attention_map(m.q[:, :, rows], gather_keys(m.k, positions), mask=causal, **settings)
+        return cached.received().reshape(B, G, -1, n).mean(2)
+    total = m.lse.new_zeros(B, G, n)
+    for first in range(rows.start, rows.stop, step):
+        stop = min(first + step, rows.stop)
+        state = CacheState(m, positions, stop, budget)
+        total += state.by_kv_head(state.attention(stop - first).sum(2))
+    return total
 
 
 def _check_scores(policy: Eviction, scores: Tensor, shape: tuple[int, ...]) -> Tensor:

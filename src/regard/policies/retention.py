@@ -26,6 +26,7 @@ from regard.policies.selections import best
 from regard.support.cell_output import PrintedOutput
 from regard.support.imports import data_frame
 
+ENOUGH = 0.95  # the share that a head should keep
 LOWEST = 5  # heads that a printed result names
 NOTE = "Shares are of the attention of the full run, in which nothing was evicted."
 
@@ -168,7 +169,7 @@ class RetentionCurve(PrintedOutput):
     errors: Tensor
     """The same for the relative error of the output; NaN without values."""
 
-    def needed(self, policy: str, share: float = 0.95) -> list[int | None]:
+    def needed(self, policy: str, share: float = ENOUGH) -> list[int | None]:
         """For each head, the smallest budget with this mean `share` under `policy`; None if none has it."""
         if policy not in self.policies:
             raise ValueError(f"policy: expected one of {', '.join(self.policies)}, got {policy!r}")
@@ -197,7 +198,9 @@ class RetentionCurve(PrintedOutput):
         """
         from regard.policies.picture import draw_curve
 
-        return draw_curve(self.policies, self.budgets, self.shares, losses)
+        shares = self.shares.nan_to_num(1.0)  # a head that loses nothing
+        enough = (shares >= ENOUGH).double().mean(-1)
+        return draw_curve(self.policies, self.budgets, shares.mean(-1).tolist(), enough.tolist(), losses)
 
     def __str__(self) -> str:
         width = max(map(len, self.policies), default=0) + 2
