@@ -12,9 +12,11 @@ budget, which every budget concerns. Several `--jobs` are processes that share t
 the model. What is known is written after every policy and budget. "smollm2" is the file that
 `regard data smollm2` puts into $REGARD_CACHE, or ~/.cache/regard.
 
-The second draws what the first has written. The third measures one layer of random numbers, 32 heads of 128 on 8: the time of each policy as a multiple
-of the layer's forward pass, and its memory beyond q, k and v. Selection policies look at every weight, and
-are measured on a sixteenth of the tokens.
+The second draws what the first has written.
+
+The third measures one layer of random numbers, 32 heads of 128 on 8: the time of each policy as a multiple of
+the layer's forward pass, and its memory beyond q, k and v. Selection policies look at every weight, and are
+measured on a sixteenth of the tokens.
 """
 
 from __future__ import annotations

@@ -190,15 +190,16 @@ def evicted_positions(
 def _sum_received(m: AttentionMap, rows: slice, positions: Tensor, budget: int) -> Tensor:
     """The attention that some rows give to the cached keys at `positions`, (B, G, n).
 
-    It is the mean over the query heads that share a key. The rows are those since the last eviction, whose own keys are the last of the list.
+    It is the mean over the query heads that share a key. The rows are those since the last eviction, and
+    their own keys are the last of the list.
     """
     B, H, _, _ = m.matrix
     _, G, n = positions.shape
     step = max(1, NUMBERS // (B * H * n))
     if step < rows.stop - rows.start and is_plainly_causal(m):
         # Causal and nothing else, as in `_evict`: sums of columns have a fused kernel on a GPU.
-        settings = {"scale": m.scale, "softcap": m.softcap, "sinks": m.sinks}
-        cached = attention_map(m.q[:, :, rows], gather_keys(m.k, positions), mask=causal, **settings)
+        q, k = m.q[:, :, rows], gather_keys(m.k, positions)
+        cached = attention_map(q, k, mask=causal, scale=m.scale, softcap=m.softcap, sinks=m.sinks)
         return cached.received().reshape(B, G, -1, n).mean(2)
     total = m.lse.new_zeros(B, G, n)
     for first in range(rows.start, rows.stop, step):
