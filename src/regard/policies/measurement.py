@@ -218,7 +218,8 @@ def _check_scores(policy: Eviction, scores: Tensor, shape: tuple[int, ...]) -> T
         )
     if bool(scores.isnan().any()):
         raise ValueError(f"policy {policy}: expected a number for each cached key, got NaN")
-    return scores
+    # Positions, ranks and counts are good scores; −inf, which is no integer, marks keys that nobody sees.
+    return scores if scores.is_floating_point() else scores.double()
 
 
 def _find_kept(
