@@ -41,6 +41,7 @@ FLOORS = {
     "mutants": 2,
     "spans": 2,
     "vllm": 2,
+    "reproduce": 3,
     "show": 3,
     "cli": 4,
     "__main__": 4,

@@ -27,7 +27,7 @@ from regard.cli import (
     survey,
     train,
 )
-from regard.cli.parts import data, welcome
+from regard.cli.parts import data, reproduce, welcome
 from regard.cli.parts.signals import unwind_on_signals
 from regard.support.characters import escape
 from regard.support.imports import MissingExtraError
@@ -77,6 +77,7 @@ app.command(short_help="Show what every head of a model attends to.")(inspect.in
 app.command(short_help="Learn attention by writing it, lesson by lesson.")(learn.learn)
 app.command(short_help="Draw the masks of a model's layers on a batch.")(masks.masks)
 app.command(short_help="Count the mistakes that a test suite notices.")(mutate.mutate)
+app.command(short_help="Run published results again: what holds?")(reproduce.reproduce)
 app.command(short_help="Show the stages of attention, with numbers.")(stages.stages)
 app.command(short_help="Score every head over a whole corpus.")(survey.survey)
 app.command(short_help="Train a small GPT on a text.")(train.train)

@@ -1,0 +1,70 @@
+"""Small GPTs for results that need training: a text that every Python has, and a loop of AdamW steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.gpt import GPT, Config
+from regard.gpt.training.corpus import Corpus, prepare, python_documentation
+from regard.gpt.training.evaluation import next_token_loss
+from regard.gpt.training.optimizer import adamw
+
+WARMUP = 50  # steps in which the learning rate rises
+
+
+@cache
+def read_corpus(context_length: int, vocab_size: int | None, whole: bool, device: str) -> Corpus:
+    """The documentation in every Python as tokens: characters, or a BPE of `vocab_size`.
+
+    `whole` adds the docstrings of the standard library, some megabytes, to the half megabyte of help topics.
+    """
+    text = python_documentation() if whole else "\n\n".join(topics[name] for name in sorted(topics))
+    return prepare(text, context_length, vocab_size).to(torch.device(device))
+
+
+def make_gpt(device: str, **sizes: Any) -> GPT:
+    """A GPT of these sizes, with rotary positions unless they say otherwise."""
+    return GPT(Config(**{"positions": "rotary", **sizes})).to(device).train()
+
+
+def windows(corpus: Corpus, steps: int, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The inputs and targets (B, T) of every step."""
+    for step in range(steps):
+        yield corpus.training_batch(seed, step, batch_size, slice(None), corpus.context_length)
+
+
+def train_steps(
+    model: GPT,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    rate: float,
+    loss_of: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Iterator[tuple[int, float]]:
+    """Take a step for each batch, and give its number, from 0, and its loss before the step.
+
+    `loss_of(inputs, targets)` is the loss of a batch; by default that of the next token.
+    """
+    optimizer = adamw(model.parameters(), weight_decay=0.1, betas=(0.9, 0.95))
+    for step, (inputs, targets) in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / WARMUP)
+        model.train()
+        loss = next_token_loss(model(inputs), targets) if loss_of is None else loss_of(inputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch's own stub
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        yield step, float(loss.detach())
+
+
+@torch.no_grad()
+def token_losses(model: GPT, ids: Tensor, **options: Any) -> Tensor:
+    """The loss (B, T − 1) at every token of ids (B, T) but the first."""
+    logits = model(ids[:, :-1], **options)
+    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")

@@ -1,0 +1,132 @@
+"""Published results that are run again: the record, the verdict, the command and the pages."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.reproduce import catalogue, runs
+from regard.reproduce.chart import Chart, draw
+from regard.reproduce.record import (
+    Findings,
+    PublishedResult,
+    ReproductionRecord,
+    RunOptions,
+    counted,
+    estimated,
+)
+from regard.support.files import RunFileError
+from scripts import reproductions
+
+ROOT = Path(__file__).parents[2]
+LINES = {"a": [[0.0, 1.0], [1.0, 2.0]], "b": [[0.0, 2.0], [1.0, 1.0]]}
+CHARTS = [
+    Chart("lines", "step", "loss", LINES, marks={"alarm": 0.5}, baseline=1.5, log_y=True),
+    Chart("bars", "", "share", LINES, kind="bars", places=("left", "right")),
+]
+YES = counted("alarms", 3, ">", 0, "none")
+NO = estimated("difference", [-1.0, 1.0, 0.0, 0.5], ">", 0.0, "no difference", "4 texts")
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict"),
+    [([YES, YES], "holds"), ([YES, NO], "holds in part"), ([NO, NO], "does not hold here")],
+)
+def test_the_verdict_follows_from_the_checks(checks: Any, verdict: str) -> None:
+    assert Findings(checks, []).verdict == verdict
+
+
+def test_a_check_holds_only_if_its_whole_interval_lies_beyond_the_baseline() -> None:
+    samples = np.random.default_rng(0).normal(1.0, 1.0, 200).tolist()
+    for baseline, side, holds in ((0.5, ">", True), (1.0, ">", False), (1.0, "<", False), (1.5, "<", True)):
+        check = estimated("x", samples, side, baseline, "y", "200 draws")  # type: ignore[arg-type]
+        assert check.low < check.value < check.high
+        assert check.high - check.low == pytest.approx(4 * np.std(samples) / np.sqrt(200), rel=0.1)
+        assert check.holds is holds
+
+
+@pytest.mark.parametrize("samples", [[1.0], [1.0, float("nan")], []])
+def test_samples_without_a_spread_are_refused(samples: list[float]) -> None:
+    with pytest.raises(ValueError, match="two or more finite numbers"):
+        estimated("x", samples, ">", 0.0, "y", "texts")
+
+
+def test_a_record_comes_back_from_its_file(tmp_path: Path) -> None:
+    findings = Findings([YES, NO], CHARTS, "A note.", {"steps": 5})
+    record = ReproductionRecord("name", True, 3, findings, {"torch": "2"}, 1.5)
+    record.write(tmp_path / "x.json")
+    again = ReproductionRecord.read(tmp_path / "x.json")
+    again.write(tmp_path / "y.json")
+    assert (tmp_path / "x.json").read_text() == (tmp_path / "y.json").read_text()
+    assert again.findings.verdict == json.loads((tmp_path / "x.json").read_text())["findings"]["verdict"]
+    (tmp_path / "z.json").write_text('{"format": "another"}')
+    with pytest.raises(RunFileError, match="expected the format"):
+        ReproductionRecord.read(tmp_path / "z.json")
+
+
+def test_every_chart_is_drawn() -> None:
+    assert len(draw(CHARTS).axes) == 2
+
+
+def test_every_result_is_described_in_at_most_150_lines() -> None:
+    for name in catalogue.NAMES:
+        module = catalogue.load(name)
+        assert len(Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()) <= 150, name
+        assert isinstance(module.ABOUT, PublishedResult)
+        about = module.ABOUT
+        assert all((about.title, about.papers, about.claim, about.method, about.limits)), name
+
+
+def test_the_command_lists_the_results_and_runs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = CliRunner().invoke(app, ["reproduce"])
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(catalogue.NAMES)
+
+    def run(options: RunOptions) -> Findings:
+        options.report("halfway")
+        assert options.quick
+        return Findings([YES, NO], CHARTS, "A note.", {"steps": 5})
+
+    about = PublishedResult("A title", ("A paper",), "A claim.", "A method.", "Limits.")
+    stand_in = SimpleNamespace(ABOUT=about, run=run)
+    monkeypatch.setattr(catalogue, "load", lambda name: stand_in)
+    monkeypatch.setattr(runs, "load", lambda name: stand_in)
+    arguments = ["reproduce", "induction", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "A claim." in result.stdout
+    assert "alarms: 3 > 0 (none)? yes" in result.stdout
+    assert "holds in part" in result.stdout
+    assert (tmp_path / "induction.png").stat().st_size > 1000
+    record = ReproductionRecord.read(tmp_path / "induction.json")
+    assert record.machine["device"] == "cpu"
+    assert reproductions.page(about, record).startswith(reproductions.NOTE)
+
+
+def test_an_unknown_result_is_refused() -> None:
+    with pytest.raises(ValueError, match="name: expected one of"):
+        catalogue.load("nothing")
+
+
+def test_the_pages_are_up_to_date() -> None:
+    """`python -m scripts.reproductions` writes them; their numbers are those of full runs."""
+    for path, text in reproductions.pages().items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+    for name, record in reproductions.records().items():
+        assert record.name == name
+        assert not record.quick, name
+
+
+@pytest.mark.skipif(not os.environ.get("REGARD_ALL"), reason="some minutes: `make test-all` runs them")
+@pytest.mark.parametrize("name", catalogue.NAMES)
+def test_quick_runs_end_with_a_verdict(name: str) -> None:
+    record = runs.reproduce(name, RunOptions(quick=True, report=lambda line: None))
+    assert record.findings.checks
+    assert record.findings.charts
