@@ -5,7 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-NAMES = ("induction",)
+NAMES = (
+    "sinks",
+    "induction",
+    "eviction",
+    "retrieval",
+    "rollout",
+    "explanation",
+    "dormant",
+)
 """In the order of the gallery. Each is a file of this package with `ABOUT` and `run(options)`."""
 
 
