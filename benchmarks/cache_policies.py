@@ -9,7 +9,8 @@ The first reads the first tokens of a text, by default the topics of Python's ow
 and measures for each policy and budget the attention that is kept, the change of the heads' outputs, and the
 rise of the loss when the model reads by such a cache; the loss is that of the tokens after the largest
 budget, which every budget concerns. Several `--jobs` are processes that share the GPU, each with a copy of
-the model. What is known is written after every policy and budget. "smollm2" is the file that
+the model. What is known is written after every policy and budget, and a policy that the file has at all
+budgets is not measured again. "smollm2" is the file that
 `regard data smollm2` puts into $REGARD_CACHE, or ~/.cache/regard.
 
 The second draws what the first has written.
@@ -119,9 +120,9 @@ def _measure(policy: str | None, budget: int) -> Point | float:
     return _reading.loss() if policy is None else _reading.point(policy, budget)
 
 
-def points(options: argparse.Namespace) -> Iterator[Point | float]:
+def points(options: argparse.Namespace, names: list[str]) -> Iterator[Point | float]:
     """The loss without eviction, then every policy at every budget, as soon as it is measured."""
-    names, budgets = [*POLICIES, *BASELINES], options.budget
+    budgets = options.budget
     # The middle budgets first, which say the most if the time is short.
     order = sorted(budgets, key=lambda n: abs(budgets.index(n) - len(budgets) // 2 + 1))
     tasks = [(name, budget) for budget in order for name in names]
@@ -142,8 +143,10 @@ def curves(options: argparse.Namespace, report: Callable[[dict[str, Any]], None]
 
     `report` gets the result as far as it is known, after every measurement.
     """
-    start, names, budgets = time.perf_counter(), (*POLICIES, *BASELINES), tuple(options.budget)
-    measured = points(options)
+    start, budgets = time.perf_counter(), tuple(options.budget)
+    earlier = read_earlier(options)
+    names = tuple(name for name in (*POLICIES, *BASELINES) if name not in earlier)
+    measured = points(options, list(names))
     plain = next(measured)
     assert isinstance(plain, float)
     text = read_text(options)
@@ -176,15 +179,35 @@ def curves(options: argparse.Namespace, report: Callable[[dict[str, Any]], None]
             flush=True,
         )
         curve = RetentionCurve(names, budgets, tuple(point.places), shares, errors)
-        summaries = {name: _summary(curve, name, rises[name]) for name in names}
+        measured_now = {name: _summary(curve, name, rises[name]) for name in names}
+        # In the order of the picture.
+        summaries = {name: (earlier | measured_now)[name] for name in (*POLICIES, *BASELINES)}
         report(result | {"seconds": round(seconds), "policies": summaries})
     print(curve)
 
 
+def read_earlier(options: argparse.Namespace) -> dict[str, Any]:
+    """The policies that an earlier run with the same settings has measured at all budgets, from its file."""
+    if options.out is None or not options.out.exists():
+        return {}
+    result = json.loads(options.out.read_text(encoding="utf-8"))
+    same = all(result[name] == getattr(options, name) for name in ("model", "dtype", "tokens"))
+    if not same or result["budgets"] != options.budget:
+        raise SystemExit(f"--out: expected a file of these settings, or a new one, got {options.out}")
+    return {
+        name: policy for name, policy in result["policies"].items() if None not in policy["rise of the loss"]
+    }
+
+
 def _summary(curve: RetentionCurve, policy: str, rises: list[float]) -> dict[str, Any]:
     """One policy's row of the result, None where it has not been measured."""
-    n, needed = curve.policies.index(policy), curve.needed(policy)
-    known = [not math.isnan(rise) for rise in rises]
+    n, known = curve.policies.index(policy), [not math.isnan(rise) for rise in rises]
+    budgets = [budget for budget, here in zip(curve.budgets, known, strict=True) if here]
+    # NaN is a head that loses nothing, and a budget that has not been measured yet.
+    measured = RetentionCurve(
+        (policy,), tuple(budgets), curve.places, curve.shares[n : n + 1, known], curve.errors
+    )
+    needed = measured.needed(policy)
     counts = [sum(x is not None and x <= budget for x in needed) for budget in curve.budgets]
     return {
         "attention kept": _rounded(curve.shares[n].nan_to_num(1.0).mean(-1), known),
