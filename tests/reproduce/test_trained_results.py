@@ -76,7 +76,7 @@ def test_a_token_that_is_a_line_break_already_changes_nothing(model: GPT) -> Non
 
 def test_answers_cost_more_without_all_heads(model: GPT) -> None:
     contexts = retrieval.hide(model, NEEDLES[0], 64)
-    assert all(64 <= one.ids.shape[1] < 100 for one in contexts)
+    assert all(one.ids.shape[1] > 50 for one in contexts)
     plain = retrieval.answer_losses(model, [contexts])
     cut = retrieval.answer_losses(model, [contexts], all_heads(model))
     assert plain.shape == (1,)
@@ -109,7 +109,7 @@ def test_verdicts_follow_from_the_numbers() -> None:
     assert eviction.judge(rises | {"h2o": 3 * high}, rises, sizes).verdict == "holds in part"
     heads = {(0, n): 0.001 * n for n in range(4)}
     chosen = {"least important": low, "most on the first token": low, "random 0": high, "random 1": high}
-    assert dormant.judge(heads, heads, chosen, sizes).verdict == "holds"
+    assert dormant.judge(heads, chosen, sizes).verdict == "holds"
     ranked = [0.5] + [0.0] * 30
     assert retrieval.judge(ranked, high, torch.stack([low, low]), 1.0, sizes).verdict == "holds"
     assert retrieval.judge([0.5] * 9, low, torch.stack([high, high]), 1.0, sizes).verdict == "holds in part"

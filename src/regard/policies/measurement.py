@@ -255,7 +255,7 @@ def _select(m: AttentionMap, v: Tensor, policy: Selection, budget: int) -> Itera
         if size > 1:
             # The last block may be shorter.
             padded = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % size))
-            seen = padded.unflatten(-1, (-1, size)).any(-1)
+            seen = padded.view(*padded.shape[:-1], -1, size).any(-1)
         scores = scores.masked_fill(~seen, -torch.inf)
         best = scores.topk(min(budget // size, scores.shape[-1]), sorted=False).indices
         chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)

@@ -256,7 +256,7 @@ def measure_layers(
 def retain(
     layers: Iterable[CachedLayer],
     policy: Any,
-    budget: int | Sequence[int] | None = None,
+    budget: Any = None,
     *,
     every: int | None = None,
     baselines: bool = True,

@@ -65,7 +65,7 @@ def run(options: RunOptions) -> Findings:
     for name, some in chosen.items():
         rises[name] = text_losses(model, unseen, cut_heads(some)) - before
         options.report(f"{count} heads, {name}: loss {rises[name].mean():+.3f}")
-    return judge(importance, sinks, rises, sizes)
+    return judge(importance, rises, sizes)
 
 
 @torch.no_grad()
@@ -77,10 +77,7 @@ def sink_shares(model: GPT, ids: Tensor) -> dict[tuple[int, int], float]:
 
 
 def judge(
-    importance: dict[tuple[int, int], float],
-    sinks: dict[tuple[int, int], float],
-    rises: dict[str, Tensor],
-    sizes: dict[str, Any],
+    importance: dict[tuple[int, int], float], rises: dict[str, Tensor], sizes: dict[str, Any]
 ) -> Findings:
     """Compare chosen heads with random ones, text by text."""
     texts = f"{sizes['texts']} texts"
@@ -96,13 +93,13 @@ def judge(
             "loss that heads on the first token spare", random - dormant, ">", 0.0, "random heads", texts
         ),
     ]
-    points = {"heads": sorted([sinks[head], max(importance[head], 0.0)] for head in importance)}
+    ranked = [[float(n), x] for n, x in enumerate(sorted(importance.values()))]
     bars = {
         name: [[0.0, float(x.mean())]]
         for name, x in (("least important", least), ("on the first token", dormant), ("random", random))
     }
     charts = [
-        Chart("Every head cut alone", "attention to the first token", "rise of the loss, nats", points),
+        Chart("Every head cut alone", "rank", "rise of the loss, nats", {"heads": ranked}, baseline=HARDLY),
         Chart("A fifth of the heads cut", "", "rise of the loss, nats", bars, kind="bars", places=("",)),
     ]
     means = ", ".join(f"{float(x.mean()):.3f}" for x in (least, dormant, random))

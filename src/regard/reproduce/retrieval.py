@@ -38,9 +38,8 @@ def run(options: RunOptions) -> Findings:
     """Score the heads on some needles, and cut them on others."""
     sizes = QUICK if options.quick else FULL
     model = open_model(options)
-    test = needle(
-        model, needles=NEEDLES[::2], lengths=(sizes["length"],), depths=DEPTHS, report=options.report
-    )
+    options.report("scoring the heads")
+    test = needle(model, needles=NEEDLES[::2], lengths=(sizes["length"],), depths=DEPTHS)
     scores = {(row.layer, row.head): row.scores["retrieval"].value for row in test.table}
     ranked = sorted(scores, key=lambda head: -scores[head])
     top = ranked[: sizes["cut"]]

@@ -45,7 +45,7 @@ def text_losses(model: GPT, ids: Tensor, *edits: Edit, skip: int = LEAD) -> Tens
     """
     losses = []
     with edited(model, edits):
-        for texts in ids.split(max(1, TOGETHER // ids.shape[1])):
+        for texts in torch.split(ids, max(1, TOGETHER // ids.shape[1])):
             losses.append(token_losses(model, texts)[:, skip:].float().mean(1))
     return torch.cat(losses).cpu()
 
