@@ -6,7 +6,6 @@ matrix. This file knows maps; it does not know which keys a policy keeps.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -74,6 +73,7 @@ class CacheState:
         self.now = now
         self.budget = budget
         self._received = received
+        self._visible: Tensor | None = None
 
     @property
     def queries(self) -> Tensor:
@@ -85,14 +85,16 @@ class CacheState:
         """The cached keys, (B, G, n, D)."""
         return gather_keys(self._map.k, self.positions)
 
-    @cached_property
+    @property
     def visible(self) -> Tensor:
         """Whether the newest query sees each cached key, boolean (B, G, n): padding and other documents are
         not seen, nor what a window has left behind."""
-        newest = slice(self.now - 1, self.now)
-        allowed = find_visible(self._map, newest, self.positions).allowed  # (B, H, 1, n)
-        B, G, n = self.positions.shape
-        return allowed.reshape(B, G, -1, n).any(2)
+        if self._visible is None:
+            newest = slice(self.now - 1, self.now)
+            allowed = find_visible(self._map, newest, self.positions).allowed  # (B, H, 1, n)
+            B, G, n = self.positions.shape
+            self._visible = allowed.reshape(B, G, -1, n).any(2)
+        return self._visible
 
     @property
     def received(self) -> Tensor:

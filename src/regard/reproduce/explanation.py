@@ -67,7 +67,7 @@ def replace_layer(model: GPT, text: Tensor, layer: int, generator: torch.Generat
     assert values is not None
     v = values[0].double().cpu().repeat_interleave(len(weights) // values.shape[1], 0)  # (H, S, E)
     same = torch.stack([same_output(a, x) for a, x in zip(weights, v, strict=True)])
-    dealt = weights[:, torch.randperm(weights.shape[1], generator=generator)]
+    dealt = weights[:, torch.randperm(weights.shape[1], generator=generator, device="cpu")]
     plain = predict(model, text)
     changes = []
     for pattern in (same, dealt):

@@ -51,7 +51,7 @@ def ablation(model: GPT, text: Tensor) -> Tensor:
     assert model.tokenizer is not None
     T = len(text)
     copies = text.repeat(T, 1)  # the last is the text itself
-    copies[torch.arange(T - 1), torch.arange(T - 1)] = model.tokenizer.encode("\n").ids[0]
+    copies[:-1].fill_diagonal_(model.tokenizer.encode("\n").ids[0])
     predictions = model.logits(model.states(copies)[:, -1]).double().softmax(-1)  # (T, V)
     return (predictions[:-1] - predictions[-1]).abs().sum(-1).cpu() / 2
 

@@ -72,7 +72,7 @@ def draw_heads(
     """Some heads of the model at random, without some of them; `draw` is the seed."""
     others = set(without)
     heads = [head for head in all_heads(model) if head not in others]
-    order = torch.randperm(len(heads), generator=torch.Generator().manual_seed(draw))
+    order = torch.randperm(len(heads), generator=torch.Generator().manual_seed(draw), device="cpu")
     return [heads[i] for i in order[:count].tolist()]
 
 
