@@ -54,6 +54,21 @@ def test_wrong_budgets_are_refused(text: str) -> None:
         parse_budgets(text, 100)
 
 
-def test_an_unknown_policy_is_refused_before_the_model_is_opened() -> None:
-    with pytest.raises(ValueError, match=r"policy: expected one of streaming, h2o, .* got 'lru'"):
-        run("--model", "no such model", "--policy", "h2o,lru")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--policy", "h2o,lru"), "policy: expected one of streaming, h2o, .* got 'lru'"),
+        (("--policy", "h2o,tova,h2o"), "policy: expected different names, got h2o twice"),
+        (("--policy", "own"), "policy: expected policies with a budget, got own"),
+        (("--budget", "0"), "--budget: expected numbers of keys"),
+        (("--length", "0"), "^--length: expected at least 2 tokens, got 0$"),
+        (("--json", "heads.csv"), "--json: expected a file that ends with .json, got heads.csv"),
+        (("--picture", "c.xyz"), "--picture: expected a file that ends with .png or .svg or .pdf, got c.xyz"),
+        (("--picture", "no/c.png"), "--picture: expected a file in a folder that exists"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_model_is_opened(
+    options: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        run("--model", "no such model", *options)

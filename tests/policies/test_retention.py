@@ -52,7 +52,7 @@ def test_a_streaming_policy_is_the_head_score_eviction() -> None:
 
 def test_a_policy_of_ones_own_is_one_function() -> None:
     def latest(cache: CacheState) -> Tensor:
-        return cache.positions.double()
+        return cache.positions  # whole numbers will do
 
     seen = captured(64)
     found = seen.retained(latest, budget=16, every=1, baselines=False)
@@ -81,6 +81,10 @@ def test_several_budgets_are_a_curve_that_says_what_every_head_needs() -> None:
     assert len(curve.figure().axes) == 2
     with pytest.raises(ValueError, match="expected one of streaming, quest, random, best, got 'h2o'"):
         curve.needed("h2o")
+    with pytest.raises(ValueError, match="share: expected a share from 0 to 1, got 2"):
+        curve.needed("best", share=2)
+    backwards = seen.retained("tova", budget=[32, 16], baselines=False)
+    assert backwards.needed("tova", share=0.0) == [16] * 8
 
 
 def test_a_budget_beyond_the_text_is_answered_with_a_sentence() -> None:
@@ -120,6 +124,11 @@ def test_without_values_there_are_shares_and_no_errors() -> None:
         ("h2o", None, "budget: expected a whole number of at least 1, got None"),
         ("h2o", [8, 0], "budget: expected a whole number of at least 1, got 0"),
         (["h2o", "own"], [8], "expected policies with a budget, got own"),
+        ("h2o", [], "budget: expected one number of keys at least, got an empty list"),
+        ("h2o", "32", "budget: expected a whole number of at least 1, got '32'"),
+        ("h2o", [8, 16, 8], "budget: expected different numbers of keys, got 8 twice"),
+        ([], 8, "policy: expected one policy at least, got an empty list"),
+        (["h2o", policies.h2o(0.1)], 8, "policy: expected different names, got h2o twice"),
     ],
 )
 def test_wrong_names_and_budgets_are_answered_with_a_sentence(

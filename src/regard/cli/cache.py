@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.parts.demo_text import STORY
-from regard.cli.parts.input_texts import cut_windows, read_texts
+from regard.cli.parts.input_texts import check_length, cut_windows, read_texts
 from regard.cli.parts.options import Files, ModelName, Texts
 from regard.support.characters import escape
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regard.policies.retention import RetentionCurve
 
 BASELINES = ("random", "best")
+PICTURES = (".png", ".svg", ".pdf")
 SHOWN = 12  # heads that are named
 
 
@@ -74,17 +75,17 @@ def cache(
 
     from regard.cli.parts.model import Model
     from regard.cli.parts.progress_bar import progress_bar
-    from regard.heads.tables.table import check_writable
-    from regard.policies.named_policies import find_policy
-    from regard.policies.retention import cached_layers, draw_budgets
+    from regard.policies.retention import cached_layers, draw_budgets, find_budgeted
     from regard.recorder import capture
     from regard.recorder.model_inputs import model_inputs
 
-    if json_file is not None:
-        check_writable(json_file)
+    # Before the model is opened, which may take minutes.
+    _check_file("--json", json_file, (".json",))
+    _check_file("--picture", picture, PICTURES)
+    check_length(length)
+    parse_budgets(budget, length)
     names = [name.strip() for name in policy.split(",")]
-    for name in names:  # before the model is opened, which may take minutes
-        find_policy(name)
+    find_budgeted(names)
     names += [name for name in BASELINES if name not in names]
     texts = read_texts(text, file, STORY)
     screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
@@ -115,6 +116,16 @@ def cache(
         curve.figure(losses).savefig(picture, dpi=150)
     if json_file is not None:
         json_file.write_text(json.dumps(_as_json(curve, losses)), encoding="utf-8")
+
+
+def _check_file(option: str, path: Path | None, suffixes: tuple[str, ...]) -> None:
+    """Raise ValueError if a file of an option cannot be written, or has another suffix."""
+    if path is None:
+        return
+    if path.suffix not in suffixes:
+        raise ValueError(f"{option}: expected a file that ends with {' or '.join(suffixes)}, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option}: expected a file in a folder that exists, got {path}: make {path.parent}")
 
 
 def parse_budgets(text: str | None, tokens: int) -> list[int]:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask
 from regard.attention.masks.tensor_masks import TensorMask
-from regard.attention.steps import trace
+from regard.attention.steps import softmax
 from regard.maps import AttentionMap
 
 
@@ -72,6 +73,7 @@ class CacheState:
         self.now = now
         self.budget = budget
         self._received = received
+        self._visible: Tensor | None = None
 
     @property
     def queries(self) -> Tensor:
@@ -87,10 +89,12 @@ class CacheState:
     def visible(self) -> Tensor:
         """Whether the newest query sees each cached key, boolean (B, G, n): padding and other documents are
         not seen, nor what a window has left behind."""
-        newest = slice(self.now - 1, self.now)
-        allowed = find_visible(self._map, newest, self.positions).allowed  # (B, H, 1, n)
-        B, G, n = self.positions.shape
-        return allowed.reshape(B, G, -1, n).any(2)
+        if self._visible is None:
+            newest = slice(self.now - 1, self.now)
+            allowed = find_visible(self._map, newest, self.positions).allowed  # (B, H, 1, n)
+            B, G, n = self.positions.shape
+            self._visible = allowed.reshape(B, G, -1, n).any(2)
+        return self._visible
 
     @property
     def received(self) -> Tensor:
@@ -106,10 +110,18 @@ class CacheState:
 
         The engine has no other keys, so that rows sum to 1 over these.
         """
-        rows = slice(max(self.now - last, 0), self.now)
-        m = self._map
-        q, k, mask = m.q[:, :, rows], self.keys, find_visible(m, rows, self.positions).mask()
-        return trace(q, k, k[..., :0], mask, scale=m.scale, softcap=m.softcap, sinks=m.sinks).weights
+        rows, m = slice(max(self.now - last, 0), self.now), self._map
+        q, keys = m.q[:, :, rows], self.keys
+        (B, H, R, D), dtype = q.shape, working_dtype(q.dtype)
+        # The heads that share a key/value head lie one below another, so that its keys are read once.
+        folded = q.to(dtype).reshape(B, keys.shape[1], -1, D)
+        scores = (folded @ keys.to(dtype).mT).view(B, H, R, -1).mul_(m.scale)
+        if m.softcap is not None:
+            scores = m.softcap * torch.tanh(scores / m.softcap)
+        visibility = find_visible(m, rows, self.positions)
+        if visibility.bias is not None:
+            scores = scores + visibility.bias
+        return softmax(scores.masked_fill_(~visibility.allowed, -torch.inf), m.sinks)
 
     def by_kv_head(self, x: Tensor) -> Tensor:
         """The mean of x (B, H, …) over the query heads that share a key/value head: (B, G, …)."""

@@ -17,17 +17,19 @@ from torch import Tensor
 from regard.attention.arguments import check_whole_number
 from regard.attention.attend import attend
 from regard.attention.masks.base import Mask, conjunction
+from regard.attention.masks.grid import grid
 from regard.attention.masks.named_masks import causal
-from regard.attention.masks.tensor_masks import TensorMask
-from regard.attention.masks.views import Rows
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, attention_map
 from regard.maps.index import select_kv_heads
 from regard.maps.tile_passes import precision
+from regard.maps.tile_passes.dense_rows import tile_scores
+from regard.maps.tile_passes.sweep import finite_lse
 from regard.policies.cache_state import CacheState, find_visible, gather_keys, is_plainly_causal
 from regard.policies.policy import Eviction, Policy, Selection, SelectionState
 
 ROUND = 8  # a full cache loses an eighth of its keys at a time, unless `every` says otherwise
 NUMBERS = 1 << 24  # entries of the matrix that are looked at together: 64 MiB of scores
+NUMBERS_ON_GPU = 1 << 26  # more, so that Python does not wait between small kernels
 
 
 class MapRetention(NamedTuple):
@@ -57,6 +59,8 @@ class KeptKeys(NamedTuple):
     mask: Mask
     complete: bool | Tensor
     """Whether no visible key is missing, for all rows or for each (B, H, rows)."""
+    chosen: Tensor | None = None
+    """Which of the first keys each query has chosen, boolean (B, H, rows, keys), instead of the mask."""
 
 
 def measure(
@@ -103,7 +107,7 @@ def attend_kept(
     """
     for kept in _find_kept(m, v, policy, budget, every):
         if kept.complete is not True:
-            yield kept.rows, _attend(m, kept.rows, kept.k, kept.v, kept.mask).output
+            yield kept.rows, _attend_kept(m, kept).output
 
 
 def measure_own(m: AttentionMap, v: Tensor | None) -> MapRetention:
@@ -151,7 +155,7 @@ def count_visible(m: AttentionMap, mask: Mask) -> Tensor:
 def row_blocks(m: AttentionMap) -> Iterator[slice]:
     """Runs of rows, few enough that their part of the matrix is small."""
     B, H, T, S = m.matrix
-    step = max(1, NUMBERS // max(B * H * S, 1))
+    step = max(1, (NUMBERS_ON_GPU if m.device.type == "cuda" else NUMBERS) // max(B * H * S, 1))
     return (slice(first, min(first + step, T)) for first in range(0, T, step))
 
 
@@ -177,9 +181,7 @@ def evicted_positions(
             return
         if policy.accumulates:
             received = torch.cat([received, received.new_zeros(B, G, len(added))], -1)
-            for part in _parts(rows, max(1, NUMBERS // (m.q.shape[1] * B * budget))):
-                state = CacheState(m, positions, part.stop, budget)
-                received += state.by_kv_head(state.attention(part.stop - part.start).sum(2))
+            received += _sum_received(m, rows, positions, budget)
         state = CacheState(m, positions, stop, budget, received if policy.accumulates else None)
         scores = _check_scores(policy, policy.score(state), positions.shape)
         scores = scores.masked_fill(~state.visible, -torch.inf)
@@ -189,8 +191,26 @@ def evicted_positions(
         received = received.gather(-1, kept) if policy.accumulates else received
 
 
-def _parts(rows: slice, step: int) -> Iterator[slice]:
-    return (slice(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+def _sum_received(m: AttentionMap, rows: slice, positions: Tensor, budget: int) -> Tensor:
+    """The attention that some rows give to the cached keys at `positions`, (B, G, n).
+
+    It is the mean over the query heads that share a key. The rows are those since the last eviction, and
+    their own keys are the last of the list.
+    """
+    B, H, _, _ = m.matrix
+    _, G, n = positions.shape
+    step = max(1, NUMBERS // (B * H * n))
+    if step < rows.stop - rows.start and is_plainly_causal(m):
+        # Causal and nothing else, as in `_evict`: sums of columns have a fused kernel on a GPU.
+        q, k = m.q[:, :, rows], gather_keys(m.k, positions)
+        cached = attention_map(q, k, mask=causal, scale=m.scale, softcap=m.softcap, sinks=m.sinks)
+        return cached.received().reshape(B, G, -1, n).mean(2)
+    total = m.lse.new_zeros(B, G, n)
+    for first in range(rows.start, rows.stop, step):
+        stop = min(first + step, rows.stop)
+        state = CacheState(m, positions, stop, budget)
+        total += state.by_kv_head(state.attention(stop - first).sum(2))
+    return total
 
 
 def _check_scores(policy: Eviction, scores: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -202,7 +222,8 @@ def _check_scores(policy: Eviction, scores: Tensor, shape: tuple[int, ...]) -> T
         )
     if bool(scores.isnan().any()):
         raise ValueError(f"policy {policy}: expected a number for each cached key, got NaN")
-    return scores
+    # Positions, ranks and counts are good scores; −inf, which is no integer, marks keys that nobody sees.
+    return scores if scores.is_floating_point() else scores.double()
 
 
 def _find_kept(
@@ -225,22 +246,22 @@ def _evict(m: AttentionMap, v: Tensor, policy: Eviction, budget: int, every: int
 
 
 def _select(m: AttentionMap, v: Tensor, policy: Selection, budget: int) -> Iterator[KeptKeys]:
-    H, S = m.matrix[1], m.matrix[3]
+    H = m.matrix[1]
     size = min(policy.block, budget)  # a block that is larger than the budget would exceed it
     for rows in row_blocks(m):
         state = SelectionState(m, rows, size)
-        scores = policy.score(state)
+        scores, seen = policy.score(state), state.allowed
         scores = scores.repeat_interleave(H // scores.shape[1], 1)  # (B, H, rows, blocks)
-        count = min(budget // size, scores.shape[-1])
-        unseen = -S % size  # the last block may be shorter
-        allowed = torch.nn.functional.pad(state.allowed, (0, unseen))
-        seen = allowed.reshape(*scores.shape, size).any(-1)
+        if size > 1:
+            # The last block may be shorter.
+            padded = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % size))
+            seen = padded.view(*padded.shape[:-1], -1, size).any(-1)
         scores = scores.masked_fill(~seen, -torch.inf)
-        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.topk(count).indices, True)
-        chosen = chosen.repeat_interleave(size, -1)[..., :S] & state.allowed
-        complete = (chosen == state.allowed).all(-1)
-        mask = Rows(m.mask, rows.start, m.matrix[2]) & TensorMask(chosen)
-        yield KeptKeys(rows, m.k, v, mask, complete)
+        best = scores.topk(min(budget // size, scores.shape[-1]), sorted=False).indices
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True)
+        chosen = chosen.repeat_interleave(size, -1)[..., : state.keys.stop] if size > 1 else chosen
+        chosen = chosen & state.allowed
+        yield KeptKeys(rows, m.k, v, m.mask, (chosen == state.allowed).all(-1), chosen)
 
 
 def _under_mask(m: AttentionMap, v: Tensor, mask: Mask) -> KeptKeys:
@@ -253,10 +274,11 @@ def _compare(
     """Attend to the keys of each part, and compare with the attention to all keys."""
     share = torch.ones(m.matrix[:3], dtype=torch.float64, device=m.device)
     error = torch.zeros_like(share)
-    for rows, k, v, mask, complete in parts:
+    for kept in parts:
+        rows, complete = kept.rows, kept.complete
         if complete is True:
             continue
-        part = _attend(m, rows, k, v, mask)
+        part = _attend_kept(m, kept)
         # The difference of two large numbers is exponentiated. A row that saw no key has −inf − −inf.
         held = (part.lse - whole.lse[:, :, rows]).clamp(max=0.0).exp().nan_to_num(0.0)
         change = relative_change(part.output, whole.output[:, :, rows])
@@ -270,6 +292,36 @@ def relative_change(output: Tensor, true: Tensor) -> Tensor:
     change = torch.linalg.vector_norm(output.double() - true.double(), dim=-1)
     # A row that saw no key has zeros before and after.
     return torch.where(change == 0, 0.0, change / torch.linalg.vector_norm(true.double(), dim=-1))
+
+
+def _attend_kept(m: AttentionMap, kept: KeptKeys) -> HeadOutputs:
+    """The attention of some rows to the keys that are kept."""
+    if kept.chosen is None:
+        return _attend(m, kept.rows, kept.k, kept.v, kept.mask)
+    return _attend_chosen(m, kept.rows, kept.v, kept.chosen)
+
+
+@torch.no_grad()
+def _attend_chosen(m: AttentionMap, rows: slice, v: Tensor, chosen: Tensor) -> HeadOutputs:
+    """The attention of a few rows to the keys that each has chosen, (B, H, rows, keys), from their scores.
+
+    The rows are so few that all their scores fit in memory; kernels would read the choice as a large mask.
+    """
+    keys = slice(0, chosen.shape[-1])
+    # A GPU computes float64 slowly, and only heads with large scores need it.
+    exact = m.device.type == "cpu" or bool(m.precise.large.any())
+    dtype = torch.float64 if exact else torch.float32
+    scores = tile_scores(m, grid(rows, keys, m.matrix, m.device), dtype).masked_fill_(~chosen, -torch.inf)
+    lse = scores.logsumexp(-1)  # (B, H, rows)
+    weights = scores.sub_(finite_lse(lse).unsqueeze(-1)).exp_()
+    B, G, _, E = v.shape
+    output = (weights.view(B, G, -1, keys.stop) @ v[:, :, keys].to(dtype)).view(*lse.shape, E)
+    return HeadOutputs(output if m.sinks is None else output * _held(lse, m.sinks), lse.double())
+
+
+def _held(lse: Tensor, sinks: Tensor) -> Tensor:
+    """The share (B, H, rows, 1) that sink logits (H,) leave to keys with the log-sum-exp `lse`."""
+    return (lse - torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])).exp().unsqueeze(-1)
 
 
 @torch.no_grad()
@@ -295,9 +347,7 @@ def _attend(m: AttentionMap, rows: slice, k: Tensor, v: Tensor, mask: Mask) -> H
         lses[batch, heads] = lse.double()
         if m.sinks is not None:
             # Not `sinks=` of attend: the lse of the keys alone would then be a difference of two numbers.
-            sinks = m.sinks[heads].double()[:, None]
-            held = (lse.double() - torch.logaddexp(lse.double(), sinks)).exp()
-            output = output * held.to(output.dtype).unsqueeze(-1)
+            output = output * _held(lse.double(), m.sinks[heads]).to(output.dtype)
         if output.shape[:2] == (B, H):  # all heads at once, as they usually are
             return HeadOutputs(output, lses)
         if outputs is None:

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from regard.support.cell_output import new_figure, release
 
 BASELINES = {"random": ("#888888", ":"), "best": ("#000000", "--")}
 # Okabe and Ito's colours, which readers with any colour vision can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-ENOUGH = 0.95
 
 
 def draw_curve(
     policies: Sequence[str],
     budgets: Sequence[int],
-    shares: Tensor,
+    means: Sequence[Sequence[float]],
+    enough: Sequence[Sequence[float]],
     losses: dict[str, list[float]] | None = None,
 ) -> Any:
     """Draw the mean share, the share of heads that keep 95 % and, if given, the loss, over the budgets.
 
-    `shares` are (policies, budgets, heads), NaN where a head loses nothing; `losses` are the changes of a
-    model's loss for each policy, one for each budget.
+    `means` and `enough` have a row for each policy with a number for each budget; `losses` are the changes of
+    a model's loss for each policy, one for each budget.
     """
     panels = 2 if losses is None else 3
     figure = new_figure("a picture of cache policies", (4.2 * panels, 3.4))
@@ -33,9 +31,8 @@ def draw_curve(
     for n, name in enumerate(policies):
         colour, line = BASELINES[name] if name in BASELINES else (next(colours), "-")
         style: dict[str, Any] = {"color": colour, "linestyle": line, "marker": "o", "markersize": 3}
-        means = shares[n].nan_to_num(1.0)  # (budgets, heads)
-        axes[0].plot(budgets, means.mean(-1), label=name, **style)
-        axes[1].plot(budgets, (means >= ENOUGH).double().mean(-1), label=name, **style)
+        axes[0].plot(budgets, means[n], label=name, **style)
+        axes[1].plot(budgets, enough[n], label=name, **style)
         if losses is not None and name in losses:
             axes[2].plot(budgets, losses[name], label=name, **style)
     titles = ("attention kept (mean over heads)", "heads that keep 95 %", "rise of the loss (nats)")

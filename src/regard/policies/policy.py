@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention.masks.grid import grid
 from regard.maps import AttentionMap
-from regard.policies.cache_state import CacheState
+from regard.policies.cache_state import CacheState, is_plainly_causal
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,15 @@ class SelectionState:
     - `m`: the layer's map.
     - `rows`: the queries that choose, a run of them.
     - `block`: the number of keys in a block.
+    - `keys`: the first keys, S of them, from which the queries choose: they see no later ones.
     """
 
     def __init__(self, m: AttentionMap, rows: slice, block: int) -> None:
         self.map, self.rows, self.block = m, rows, block
-        B, H, _, S = m.matrix
-        at = grid(rows, slice(0, S), m.matrix, m.device)
-        self.allowed = m.mask.allowed(at).expand(B, H, rows.stop - rows.start, S)
+        B, H, T, S = m.matrix
+        self.keys = slice(0, rows.stop + S - T if is_plainly_causal(m) else S)
+        at = grid(rows, self.keys, m.matrix, m.device)
+        self.allowed = m.mask.allowed(at).expand(B, H, rows.stop - rows.start, self.keys.stop)
         """Whether each query sees each key, boolean (B, H, rows, S)."""
 
     @property
@@ -78,7 +80,7 @@ class SelectionState:
 
         Only the newest block of a query may hold keys that are later than it.
         """
-        k = self.map.k
+        k = self.map.k[:, :, self.keys]
         missing = -k.shape[2] % self.block
         k = torch.cat([k, k[:, :, -1:].expand(-1, -1, missing, -1)], 2) if missing else k
         B, G, _, D = k.shape

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import check_whole_number
+from regard.attention.arguments import check_whole_number, is_number
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 from regard.policies.evictions import random
@@ -26,6 +26,7 @@ from regard.policies.selections import best
 from regard.support.cell_output import PrintedOutput
 from regard.support.imports import data_frame
 
+ENOUGH = 0.95  # the share that a head should keep
 LOWEST = 5  # heads that a printed result names
 NOTE = "Shares are of the attention of the full run, in which nothing was evicted."
 
@@ -168,14 +169,16 @@ class RetentionCurve(PrintedOutput):
     errors: Tensor
     """The same for the relative error of the output; NaN without values."""
 
-    def needed(self, policy: str, share: float = 0.95) -> list[int | None]:
+    def needed(self, policy: str, share: float = ENOUGH) -> list[int | None]:
         """For each head, the smallest budget with this mean `share` under `policy`; None if none has it."""
+        if not is_number(share) or not 0 <= share <= 1:
+            raise ValueError(f"share: expected a share from 0 to 1, got {share!r}")
         if policy not in self.policies:
             raise ValueError(f"policy: expected one of {', '.join(self.policies)}, got {policy!r}")
         # A budget beyond what a head sees loses nothing.
         enough = self.shares[self.policies.index(policy)].nan_to_num(1.0) >= share  # (budgets, heads)
         return [
-            next((budget for budget, good in zip(self.budgets, column, strict=True) if good), None)
+            min((budget for budget, good in zip(self.budgets, column, strict=True) if good), default=None)
             for column in enough.T.tolist()
         ]
 
@@ -197,7 +200,9 @@ class RetentionCurve(PrintedOutput):
         """
         from regard.policies.picture import draw_curve
 
-        return draw_curve(self.policies, self.budgets, self.shares, losses)
+        shares = self.shares.nan_to_num(1.0)  # a head that loses nothing
+        enough = (shares >= ENOUGH).double().mean(-1)
+        return draw_curve(self.policies, self.budgets, shares.mean(-1).tolist(), enough.tolist(), losses)
 
     def __str__(self) -> str:
         width = max(map(len, self.policies), default=0) + 2
@@ -251,19 +256,21 @@ def measure_layers(
 def retain(
     layers: Iterable[CachedLayer],
     policy: Any,
-    budget: int | Sequence[int] | None = None,
+    budget: Any = None,
     *,
     every: int | None = None,
     baselines: bool = True,
 ) -> Retained | RetentionCurve:
     """Measure a policy at a budget, or several of either, beside random keys and the best possible."""
     several = isinstance(policy, list | tuple)
-    if several or isinstance(budget, Sequence):
-        names = [*policy] if several else [policy]
+    # "32" is a sequence, too, and no number.
+    budgets = list(budget) if isinstance(budget, Sequence) and not isinstance(budget, str) else None
+    if several or budgets is not None:
+        found = find_budgeted([*policy] if several else [policy])
         if baselines:
-            names += [name for name in ("random", "best") if name not in map(str, names)]
-        sizes = list(budget) if isinstance(budget, Sequence) else [budget]
-        return draw_budgets(layers, names, sizes, every=every)
+            names = [str(one) for one in found]
+            found += [one for one in (random(), best()) if str(one) not in names]
+        return draw_budgets(layers, found, [budget] if budgets is None else budgets, every=every)
     return _retain_one(layers, policy, budget, every, baselines)
 
 
@@ -292,21 +299,45 @@ def _retain_one(
     return Retained(own.policy, budget, own.places, own.layers, *others)
 
 
+def find_budgeted(policies: Sequence[Any]) -> list[Policy]:
+    """Find several policies that have a budget; their names are different."""
+    found = [find_policy(policy) for policy in policies]
+    if not found:
+        raise ValueError("policy: expected one policy at least, got an empty list")
+    if twice := _repeated([str(one) for one in found]):
+        raise ValueError(f"policy: expected different names, got {twice} twice")
+    if wrong := [str(one) for one in found if isinstance(one, str | Mask)]:
+        raise ValueError(
+            f"policy: expected policies with a budget, got {wrong[0]}, which chooses the keys itself"
+        )
+    return [one for one in found if not isinstance(one, str | Mask)]
+
+
+def check_budgets(budgets: Sequence[object]) -> list[int]:
+    """Return several budgets, or raise a ValueError unless they are different numbers of keys."""
+    sizes = [check_whole_number("budget", budget) for budget in budgets]
+    if not sizes:
+        raise ValueError("budget: expected one number of keys at least, got an empty list")
+    if twice := _repeated(sizes):
+        raise ValueError(f"budget: expected different numbers of keys, got {twice} twice")
+    return sizes
+
+
+def _repeated(values: Sequence[Any]) -> Any:
+    """The first value that occurs twice, or None."""
+    return next((x for n, x in enumerate(values) if x in values[:n]), None)
+
+
 def draw_budgets(
     layers: Iterable[CachedLayer],
     policies: Sequence[Any],
-    budgets: Sequence[int | None],
+    budgets: Sequence[object],
     *,
     every: int | None = None,
     report: Callable[[], None] = lambda: None,
 ) -> RetentionCurve:
     """Measure several policies at several budgets, and keep the means of every head."""
-    found = [find_policy(policy) for policy in policies]
-    if wrong := [str(one) for one in found if isinstance(one, str | Mask)]:
-        raise ValueError(
-            f"policy: expected policies with a budget, got {wrong[0]}, which chooses the keys itself"
-        )
-    sizes = [check_whole_number("budget", budget) for budget in budgets]
+    found, sizes = find_budgeted(policies), check_budgets(budgets)
     places, means = list[tuple[int | str, int]](), list[Tensor]()
     for layer, table in measure_layers(layers, found, sizes, every, report):
         places += [(layer.key, head) for head in layer.heads]

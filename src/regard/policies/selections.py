@@ -38,4 +38,4 @@ def blocks(size: int = 64) -> Selection:
 
 def best() -> Selection:
     """Read the keys with the largest weights, of every query and head: no policy can hold a greater share."""
-    return Selection("best", lambda state: state.map.tile(state.rows))
+    return Selection("best", lambda state: state.map.tile(state.rows, state.keys))

@@ -6,8 +6,14 @@ from importlib import import_module
 from types import ModuleType
 
 NAMES = (
+    "sinks",
     "induction",
+    "eviction",
+    "retrieval",
     "collapse",
+    "rollout",
+    "explanation",
+    "dormant",
     "position",
     "packing",
 )

@@ -18,13 +18,20 @@ def read_texts(texts: list[str] | None, files: list[Path] | None, default: str) 
     return [*(texts or []), *(read(path, "file") for path in files or [])] or [default]
 
 
+def check_length(length: int) -> int:
+    """Return the number of tokens of --length, or raise ValueError."""
+    if length < 2:
+        raise ValueError(f"--length: expected at least 2 tokens, got {length}")
+    return length
+
+
 def cut_windows(model: Model, texts: list[str], length: int, most: int) -> list[Tensor]:
     """The tokens of the texts, in windows of `length` tokens, at most so many."""
     import torch
 
-    length = min(length, model.context or length)
-    if length < 2 or most < 1:
-        raise ValueError(f"--length: expected at least 2 tokens, and --windows 1, got {length} and {most}")
+    length = min(check_length(length), model.context or length)
+    if most < 1:
+        raise ValueError(f"--windows: expected 1 at least, got {most}")
     ids = []
     for text in texts:
         found = model.encode(text, whole=True)

@@ -1,0 +1,107 @@
+"""Heads that can be cut (Michel et al. 2019), and whether dormant heads are those (2025)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention.masks.named_masks import prefix
+from regard.gpt import GPT
+from regard.recorder import capture
+from regard.reproduce.chart import Chart
+from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
+from regard.reproduce.trained_models import (
+    all_heads,
+    cut_heads,
+    draw_heads,
+    open_model,
+    read_texts,
+    text_losses,
+)
+
+ABOUT = PublishedResult(
+    title="Many heads can be cut one by one, and heads on the sink at less cost than others",
+    papers=(
+        "Michel et al. 2019, Are Sixteen Heads Really Better than One?, arXiv:1905.10650",
+        "Sandoval-Segura et al. 2025, Identifying and Evaluating Inactive Heads, arXiv:2504.03889",
+    ),
+    claim="""Most heads of a trained model can be removed one by one with hardly any loss, and several at once
+if they are chosen by their importance. Heads that give most of their attention to the first token are
+dormant: cutting them costs less than cutting others.""",
+    method="""Every head of a trained model is set to zero alone, and the rise of the loss is its importance.
+Then a fifth of all heads is cut at once, on other texts: those with the least importance, those with the most
+attention to the first token, and as many at random.""",
+    limits="""One model and one kind of text; heads are set to zero, which a mean output would be kinder than.
+Importance is measured for each head alone: heads that stand in for each other look unimportant.""",
+)
+QUICK = {"texts": 3, "length": 96, "share": 0.2, "draws": 4}
+FULL = {"texts": 8, "length": 512, "share": 0.2, "draws": 20}
+HARDLY = 0.01  # nats
+
+
+def run(options: RunOptions) -> Findings:
+    """Measure the heads on half of the texts, and cut them on the others."""
+    sizes = QUICK if options.quick else FULL
+    model = open_model(options)
+    ids = read_texts(model, 2 * int(sizes["texts"]), int(sizes["length"]))
+    seen, unseen = ids.chunk(2)
+    plain, heads = text_losses(model, seen), all_heads(model)
+    importance = {}
+    for number, head in enumerate(heads):
+        importance[head] = float((text_losses(model, seen, cut_heads([head])) - plain).mean())
+        if number % max(1, len(heads) // 10) == 0:
+            options.report(f"head {number} of {len(heads)}: loss {importance[head]:+.4f}")
+    sinks = sink_shares(model, seen)
+    count = round(float(sizes["share"]) * len(heads))
+    chosen = {
+        "least important": sorted(heads, key=lambda head: importance[head])[:count],
+        "most on the first token": sorted(heads, key=lambda head: -sinks[head])[:count],
+    }
+    for draw in range(int(sizes["draws"])):
+        chosen[f"random {draw}"] = draw_heads(model, count, options.seed + draw)
+    before, rises = text_losses(model, unseen), {}
+    for name, some in chosen.items():
+        rises[name] = text_losses(model, unseen, cut_heads(some)) - before
+        options.report(f"{count} heads, {name}: loss {rises[name].mean():+.3f}")
+    return judge(importance, rises, sizes)
+
+
+@torch.no_grad()
+def sink_shares(model: GPT, ids: Tensor) -> dict[tuple[int, int], float]:
+    """The attention that every head gives to the first token, the mean over queries and texts."""
+    first = ids.shape[1] // 4  # from where on uniform attention gives it almost nothing
+    shares = [m.mass(prefix(1))[..., first:].mean((0, 2)) for m in capture(model, inputs=(ids,))]
+    return {(layer, head): float(shares[layer][head]) for layer, head in all_heads(model)}
+
+
+def judge(
+    importance: dict[tuple[int, int], float], rises: dict[str, Tensor], sizes: dict[str, Any]
+) -> Findings:
+    """Compare chosen heads with random ones, text by text."""
+    texts = f"{sizes['texts']} texts"
+    random = torch.stack([x for name, x in rises.items() if name.startswith("random")]).mean(0)
+    hardly = sum(x < HARDLY for x in importance.values()) / len(importance)
+    least, dormant = rises["least important"], rises["most on the first token"]
+    checks = [
+        counted(f"share of heads that cost less than {HARDLY} nats alone", hardly, ">", 0.5, "half of them"),
+        estimated(
+            "loss that the least important heads spare", random - least, ">", 0.0, "random heads", texts
+        ),
+        estimated(
+            "loss that heads on the first token spare", random - dormant, ">", 0.0, "random heads", texts
+        ),
+    ]
+    ranked = [[float(n), x] for n, x in enumerate(sorted(importance.values()))]
+    bars = {
+        name: [[0.0, float(x.mean())]]
+        for name, x in (("least important", least), ("on the first token", dormant), ("random", random))
+    }
+    charts = [
+        Chart("Every head cut alone", "rank", "rise of the loss, nats", {"heads": ranked}, baseline=HARDLY),
+        Chart("A fifth of the heads cut", "", "rise of the loss, nats", bars, kind="bars", places=("",)),
+    ]
+    means = ", ".join(f"{float(x.mean()):.3f}" for x in (least, dormant, random))
+    note = f"A fifth of the heads costs, by importance, by the first token and at random: {means} nats."
+    return Findings(checks, charts, note, sizes)

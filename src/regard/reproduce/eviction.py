@@ -1,0 +1,98 @@
+"""Cache policies at an equal budget: H2O, SnapKV, TOVA and a window, beside random keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.gpt import GPT
+from regard.interventions import evict
+from regard.policies import Eviction, Retained, h2o, random, snapkv, streaming, tova
+from regard.recorder import capture
+from regard.reproduce.chart import Chart
+from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
+from regard.reproduce.trained_models import open_model, read_texts, text_losses
+
+ABOUT = PublishedResult(
+    title="Keys chosen by attention are worth more than the latest keys, and than random ones",
+    papers=(
+        "Zhang et al. 2023, H2O: Heavy-Hitter Oracle, arXiv:2306.14048",
+        "Li et al. 2024, SnapKV, arXiv:2404.14469",
+        "Oren et al. 2024, Transformers are Multi-State RNNs (TOVA), arXiv:2401.06104",
+    ),
+    claim="""A cache with room for a part of the keys does best if it keeps those that received the most
+attention: the loss rises less than with the latest keys alone, at the same budget.""",
+    method="""A trained model reads Python's help topics. Each policy is run in every layer with one budget,
+as a serving engine would; beside it as many random keys. Measured are the rise of the loss on the tokens that
+the budget concerns, and the share of the full run's attention that is kept.""",
+    limits="""One model, one budget, one kind of text. H2O and TOVA were proposed for generation, SnapKV for
+the end of a prompt; here all are asked whenever the cache is full, for every token of a text.""",
+)
+QUICK = {"texts": 3, "length": 160, "budget": 40}
+FULL = {"texts": 8, "length": 2048, "budget": 256}
+
+
+def policies() -> dict[str, Eviction]:
+    """The policies to compare; add yours here."""
+    return {
+        "window": streaming(0),
+        "window and first 4": streaming(4),
+        "h2o": h2o(),
+        "snapkv": snapkv(),
+        "tova": tova(),
+        "random": random(),
+    }
+
+
+def run(options: RunOptions) -> Findings:
+    """Read all texts with every policy."""
+    sizes = QUICK if options.quick else FULL
+    # bfloat16 on a GPU, which in float32 computes most heads of SmolLM2 in float64, for their large scores.
+    model = open_model(options, torch.bfloat16)
+    ids = read_texts(model, sizes["texts"], sizes["length"])
+    budget, rises, shares = sizes["budget"], {}, {}
+    plain = text_losses(model, ids, skip=budget)
+    for name, policy in policies().items():
+        shares[name] = kept_shares(model, ids, policy, budget)
+        rises[name] = text_losses(model, ids, evict(policy, budget), skip=budget) - plain
+        options.report(f"{name}: {shares[name].mean():.1%} kept, loss {rises[name].mean():+.3f}")
+    return judge(rises, shares, sizes)
+
+
+@torch.no_grad()
+def kept_shares(model: GPT, ids: Tensor, policy: Eviction, budget: int) -> Tensor:
+    """The share of the full run's attention that is kept, mean over heads and queries, (texts,)."""
+    found = capture(model, inputs=(ids,)).retained(policy, budget, baselines=False)
+    assert isinstance(found, Retained)  # one policy, one budget
+    return torch.stack([layer.share[..., budget:].mean((1, 2)) for layer in found.layers]).mean(0).cpu()
+
+
+def judge(rises: dict[str, Tensor], shares: dict[str, Tensor], sizes: dict[str, Any]) -> Findings:
+    """Compare the policies with the window and with random keys, text by text."""
+    texts = f"{sizes['texts']} texts"
+    checks = []
+    for name in ("h2o", "snapkv", "tova"):
+        spared = rises["window"] - rises[name]
+        checks.append(estimated(f"loss that {name} spares beside a window", spared, ">", 0.0, "none", texts))
+    for name in ("h2o", "snapkv", "tova"):
+        spared = rises["random"] - rises[name]
+        checks.append(
+            estimated(f"loss that {name} spares beside random keys", spared, ">", 0.0, "none", texts)
+        )
+    places = tuple(rises)
+    charts = [
+        Chart(
+            title, "", y, {title: [[float(n), float(x.mean())] for n, x in enumerate(found.values())]},
+            kind="bars", places=places,
+        )
+        for title, y, found in (
+            ("Attention that is kept", "share", shares),
+            ("Rise of the loss", "nats", rises),
+        )
+    ]  # fmt: skip
+    kept = ", ".join(f"{name} {float(x.mean()):.1%}" for name, x in shares.items())
+    first = float((rises["window and first 4"]).mean())
+    note = f"Attention kept: {kept}. With the first 4 keys in the window the loss rises by {first:.3f} nats."
+    return Findings(checks, charts, note, sizes)

@@ -1,0 +1,122 @@
+"""Results on trained models: the computations behind their checks, on numbers whose answer is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from regard.gpt import GPT
+from regard.heads.needle_texts import NEEDLES
+from regard.policies import streaming
+from regard.reproduce import dormant, eviction, explanation, retrieval, rollout, sinks
+from regard.reproduce.small_gpt import token_losses
+from regard.reproduce.trained_models import all_heads, cut_heads, draw_heads, read_texts, text_losses
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    return GPT.from_pretrained("default")
+
+
+def test_texts_follow_one_another_and_losses_are_those_of_each(model: GPT) -> None:
+    ids = read_texts(model, 2, 24)
+    assert torch.equal(ids.flatten(), read_texts(model, 1, 48)[0])
+    with pytest.raises(ValueError, match="texts: expected at most"):
+        read_texts(model, 10**6, 24)
+    plain = text_losses(model, ids)
+    torch.testing.assert_close(plain, token_losses(model, ids)[:, 8:].mean(1))
+    assert not torch.equal(plain, text_losses(model, ids, cut_heads([(0, 0)])))
+
+
+def test_random_heads_leave_the_named_ones_out(model: GPT) -> None:
+    heads = all_heads(model)
+    assert len(heads) == 24
+    named = heads[:20]
+    assert sorted(draw_heads(model, 4, 0, without=named)) == heads[20:]
+    assert draw_heads(model, 4, 0) == draw_heads(model, 4, 0) != draw_heads(model, 4, 1)
+
+
+def test_another_pattern_has_the_same_output_on_few_keys() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(40, dtype=torch.float64, generator=generator).softmax(0)
+    values = torch.randn(40, 5, dtype=torch.float64, generator=generator)
+    other = explanation.same_output(weights, values)
+    assert int((other > 0).sum()) <= 6
+    assert bool((other >= 0).all())
+    torch.testing.assert_close(other.sum(), weights.sum())
+    torch.testing.assert_close(other @ values, weights @ values)
+    assert float((other - weights).abs().sum()) / 2 > 0.3
+    few = explanation.same_output(weights[:6] / weights[:6].sum(), values[:6])
+    torch.testing.assert_close(few, weights[:6] / weights[:6].sum())  # nothing can move
+
+
+def test_the_same_output_gives_the_same_prediction(model: GPT) -> None:
+    text = read_texts(model, 1, 96)[0]
+    found = explanation.replace_layer(model, text, 0, torch.Generator().manual_seed(0))
+    assert found.same_output > 0.05
+    assert found.same_change < 1e-4 < found.dealt_change
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    a = torch.tensor([0.3, 0.1, 0.9, 0.5])
+    assert rollout.rank_correlation(a, a**3) == 1.0
+    assert rollout.rank_correlation(a, -a) == -1.0
+    assert rollout.rank_correlation(a, torch.tensor([1.0, 2.0, 3.0, 4.0])) == pytest.approx(0.6)
+
+
+def test_a_token_that_is_a_line_break_already_changes_nothing(model: GPT) -> None:
+    text = read_texts(model, 1, 12)[0].clone()
+    text[4] = model.tokenizer.encode("\n").ids[0]
+    changes = rollout.ablation(model, text)
+    assert changes.shape == (11,)
+    assert changes[4] == pytest.approx(0.0, abs=1e-6)
+    assert float(changes[-1]) > 1e-3
+    assert all(scores.shape == (11,) for scores in rollout.explanations(model, text).values())
+
+
+def test_answers_cost_more_without_all_heads(model: GPT) -> None:
+    contexts = retrieval.hide(model, NEEDLES[0], 64)
+    assert all(one.ids.shape[1] > 50 for one in contexts)
+    plain = retrieval.answer_losses(model, [contexts])
+    cut = retrieval.answer_losses(model, [contexts], all_heads(model))
+    assert plain.shape == (1,)
+    assert float(cut) > float(plain)
+
+
+def test_shares_are_those_of_each_text(model: GPT) -> None:
+    ids = read_texts(model, 2, 32)
+    shares = eviction.kept_shares(model, ids, streaming(0), 16)
+    assert bool(((shares > 0) & (shares < 1)).all())
+    torch.testing.assert_close(shares[1:], eviction.kept_shares(model, ids[1:], streaming(0), 16))
+
+
+def test_sinks_are_read_from_the_first_token(model: GPT) -> None:
+    text = read_texts(model, 1, 32)[0]
+    measured, uniform = sinks.first_attention(model, text)
+    assert 0 < measured < 1
+    assert uniform == pytest.approx(sum(1 / n for n in range(9, 33)) / 24)
+    shares = dormant.sink_shares(model, text[None])
+    assert sum(shares.values()) / 24 == pytest.approx(measured, abs=1e-6)
+    assert sinks.first_activation(model, text) > 0
+
+
+def test_verdicts_follow_from_the_numbers() -> None:
+    sizes = {"texts": 3, "length": 8, "window": 2, "bins": 3, "cut": 1, "draws": 2}
+    low, high = torch.tensor([0.1, 0.12, 0.11]), torch.tensor([1.0, 1.1, 1.2])
+    rises = {name: low for name in ("window and first 4", "h2o", "snapkv", "tova")}
+    rises |= {"window": high, "random": 2 * high}
+    assert eviction.judge(rises, rises, sizes).verdict == "holds"
+    assert eviction.judge(rises | {"h2o": 3 * high}, rises, sizes).verdict == "holds in part"
+    heads = {(0, n): 0.001 * n for n in range(4)}
+    chosen = {"least important": low, "most on the first token": low, "random 0": high, "random 1": high}
+    assert dormant.judge(heads, chosen, sizes).verdict == "holds"
+    ranked = [0.5] + [0.0] * 30
+    assert retrieval.judge(ranked, high, torch.stack([low, low]), 1.0, sizes).verdict == "holds"
+    assert retrieval.judge([0.5] * 9, low, torch.stack([high, high]), 1.0, sizes).verdict == "holds in part"
+    losses = {"dense": low, "window": high, "both": low + 0.01}
+    rows = {name: x[:, None].expand(3, 8) for name, x in losses.items()}
+    found = sinks.judge(rows, (0.4, 0.5, 0.6), (0.1,) * 3, [9.0, 10.0, 11.0], sizes)
+    assert found.verdict == "holds"
+    methods = torch.tensor([[0.9, 0.1, 0.0, 0.2], [0.8, 0.2, 0.1, 0.1], [0.85, 0.0, 0.2, 0.3]])
+    assert rollout.judge(methods, sizes).verdict == "holds"
+    assert rollout.judge(methods.flip(1), sizes).verdict == "holds in part"
