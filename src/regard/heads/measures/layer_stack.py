@@ -15,8 +15,8 @@ from torch import Tensor
 from regard.heads.measures.query_scores import KnownStatistics, TextScorer
 from regard.maps import AttentionMap, LinearAttentionMap
 
-MAX_NUMBERS, MAX_NUMBERS_ON_GPU = 1 << 22, 1 << 28
-"""The most numbers of q in a stack, which are copied: 16 MiB in float32, 512 MiB in bfloat16."""
+MAX_NUMBERS, MAX_NUMBERS_ON_GPU = 1 << 22, 1 << 27
+"""The most numbers of q in a stack, which are copied: 16 MiB in float32, 256 MiB in bfloat16."""
 
 
 class JoinedStatistics(NamedTuple):
