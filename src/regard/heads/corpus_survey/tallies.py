@@ -113,7 +113,8 @@ def _merge(tokens: Tensor) -> Tensor:
     ids = tokens[..., 0]
     same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)) & (ids >= 0).unsqueeze(-1)  # (H, n, n)
     sums = same.double() @ tokens[..., 1:]
-    is_first = ~same.tril(-1).any(-1) & (ids >= 0)
+    earlier = torch.ones(same.shape[1:], dtype=torch.bool, device=same.device).tril(-1)
+    is_first = ~(same & earlier).any(-1) & (ids >= 0)
     merged = torch.cat([ids.unsqueeze(-1), sums], -1).masked_fill(~is_first.unsqueeze(-1), -1.0)
     order = merged[..., 1].argsort(dim=1, descending=True, stable=True)[:, :MOST_TOKENS]
     return merged.gather(1, order.unsqueeze(-1).expand(-1, -1, 3))
