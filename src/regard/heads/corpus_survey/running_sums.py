@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -172,6 +172,7 @@ def ratio_interval(
     return ratio - reach, ratio + reach
 
 
+@cache
 def students_t(freedom: int, share: float = 0.95) -> float:
     """The two-sided quantile of Student's t distribution, for a confidence level `share`.
 

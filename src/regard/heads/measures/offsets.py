@@ -29,12 +29,13 @@ def offset_sums(m: AttentionMap, rows: Tensor, count: bool = False) -> Tensor:
     """
     B, H, _, S = m.matrix
     sums = m.lse.new_zeros(B, H, S)
-    keys = torch.arange(S, device=m.device)
+    offsets = torch.arange(S, device=m.device)
     most = MAX_WEIGHTS if m.device.type == "cpu" else MAX_WEIGHTS_ON_GPU
     for part in torch.split(rows, max(1, most // max(1, B * H * S))):
-        back = (part + m.first_position).unsqueeze(-1) - keys  # (rows, S)
-        # Later keys (back < 0) have no offset back; they are summed at 0 as zeros.
-        tile = m.tile(part, slice(0, S)).where(back >= 0, 0.0).to(sums)
+        keys = (part + m.first_position).unsqueeze(-1) - offsets  # (rows, S): the key at each offset
+        tile = m.tile(part, slice(0, S)).to(sums)
         tile = (tile > 0).to(sums) if count else tile
-        sums.scatter_add_(2, back.clamp(min=0).flatten().expand(B, H, -1), tile.flatten(2))
+        # Gathered: on a GPU scatter_add_ takes longer, and its bits differ from run to run.
+        by_offset = tile.gather(3, keys.clamp(0, S - 1).expand(B, H, -1, -1))
+        sums += by_offset.where(keys >= 0, 0.0).sum(2)
     return sums
