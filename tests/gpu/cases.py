@@ -26,6 +26,7 @@ from regard.maps import Spans
 from regard.maps.lazy_matrix import LazyMatrix
 from regard.maps.tile_passes.kept_overview import cell_size
 from tests.gpu.checker_cases import checker_cases
+from tests.gpu.head_cases import head_cases
 from tests.gpu.intervention_cases import intervention_cases
 from tests.gpu.policy_cases import policy_cases
 
@@ -164,6 +165,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield from checker_cases()
     yield from intervention_cases()
     yield from policy_cases()
+    yield from head_cases()
 
 
 def attention(

@@ -76,21 +76,19 @@ class Targets(NamedTuple):
         return label not in self.shares or self.shares[label] >= MIN_SCORES[label]
 
 
-def find_targets(sums: RunningSums, shuffled: RunningSums | None, head: int) -> Targets:
-    """What a head attends to, from its sums over texts, and over the same texts `shuffled`, if any."""
-    tallies, queries = sums.tallies, sums.queries("entropy", head)
-    key, key_share = tallies.best_key(head, queries)
-    token, token_share = tallies.best_token(head)
-    offset, offset_share = tallies.best_offset(head, queries)
+def find_targets(sums: RunningSums, shuffled: RunningSums | None) -> list[Targets]:
+    """What each head attends to, from its sums over texts, and over the same texts `shuffled`, if any."""
+    tallies, queries = sums.tallies, sums.queries("entropy")
+    best = [tallies.best_keys(queries), tallies.best_tokens(), tallies.best_offsets(queries)]
     # The same tokens stand elsewhere in a shuffled text: what takes the attention along?
-    position = key_share
-    follows = token_share
-    if shuffled is not None:
-        both = tallies + shuffled.tallies
-        position = both.best_key(head, queries)[1]
-        follows = both.best_token(head)[1]
-    shares = {"sink": key_share, "one_token": token_share, "fixed_offset": offset_share}
-    return Targets(key, token, offset, shares, follows > position + MARGIN)
+    both = tallies if shuffled is None else tallies + shuffled.tallies
+    positions, follows = both.best_keys(queries), both.best_tokens()
+    targets = []
+    for key, token, offset, at_position, at_token in zip(*best, positions, follows, strict=True):
+        shares = {"sink": key.share, "one_token": token.share, "fixed_offset": offset.share}
+        follows_token = at_token.share > at_position.share + MARGIN
+        targets.append(Targets(key.target, token.target, offset.target, shares, follows_token))
+    return targets
 
 
 def earned_labels(estimates: Mapping[str, Estimate], targets: Targets | None = None) -> tuple[str, ...]:

@@ -52,6 +52,18 @@ def row_sums(m: MapData, mask: Mask | None = None, gain: Tensor | None = None) -
     return triton_row_sums.row_sums(m.q, m.k, m.lse, simple, m.scale, m.softcap, gain)
 
 
+def pair_sums(m: MapData, ids: Tensor, key_ids: Tensor) -> Tensor | None:
+    """The mass (B, H, T) of every query on earlier keys whose number in `key_ids` is its own in `ids`.
+
+    Both are (B, S), with a number for each position; the last T positions are the queries'.
+    """
+    simple = supported_mask(m)
+    if simple is None or m.first_position != m.matrix[3] - m.matrix[2]:
+        return None
+    ids_of_both = (ids, key_ids)
+    return triton_row_sums.row_sums(m.q, m.k, m.lse, simple, m.scale, m.softcap, ids=ids_of_both)
+
+
 def topk(m: MapData, k: int) -> tuple[Tensor, Tensor] | None:
     """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
     simple = supported_mask(m) if k <= triton_topk.MOST else None

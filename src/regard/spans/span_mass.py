@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Mask
-from regard.heads.measures.query_scores import columns
+from regard.heads.measures.chosen_keys import columns
 from regard.heads.measures.sink import SINK, find_sink_keys
 from regard.heads.measures.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from regard.attention.masks.base import Index, Mask, full
 from regard.attention.masks.grid import Grid, always, look_up
+from regard.attention.masks.memo import memoize_on_mask
 
 SomeMask = TypeVar("SomeMask", bound=Mask)
 
@@ -102,6 +103,15 @@ class Documents(Mask, stored=True):
         ids = self.ids.to(at.k.device)
         q, k = look_up(ids, at.q), look_up(ids, at.k)  # (B, rows), (B, cols)
         return q[:, None, :, None] == k[:, None, None]
+
+    def simplified(self, shape: tuple[int, ...]) -> Mask:
+        if self.ids.is_cpu:
+            return super().simplified(shape)
+        # Reading ids on a GPU makes the host wait for it, which it may do once and not in every call.
+        sees_all = memoize_on_mask(
+            self, ("simplified", shape[-2:]), lambda: super(Documents, self).simplified(shape) is full
+        )
+        return full if sees_all else self
 
     def select(self, batch: Index, heads: Index) -> Mask:
         return Documents(_take(self.ids, 0, batch))

@@ -206,6 +206,9 @@ class MaskOnly(MaskView):
     def score_bias(self, at: Grid) -> Tensor | None:
         return None
 
+    def band(self, T: int, S: int) -> Band | None:
+        return self.inner.band(T, S)
+
     def first_position(self, T: int, S: int) -> int:
         return self.inner.first_position(T, S)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -98,14 +99,25 @@ class RunningSums:
     def __add__(self, other: RunningSums) -> RunningSums:
         return RunningSums(self.sums + other.sums, self.tallies + other.tallies)
 
-    def queries(self, name: str, head: int) -> float:
-        """The number of queries for which a score is defined."""
-        return float(self.sums[1, NAMES.index(name), head])
+    def split(self, layers: int) -> list[RunningSums]:
+        """The sums of each of so many layers, whose heads lie one layer after another."""
+        parts = zip(self.sums.chunk(layers, -1), self.tallies.split(layers), strict=True)
+        return [RunningSums(sums.contiguous(), tallies) for sums, tallies in parts]
+
+    def queries(self, name: str) -> Tensor:
+        """The number of queries for which a score is defined, (H,)."""
+        return self.sums[1, NAMES.index(name)]
+
+    @cached_property
+    def _numbers(self) -> list[list[list[float]]]:
+        """The sums by score and head; reading tensors one by one takes most of the time of a table."""
+        numbers: list[list[list[float]]] = self.sums.permute(1, 2, 0).tolist()
+        return numbers
 
     def estimate(self, name: str, head: int) -> Estimate:
         """A score of one head with its baselines and its interval."""
         names = [*(f"{x}{y}" for x in SUMS for y in ("", "_n")), *MOMENTS]
-        sums = dict(zip(names, self.sums[:, NAMES.index(name), head].tolist(), strict=True))
+        sums = dict(zip(names, self._numbers[NAMES.index(name)][head], strict=True))
         value, null, relabelled, without_sink, positional = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
         low, high = ratio_interval(value, sums["value_n"], *(sums[x] for x in MOMENTS))
         if name != "distance":
@@ -122,13 +134,17 @@ def sum_pieces(
     """Sum scores (B, H, T) over pieces of texts, and count: (2, scores, B, H, pieces) in float64."""
     B, H, T = shape
     sums = torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
+    if not scores:
+        return sums
     # max: an empty map has no query, and no piece.
     piece = torch.arange(T, device=device) * pieces // max(T, 1)
-    for name, (values, defined) in scores.items():
-        defined = defined.expand(shape)
-        values = values.expand(shape).double().masked_fill(~defined, 0.0)
-        sums[0, NAMES.index(name)].index_add_(-1, piece, values)
-        sums[1, NAMES.index(name)].index_add_(-1, piece, defined.double())
+    # A product with 0 and 1: the same bits every time, on a GPU, too, where index_add_ has no order.
+    is_in = (piece.unsqueeze(-1) == torch.arange(pieces, device=device)).double()  # (T, pieces)
+    defined = torch.stack([score.defined.expand(shape) for score in scores.values()])  # (scores, B, H, T)
+    values = torch.stack([score.values.to(torch.float64).expand(shape) for score in scores.values()])
+    rows = [NAMES.index(name) for name in scores]
+    sums[0, rows] = values.masked_fill_(~defined, 0.0) @ is_in
+    sums[1, rows] = defined.double() @ is_in
     return sums
 
 
@@ -156,6 +172,7 @@ def ratio_interval(
     return ratio - reach, ratio + reach
 
 
+@cache
 def students_t(freedom: int, share: float = 0.95) -> float:
     """The two-sided quantile of Student's t distribution, for a confidence level `share`.
 

@@ -8,6 +8,7 @@ which does. This file knows sums; it does not know maps.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,13 @@ from torch import Tensor
 from regard.heads.measures.sink import find_sink_keys
 
 MOST_TOKENS = 16  # token ids that are kept of each head
+
+
+class BestTarget(NamedTuple):
+    """The position, offset or token id with the most attention, None for none, and its mean weight."""
+
+    target: int | None
+    share: float
 
 
 def _nothing(*shape: int) -> Tensor:
@@ -63,33 +71,41 @@ class Tallies:
         )
         return Tallies(keys, offsets, _merge(torch.cat([self.tokens, other.tokens], 1)))  # type: ignore[arg-type]
 
-    def best_key(self, head: int, queries: float) -> tuple[int | None, float]:
-        """The position with the largest mean weight and that weight; `queries` see anything."""
-        return _best(self.keys[:, head], queries)
+    def split(self, layers: int) -> list[Tallies]:
+        """The tallies of each of so many layers, whose heads lie one layer after another."""
+        keys, offsets = (x.chunk(layers, 1) for x in (self.keys, self.offsets))
+        tokens = self.tokens.chunk(layers)
+        return [
+            Tallies(*(x.contiguous() for x in layer)) for layer in zip(keys, offsets, tokens, strict=True)
+        ]
 
-    def best_offset(self, head: int, queries: float) -> tuple[int | None, float]:
-        """The offset, 2 or more, with the largest mean weight, and that weight."""
-        sums = self.offsets[:, head].clone()
+    def best_keys(self, queries: Tensor) -> list[BestTarget]:
+        """The position with the largest mean weight, of each head; `queries` (H,) of it see anything."""
+        return _best(self.keys, queries)
+
+    def best_offsets(self, queries: Tensor) -> list[BestTarget]:
+        """The offset, 2 or more, with the largest mean weight, of each head."""
+        sums = self.offsets.clone()
         # Offsets 0 and 1 have scores of their own, itself and previous_token.
-        sums[:, :2] = 0.0
+        sums[..., :2] = 0.0
         return _best(sums, queries)
 
-    def best_token(self, head: int) -> tuple[int | None, float]:
-        """The token id that received the most in all, and its mean weight over the queries that see one."""
-        table = self.tokens[head]
-        table = table[table[:, 2] > 0]
-        if not len(table):
-            return None, 0.0
-        token, mass, queries = table[table[:, 1].argmax()].tolist()
-        return int(token), mass / queries
+    def best_tokens(self) -> list[BestTarget]:
+        """The token id that received the most in all, and its mean over the queries that see one."""
+        mass = self.tokens[..., 1].masked_fill(self.tokens[..., 2] <= 0, -1.0)
+        best = self.tokens.gather(1, mass.argmax(-1)[:, None, None].expand(-1, -1, 3))[:, 0].tolist()
+        return [
+            BestTarget(int(token), received / queries) if queries > 0 else BestTarget(None, 0.0)
+            for token, received, queries in best
+        ]
 
 
-def _best(sums: Tensor, queries: float) -> tuple[int | None, float]:
-    """The index with the largest mean of (2, S) sums and counts, and that mean."""
+def _best(sums: Tensor, queries: Tensor) -> list[BestTarget]:
+    """The index with the largest mean of (2, H, S) sums and counts, and that mean, of each head."""
     received, seeing = sums
-    found = find_sink_keys(received, seeing, torch.tensor([int(queries)], device="cpu"))
-    key = int(found.keys)
-    return (None if key < 0 else key), float(found.shares)
+    keys, shares = find_sink_keys(received, seeing, queries.long().unsqueeze(-1))
+    pairs = zip(keys.tolist(), shares.tolist(), strict=True)
+    return [BestTarget(None if key < 0 else key, share) for key, share in pairs]
 
 
 def _merge(tokens: Tensor) -> Tensor:
@@ -97,7 +113,8 @@ def _merge(tokens: Tensor) -> Tensor:
     ids = tokens[..., 0]
     same = (ids.unsqueeze(-1) == ids.unsqueeze(-2)) & (ids >= 0).unsqueeze(-1)  # (H, n, n)
     sums = same.double() @ tokens[..., 1:]
-    is_first = ~same.tril(-1).any(-1) & (ids >= 0)
+    earlier = torch.ones(same.shape[1:], dtype=torch.bool, device=same.device).tril(-1)
+    is_first = ~(same & earlier).any(-1) & (ids >= 0)
     merged = torch.cat([ids.unsqueeze(-1), sums], -1).masked_fill(~is_first.unsqueeze(-1), -1.0)
     order = merged[..., 1].argsort(dim=1, descending=True, stable=True)[:, :MOST_TOKENS]
     return merged.gather(1, order.unsqueeze(-1).expand(-1, -1, 3))

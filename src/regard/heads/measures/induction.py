@@ -1,7 +1,8 @@
 """Induction and duplicate scores: attention to what followed earlier copies of a token, and to the copies.
 
-Only pairs of equal tokens matter, so positions are sorted by token and cut into blocks that hold all pairs:
-at most T · n weights are computed for blocks of n, instead of T². This file knows tokens and maps.
+On a GPU a kernel compares the tokens of all pairs while it passes over the map. Elsewhere only pairs of equal
+tokens are computed: positions are sorted by token and cut into blocks that hold all pairs, at most T · n
+weights for blocks of n, instead of T². This file knows tokens and maps.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, kernels
 
 BLOCK = 48  # positions whose pairs are computed together
 MAX_WEIGHTS = 1 << 22  # that are computed at a time
@@ -32,6 +33,22 @@ class TokenBlock(NamedTuple):
 
     queries: Tensor
     keys: Tensor
+
+
+def copy_mass_by_kernel(m: AttentionMap, ids: Tensor, is_token: Tensor | None) -> CopyMass | None:
+    """`copy_mass` in two passes over the map on a GPU; None if the kernels do not support the map.
+
+    `is_token` (B, S), if given, is False for padding, which is no copy of anything.
+    """
+    if m.device.type != "cuda" or bool(m.precise.large.any()):  # large scores are computed in float64
+        return None
+    if is_token is not None:
+        # A number of its own for each place, which no token has.
+        ids = ids.where(is_token, -1 - torch.arange(ids.shape[1], device=ids.device))
+    no_token = torch.iinfo(ids.dtype).min
+    after = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=no_token)  # the token before each key
+    sums = [kernels.pair_sums(m, ids, key_ids) for key_ids in (ids, after)]
+    return None if sums[0] is None or sums[1] is None else CopyMass(sums[0], sums[1])
 
 
 def copy_mass(m: AttentionMap, ids: Tensor, blocks: Sequence[Sequence[TokenBlock]]) -> CopyMass:

@@ -1,7 +1,7 @@
 """Measures the maps of one text, or of a batch of texts: running sums of the head scores, one set a layer.
 
-One layer is measured at a time, and only sums are kept of it. Layers of the same shape and mask share their
-visible keys and their baselines.
+Layers of the same shape and mask share their visible keys and their baselines, and are measured together as
+far as memory allows (`layer_stack.py`). Only sums are kept of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attention.tensors import check_tensor, check_whole_numbers
 from regard.heads.corpus_survey.running_sums import BLOCKS, RunningSums, sum_pieces
 from regard.heads.corpus_survey.tallies import Tallies
+from regard.heads.measures.layer_stack import PendingLayer, can_join, join_maps, join_statistics
 from regard.heads.measures.linear_scores import linear_scores
 from regard.heads.measures.query_scores import KnownStatistics, Options, TextScorer
 from regard.heads.measures.without_sink import without_sink
@@ -45,7 +46,7 @@ def measure(
     scorers: list[TextScorer] | None = None,
     patches: Sequence[PatchAxes | None] | None = None,
 ) -> Iterator[MeasuredLayer]:
-    """Measure every layer.
+    """Measure every layer, several at a time where they have the same text, shape and mask.
 
     `ids` (B, S) are the tokens of all layers, or a list with those of each; `is_token`, boolean, belongs to
     ids of its shape. `crossed` says which layers attend to another text; `statistics` are those of every map,
@@ -55,6 +56,7 @@ def measure(
     """
     scorers = [] if scorers is None else scorers
     known = None if statistics is None else iter(statistics)
+    stack: list[PendingLayer] = []
     for number, m in enumerate(maps):
         # The tokens of this layer, and whether they are padding, if they are of the same text.
         is_crossed = crossed is not None and crossed[number]
@@ -80,7 +82,22 @@ def measure(
                 patches=layer_patches,
             )
             scorers.append(scorer)
-        yield MeasuredLayer(_measure(m, scorer, None if known is None else next(known), single), m)
+        layer = PendingLayer(m, scorer, None if known is None else next(known))
+        if stack and not can_join(stack, layer):
+            yield from _measure_stack(stack, single)
+            stack = []
+        stack.append(layer)
+    if stack:
+        yield from _measure_stack(stack, single)
+
+
+def _measure_stack(stack: Sequence[PendingLayer], single: bool) -> Iterator[MeasuredLayer]:
+    """Measure layers that can be joined."""
+    maps = [layer.map for layer in stack]
+    softmax_maps = [m for m in maps if isinstance(m, AttentionMap)]  # linear layers are not joined
+    joined = join_maps(softmax_maps) if softmax_maps else maps[0]
+    sums = _measure(joined, stack[0].scorer, join_statistics(stack), single)
+    yield from map(MeasuredLayer, sums.split(len(stack)), maps)
 
 
 def _measure(
@@ -89,7 +106,7 @@ def _measure(
     statistics: KnownStatistics | None,
     single: bool,
 ) -> RunningSums:
-    """The running sums of one layer."""
+    """The running sums of a layer, or of layers joined."""
     B, H, T, S = m.matrix
     if isinstance(m, LinearAttentionMap):
         scores, null = linear_scores(m, scorer)

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.maps import AttentionMap
 
 MOST_ROWS = 256
-MAX_WEIGHTS = 1 << 22  # that are computed at a time
+MAX_WEIGHTS, MAX_WEIGHTS_ON_GPU = 1 << 22, 1 << 26  # that are computed at a time
 
 
 def sample_rows(T: int, device: torch.device) -> Tensor:
@@ -29,25 +29,13 @@ def offset_sums(m: AttentionMap, rows: Tensor, count: bool = False) -> Tensor:
     """
     B, H, _, S = m.matrix
     sums = m.lse.new_zeros(B, H, S)
-    keys = torch.arange(S, device=m.device)
-    for part in torch.split(rows, max(1, MAX_WEIGHTS // max(1, B * H * S))):
-        back = (part + m.first_position).unsqueeze(-1) - keys  # (rows, S)
-        # Later keys (back < 0) have no offset back; they are summed at 0 as zeros.
-        tile = m.tile(part, slice(0, S)).where(back >= 0, 0.0).to(sums)
+    offsets = torch.arange(S, device=m.device)
+    most = MAX_WEIGHTS if m.device.type == "cpu" else MAX_WEIGHTS_ON_GPU
+    for part in torch.split(rows, max(1, most // max(1, B * H * S))):
+        keys = (part + m.first_position).unsqueeze(-1) - offsets  # (rows, S): the key at each offset
+        tile = m.tile(part, slice(0, S)).to(sums)
         tile = (tile > 0).to(sums) if count else tile
-        sums.scatter_add_(2, back.clamp(min=0).flatten().expand(B, H, -1), tile.flatten(2))
+        # Gathered: on a GPU scatter_add_ takes longer, and its bits differ from run to run.
+        by_offset = tile.gather(3, keys.clamp(0, S - 1).expand(B, H, -1, -1))
+        sums += by_offset.where(keys >= 0, 0.0).sum(2)
     return sums
-
-
-def weights_at_offsets(m: AttentionMap, offsets: Tensor) -> Tensor:
-    """The weight of every query on the key n tokens back, n (B, H) for each head, −1 for none: (B, H, T)."""
-    B, H, T, _ = m.matrix
-    weights = m.lse.new_zeros(B, max(H, offsets.shape[1]), T)
-    for offset in sorted({n for n in offsets.flatten().tolist() if n >= 0}):
-        start = m.first_position - offset
-        entries = m.diagonal(start)
-        first = max(0, -start)
-        column = m.lse.new_zeros(B, H, T)
-        column[..., first : first + entries.shape[-1]] = entries
-        weights = torch.where((offsets == offset).unsqueeze(-1), column, weights)
-    return weights

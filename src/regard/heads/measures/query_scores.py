@@ -8,16 +8,20 @@ diagonal, a few columns, some rows and the pairs of equal tokens; no T×S matrix
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from regard.attention.masks.named_masks import window as window_mask
+from regard.attention.masks.position_masks import causal
 from regard.heads.corpus_survey.tallies import MOST_TOKENS, Tallies
+from regard.heads.measures.chosen_keys import mass_on, sees, sees_any, several_columns, weights_on
 from regard.heads.measures.eviction import eviction_loss_from_sums
-from regard.heads.measures.induction import TokenBlock, copy_mass, find_blocks
-from regard.heads.measures.offsets import offset_sums, sample_rows, weights_at_offsets
+from regard.heads.measures.induction import TokenBlock, copy_mass, copy_mass_by_kernel, find_blocks
+from regard.heads.measures.offsets import offset_sums, sample_rows
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.measures.sink import find_sink_keys
 from regard.heads.measures.visibility import Visibility, find_visibility
@@ -81,6 +85,19 @@ class MapScores(NamedTuple):
     positional: dict[str, QueryScore]
     """The scores of equal tokens that attention to the same distance, whatever is there, would have."""
     tallies: Tallies
+
+
+class TokenGroups(NamedTuple):
+    """The keys of a text, grouped by their token."""
+
+    places: Tensor
+    """(n,): the keys that are no padding."""
+    tokens: Tensor
+    """(m,): the tokens that occur, each once."""
+    which: Tensor
+    """(n,): the index of the token of each key."""
+    seeing: Tensor
+    """(h, m): how many queries see a key of each token."""
 
 
 class TextScorer:
@@ -152,10 +169,14 @@ class TextScorer:
             statistics = m.statistics()
         keys, active = self.visibility.keys, self._active_queries()
         sink_key = self._find_sink_keys(statistics)
-        sees_sink = columns(self.visibility.uniform, sink_key) > 0
+        # The columns of the sink, and of the first keys that a cache would keep.
+        first = self.first_keys(0 if self.crossed else self.options.policy[0])  # (B, n)
+        chosen = torch.cat([sink_key.unsqueeze(-1), first.unsqueeze(1).expand(-1, sink_key.shape[1], -1)], -1)
+        column, *first_columns = several_columns(m, chosen).unbind(-1)
+        sees_sink = sees(self.visibility.uniform, sink_key[:, :, None, None])[..., 0]
         relative = statistics.entropy / keys.clamp(min=2).log()
         scores = {
-            "sink": QueryScore(columns(m, sink_key), sees_sink & active & (sink_key >= 0).unsqueeze(-1)),
+            "sink": QueryScore(column, sees_sink & active),
             "entropy": QueryScore(statistics.entropy, active),
             "normalised_entropy": QueryScore(relative, active & (keys > 1)),  # one key leaves no choice
         }
@@ -165,7 +186,8 @@ class TextScorer:
         positional: dict[str, QueryScore] = {}
         tallies = self._tally_keys(statistics.received)
         if not self.crossed:
-            self._add_position_scores(m, statistics, null, scores)
+            kept = zip(first.T.view(-1, len(first), 1, 1), first_columns, strict=True)
+            self._add_position_scores(m, statistics, null, scores, kept)
             self._add_token_scores(m, null, scores)
             tallies |= self._add_offset_score(m, scores, positional)
         if self.ids is not None:
@@ -200,10 +222,14 @@ class TextScorer:
         stats: KnownStatistics,
         null: dict[str, QueryScore] | None,
         scores: dict[str, QueryScore],
+        kept: Iterable[tuple[Tensor, Tensor]],
     ) -> None:
-        """Add the scores that compare the positions of queries and keys."""
+        """Add the scores that compare the positions of queries and keys.
+
+        `kept` are the first keys, which a cache keeps, and their columns.
+        """
         active, positions = self._active_queries(), self.positions()
-        near, (sinks, window) = self.options.near, self.options.policy
+        near, (_, window) = self.options.near, self.options.policy
         band = diagonal_mass(m, near, window)
         has_previous = (positions > 0).expand(active.shape)
         if self.is_token_key is not None:
@@ -216,7 +242,6 @@ class TextScorer:
         scores["distance"] = QueryScore(stats.distance, torch.zeros_like(active) if later else active)
         if later:
             return
-        kept = ((key.view(-1, 1, 1), columns(m, key.view(-1, 1))) for key in self.first_keys(sinks))
         loss = eviction_loss_from_sums(self.row_sums(m), band.latest, kept, positions, window)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
         loses = (
@@ -261,11 +286,10 @@ class TextScorer:
         num_rows = active[..., self._rows].sum(-1, keepdim=True)
         distant = torch.arange(counts.shape[-1], device=self.device) >= 2  # the others have their own scores
         offsets = find_sink_keys(sums, counts * distant, num_rows).keys  # (B, H), −1 for none
-        values = weights_at_offsets(m, offsets)  # (B, H, T)
         keys = (positions - offsets.unsqueeze(-1)).where(offsets.unsqueeze(-1) >= 0, -1)  # (B, H, T)
-        first = self.first_keys(1)[0].view(-1, 1, 1)
-        sees = weights_at_offsets(self._without_padding(self.visibility.uniform), offsets) > 0
-        controls = active & sees & (keys > first)
+        values = weights_on(m, keys)  # (B, H, T)
+        first = self.first_keys(1).unsqueeze(1)  # (B, 1, 1)
+        controls = active & sees(self.visibility.uniform, keys.unsqueeze(-1))[..., 0] & (keys > first)
         if self.ids is not None:
             tokens = self.ids[:, positions].unsqueeze(1)  # (B, 1, T)
 
@@ -286,33 +310,39 @@ class TextScorer:
     ) -> dict[str, Tensor]:
         """Add the score of the token id whose keys, wherever they stand, receive the most together."""
         assert self.ids is not None
-        B, H, T, _ = m.matrix
+        B, H, T, S = m.matrix
         active = self._active_queries().expand(B, H, T)
-        values, defined = m.lse.new_zeros(B, H, T), torch.zeros_like(active)
-        uniform = self._without_padding(self.visibility.uniform)
+        is_key = torch.zeros(B, H, S, dtype=torch.bool, device=self.device)  # of the token of each head
         tables = []
+        for b, (places, tokens, which, seeing) in enumerate(self._token_groups):
+            mass = received.new_zeros(H, len(tokens)).index_add_(1, which, received[b][:, places])
+            shares = torch.minimum(mass, seeing)
+            best = find_sink_keys(shares, seeing.expand(H, -1), active[b].sum(-1, keepdim=True)).keys
+            top = shares.topk(min(MOST_TOKENS, len(tokens))).indices  # (H, n)
+            seen_by = seeing.expand(H, -1).gather(1, top)
+            tables.append(torch.stack([tokens[top].double(), shares.gather(1, top), seen_by], -1))
+            is_key[b, :, places] = which == best.unsqueeze(-1)
+        defined = active & sees_any(self.visibility.uniform, is_key)
+        scores["one_token"] = QueryScore(mass_on(m, is_key), defined)
+        return {"tokens": torch.cat(tables, 1)}
+
+    @cached_property
+    def _token_groups(self) -> list[TokenGroups]:
+        """The keys of every text by their token."""
+        assert self.ids is not None
+        groups = []
         for b, row in enumerate(self.ids):
             places = torch.arange(len(row), device=self.device)
             if self.is_token_key is not None:
                 places = places[self.is_token_key[b]]
             tokens, which = row[places].unique(return_inverse=True)
-            mass = received.new_zeros(H, len(tokens)).index_add_(1, which, received[b][:, places])
             # Queries that see some key of the token: those of the key that most see. Fewer than there are,
             # under a sliding window that several of them share; the score itself counts exactly.
-            seeing = self.visibility.queries[b][:, places].expand(H, -1)
-            sees = torch.zeros_like(mass).scatter_reduce_(1, which.expand(H, -1), seeing.to(mass), "amax")
-            shares = torch.minimum(mass, sees)
-            best = find_sink_keys(shares, sees, active[b].sum(-1, keepdim=True)).keys.tolist()
-            top = shares.topk(min(MOST_TOKENS, len(tokens))).indices  # (H, n)
-            table = torch.stack([tokens[top].double(), shares.gather(1, top), sees.gather(1, top)], -1)
-            tables.append(table)
-            for h, token in enumerate(best):
-                if token >= 0:
-                    keys = places[which == token]
-                    values[b, h] = _mass_on(m, b, h, keys)
-                    defined[b, h] = _mass_on(uniform, b, h, keys) > 0
-        scores["one_token"] = QueryScore(values, active & defined)
-        return {"tokens": torch.cat(tables, 1)}
+            queries = self.visibility.queries[b][:, places]
+            seeing = queries.new_zeros(len(queries), len(tokens))
+            seeing.scatter_reduce_(1, which.expand(len(queries), -1), queries, "amax")
+            groups.append(TokenGroups(places, tokens, which, seeing))
+        return groups
 
     def row_sums(self, m: AttentionMap) -> Tensor:
         """The sum of every row's weights, (B, H, T): 1, less the share of a sink logit."""
@@ -321,14 +351,12 @@ class TextScorer:
         share = (m.sinks.double().view(-1, 1) - m.precise_lse()).exp()
         return 1.0 - share.to(m.dtype)
 
-    def first_keys(self, n: int) -> list[Tensor]:
-        """The first n keys of every text that are no padding, (B,) each."""
+    def first_keys(self, n: int) -> Tensor:
+        """The first n keys of every text that are no padding, (B, n), or as many as there are."""
         B, _, _, S = self.matrix
-        n = min(n, S)
         if self.is_token_key is None:
-            return [torch.full((B,), i, device=self.device) for i in range(n)]
-        order = (~self.is_token_key).byte().argsort(dim=1, stable=True)
-        return list(order[:, :n].unbind(1))
+            return torch.arange(min(n, S), device=self.device).expand(B, -1)
+        return (~self.is_token_key).byte().argsort(dim=1, stable=True)[:, :n]
 
     @cached_property
     def _blocks(self) -> list[list[TokenBlock]]:
@@ -345,7 +373,8 @@ class TextScorer:
         """Add the scores that depend on which tokens are equal."""
         if self.ids is None:
             return
-        pairs = copy_mass(m, self.ids, self._blocks)
+        pairs = copy_mass_by_kernel(m, self.ids, self.is_token_key)
+        pairs = pairs or copy_mass(m, self.ids, self._blocks)
         for name, mass in (("duplicate", pairs.copies), ("induction", pairs.after)):
             # A score is defined where uniform attention gives some mass to such a key.
             scores[name] = QueryScore(mass, mass > 0 if null is None else null[name].defined)
@@ -375,25 +404,6 @@ class TextScorer:
         return scores
 
 
-def columns(m: AttentionMap, keys: Tensor) -> Tensor:
-    """The weights of all queries on one key for each text and head, keys (B, H or 1): (B, H, T)."""
-    B, H, T, _ = m.matrix
-    weights = m.lse.new_zeros(B, max(H, keys.shape[1]), T)
-    for key in sorted(set(keys.flatten().tolist())):
-        if key >= 0:
-            column = m.tile(slice(None), slice(key, key + 1))[..., 0]
-            weights = torch.where((keys == key).unsqueeze(-1), column, weights)
-    return weights
-
-
-def _mass_on(m: AttentionMap, b: int, h: int, keys: Tensor) -> Tensor:
-    """The mass (T,) of every query on some keys, for a text and a head, or the one that stands for all."""
-    h = min(h, m.matrix[1] - 1)
-    one = m.select(slice(b, b + 1), slice(h, h + 1))
-    weights: Tensor = one.tile(slice(None), keys)[0, 0].sum(-1)
-    return weights
-
-
 class DiagonalMass(NamedTuple):
     """Sums of weights beside the diagonal, (B, H, T) each."""
 
@@ -405,20 +415,12 @@ class DiagonalMass(NamedTuple):
 
 def diagonal_mass(m: AttentionMap, near: int, latest: int) -> DiagonalMass:
     """The weight on a query's own position, on the one before, and on the `near` and `latest` last ones."""
-    B, H, T, S = m.matrix
-    first = m.first_position
-    reach = max(near, latest, 2)
-    step = max(reach, 64)
-    masses = DiagonalMass(*(m.lse.new_zeros(B, H, T) for _ in range(4)))
-    for i in range(0, T, step):
-        # A tile of some rows, with the keys that any of them needs.
-        rows = slice(i, min(i + step, T))
-        keys = slice(max(0, first + i - reach + 1), max(0, min(S, first + rows.stop)))
-        tile = m.tile(rows, keys)  # (B, H, rows, keys)
-        back = torch.arange(rows.start + first, rows.stop + first, device=m.device).view(-1, 1)
-        back = back - torch.arange(keys.start, keys.stop, device=m.device)  # distance to each key
-        past = back >= 0
-        parts = (back == 0, back == 1, past & (back < near), past & (back < latest))
-        for mass, part in zip(masses, parts, strict=True):
-            mass[:, :, rows] = tile.where(part, 0.0).sum(-1)
-    return masses
+    near_mass, latest_mass = (m.mass(causal & window_mask(n)) for n in (near, latest))
+    return DiagonalMass(_diagonal(m, 0), _diagonal(m, 1), near_mass, latest_mass)
+
+
+def _diagonal(m: AttentionMap, back: int) -> Tensor:
+    """The weight of every query on the key `back` positions before it, (B, H, T); 0 without one."""
+    entries = m.diagonal(m.first_position - back)
+    first = max(0, back - m.first_position)
+    return torch.nn.functional.pad(entries, (first, m.matrix[2] - first - entries.shape[-1]))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends.tiles import visits_between
+from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask, grid
 from regard.attention.masks.views import MaskOnly
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
@@ -49,6 +50,12 @@ def find_visibility(m: AttentionMap | LinearAttentionMap, is_token: Tensor | Non
     counted = torch.ones(1, 1, T, device=device)
     if is_token is not None:
         counted = is_token[:, None].to(device, torch.float32)
+    band = mask.band(T, S)
+    if band is not None and T and S:
+        keys, queries = _count_in_band(band, counted.expand(B, H, T), S)
+        # The first query has the most keys after it.
+        later = min(S - T + (S if band.ahead is None else band.ahead), S - 1) > first
+        return Visibility(_uniform(m, mask, H, keys), keys, queries, later)
     keys, queries = torch.zeros(B, H, T, device=device), torch.zeros(B, H, S, device=device)
     later = False
     edges = [*range(0, T, TILE), T], [*range(0, S, TILE), S]
@@ -70,6 +77,23 @@ def find_visibility(m: AttentionMap | LinearAttentionMap, is_token: Tensor | Non
             after = torch.arange(column.keys.start, column.keys.stop, device=device) > positions
             later = later or bool((allowed & after).any())
     return Visibility(_uniform(m, mask, H, keys), keys, queries, later)
+
+
+def _count_in_band(band: Band, counted: Tensor, S: int) -> tuple[Tensor, Tensor]:
+    """The visible keys (B, H, T) of each query, and the queries (B, H, S) that see each key.
+
+    `counted` (B, H, T) is 1 for the queries that count.
+    """
+    T, device = counted.shape[-1], counted.device
+    behind, ahead = (S if limit is None else limit for limit in band)
+    positions = torch.arange(S - T, S, device=device)
+    first, stop = (positions - behind).clamp(0, S), (positions + ahead + 1).clamp(0, S)
+    keys = (stop - first).clamp(min=0).to(counted).expand(counted.shape)
+    # The number of queries before each, and of those in the band of each key.
+    before = torch.nn.functional.pad(counted.cumsum(-1), (1, 0))  # (B, H, T + 1)
+    own = torch.arange(S, device=device) - (S - T)  # the query at the position of each key
+    first, stop = (own - ahead).clamp(0, T), (own + behind + 1).clamp(0, T)
+    return keys, before[..., torch.maximum(stop, first)] - before[..., first]
 
 
 def uniform(m: AttentionMap | LinearAttentionMap) -> AttentionMap:

@@ -32,9 +32,8 @@ def without_sink(
     positions, keys = scorer.positions(), sink_key.unsqueeze(-1)  # (T,), (B, H, 1)
     back = positions - keys  # distance to the sink, (B, H, T)
     sinks, window = scorer.options.policy
-    kept_first = torch.zeros_like(keys, dtype=torch.bool)
-    for key in scorer.first_keys(sinks) if not scorer.crossed else ():
-        kept_first |= keys == key.view(-1, 1, 1)
+    first = scorer.first_keys(0 if scorer.crossed else sinks).unsqueeze(1)  # (B, 1, n)
+    kept_first = (keys == first).any(-1, keepdim=True)  # (B, H, 1)
     includes_sink = {  # whether a score included the sink's weight
         "previous_token": back == 1,
         "itself": back == 0,

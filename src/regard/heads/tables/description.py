@@ -181,6 +181,7 @@ def assemble(
     rows = []
     for number, (layer, layer_sums) in enumerate(zip(layers, sums, strict=True)):
         stack, layer_number = split_key(layer.key)
+        targets = find_targets(layer_sums, None if shuffled is None else shuffled[number])
         for i, (head, kv_head) in enumerate(zip(layer.heads, layer.kv_heads, strict=True)):
             estimates = {name: layer_sums.estimate(name, i) for name in NAMES}
             if repeats is not None:
@@ -193,19 +194,18 @@ def assemble(
             scores = {
                 name: _score(x, of_shuffled.get(name), shuffled is not None) for name, x in estimates.items()
             }
-            targets = find_targets(layer_sums, None if shuffled is None else shuffled[number], i)
-            labels = earned_labels(estimates, targets)
+            labels = earned_labels(estimates, targets[i])
             rows.append(
                 HeadRow(
                     layer_number,
                     head,
                     kv_head,
                     labels,
-                    targets.sink_key,
+                    targets[i].sink_key,
                     scores,
                     stack,
-                    offset=targets.offset,
-                    token=targets.token,
+                    offset=targets[i].offset,
+                    token=targets[i].token,
                 )
             )
     how: Literal["text", "labels"] = "labels" if shuffled is None else "text"

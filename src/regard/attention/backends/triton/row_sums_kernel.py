@@ -1,5 +1,7 @@
 """Sums the rows of the attention matrix in Triton, under any mask, each key times a gain if there is one: Au.
 
+With ids it sums only the weights on earlier keys that have the number of the query.
+
 One program takes one block of queries past the key blocks it sees, as pooling does, and keeps one sum a row.
 """
 
@@ -23,11 +25,15 @@ from regard.attention.backends.triton.tile import (
 
 @triton.jit
 def row_sums_kernel(
-    q, k, k_tma, lse, gain, sums, slopes, lists, band,
+    q, k, k_tma, lse, gain, ids, key_ids, sums, slopes, lists, band,
     q_step, k_step, heads, group, T, S, factor, cap,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a block of rows. gain, if given, multiplies the weights of each key of each head."""
+    """The sums of a block of rows. gain, if given, multiplies the weights of each key of each head.
+
+    ids and key_ids (B, S), if given: an earlier key counts if its number in key_ids is that of the query in
+    ids.
+    """
     blocks = tl.cdiv(T, ROWS)
     block = blocks - 1 - tl.program_id(0) % blocks
     head = (tl.program_id(0) // blocks).to(tl.int64)
@@ -40,6 +46,10 @@ def row_sums_kernel(
     first_row = block * ROWS
     row = first_row + tl.arange(0, ROWS)
     inside = row < T
+    own_ids = None
+    if ids is not None:
+        key_ids += b * S
+        own_ids = tl.load(ids + b * S + row + S - T, mask=inside, other=0)
     query = load_rows(q + b * q_step[0] + h * q_step[1], q_step, first_row, inside, D, ROWS, D_PAD)
     level = tl.load(lse + head * T + row, mask=inside, other=float("-inf"))
     # A query that sees no key has no weights; nor has a place without a query.
@@ -65,7 +75,7 @@ def row_sums_kernel(
             start, stop = full_last, last
         if part != 0 or (lists is None and band.behind is not None):
             total = _past_keys(
-                total, query, level, row + S - T, gain, k, k_tma, lists, band, k_step,
+                total, query, level, row + S - T, gain, own_ids, key_ids, k, k_tma, lists, band, k_step,
                 b.to(tl.int32), g.to(tl.int32), S, factor, cap, slope, start, stop, part != 1,
                 D, D_PAD, ROWS, COLS, PRECISION,
             )  # fmt: skip
@@ -74,7 +84,7 @@ def row_sums_kernel(
 
 @triton.jit
 def _past_keys(
-    total, query, level, position, gain, k, k_tma, lists, band, k_step,
+    total, query, level, position, gain, own_ids, key_ids, k, k_tma, lists, band, k_step,
     b, g, S, factor, cap, slope, start, stop,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -92,12 +102,18 @@ def _past_keys(
             allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
         if gain is not None:
             own_gain = tl.load(gain + key, mask=key < S, other=0.0)[None, :]
+        same = None
+        if own_ids is not None:
+            numbers = tl.load(key_ids + key, mask=key < S, other=0)
+            same = (numbers[None, :] == own_ids[:, None]) & (key[None, :] < position[:, None])
 
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
         weight = tl.exp2(score - level[:, None])
         if gain is not None:
             weight *= own_gain
+        if own_ids is not None:
+            weight = tl.where(same, weight, 0.0)
         if PARTIAL:
             weight = tl.where(allowed, weight, 0.0)
         total += tl.sum(weight, 1)
