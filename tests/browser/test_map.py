@@ -211,16 +211,16 @@ def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Callable[..., 
     state(page, lambda at: "zoom" not in at)
 
 
-def test_sixteen_bits_are_read_as_they_were_written(
+def test_rounded_numbers_are_read_as_they_were_written(
     page: Page, seen: Capture, saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "FINE", 0)  # as in a large file
     page.goto(f"{saved(seen)}#layer=1&head=3&row=150&col=141&x=140&y=150&zoom=30")
-    assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), rel=0.01)
+    assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), abs=0.03)
     page.mouse.move(*cell_point(page, 150, 141))
     true = float(seen[1, 3][0, 150, 141])
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=0.01))
-    expect(page.locator(".map-notes")).to_contain_text(re.compile(r"within 0\.\d+% of the library's"))
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, abs=0.03))
+    expect(page.locator(".map-notes")).to_contain_text(re.compile(r"within [\d.]+ percentage points of"))
 
 
 def test_two_fingers(page: Page, seen: Capture, saved: Callable[..., str]) -> None:

@@ -248,7 +248,7 @@ def test_a_chosen_next_token_stays_in_another_run_and_goes_with_its_query(page: 
     position, token = next(
         (t, int(one)) for t in range(10, 30) for one in likely[0][t] if one not in likely[1][t]
     )
-    page.goto(f"{serve([own, cut]).address}#view=text&shade=logit&row={position}&token={token}")
+    page.goto(f"{serve([own, cut]).address}#view=text&shade=logit&row={position}&next={token}")
     choice = page.locator("#view-text").get_by_label("Next token", exact=True)
     expect(choice).to_have_value(str(token))
     page.goto(link(page) + "&text=1")

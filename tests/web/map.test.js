@@ -159,8 +159,8 @@ test("a layer's numbers", () => {
 });
 
 test("a saved file's error is rounded up", () => {
-  assert.match(precisionNote({ relative: 0.00231, rows: 8 }), /0\.3%.* 8 /);
-  assert.match(precisionNote({ relative: 0, rows: 8 }), /0\.000[12]%/);
+  assert.match(precisionNote({ absolute: 0.00231, rows: 8 }), /0\.3 p.* 8 /);
+  assert.match(precisionNote({ absolute: 0, rows: 8 }), /0\.000[12] p/);
 });
 
 const layers = [

@@ -117,6 +117,8 @@ class Contents:
         """The numbers of texts and edited runs that are gone: a number is never used again."""
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
         self.repeats, self.survey = repeats, survey
+        self.lookup: dict[str, Any] | None = None
+        """What `record_lookup` recorded, for a page without a model."""
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self._maps: LRUCache[LayerMap] = LRUCache(CACHED_MAPS)
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
@@ -239,6 +241,7 @@ class Contents:
             "survey": None if self.survey is None else describe_survey(self.survey),
             "example": build_example(),
             "generation": None if self.generation is None else list(self.generation),
+            "lookup": self.lookup,
             "start": None if self.start is None else {"layer": self.start[0], "head": self.start[1]},
             # Constants and words that the page shares with Python.
             "tile": tiles.SIDE,

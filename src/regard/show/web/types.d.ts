@@ -54,7 +54,7 @@ interface Meta extends SharedSettings {
   /** The lines of a generation that was recorded when the page was made. */
   generation: GenerationLine[] | null;
   /** What a reader sees first. */
-  start: { layer: string; head: number } | null;
+  start: HeadOfLayer | null;
   /** Keys that the steps of a row show, beside the first one and the query's own. */
   strongest: number;
   /** The most queries that losses of a cache are averaged over. */
@@ -63,6 +63,38 @@ interface Meta extends SharedSettings {
   eviction_sinks: number[];
   /** By how much a saved page's weights are off, at most; a served page's are not. */
   precision?: { relative: number; absolute: number; rows: number };
+  /** The lookup at the telling token of the first text, recorded where the page has no model. */
+  lookup?: Lookup | null;
+  /** What rounding the weights of a saved page's model changed, measured on its first text. */
+  rounding?: Rounding | null;
+}
+
+/** A head, by its layer's key and its number in the model. */
+interface HeadOfLayer {
+  layer: string;
+  head: number;
+}
+
+/** The probability of the token that the model expects after a position, with heads cut. */
+interface Lookup {
+  position: number;
+  /** The heads that look it up. */
+  heads: HeadOfLayer[];
+  /** Without them; null if it is below all that are known, undefined while the model runs. */
+  off: number | null | undefined;
+  /** Without as many random heads, for each draw. */
+  random: (number | null)[];
+}
+
+interface Rounding {
+  /** The mean loss before and after, and */
+  losses: [number, number] | null;
+  /** the share of positions with the same likeliest token; null without predictions. */
+  same: number | null;
+  /** The largest change of a head's score. */
+  score: number;
+  /** Heads whose label changed. */
+  labels: number;
 }
 
 interface TextMeta {
@@ -134,9 +166,15 @@ interface Changes {
 }
 
 /** What the model expects after a position. */
+interface LikelyToken {
+  id: number;
+  token: string;
+  probability: number;
+}
+
 interface Prediction {
   position: number;
-  likeliest: { id: number; token: string; probability: number }[];
+  likeliest: LikelyToken[];
   /** The token that follows in the text; null if none does. */
   next: { token: string | null; probability: number; rank: number; loss: number } | null;
 }
@@ -557,7 +595,8 @@ interface Arrays {
   ranges: Uint32Array;
   relative?: Float32Array;
   dense?: Float32Array;
-  v: Float32Array; // G · S · E
+  v: Float32Array; // G · S · E, in steps if there are any:
+  v_step?: Float32Array; // G · E
   factors: Float32Array; // H · S
   decay: Float32Array; // of a linear layer, H · S or H · S · D
   beta: Float32Array; // H · S

@@ -241,12 +241,12 @@ export function layerFacts(layer) {
  * By how much a saved page's weights are off, rounded up to one digit.
  * @param {NonNullable<Meta["precision"]>} precision
  */
-export function precisionNote({ relative, rows }) {
-  const percent = Math.max(100 * relative, 1e-4);
-  const digit = 10 ** Math.floor(Math.log10(percent));
-  const off = `${Number((Math.ceil(percent / digit) * digit).toPrecision(1))}%`;
+export function precisionNote({ absolute, rows }) {
+  const points = Math.max(100 * absolute, 1e-4);
+  const digit = 10 ** Math.floor(Math.log10(points));
+  const off = Number((Math.ceil(points / digit) * digit).toPrecision(1));
   return (
-    `This file stores rounded queries and keys. Its weights are within ${off} of the library's, ` +
-    `measured on up to ${rows} queries of every head.`
+    `This file stores rounded queries and keys. Its weights are within ${off} percentage points of the ` +
+    `library's, measured on up to ${rows} queries of every head.`
   );
 }

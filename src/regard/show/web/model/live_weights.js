@@ -4,6 +4,7 @@
 
 import { LRU, once } from "../data/lru.js";
 import { unpackArrays, unpackJson } from "../source/arithmetic/packed.js";
+import { pauseOf } from "../source/arithmetic/responder.js";
 import { namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
 import { attribute, logitFactors, valueNorms } from "./contributions.js";
 import { compareOutputs } from "./evidence.js";
@@ -34,6 +35,8 @@ export class LiveWeights extends SavedWeights {
     this.opened = null;
     /** @type {Map<number, Reading>} */
     this.readings = new Map(); // by the text's number
+    /** @type {Map<number, Promise<Reading>>} */
+    this.stored = new Map(); // of texts of the file
     /** @type {LRU<Promise<LogitParts>>} */
     this.attributed = new LRU(ATTRIBUTED);
   }
@@ -53,6 +56,10 @@ export class LiveWeights extends SavedWeights {
     const { config, tensors } = this.about;
     const arrays = await unpackArrays("model-weights", weights, tensors);
     const named = /** @type {Record<string, Float32Array>} */ (/** @type {unknown} */ (arrays));
+    for (const [name, steps] of Object.entries(named)) {
+      const rounded = named[name.replace(/_step$/, "")];
+      if (rounded !== steps) multiplyRows(rounded, steps);
+    }
     return {
       model: new LanguageModel(config, arrangeWeights(config, named)),
       tokenizer: new Tokenizer(tokenizer),
@@ -102,14 +109,54 @@ export class LiveWeights extends SavedWeights {
    * @param {Tell} tell
    * @returns {Promise<LiveText>}
    */
-  async cut({ text, cuts, losses }, pause, tell) {
-    const own = this.readings.get(text);
-    const ids = own?.ids ?? this.about.ids[text];
+  async cut({ text, cuts }, pause, tell) {
+    const { ids, predictions } = await this.reading(text, tell);
     const done = await this.run(ids, cuts, this.meta.texts[text].title, pause, tell);
+    const before = predictions.losses;
     const after = this.readings.get(done.number)?.predictions.losses ?? [];
-    const before = own?.predictions.losses ?? losses ?? [];
     done.meta.edited = { text, cuts, edits: [], changes: changes(before, after, MOST_CHANGED) };
     return done;
+  }
+
+  /**
+   * What a run on a text left. A text of the file is read, once, when it is first asked for: several answers may wait
+   * for it, so that none of them can stop it.
+   * @param {number} text
+   * @param {Tell} tell
+   * @returns {Promise<Reading>}
+   */
+  async reading(text, tell = () => {}) {
+    return this.readings.get(text) ?? once(this.stored, text, () => this.readStored(text, tell));
+  }
+
+  /**
+   * @param {number} text
+   * @param {Tell} tell
+   */
+  async readStored(text, tell) {
+    const ids = this.about.ids[text];
+    if (!ids?.length) throw new Error(`The tokens of text ${text} are not in this file.`);
+    const { model } = await this.ready();
+    const reading = new Reading(model, ids, [], this.about.likeliest);
+    await reading.run(pauseOf({ stopped: false }), tell);
+    this.readings.set(text, reading);
+    this.meta.texts[text].layers.forEach((layer, n) => this.describe(layer, n, text, reading));
+    return reading;
+  }
+
+  /**
+   * The arrays of a block, which the model computes where the file does not hold them.
+   * @param {string} name
+   */
+  async block(name) {
+    if (!this.blocks[name] && !this.arrays.has(name)) await this.reading(Number(name.split("-")[1]));
+    return super.block(name);
+  }
+
+  /** @type {SavedWeights["parts"]} */
+  async parts(text, layer, head, quantity) {
+    if (quantity.shade !== "weights" && !this.meta.texts[text].predicted?.positions) await this.reading(text);
+    return super.parts(text, layer, head, quantity);
   }
 
   /**
@@ -234,9 +281,7 @@ export class LiveWeights extends SavedWeights {
    */
   logitParts(text, position, token) {
     const key = `${text} ${position} ${token}`;
-    const reading = this.readings.get(text);
-    if (!reading) throw new Error(`Text ${text} was not read in this page.`);
-    return once(this.attributed, key, () => attribute(reading, position, token));
+    return once(this.attributed, key, async () => attribute(await this.reading(text), position, token));
   }
 
   /**
@@ -246,8 +291,8 @@ export class LiveWeights extends SavedWeights {
    */
   async attribution({ text, position, token: wanted }) {
     const { tokenizer } = await this.ready();
-    const reading = this.readings.get(text);
-    const id = reading?.predictions.named(position, wanted) ?? wanted;
+    const { predictions } = await this.reading(text);
+    const id = predictions.named(position, wanted);
     const { logit, embedding, heads, mlps, rest } = await this.logitParts(text, position, id);
     const { likeliest } = await this.prediction({ text, position });
     const token = likeliest.find((one) => one.id === id) ?? {
@@ -286,10 +331,9 @@ export class LiveWeights extends SavedWeights {
   /** @param {{ text: number, position: number }} question */
   async prediction({ text, position }) {
     const { tokenizer } = await this.ready();
-    const reading = this.readings.get(text);
-    if (!reading) throw new Error(`Text ${text} was not read in this page.`);
+    const { predictions } = await this.reading(text);
     const texts = this.meta.texts[text].tokens ?? [];
-    return reading.predictions.at(position, (id) => tokenizer.text(id), texts);
+    return predictions.at(position, (id) => tokenizer.text(id), texts);
   }
 
   /**
@@ -337,4 +381,14 @@ export class LiveWeights extends SavedWeights {
     await generate(model, prompt, question, { pause, tell, texts: (ids) => tokenizer.texts(ids) });
     return true;
   }
+}
+
+/**
+ * Multiplies each row of a matrix by its step.
+ * @param {Float32Array} matrix
+ * @param {Float32Array} steps
+ */
+function multiplyRows(matrix, steps) {
+  const width = matrix.length / steps.length;
+  for (let i = 0; i < matrix.length; i++) matrix[i] *= steps[Math.floor(i / width)];
 }

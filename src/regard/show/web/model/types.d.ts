@@ -169,8 +169,6 @@ interface CutQuestion {
   /** The text that is read again. */
   text: number;
   cuts: Cut[];
-  /** The losses of the model's own run, if the file holds them. */
-  losses: Float32Array | null;
 }
 
 interface GenerateQuestion extends CacheSize {

@@ -31,9 +31,10 @@ export async function openSaved() {
   const { meta, blocks, sinks, heads, repeats, attributions, words, model } = await unpackJson(
     takeBlock("regard-data"),
   );
-  const weights = opening.then(
-    (port) => new RemoteWeights(port, { meta, blocks, attributions, model }, takeBlock),
-  );
+  const weights = opening.then((port) => {
+    if (!(port instanceof Worker)) keepStored(meta, blocks);
+    return new RemoteWeights(port, { meta, blocks, attributions, model }, takeBlock);
+  });
   /** @type {RemoteWeights["ask"]} */
   const ask = async (name, question, signal, onLine) => (await weights).ask(name, question, signal, onLine);
   /** @type {LRU<Tile>} */
@@ -104,9 +105,21 @@ export async function openSaved() {
     eviction: (text, layer) => once(evictions, `${text} ${layer}`, () => ask("eviction", { text, layer })),
   };
   if (!model || !((await opening) instanceof Worker)) return source;
-  const lossesOf = async (/** @type {number} */ text) =>
-    (await once(predictions, text, () => predictionsOf(text))).losses;
-  return withModel(source, ask, lossesOf);
+  return withModel(source, ask);
+}
+
+/**
+ * Leaves out what only the model of a file computes: it runs in a worker, and there is none.
+ * @param {Meta} meta
+ * @param {Record<string, PackedField[]>} blocks
+ */
+function keepStored(meta, blocks) {
+  for (const text of meta.texts) {
+    const stored = text.layers.filter(({ block }) => blocks[block ?? ""]);
+    if (stored.length === text.layers.length) continue;
+    Object.assign(text, { layers: stored, removed: !stored.length, shades: ["weights"], predicted: null });
+    for (const layer of stored) delete layer.values_block;
+  }
 }
 
 /**
