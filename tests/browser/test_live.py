@@ -115,6 +115,7 @@ def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT)
     show(shared_page, "view=cache")
     shared_page.get_by_label("Prompt").fill("The sea was")
     shared_page.get_by_label("Number of tokens to generate").fill("5")
+    shared_page.get_by_label("Temperature").fill("0")
     shared_page.get_by_role("button", name="Generate").click()
     done = "5 tokens generated, each with the cache and without it."
     expect(shared_page.get_by_text(done)).to_be_visible()

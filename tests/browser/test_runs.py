@@ -15,7 +15,7 @@ from regard.recorder import Capture
 from regard.show.data.cuts import Cut, EdgeCut, HeadCut
 from regard.show.server.background import BackgroundServer
 from regard.show.server.jobs import ReportProgress
-from tests.browser.eventually import eventually, link
+from tests.browser.eventually import eventually, link, open_settings
 from tests.captures import captured, predicted
 from tests.sampling import share
 
@@ -128,6 +128,7 @@ def test_edges_are_cut_from_a_cell_to_a_token_and_in_view(page: Page, address: s
     edge, key = EdgeCut("1", 0, (20, 21), (3, 4)), EdgeCut("1", None, (0, 30), (3, 4))
     assert model.asked == [[edge], [edge, key], [key]]
     expect(page.get_by_role("button", name="Stop attention in view")).to_be_hidden()
+    open_settings(page)
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Stop attention in view").click()
@@ -189,6 +190,7 @@ def test_the_cut_of_all_in_view_follows_the_map(page: Page, address: str) -> Non
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
     view = page.get_by_role("button", name="Stop attention in view")
     expect(view).to_be_hidden()
+    open_settings(page)
     page.get_by_role("button", name="Zoom in").click()
     expect(view).to_be_visible()
     before = view.inner_text()
@@ -216,8 +218,7 @@ def test_a_generation_is_said_to_be_without_the_cuts(
 def test_keys_cut_a_head_in_the_gallery(page: Page, address: str, model: Model) -> None:
     page.goto(address + "#view=heads")
     expect(page.locator("#view-heads .gallery-picture")).to_have_count(8)  # layer by layer
-    page.locator("#view-heads .gallery-picture").first.focus()
-    page.keyboard.press("ArrowRight")
+    page.locator("#view-heads [data-name='0/1'] .gallery-picture").focus()
     page.keyboard.press("x")
     expect(page.locator(".cut-chip")).to_have_text("head 0.1 cut")
     expect(page.get_by_role("switch", name="Cut head 0.1")).to_have_attribute("aria-checked", "true")

@@ -152,12 +152,9 @@ def inspect(
         serve(lambda report: _site(prepare(report)), host=host, port=port, open_=open_)
         return
     contents, opened, inside = prepare(lambda doing, done, of: None)
-    # A served page asks the model for these when a reader wants them; a written one has to hold them.
+    # A served page asks the model for this when a reader wants it; a written one has to hold it.
     if opened is not None and opened.can_generate:
         contents.generation = _written(console, opened, texts[0][1], contents)
-    if opened is not None and opened.predicts:
-        with console.status("Reading random tokens, repeated …"):
-            contents.repeats = opened.score_repeats()
     if opened is not None and opened.predicts and inside is None:
         from regard.show.data.lookup import record_lookup
 
@@ -243,7 +240,7 @@ def _written(console: Any, opened: Model, text: str, contents: Any) -> list[Mapp
                 break
         if ids:
             generated = opened.read(start, continuation=ids)
-            lines.append({"captured": contents.add(generated, "What Cache generated")})
+            lines.append({"captured": contents.add(generated, "What the model wrote")})
     return lines
 
 
@@ -298,5 +295,4 @@ def _site(prepared: Prepared) -> Site:
         opened.read,
         opened.generate if opened.can_generate else None,
         opened.run_cut,
-        opened.score_repeats if opened.predicts else None,
     )

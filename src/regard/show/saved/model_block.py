@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.gpt import GPT
+from regard.heads.labels import MIN_SCORES
 from regard.heads.tables.head_sentence import TARGETS
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.predictions import LIKELIEST
@@ -76,6 +77,7 @@ def pack_model(model: GPT | RoundedModel, contents: Contents) -> ModelBlocks:
         "characters": MOST_CHARACTERS,
         "layers": _layers(model, contents),
         "targets": TARGETS,
+        "min_scores": MIN_SCORES,
         "ids": [readable_ids(capture, contents.batch_index) for capture in contents.texts],
     }
     tokenizer = json.dumps(describe_tokenizer(model)).encode("ascii")

@@ -23,7 +23,6 @@ from regard.maps import AttentionMap, LinearAttentionMap, attention_map, linear_
 from regard.recorder import Layer, Predictions
 from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
-from regard.show.data.repeats import repeat_rows
 from regard.show.data.survey_rows import describe_survey_heads
 from regard.show.saved.mask_block import pack_mask
 from regard.show.saved.model_block import MOST_BYTES, pack_model
@@ -143,7 +142,6 @@ def pack(
             for text, capture in enumerate(contents.texts)
         ],
         "heads": [contents.heads(text) for text in range(len(contents.texts))],
-        "repeats": repeat_rows(contents.repeats),
         "attributions": [
             _stored_attributions(contents, text, quantities) for text, quantities in enumerate(stored)
         ],

@@ -69,7 +69,6 @@ def read_again(contents: Contents, model: GPT) -> Contents:
         can=contents.can,
         time=contents.time,
         generation=contents.generation,
-        repeats=contents.repeats,
         survey=contents.survey,
         start=contents.start,
     )

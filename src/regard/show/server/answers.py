@@ -16,13 +16,11 @@ from typing import Any, Protocol
 
 import torch
 
-from regard.heads import HeadTable
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.cuts import Cut, parse_cuts
 from regard.show.data.map_view.quantity import Quantity
-from regard.show.data.repeats import repeat_rows
 from regard.show.data.survey_rows import describe_survey_head
 from regard.show.server.jobs import (
     Line,
@@ -64,7 +62,6 @@ class RunCut(Protocol):
     def __call__(self, capture: Capture, cuts: Sequence[Cut], report: ReportProgress, /) -> Capture: ...
 
 
-ScoreRepeats = Callable[[], HeadTable]
 """A function that scores the heads of a model on random tokens, repeated."""
 
 
@@ -129,7 +126,6 @@ class Answers:
         read: captures a new text; None if there is no model.
         generate: continues a text; None if there is no model that can.
         run_cut: runs the model again with some of it cut; None without a model.
-        score_repeats: scores the heads of the model on random tokens, repeated; None without a model.
         limits: bounds on requests.
     """
 
@@ -137,7 +133,6 @@ class Answers:
     read: Read | None = None
     generate: Generate | None = None
     run_cut: RunCut | None = None
-    score_repeats: ScoreRepeats | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -145,7 +140,6 @@ class Answers:
             "capture": self.read is not None,
             "generate": self.generate is not None,
             "cut": self.run_cut is not None,
-            "repeats": self.score_repeats is not None or self.contents.repeats is not None,
         }
         self.contents.forget_meta()
         self.computed: dict[str, Callable[[Query], Json | bytes]] = {
@@ -167,7 +161,6 @@ class Answers:
             "generate": self._generate,
             "cut": self._cut,
             "remove": self._remove,
-            "repeats": self._repeats,
         }
 
     def compute(self, name: str, parameters: Mapping[str, str]) -> Json | bytes:
@@ -305,20 +298,6 @@ class Answers:
         """Remove a text or an edited run and answer with the number of the text to show next."""
         number = check_number("text", body.get("text"), 0, MAX_NUMBER)
         return Json({"text": self.contents.remove(number)})
-
-    def _repeats(self, body: Mapping[str, Any]) -> Json | ModelJob:
-        """Score the heads on random tokens, repeated, once."""
-        contents, score = self.contents, self.score_repeats
-        if contents.repeats is not None:
-            return Json({"heads": repeat_rows(contents.repeats)})
-        if score is None:
-            raise RefusedError(404, "this page has no model that could read random tokens")
-
-        def work(send_line: SendLine) -> None:
-            contents.repeats = score()
-            send_line({"heads": repeat_rows(contents.repeats)})
-
-        return ModelJob("reading random tokens, repeated", work)
 
     def _generate(self, body: Mapping[str, Any]) -> ModelJob:
         if self.generate is None:

@@ -27,7 +27,6 @@ export const DEFAULTS = {
   token: -1, // the number of that token, which may follow the chosen query or the last; -1 is the likeliest
   units: "tokens", // or "words", or "sentences"
   against: -1, // a text whose numbers are subtracted; -1 is none
-  expected: "", // the kind of head whose expected keys are outlined on the map; "" is none
   scale: "linear", // or "log"
   sink: "in", // or "apart"
 
@@ -41,8 +40,6 @@ export const DEFAULTS = {
 
   // Heads
   headScore: "", // the score of the matrix; "" is the first that says what a head finds
-  sort: "place", // in the model, or the name of a score
-  order: "high", // or "low": which scores come first
   label: "any", // only heads with this label, or with "none"
   layerFilter: "all", // only heads of the layer with this key
   detail: "scores", // or "pictures"

@@ -47,7 +47,7 @@ interface Meta extends SharedSettings {
   version: number;
   model: string;
   texts: TextMeta[];
-  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean; repeats: boolean };
+  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean };
   time: TrainingRun | null;
   survey: Survey | null;
   example: StageExample;
@@ -331,7 +331,6 @@ interface Source {
   /** The same of one layer, which is there much sooner. */
   layerHeads(text: number, layer: string): Promise<HeadScores[]>;
   /** The scores of every head on random tokens, repeated; null where they are not known. */
-  repeats(): Promise<HeadScores[] | null>;
   /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
   attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
@@ -564,7 +563,6 @@ interface SavedData {
   blocks: Record<string, PackedField[]>;
   sinks: Record<string, Thumbs["sinks"]>[]; // text
   heads: HeadScores[][]; // text
-  repeats: HeadScores[] | null;
   attributions: Attribution[][]; // text
   words: string[][]; // text: of the tokens that are likely somewhere
   /** The model that this file holds; null if there is none. */
@@ -817,8 +815,6 @@ interface Scene {
   thumb: HTMLCanvasElement | null;
   sink: Sink | null;
   boundary: { key: number; query: number } | null;
-  /** The cells that are outlined; null for none. */
-  outlined: import("./map/expected.js").OutlinedCells | null;
   hover: Cell | null;
   cursor: Cell | null;
   marked: { row: number; col: number };

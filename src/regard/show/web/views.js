@@ -28,7 +28,7 @@ export const VIEWS = [
   { name: "heads", title: "Heads" },
   { name: "compare", title: "Compare", needs: hasTwoHeads },
   { name: "steps", title: "Steps" },
-  { name: "cache", title: "Cache", needs: hasText },
+  { name: "cache", title: "Write", needs: hasText },
   { name: "survey", title: "Survey", needs: (meta) => Boolean(meta.survey) },
   { name: "time", title: "Time", needs: (meta) => Boolean(meta.time) },
 ];

@@ -52,6 +52,7 @@ export class Readout {
     this.number.textContent = written;
     if (weight === null) delete this.number.dataset.weight;
     else this.number.dataset.weight = String(weight);
+    this.number.title = String(weight ?? ""); // with all of its digits
     this.where.replaceChildren(...factRows(facts));
     this.note.textContent = note;
     if (!this.app.runs.isCut(cell, layer)) return;
@@ -85,7 +86,9 @@ export class Readout {
         "button",
         { type: "button" },
         element("span", { class: "place", text: String(col) }),
+        " ",
         element("span", { class: "token", text: token("keys", col) }),
+        " ",
         element("span", { class: "weight", text: spell(quantity, weights[col]) }),
       );
       button.addEventListener("click", () => app.set({ col: firstToken(layer, "keys", col) }));
@@ -187,7 +190,7 @@ export function cellFacts(cell, layer, named, quantity = PLAIN) {
     facts: [
       ["queries", range(row, layer.rows)],
       ["keys", range(col, layer.cols)],
-      ...(isWeight ? [/** @type {Fact} */ (["max", hidden ? "–" : exact(max)])] : []),
+      ...(isWeight ? [/** @type {Fact} */ (["max", hidden ? "–" : spell(quantity, max)])] : []),
     ],
     note: hidden
       ? masked

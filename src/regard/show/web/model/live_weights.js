@@ -97,7 +97,8 @@ export class LiveWeights extends SavedWeights {
     const ids = [...prompt, ...continuation];
     const most = this.about.config.context_length;
     if (ids.length > most) return { too_long: { tokens: ids.length, most } };
-    const done = await this.run(ids, [], titleOf(text), pause, tell);
+    const title = distinct(titleOf(text), this.meta.texts);
+    const done = await this.run(ids, [], title, pause, tell);
     if (continuation.length) done.meta.boundary = prompt.length;
     return done;
   }
@@ -269,7 +270,7 @@ export class LiveWeights extends SavedWeights {
       return logitFactors(reading.model.config, values, directions[number]);
     };
     const blocks = /** @type {Map<string, Promise<any>>} */ (this.arrays);
-    once(blocks, name, async () => ({ factors: await compute() }));
+    once(blocks, name, async () => ({ factors: withoutCutHeads(await compute(), reading, number) }));
     return name;
   }
 
@@ -359,7 +360,7 @@ export class LiveWeights extends SavedWeights {
     for (const [number, head] of about.heads.entries()) {
       const scored = await headScores(await this.prepare(text, layer, head), ids, pause);
       const kv_head = Math.floor(number / about.group);
-      const sentence = describeScores(scored.scores, this.about.targets);
+      const sentence = describeScores(scored.scores, this.about);
       rows.push({ layer, head, kv_head, label: null, untested: true, sentence, ...scored });
     }
     return rows;
@@ -391,4 +392,29 @@ export class LiveWeights extends SavedWeights {
 function multiplyRows(matrix, steps) {
   const width = matrix.length / steps.length;
   for (let i = 0; i < matrix.length; i++) matrix[i] *= steps[Math.floor(i / width)];
+}
+
+/**
+ * What keys add through each head, (H · S): nothing through heads that are cut.
+ * @param {Float32Array} factors
+ * @param {Reading} reading
+ * @param {number} layer
+ */
+function withoutCutHeads(factors, { model, cuts }, layer) {
+  const S = factors.length / model.config.num_heads;
+  for (const head of model.limits(layer, cuts).heads)
+    factors.fill(0, Number(head) * S, (Number(head) + 1) * S);
+  return factors;
+}
+
+/**
+ * A title that no other text has: a second text with the same first words is called "… (2)".
+ * @param {string} title
+ * @param {Pick<TextMeta, "title" | "edited">[]} texts
+ */
+function distinct(title, texts) {
+  const taken = texts.filter(({ edited }) => !edited).map((one) => one.title);
+  let name = title;
+  for (let n = 2; taken.includes(name); n++) name = `${title} (${n})`;
+  return name;
 }

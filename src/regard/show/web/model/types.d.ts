@@ -37,6 +37,7 @@ interface ModelData {
   ids: number[][];
   /** Where the attention of a score goes, in words. */
   targets: Record<string, string>;
+  min_scores: Record<string, number>;
 }
 
 interface HeadScores {

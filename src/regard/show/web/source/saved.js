@@ -28,7 +28,7 @@ function takeBlock(name) {
 export async function openSaved() {
   const opening = openWorkerPort(); // while the data is read
   /** @type {SavedData} */
-  const { meta, blocks, sinks, heads, repeats, attributions, words, model } = await unpackJson(
+  const { meta, blocks, sinks, heads, attributions, words, model } = await unpackJson(
     takeBlock("regard-data"),
   );
   const weights = opening.then((port) => {
@@ -90,7 +90,6 @@ export async function openSaved() {
       ask("column", { text, layer, head, index, quantity }),
     attribution: async (text, position, token) => storedAttribution(attributions[text], position, token),
     layerHeads: async (text, layer) => heads[text].filter((row) => row.layer === layer),
-    repeats: async () => repeats,
     steps: (text, layer, head, row) => ask("steps", { text, layer, head, row }),
     async prediction(text, position) {
       const arrays = await once(predictions, text, () => predictionsOf(text));

@@ -8,14 +8,7 @@ import { LayerQueue } from "../../data/layer_queue.js";
 import { maskName } from "../../data/layers.js";
 import { settings } from "../../data/settings.js";
 import { paintThumb, thumbScale } from "../../parts/map_scale.js";
-import {
-  captureSummary,
-  columnNumbers,
-  gridShare,
-  gridSizes,
-  headBeside,
-  pictureDifference,
-} from "./thumbnail_grid.js";
+import { captureSummary, columnNumbers, gridSizes, headBeside, pictureDifference } from "./thumbnail_grid.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement, layer: Layer, head: number }} Thumbnail */
 
@@ -137,8 +130,8 @@ export class Thumbnails {
   resize() {
     const { root, layers } = this;
     const marks = [...root.querySelectorAll(".grid-label small")].map((one) => one.textContent.length);
-    root.parentElement?.style.setProperty("--side", gridShare(layers)); // which changes the width
-    const { label, thumb, columns } = gridSizes(layers, root.clientWidth, Math.max(...marks));
+    const { clientWidth: width, clientHeight: height } = root;
+    const { label, thumb, columns } = gridSizes(layers, width, height, Math.max(...marks));
     root.style.setProperty("--label", `${label}px`);
     root.style.setProperty("--thumb", `${thumb}px`);
     root.style.setProperty("--columns", String(columns));
