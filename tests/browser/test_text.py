@@ -31,7 +31,9 @@ def ranked(page: Page) -> list[tuple[int, float]]:
 
 def expect_highest(page: Page, weight: float) -> None:
     """Wait until the first weight of the list is this one."""
-    eventually(page, lambda: ranked(page), lambda rows: rows[0][1] == pytest.approx(weight, rel=0.01))
+    eventually(
+        page, lambda: ranked(page), lambda rows: bool(rows) and rows[0][1] == pytest.approx(weight, rel=0.01)
+    )
 
 
 def test_pointing_shows_what_a_token_looks_at(page: Page, opened: Callable[..., str]) -> None:

@@ -11,7 +11,7 @@ import { ReadingBox } from "./reading/reading_box.js";
 import { makeTextChoice } from "./reading/text_choice.js";
 import { RunBanner } from "./runs/banner.js";
 import { EditedRuns } from "./runs/edited_runs.js";
-import { makeState, typedText } from "./state.js";
+import { makeState, namesMap, typedText } from "./state.js";
 import { Story } from "./story/story.js";
 import { VIEWS } from "./views.js";
 
@@ -65,7 +65,7 @@ class ComingView {
 function run(source) {
   /** @type {Map<number, string>} */
   const typed = new Map(); // texts that a link spells out, by their numbers
-  const state = makeState(typed);
+  const state = makeState(typed, (now) => settled(source.meta, now).view);
   find("glossary").addEventListener("click", () => openGlossary());
   addEventListener("regard-term", (event) => {
     const { label, hint } = /** @type {CustomEvent} */ (event).detail;
@@ -203,7 +203,8 @@ function firstView(meta, text) {
   if (meta.survey) return "survey";
   const { tokens, predictions } = meta.texts[text];
   if (isPictureAlone(meta.texts[text])) return "image";
-  return tokens && predictions ? "text" : "map"; // Text says what the model expects, and where it looked it up
+  // Text says what the model expects, and where it looked it up.
+  return tokens && predictions && !namesMap(location.hash) ? "text" : "map";
 }
 
 /**

@@ -77,10 +77,24 @@ function parts(hash) {
     parts.set("head", head);
   }
   const { token, next } = Object.fromEntries(parts);
-  parts.delete("token");
-  if (token !== undefined && !parts.has("row")) parts.set("row", token);
+  if (token !== undefined && !parts.has("row")) {
+    parts.set("row", token);
+    parts.delete("token");
+  }
   if (next !== undefined) parts.set("token", next); // to whose logit heads contribute
   return parts;
+}
+
+/**
+ * Whether an address without a view names a place in the map. #head=3.5&token=121 names one in a text.
+ * @param {string} hash
+ */
+export function namesMap(hash) {
+  const names = [...new URLSearchParams(hash.replace(/^#/, "")).keys()];
+  const isShort = names.includes("token") && !names.includes("row");
+  return (
+    !isShort && names.some((name) => Object.hasOwn(DEFAULTS, name) && name !== "text" && name !== "view")
+  );
 }
 
 /**
@@ -133,11 +147,16 @@ export function format(state, typed = new Map()) {
  * The state and those who want to know when it changes.
  * `set` keeps the address bar up to date: a new view, text, layer or head can be gone back from.
  * @param {Map<number, string>} typed texts that were read in the page, by their numbers
+ * @param {(state: State) => string} firstView the view of an address that names no view and no place
  */
-export function makeState(typed) {
+export function makeState(typed, firstView) {
   /** @type {Set<(state: State, before: State) => void>} */
   const listeners = new Set();
-  let state = parse(location.hash, typed);
+  const read = () => {
+    const now = parse(location.hash, typed);
+    return { ...now, view: now.view || firstView(now) };
+  };
+  let state = read();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer = 0;
 
@@ -155,7 +174,7 @@ export function makeState(typed) {
   addEventListener("popstate", () => {
     const before = state;
     clearTimeout(timer);
-    state = parse(location.hash, typed);
+    state = read();
     tell(before);
   });
   return {

@@ -32,7 +32,7 @@ export async function openSaved() {
     takeBlock("regard-data"),
   );
   const weights = opening.then((port) => {
-    if (!(port instanceof Worker)) keepStored(meta, blocks);
+    if (port instanceof MessagePort) keepStored(meta, blocks);
     return new RemoteWeights(port, { meta, blocks, attributions, model }, takeBlock);
   });
   /** @type {RemoteWeights["ask"]} */
@@ -103,7 +103,7 @@ export async function openSaved() {
     generate: () => Promise.reject(new Error("A saved page has no model that could go on with a text.")),
     eviction: (text, layer) => once(evictions, `${text} ${layer}`, () => ask("eviction", { text, layer })),
   };
-  if (!model || !((await opening) instanceof Worker)) return source;
+  if (!model || (await opening) instanceof MessagePort) return source; // there is no worker
   return withModel(source, ask);
 }
 

@@ -31,7 +31,7 @@ export function stepList(context) {
       about:
         "The score of a key is its dot product with the query: the more the two point the same way, the higher it is.",
       shape: `q · kᵀ → (${S})`,
-      body: [...bars(context, "score"), ...products(context)],
+      body: [...bars(context, "score"), ...productBars(context)],
     },
     scaled(context),
   );
@@ -135,7 +135,7 @@ const LISTED = 8; // products of a score
  * the key with the largest weight.
  * @param {StepContext} context
  */
-function products(context) {
+function productBars(context) {
   const { work, keys, state } = context;
   const strongest = keys.reduce((a, b) => (b.weight > a.weight ? b : a));
   const { key, k, score } = keys.find((one) => one.key === state.col) ?? strongest;
