@@ -12,10 +12,16 @@ from playwright.sync_api import Page, expect
 
 import regard
 from regard.heads import describe
+from regard.heads.tables.table import HeadRow
 from regard.recorder import Capture, Layer
 from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually, open_settings
 from tests.captures import captured
+
+
+def gallery(seen: Capture, score: str = "induction") -> list[HeadRow]:
+    """The rows in the order of the gallery: labelled heads first, each part sorted by a score."""
+    return sorted(describe(seen.maps, seen.ids).sorted(score), key=lambda row: not row.labels)
 
 
 def titles(page: Page) -> list[str]:
@@ -26,8 +32,7 @@ def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> N
     seen = captured(60)
     page.goto(opened(seen) + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
-    table = describe(seen.maps, seen.ids)
-    for card, row in zip(page.locator("#view-heads .card").all(), table, strict=True):
+    for card, row in zip(page.locator("#view-heads .card").all(), gallery(seen), strict=True):
         assert card.locator("h3").text_content() == f"Layer {row.layer}, head {row.head}"
         spoken = card.locator(".gallery-picture").get_attribute("aria-label") or ""
         assert spoken.startswith(f"Layer {row.layer}, head {row.head}: ")
@@ -47,8 +52,7 @@ def test_sorted_and_filtered(page: Page, serve: Callable[..., BackgroundServer])
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
     page.get_by_label("Score", exact=True).select_option("duplicate")
-    rows = sorted(describe(seen.maps, seen.ids).sorted("duplicate"), key=lambda row: not row.labels)
-    wanted = [f"Layer {row.layer}, head {row.head}" for row in rows]  # those with a label first
+    wanted = [f"Layer {row.layer}, head {row.head}" for row in gallery(seen, "duplicate")]
     eventually(page, lambda: titles(page), lambda shown: shown == wanted)
     page.locator("#view-heads").get_by_label("Layer", exact=True).select_option("1")
     of_layer = [title for title in wanted if title.startswith("Layer 1")]
@@ -82,34 +86,38 @@ def test_what_a_head_is_called_and_who_is_called_so(
 
 
 def test_heads_are_taken_to_be_compared(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(serve(captured(60)).address + "#view=heads")
+    seen = captured(60)
+    a, b = (f"layer {row.layer}, head {row.head}" for row in (gallery(seen)[1], gallery(seen)[6]))
+    page.goto(serve(seen).address + "#view=heads")
     bar = page.locator(".compare-bar")
     expect(bar).to_be_hidden()
     expect(page.locator("#view-heads .card")).to_have_count(8)  # layers come in any order
     page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
-    expect(bar).to_contain_text("layer 0, head 1. Choose a second head")
+    expect(bar).to_contain_text(f"{a}. Choose a second head")
     page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
-    expect(bar).to_contain_text("layer 0, head 1 and layer 1, head 2")
+    expect(bar).to_contain_text(f"{a} and {b}")
     bar.get_by_role("button", name="Clear").click()
     expect(bar).to_be_hidden()
     page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
     page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
     bar.get_by_role("button", name="Open side by side").click()
     expect(page.locator("#view-compare .compare-title h3")).to_have_text(
-        [re.compile("^Layer 0, head 1"), re.compile("^Layer 1, head 2")]
+        [re.compile(f"^{name.capitalize()}") for name in (a, b)]
     )
 
 
 def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(serve(captured(40)).address + "#view=heads")
+    seen = captured(40)
+    second, last = gallery(seen)[1], gallery(seen)[-1]
+    page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("c")
-    expect(page.locator(".compare-bar")).to_contain_text("layer 0, head 1")
+    expect(page.locator(".compare-bar")).to_contain_text(f"layer {second.layer}, head {second.head}")
     page.keyboard.press("End")
     page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile("layer=1&head=3"))
+    expect(page).to_have_url(re.compile(f"layer={last.layer}&head={last.head}"))
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
 
 
@@ -151,14 +159,16 @@ def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[...
 def test_cards_of_many_heads_are_built_when_they_come_near(
     page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
-    page.goto(serve(captured(12, layers=8, heads=16, kv_heads=16)).address + "#view=heads")
+    seen = captured(12, layers=8, heads=16, kv_heads=16)
+    names = [f"Layer {row.layer}, head {row.head}" for row in gallery(seen, "previous_token")]
+    page.goto(serve(seen).address + "#view=heads")
     slots = page.locator("#view-heads .card")
     expect(slots).to_have_count(128)
-    expect(slots.first.locator("h3")).to_have_text("Layer 0, head 0")
+    expect(slots.first.locator("h3")).to_have_text(names[0])
     assert page.locator("#view-heads .card h3").count() < 100
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("End")  # builds what it goes to
-    expect(slots.last.locator("h3")).to_have_text("Layer 7, head 15")
+    expect(slots.last.locator("h3")).to_have_text(names[-1])
     expect(slots.last.locator(".gallery-picture")).to_be_focused()
 
 

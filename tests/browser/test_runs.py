@@ -211,7 +211,7 @@ def test_a_generation_is_said_to_be_without_the_cuts(
     page.get_by_role("tab", name="Heads").click()
     page.get_by_role("switch", name="Cut head 0.1").click()
     expect(page.locator(f"{BANNER}.edited")).to_be_visible()
-    page.get_by_role("tab", name="Cache").click()
+    page.get_by_role("tab", name="Write").click()
     expect(lead).to_contain_text("It continues without the cuts of the edited run.")
 
 

@@ -20,7 +20,17 @@ function hasTwoHeads({ texts }) {
   return texts.length > 1 || texts[0].layers.reduce((sum, { heads }) => sum + heads.length, 0) > 1;
 }
 
-/** @type {{ name: string, title: string, View?: ViewClass, needs?(meta: Meta): boolean }[]} */
+/**
+ * The model writes there; where it cannot, and did not when the page was saved, there is the cache alone.
+ * @param {Meta} meta
+ */
+function cacheTitle({ can, generation }) {
+  return can.generate || generation ? "Write" : "Cache";
+}
+
+/** @typedef {{ name: string, title: string, View?: ViewClass, titleOf?(meta: Meta): string, needs?(meta: Meta): boolean }} ViewEntry */
+
+/** @type {ViewEntry[]} */
 export const VIEWS = [
   { name: "map", title: "Map", View: MapView },
   { name: "image", title: "Image", needs: (meta) => meta.texts.some((text) => text.pictures) },
@@ -28,7 +38,7 @@ export const VIEWS = [
   { name: "heads", title: "Heads" },
   { name: "compare", title: "Compare", needs: hasTwoHeads },
   { name: "steps", title: "Steps" },
-  { name: "cache", title: "Write", needs: hasText },
+  { name: "cache", title: "Cache", titleOf: cacheTitle, needs: hasText },
   { name: "survey", title: "Survey", needs: (meta) => Boolean(meta.survey) },
   { name: "time", title: "Time", needs: (meta) => Boolean(meta.time) },
 ];
