@@ -253,9 +253,20 @@ def _fitting(opened: Model) -> GPT:
 
 def _write(console: Any, contents: Any, out: Path, model: GPT | None, exact: bool) -> None:
     from regard.show.saved.bundle import write
+    from regard.show.saved.kept_heads import keep_telling_heads
     from regard.show.saved.pack import estimate_size
 
-    if model is None and (size := estimate_size(contents, exact)) > LARGE:
+    size = estimate_size(contents, exact)
+    if model is None and not exact:
+        contents = keep_telling_heads(contents)
+    if contents.left_out:
+        kept = sum(len(layer.heads) for layer in contents.texts[0].layers)
+        whole = (
+            f"With all {kept + len(contents.left_out)} heads the page would take about {size / 1e6:,.0f} MB."
+        )
+        smaller = f"about {estimate_size(contents) / 1e6:,.0f} MB; --exact keeps all."
+        console.print(f"{whole} It keeps the {kept} that tell most, {smaller}", markup=False)
+    elif model is None and size > LARGE:
         less = "a shorter text, or a capture of some heads (regard.capture's heads=), takes less"
         console.print(f"The page will take about {size / 1e6:,.0f} MB: {less}", markup=False)
     began = time.perf_counter()

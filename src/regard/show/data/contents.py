@@ -117,6 +117,8 @@ class Contents:
         self.survey = survey
         self.lookup: dict[str, Any] | None = None
         """What `record_lookup` recorded, for a page without a model."""
+        self.left_out: list[str] = []
+        """The heads that a page leaves out to stay small, as "4.0"; see `kept_heads`."""
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self._maps: LRUCache[LayerMap] = LRUCache(CACHED_MAPS)
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
@@ -240,6 +242,7 @@ class Contents:
             "example": build_example(),
             "generation": None if self.generation is None else list(self.generation),
             "lookup": self.lookup,
+            "left_out": self.left_out,
             "start": None if self.start is None else {"layer": self.start[0], "head": self.start[1]},
             # Constants and words that the page shares with Python.
             "tile": tiles.SIDE,

@@ -22,6 +22,7 @@ from typing import Any
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
+from regard.show.saved.kept_heads import keep_telling_heads
 from regard.show.saved.model_block import MOST_BYTES, check_model
 from regard.show.saved.pack import pack
 from regard.show.saved.packed_arrays import deflate
@@ -57,7 +58,8 @@ def write(
             generate, offline. ValueError if it is not a `GPT`, or if the page would have more than 20 MB.
         exact: whether to keep q, k and the model's weights as they are. By default they are rounded, so that
             the page can be sent: q and k so that weights change by at most 3 percentage points, a model to
-            about 5.4 bits a weight. A rounded model reads the texts again, and the page says what changed.
+            about 5.4 bits a weight. A rounded model reads the texts again, and the page says what changed. A
+            page that would still have more than 40 MB keeps the heads that tell most, and names the others.
         options: arguments of `Contents`, if captures were given.
     """
     path = Path(path)
@@ -69,6 +71,8 @@ def write(
         inside = round_model(check_model(model))
         contents, unrounded = read_again(contents, inside.model), contents
         inside = inside._replace(change=measure_change(unrounded, contents))
+    elif model is None and not exact:
+        contents = keep_telling_heads(contents)
     packed = pack(contents, values=values, model=inside, exact=exact)
     before, script, after = _shell(
         contents.meta["model"], "source/arithmetic/worker" if model is None else "model/worker"

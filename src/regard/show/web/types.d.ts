@@ -65,6 +65,8 @@ interface Meta extends SharedSettings {
   precision?: { relative: number; absolute: number; rows: number };
   /** The lookup at the telling token of the first text, recorded where the page has no model. */
   lookup?: Lookup | null;
+  /** Heads of the first text that the file leaves out to stay small, as "4.0". */
+  left_out?: string[];
   /** What rounding the weights of a saved page's model changed, measured on its first text. */
   rounding?: Rounding | null;
 }
