@@ -1,7 +1,7 @@
 """Which heads a saved page keeps, where all of them would make it too large to be sent.
 
 Heads with a label come first, then those that attend most selectively. The others are named on the page, and
-`exact=True` keeps all of them. This file knows captures and the scores of their heads, not how they are stored.
+`exact=True` keeps all of them. This file knows captures and the scores of heads, not how they are packed.
 """
 
 from __future__ import annotations
