@@ -76,6 +76,8 @@ class EditedRun(NamedTuple):
 
     text: int
     cuts: tuple[Cut, ...]
+    random: float | None = None
+    """The mean loss with random heads cut instead; None if the model did not run with them."""
 
 
 class Contents:
@@ -623,6 +625,7 @@ class Contents:
             "cuts": [cut.to_data() for cut in run.cuts],
             "edits": list(capture.edits),
             "changes": predictions.changes(before, after, self.batch_index),
+            "random": run.random,
         }
 
 

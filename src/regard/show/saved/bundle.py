@@ -122,12 +122,13 @@ def _shell(model: str, worker_entry: str | None = None) -> tuple[str, str, str]:
     """
     page, links = _read_page()
     style, script, packed = bundle_styles(), bundle_modules("whole_page"), ""
+    allowed = ""
     if worker_entry is not None:
+        inflated = bundle_modules("whole_page", "inflated_script")
         packed = _data_block("regard-worker", _deflated(bundle_modules(worker_entry)))
-        packed += _data_block("regard-script", _deflated(bundle_modules("whole_page", "inflated_script")))
-        script = bundle_modules("inflated_script")
-    # 'strict-dynamic': the inline script, and nothing else, may start the one that it has inflated.
-    allowed = f"'{_hash(script)}' 'strict-dynamic'"
+        packed += _data_block("regard-script", _deflated(inflated))
+        script, allowed = bundle_modules("inflated_script"), f"'{_hash(inflated)}' "
+    allowed += f"'{_hash(script)}'"
     if worker_entry == "model/worker":
         allowed += " 'wasm-unsafe-eval'"  # lets WebAssembly multiply matrices; eval stays forbidden
     policy = (

@@ -19,8 +19,9 @@ import torch
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents, EditedRun
-from regard.show.data.cuts import Cut, parse_cuts
+from regard.show.data.cuts import Cut, parse_cuts, random_cuts
 from regard.show.data.map_view.quantity import Quantity
+from regard.show.data.predictions import mean_loss
 from regard.show.data.survey_rows import describe_survey_head
 from regard.show.server.jobs import (
     Line,
@@ -34,6 +35,7 @@ from regard.show.server.limits import Limits, RefusedError, check_number, check_
 from regard.support.characters import escape
 
 MAX_NUMBER = 1 << 31  # of any number in a request
+RANDOM_TOKENS = 1024  # of a text up to which a cut is compared with random heads, which takes as long again
 PATIENCE = {"thumbs": 1, "layer_heads": 2, "heads": 3, "eviction": 3}
 """How long the answers that take a while may wait, see `work_queue`; all others are urgent."""
 
@@ -283,13 +285,19 @@ class Answers:
         number = check_number("text", body.get("text"), 0, MAX_NUMBER)
         contents.check_text(number)
         text = contents.edited[number].text if number in contents.edited else number
-        cuts = parse_cuts(body.get("cuts"), contents.texts[text])
+        seen = contents.texts[text]
+        cuts = parse_cuts(body.get("cuts"), seen)
+        # Without predictions there is no loss to compare.
+        is_short = seen.predictions is not None and seen.predictions.losses.shape[1] <= RANDOM_TOKENS
+        others = random_cuts(cuts, seen) if is_short and body.get("random", True) else None
 
         def work(send_line: SendLine) -> None:
-            capture = run_cut(contents.texts[text], cuts, progress_of(send_line))
+            capture = run_cut(seen, cuts, progress_of(send_line))
+            compared = None if others is None else run_cut(seen, others, progress_of(send_line))
+            loss = None if compared is None else mean_loss(compared.predictions, contents.batch_index)
             # Sending fails if the client has gone: then nothing takes the place of the earlier run.
             send_line({"progress": {"doing": "comparing", "done": 1, "of": 1}})
-            edited = EditedRun(text, tuple(cuts))
+            edited = EditedRun(text, tuple(cuts), loss)
             send_line({"text": contents.add(capture, contents.titles[text], edited)})
 
         return ModelJob("running with something cut", work)

@@ -146,6 +146,8 @@ interface EditedRun {
   edits: string[];
   /** What it did to the predictions; null if there are none. */
   changes: Changes | null;
+  /** The mean loss with random heads cut instead; null if it is not known. */
+  random?: number | null;
 }
 
 /** A head, or edges from some queries to some keys; spans are [first, after the last]. */
@@ -340,8 +342,14 @@ interface Source {
   prediction(text: number, position: number): Promise<Prediction>;
   /** What a survey kept of a head, where `meta.survey` is one that has this head. */
   surveyHead(layer: string, head: number): Promise<SurveyHead>;
-  /** Runs the model again on a text; gives the edited run's number. */
-  cut(text: number, cuts: Cut[], onLine: (line: CaptureLine) => void, signal: AbortSignal): Promise<number>;
+  /** Runs the model again on a text, and unless `random` is false with random heads cut; gives the edited run's number. */
+  cut(
+    text: number,
+    cuts: Cut[],
+    onLine: (line: CaptureLine) => void,
+    signal: AbortSignal,
+    random?: boolean,
+  ): Promise<number>;
   /** Removes a text or an edited run; gives the number of the text to show next. */
   remove(text: number): Promise<number>;
   /**

@@ -12,6 +12,7 @@ import { LanguageModel } from "./forward.js";
 import { generate } from "./generation.js";
 import { headScores, describeScores } from "./head_scores.js";
 import { changes } from "./predictions.js";
+import { randomCuts } from "../data/random_heads.js";
 import { Reading } from "./reading.js";
 import { firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
 import { thumbnails } from "./thumbnail.js";
@@ -20,6 +21,7 @@ import { textUnits } from "./tokens/units.js";
 import { arrangeWeights } from "./weights.js";
 
 const MOST_CHANGED = 10; // tokens that are listed
+const RANDOM_TOKENS = 1024; // of a text up to which every cut is compared with random heads
 const ATTRIBUTED = 16; // logits whose parts are kept
 
 export class LiveWeights extends SavedWeights {
@@ -110,13 +112,34 @@ export class LiveWeights extends SavedWeights {
    * @param {Tell} tell
    * @returns {Promise<LiveText>}
    */
-  async cut({ text, cuts }, pause, tell) {
+  async cut({ text, cuts, random }, pause, tell) {
     const { ids, predictions } = await this.reading(text, tell);
+    const others = random && ids.length <= RANDOM_TOKENS ? randomCuts(cuts, this.about.layers) : null;
+    const compared = others && (await this.lossOf(ids, others, pause));
     const done = await this.run(ids, cuts, this.meta.texts[text].title, pause, tell);
     const before = predictions.losses;
     const after = this.readings.get(done.number)?.predictions.losses ?? [];
-    done.meta.edited = { text, cuts, edits: [], changes: changes(before, after, MOST_CHANGED) };
+    done.meta.edited = {
+      text,
+      cuts,
+      edits: [],
+      changes: changes(before, after, MOST_CHANGED),
+      random: compared,
+    };
     return done;
+  }
+
+  /**
+   * The mean loss of a run that is not kept.
+   * @param {ArrayLike<number>} ids
+   * @param {Cut[]} cuts
+   * @param {Pause} pause
+   */
+  async lossOf(ids, cuts, pause) {
+    const { model } = await this.ready();
+    const reading = new Reading(model, ids, cuts, this.about.likeliest);
+    await reading.run(pause, () => {});
+    return reading.predictions.summary().loss;
   }
 
   /**

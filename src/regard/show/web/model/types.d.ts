@@ -170,6 +170,8 @@ interface CutQuestion {
   /** The text that is read again. */
   text: number;
   cuts: Cut[];
+  /** Whether to run with random heads cut as well. */
+  random: boolean;
 }
 
 interface GenerateQuestion extends CacheSize {

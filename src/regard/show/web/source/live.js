@@ -75,9 +75,9 @@ export function withModel(source, ask) {
       return answer.number;
     },
     /** @type {Source["cut"]} */
-    async cut(text, cuts, onLine, signal) {
+    async cut(text, cuts, onLine, signal, random = true) {
       await opened(onLine);
-      const { number, meta } = await ask("cut", { text, cuts }, signal, onLine);
+      const { number, meta } = await ask("cut", { text, cuts, random }, signal, onLine);
       const earlier = source.meta.texts.findIndex((one) => one.edited?.text === text);
       put(number, meta);
       if (earlier >= 0) put(earlier, await ask("remove", { text: earlier }));

@@ -143,8 +143,8 @@ export async function openServed({ ask, follow }, firstMeta = ask("meta", {})) {
       source.meta = await (await ask("meta", {})).json();
       return last?.text ?? 0;
     },
-    async cut(text, cuts, onLine, signal) {
-      const last = await follow("cut", { text, cuts }, onLine, signal);
+    async cut(text, cuts, onLine, signal, random = true) {
+      const last = await follow("cut", { text, cuts, random }, onLine, signal);
       source.meta = await (await ask("meta", {})).json();
       return last?.text ?? text;
     },

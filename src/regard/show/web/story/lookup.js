@@ -2,6 +2,8 @@
 // What the model gives a token with the heads that look it up cut, and with as many random heads cut instead:
 // recorded in the file, or run here where there is a model.
 
+import { drawOthers } from "../data/random_heads.js";
+
 const RANDOM_SETS = 2;
 const LOOKS_UP = "induction"; // the label of heads that find what came after earlier copies of a token
 
@@ -15,20 +17,6 @@ async function lookupHeads({ meta, headRows }) {
   const rows = (await Promise.all(layers.map(({ key }) => headRows.layer(0, key)))).flat();
   const found = rows.filter(({ label }) => label === LOOKS_UP);
   return found.length ? found.map(({ layer, head }) => ({ layer, head })) : meta.start ? [meta.start] : [];
-}
-
-/**
- * As many heads as in `heads`, drawn at random from all others.
- * @param {Layer[]} layers
- * @param {HeadOfLayer[]} heads
- * @param {() => number} random from 0 to below 1
- * @returns {HeadOfLayer[]}
- */
-export function drawOthers(layers, heads, random = Math.random) {
-  const others = layers
-    .flatMap(({ key, heads: own }) => own.map((head) => ({ layer: key, head })))
-    .filter(({ layer, head }) => !heads.some((one) => one.layer === layer && one.head === head));
-  return heads.flatMap(() => others.splice(Math.floor(random() * others.length), 1));
 }
 
 /**
@@ -56,7 +44,7 @@ export async function turnOff(app, text, position, token, tell, signal) {
   const heads = await lookupHeads(app);
   const without = async (/** @type {HeadOfLayer[]} */ cut) => {
     const cuts = cut.map((one) => /** @type {Cut} */ ({ kind: "head", ...one }));
-    const run = await app.source.cut(text, cuts, () => {}, signal);
+    const run = await app.source.cut(text, cuts, () => {}, signal, false);
     const probability = probabilityOf(await app.source.prediction(run, position), token);
     await app.source.remove(run);
     return probability;
