@@ -127,8 +127,8 @@ def _shell(model: str, worker_entry: str | None = None) -> tuple[str, str, str]:
         inflated = bundle_modules("whole_page", "inflated_script")
         packed = _data_block("regard-worker", _deflated(bundle_modules(worker_entry)))
         packed += _data_block("regard-script", _deflated(inflated))
-        script, allowed = bundle_modules("inflated_script"), f"'{_hash(inflated)}' "
-    allowed += f"'{_hash(script)}'"
+        script, allowed = bundle_modules("inflated_script"), f" '{_hash(inflated)}'"
+    allowed = f"'{_hash(script)}'{allowed}"
     if worker_entry == "model/worker":
         allowed += " 'wasm-unsafe-eval'"  # lets WebAssembly multiply matrices; eval stays forbidden
     policy = (

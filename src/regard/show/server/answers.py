@@ -11,6 +11,7 @@ import json
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -293,8 +294,12 @@ class Answers:
 
         def work(send_line: SendLine) -> None:
             capture = run_cut(seen, cuts, progress_of(send_line))
-            compared = None if others is None else run_cut(seen, others, progress_of(send_line))
-            loss = None if compared is None else mean_loss(compared.predictions, contents.batch_index)
+            loss = None
+            # A random cut may be refused where the chosen one is not: another layer's mask hides its edge.
+            with suppress(ValueError):
+                if others is not None:
+                    random = run_cut(seen, others, progress_of(send_line))
+                    loss = mean_loss(random.predictions, contents.batch_index)
             # Sending fails if the client has gone: then nothing takes the place of the earlier run.
             send_line({"progress": {"doing": "comparing", "done": 1, "of": 1}})
             edited = EditedRun(text, tuple(cuts), loss)
