@@ -130,7 +130,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "positions: attention is blind to order": (lesson("08_positions", "# 8 Positional encoding"),),
         "the KV cache: what decoding recomputes": (
             lesson("09_cache", "# 9 The KV cache"),
-            Place("docs/inspector.md", "Cache"),
+            Place("docs/inspector.md", "**Write**"),
         ),
         "residual, norm, feed-forward; N blocks": (
             lesson("10_block", "The residual stream through a block"),

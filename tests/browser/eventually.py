@@ -44,3 +44,8 @@ def settle(page: Page) -> None:
     """Wait until the address has followed what was done."""
     # By the page's own clock, which waits for the page's own work however busy the machine is.
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 250)))")
+
+
+def open_settings(page: Page) -> None:
+    """Open the settings of the view that is shown."""
+    page.get_by_role("button", name="Settings").locator("visible=true").click()

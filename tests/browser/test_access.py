@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from regard.show.server.background import BackgroundServer
+from tests.browser.eventually import open_settings
 from tests.captures import captured, predicted
 
 LONGEST = 79  # letters of a name, which a screen reader says in one breath; more is a description
@@ -105,6 +106,7 @@ def test_forced_colours_keep_colours_that_are_data(
     shades = {cells.nth(n).evaluate("(cell) => getComputedStyle(cell).backgroundColor") for n in range(6)}
     assert len(shades) > 3
     page.get_by_role("tab", name="Map").click()
+    open_settings(page)
     chosen, other = page.get_by_role("radio", name="linear"), page.get_by_role("radio", name="log")
     grounds = [
         radio.evaluate("(one) => getComputedStyle(one.nextElementSibling).backgroundColor")

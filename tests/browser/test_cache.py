@@ -34,6 +34,7 @@ def test_a_model_writes_and_is_measured(
     prompt = "The history of the river begins"
     page.get_by_label("Prompt").fill(prompt)
     page.get_by_label("Number of tokens to generate").fill("6")
+    page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Generate").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#view-cache [role=status]")).to_contain_text("6 tokens generated")
@@ -126,6 +127,7 @@ def test_what_the_model_says_is_only_text_and_errors_are_said(
 
     page.goto(serve(captured(40, tokens=(HOSTILE * 5)[:40]), generate=generate).address + "#view=cache")
     page.get_by_label("Prompt").fill("something")
+    page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Generate").click()
     expect(page.locator("#view-cache [role=status]")).to_contain_text(HOSTILE[0])
     assert page.locator("#view-cache img").count() == 0

@@ -32,7 +32,7 @@ FIGURES = {
         "One cell is one weight.",
     ],
     "text": ["layer 1, head 2", "Text: “A text”", "attends to"],
-    "heads": ["what its heads do", "Layer\n0,\nhead", "previous\ntoken"],
+    "heads": ["what its heads do", "Layer\n0,\nhead", "previous\ntoken", "induction"],
     "steps": ["layer 1, head 2", "Softmax", "sum\nof\nthe\nrow"],
     "cache": ["the KV cache", "What\neviction\nwould\nlose"],
     "time": ["induction over training", "head 0.1", "uniform", "validation"],

@@ -12,10 +12,16 @@ from playwright.sync_api import Page, expect
 
 import regard
 from regard.heads import describe
+from regard.heads.tables.table import HeadRow
 from regard.recorder import Capture, Layer
 from regard.show.server.background import BackgroundServer
-from tests.browser.eventually import eventually
+from tests.browser.eventually import eventually, open_settings
 from tests.captures import captured
+
+
+def gallery(seen: Capture, score: str = "induction") -> list[HeadRow]:
+    """The rows in the order of the gallery: labelled heads first, each part sorted by a score."""
+    return sorted(describe(seen.maps, seen.ids).sorted(score), key=lambda row: not row.labels)
 
 
 def titles(page: Page) -> list[str]:
@@ -26,8 +32,7 @@ def test_every_head_with_its_scores(page: Page, opened: Callable[..., str]) -> N
     seen = captured(60)
     page.goto(opened(seen) + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
-    table = describe(seen.maps, seen.ids)
-    for card, row in zip(page.locator("#view-heads .card").all(), table, strict=True):
+    for card, row in zip(page.locator("#view-heads .card").all(), gallery(seen), strict=True):
         assert card.locator("h3").text_content() == f"Layer {row.layer}, head {row.head}"
         spoken = card.locator(".gallery-picture").get_attribute("aria-label") or ""
         assert spoken.startswith(f"Layer {row.layer}, head {row.head}: ")
@@ -46,17 +51,15 @@ def test_sorted_and_filtered(page: Page, serve: Callable[..., BackgroundServer])
     seen = captured(60)
     page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
-    page.get_by_label("Sort by").select_option("duplicate")
-    wanted = [
-        f"Layer {row.layer}, head {row.head}" for row in describe(seen.maps, seen.ids).sorted("duplicate")
-    ]
+    page.get_by_label("Score", exact=True).select_option("duplicate")
+    wanted = [f"Layer {row.layer}, head {row.head}" for row in gallery(seen, "duplicate")]
     eventually(page, lambda: titles(page), lambda shown: shown == wanted)
-    page.get_by_label("lowest first").check()
-    eventually(page, lambda: titles(page), lambda shown: shown == wanted[::-1])
     page.locator("#view-heads").get_by_label("Layer", exact=True).select_option("1")
-    of_layer = [title for title in wanted[::-1] if title.startswith("Layer 1")]
+    of_layer = [title for title in wanted if title.startswith("Layer 1")]
     eventually(page, lambda: titles(page), lambda shown: shown == of_layer)
-    expect(page).to_have_url(re.compile("sort=duplicate.*layerFilter=1"))
+    expect(page).to_have_url(
+        re.compile("headScore=duplicate.*layerFilter=1|layerFilter=1.*headScore=duplicate")
+    )
 
 
 def test_what_a_head_is_called_and_who_is_called_so(
@@ -83,34 +86,38 @@ def test_what_a_head_is_called_and_who_is_called_so(
 
 
 def test_heads_are_taken_to_be_compared(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(serve(captured(60)).address + "#view=heads")
+    seen = captured(60)
+    a, b = (f"layer {row.layer}, head {row.head}" for row in (gallery(seen)[1], gallery(seen)[6]))
+    page.goto(serve(seen).address + "#view=heads")
     bar = page.locator(".compare-bar")
     expect(bar).to_be_hidden()
     expect(page.locator("#view-heads .card")).to_have_count(8)  # layers come in any order
     page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
-    expect(bar).to_contain_text("layer 0, head 1. Choose a second head")
+    expect(bar).to_contain_text(f"{a}. Choose a second head")
     page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
-    expect(bar).to_contain_text("layer 0, head 1 and layer 1, head 2")
+    expect(bar).to_contain_text(f"{a} and {b}")
     bar.get_by_role("button", name="Clear").click()
     expect(bar).to_be_hidden()
     page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
     page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
     bar.get_by_role("button", name="Open side by side").click()
     expect(page.locator("#view-compare .compare-title h3")).to_have_text(
-        [re.compile("^Layer 0, head 1"), re.compile("^Layer 1, head 2")]
+        [re.compile(f"^{name.capitalize()}") for name in (a, b)]
     )
 
 
 def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(serve(captured(40)).address + "#view=heads")
+    seen = captured(40)
+    second, last = gallery(seen)[1], gallery(seen)[-1]
+    page.goto(serve(seen).address + "#view=heads")
     expect(page.locator("#view-heads .card")).to_have_count(8)
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("c")
-    expect(page.locator(".compare-bar")).to_contain_text("layer 0, head 1")
+    expect(page.locator(".compare-bar")).to_contain_text(f"layer {second.layer}, head {second.head}")
     page.keyboard.press("End")
     page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile("layer=1&head=3"))
+    expect(page).to_have_url(re.compile(f"layer={last.layer}&head={last.head}"))
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
 
 
@@ -152,45 +159,17 @@ def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[...
 def test_cards_of_many_heads_are_built_when_they_come_near(
     page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
-    page.goto(serve(captured(12, layers=8, heads=16, kv_heads=16)).address + "#view=heads")
+    seen = captured(12, layers=8, heads=16, kv_heads=16)
+    names = [f"Layer {row.layer}, head {row.head}" for row in gallery(seen, "previous_token")]
+    page.goto(serve(seen).address + "#view=heads")
     slots = page.locator("#view-heads .card")
     expect(slots).to_have_count(128)
-    expect(slots.first.locator("h3")).to_have_text("Layer 0, head 0")
+    expect(slots.first.locator("h3")).to_have_text(names[0])
     assert page.locator("#view-heads .card h3").count() < 100
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("End")  # builds what it goes to
-    expect(slots.last.locator("h3")).to_have_text("Layer 7, head 15")
+    expect(slots.last.locator("h3")).to_have_text(names[-1])
     expect(slots.last.locator(".gallery-picture")).to_be_focused()
-
-
-def test_what_a_kind_of_head_predicts_is_outlined(page: Page, opened: Callable[..., str]) -> None:
-    seen = captured(60)
-    page.goto(opened(seen) + "#layer=1&head=2")
-    expect(page.locator(".map-foot")).to_contain_text("hidden by the mask")
-    note = page.locator(".outline-note")
-    expect(note).to_be_hidden()
-    canvas = page.locator(".map-stage canvas")
-    plain = canvas.screenshot()
-    page.get_by_label("Outline", exact=True).select_option("induction")
-    row = describe(seen.maps, seen.ids)[1, 2]
-    expect(note).to_contain_text("the tokens that came after earlier copies")
-    number = re.search(r"on this text: ([\d.]+)%", note.text_content() or "")
-    assert number is not None
-    assert float(number[1]) == pytest.approx(100 * row.scores["induction"].value, abs=0.5)
-    expect(page.locator(".map-foot .key", has_text="expected")).to_be_visible()  # something is outlined
-    eventually(page, canvas.screenshot, lambda shown: shown != plain)
-    expect(page).to_have_url(re.compile("expected=induction"))
-    page.get_by_label("Outline", exact=True).select_option("")
-    expect(page.locator(".map-foot .key", has_text="expected")).to_be_hidden()
-
-
-def test_the_score_on_random_repeats_stands_beside_the_outline(
-    page: Page, serve: Callable[..., BackgroundServer]
-) -> None:
-    seen = captured(40)
-    table = describe(seen.maps, seen.ids)
-    page.goto(serve(seen, score_repeats=lambda: table).address + "#expected=previous_token")
-    expect(page.locator(".outline-note")).to_contain_text("On random tokens, repeated: ")
 
 
 def test_without_a_mask_nothing_is_called_hidden_and_there_is_no_distance(
@@ -216,7 +195,8 @@ def test_thumbnails_say_what_their_heads_do_and_controls_what_they_are(
     thumb.hover()
     row = describe(seen.maps, seen.ids)[1, 1]
     expect(thumb).to_have_attribute("title", re.compile(re.escape(row.sentence.split(" (")[0][:30])))
-    page.locator("#view-map .term", has_text="Shades").click()
+    open_settings(page)
+    page.locator("#view-map .term", has_text="Scale").click()
     glossary = page.get_by_role("dialog", name="Glossary")
     expect(glossary.locator(".glossary-own")).to_contain_text("Log shades also show small weights")
     expect(glossary).to_contain_text("Uniform attention")
@@ -224,5 +204,11 @@ def test_thumbnails_say_what_their_heads_do_and_controls_what_they_are(
     expect(glossary).to_be_hidden()
     page.get_by_role("button", name="Glossary").press("Enter")  # by key, from the header
     expect(glossary.locator(".glossary-own")).to_have_count(0)
-    page.get_by_role("button", name="Close").click()
+    expect(glossary.locator("h3").first).to_have_text("Start here")
+    page.get_by_role("button", name="Show me five things").click()
     expect(glossary).to_be_hidden()
+    walk = page.get_by_role("complementary", name="Things to see")
+    for view in ("text", "map", "heads", "steps", "cache"):
+        expect(page.locator(f"#view-{view}")).to_be_visible()
+        page.keyboard.press("Enter")  # its button has the focus
+    expect(walk).to_be_hidden()

@@ -15,6 +15,7 @@ import regard
 from regard.recorder import Capture
 from regard.show.server.background import BackgroundServer
 from scripts import digits_vit
+from tests.browser.eventually import open_settings
 from tests.pictures.test_pictures import IMAGE, a_photo, llava, normalised
 
 FIRST = 3  # the first patch, after CLS and two registers
@@ -102,6 +103,7 @@ def test_cls_is_looked_from_first_and_pointing_shows_any_patch(
     expect_ranked(page, weights[query])
     picture.hover(position=place(8, 1))
     expect(page.locator("#view-image .text-said")).to_contain_text("attends to row 8, column 1:")
+    open_settings(page)
     page.get_by_label("what attends to it").check()
     picture.click(position=place(5, 3))
     expect(page.locator("#view-image .big-token")).to_have_text("row 5, column 3")
@@ -133,6 +135,7 @@ def test_keys_move_between_patches_and_heads_have_small_pictures(
     expect(first).to_have_text(strongest(seen[1, 2].to_dense()[0, 1])[0])
     # Outliers have a ring, are named, and can be left out of the colours.
     expect(page.locator("#view-image .text-notes")).to_contain_text("ringed")
+    open_settings(page)
     page.get_by_label("left out").check()
     expect(page.locator("#view-image .text-notes")).to_contain_text("They are left out of the colours.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -13,6 +14,7 @@ import regard
 from regard.cli.parts.model import Model
 from regard.gpt import GPT
 from regard.show.saved.bundle import write
+from regard.show.saved.rounded_model import round_model
 from tests.browser.eventually import link
 from tests.patience import HANGING
 
@@ -20,15 +22,21 @@ TEXT = "The sea was calm, and the sea was deep. 海 The sea was"
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT:
+def exact() -> GPT:
     return GPT.from_pretrained("default")
 
 
 @pytest.fixture(scope="module")
-def file(model: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(exact: GPT) -> GPT:
+    """The model of the page, whose weights are rounded."""
+    return round_model(exact).model
+
+
+@pytest.fixture(scope="module")
+def file(exact: GPT, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("live") / "page.html"
-    seen = Model.of(model, "A model").read("One two three. One two")
-    return write(seen, path, model=model)
+    seen = Model.of(exact, "A model").read("One two three. One two")
+    return write(seen, path, model=exact)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +49,7 @@ def shared_page(browser: Browser, file: Path) -> Iterator[Page]:
     page.on("console", lambda m: problems.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("request", lambda request: problems.append(request.url) if is_foreign(request.url) else None)
-    page.goto(file.as_uri() + "#view=text")
-    read(page, TEXT)
+    page.goto(f"{file.as_uri()}#view=text&text={quote(TEXT)}")  # a link with a text has the model read it
     expect(page.locator("#text option:checked")).to_have_text(re.compile(TEXT[:12]))
     yield page
     context.close()
@@ -76,6 +83,16 @@ def test_a_typed_text_has_the_librarys_tokens_and_predictions(shared_page: Page,
     expect(shared_page.locator("#view-text")).to_contain_text(likeliest)
 
 
+def test_the_lookup_is_turned_off_beside_random_heads(shared_page: Page) -> None:
+    show(shared_page, "view=text")
+    expect(shared_page.locator(".story-line")).to_contain_text("the model expects")
+    shared_page.get_by_role("switch", name="turn the lookup off").click()
+    bars = shared_page.locator(".story-bars li")
+    expect(bars.nth(2)).to_have_text(re.compile(r"^without .*random head.*%, .*%$"))
+    expect(bars.nth(1)).to_have_text(re.compile(r"^without head.*%$|hardly any"))
+    expect(shared_page.locator(".story")).to_contain_text("weights are rounded")
+
+
 def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:
     show(shared_page, "view=map")
     expect(shared_page.locator("#view-map")).to_contain_text("rows compared, in this page")
@@ -98,6 +115,7 @@ def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT)
     show(shared_page, "view=cache")
     shared_page.get_by_label("Prompt").fill("The sea was")
     shared_page.get_by_label("Number of tokens to generate").fill("5")
+    shared_page.get_by_label("Temperature").fill("0")
     shared_page.get_by_role("button", name="Generate").click()
     done = "5 tokens generated, each with the cache and without it."
     expect(shared_page.get_by_text(done)).to_be_visible()
@@ -119,7 +137,7 @@ def test_without_a_worker_the_page_shows_what_is_saved(page: Page, file: Path, t
     text = file.read_text("utf-8").replace("worker-src blob:", "worker-src 'none'")
     forbidden = tmp_path / "page.html"
     forbidden.write_text(text, encoding="utf-8")
-    page.goto(forbidden.as_uri())
+    page.goto(forbidden.as_uri() + "#view=map")
     expect(page.locator("#view-map")).to_contain_text("Certified")
     expect(page.get_by_role("switch", name="Cut head")).to_have_count(0)
     page.problems.clear()  # type: ignore[attr-defined]  # the browser says that the policy forbids it

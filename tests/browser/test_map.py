@@ -16,7 +16,7 @@ import regard
 from regard.recorder import Capture, Evidence, Layer
 from regard.show.saved import pack as packing
 from regard.show.server.background import BackgroundServer
-from tests.browser.eventually import eventually, settle, state
+from tests.browser.eventually import eventually, open_settings, settle, state
 from tests.captures import captured
 from tests.sampling import share
 
@@ -134,6 +134,7 @@ def test_the_sink_stands_apart(page: Page, seen: Capture, address: str) -> None:
     page.goto(f"{address}#layer=1&head=0")
     expect(page.locator("#hidden-mass")).to_be_hidden()
     before = page.locator(".bar").get_attribute("aria-label")
+    open_settings(page)
     page.get_by_role("radio", name="separate").check()
     note = page.locator("#hidden-mass")
     expect(note).to_contain_text("is drawn separately")
@@ -148,7 +149,7 @@ def test_the_sink_stands_apart(page: Page, seen: Capture, address: str) -> None:
 def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(f"{saved(seen)}#layer=1&head=3")
-    page.get_by_role("button", name="Settings").click()  # a small window folds them away
+    open_settings(page)
     bar = page.locator(".bar")
     expect(bar).to_have_attribute("aria-label", re.compile("linear"))
     settle(page)
@@ -163,9 +164,9 @@ def test_scales_and_pooling(page: Page, seen: Capture, saved: Callable[..., str]
     expect(bar).not_to_have_attribute("aria-label", of_the_head)
     page.get_by_role("button", name="Show the whole map").click()
     page.get_by_role("radio", name="log").check()
-    expect(bar).to_have_attribute("aria-label", re.compile(r"from ≤ 1e−4 to .*, log"))
+    expect(bar).to_have_attribute("aria-label", re.compile(r"from ≤ 0.01% to .*, log"))
     page.get_by_role("radio", name="0 to 1").check()
-    expect(bar).to_have_attribute("aria-label", re.compile(r"to 1, log"))
+    expect(bar).to_have_attribute("aria-label", re.compile(r"to 100%, log"))
     page.get_by_role("radio", name="max").check()
     expect(page.locator("#view-map")).to_contain_text("One cell of 2 × 2 tokens is the greatest weight.")
     state(page, lambda at: {"scale": "log", "colourTop": "one", "reduce": "max"}.items() <= at.items())
@@ -205,22 +206,23 @@ def test_drag_wheel_and_buttons(page: Page, seen: Capture, saved: Callable[..., 
     left = float(near["x"]) - 90 / float(near["zoom"])
     moved = state(page, lambda at: float(at["x"]) == pytest.approx(left, abs=1.5))
     assert "row" not in moved  # a drag keeps no cell
+    open_settings(page)
     page.get_by_label("Zoom out").click()
     state(page, lambda at: float(at["zoom"]) < float(moved["zoom"]))
     page.get_by_label("Show the whole map").click()
     state(page, lambda at: "zoom" not in at)
 
 
-def test_sixteen_bits_are_read_as_they_were_written(
+def test_rounded_numbers_are_read_as_they_were_written(
     page: Page, seen: Capture, saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "FINE", 0)  # as in a large file
     page.goto(f"{saved(seen)}#layer=1&head=3&row=150&col=141&x=140&y=150&zoom=30")
-    assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), rel=0.01)
+    assert weight(page) == pytest.approx(float(seen[1, 3][0, 150, 141]), abs=0.03)
     page.mouse.move(*cell_point(page, 150, 141))
     true = float(seen[1, 3][0, 150, 141])
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, rel=0.01))
-    expect(page.locator(".map-notes")).to_contain_text(re.compile(r"within 0\.\d+% of the library's"))
+    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, abs=0.03))
+    expect(page.locator(".map-notes")).to_contain_text(re.compile(r"within [\d.]+ percentage points of"))
 
 
 def test_two_fingers(page: Page, seen: Capture, saved: Callable[..., str]) -> None:
@@ -353,19 +355,21 @@ def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None
 def test_a_map_of_zeros_says_so(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(f"{serve([captured(20), captured(20)]).address}#against=1")
     expect(page.locator(".map-foot")).to_contain_text("Every cell is 0.")
-    expect(page.locator(".bar")).to_have_attribute("aria-label", "Colours from −1 to +1, linear")
+    expect(page.locator(".bar")).to_have_attribute(
+        "aria-label", "Colours from −100 points to +100 points, linear"
+    )
 
 
 def test_the_legend_names_what_lies_beyond_only_where_something_does(
     page: Page, saved: Callable[..., str]
 ) -> None:
     page.goto(saved(captured(30)))
-    expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", re.compile("to ≥ 0"))
+    expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", re.compile(r"to ≥ \d+%"))
     uniform = regard.attention_map(torch.zeros(1, 4, 30, 8), torch.zeros(1, 2, 30, 8))
     evidence = captured(30, layers=1).layers[0].evidence
     page.goto("about:blank")
     page.goto(saved(Capture([Layer(0, "h.0", "", uniform, evidence, range(4))], "uniform")))
-    expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", "Colours from 0 to 0.13, linear")
+    expect(page.locator(".map-foot .bar")).to_have_attribute("aria-label", "Colours from 0% to 13%, linear")
 
 
 def test_many_heads_stand_in_lines_of_one_length(page: Page, saved: Callable[..., str]) -> None:
@@ -401,9 +405,6 @@ def test_a_small_window_shows_the_map_first(
     expect(page.get_by_role("radio", name="log")).to_be_hidden()
     settings.click()
     expect(settings).to_have_attribute("aria-expanded", "true")
-    expect(page.get_by_role("radio", name="log")).to_be_visible()
-    page.set_viewport_size({"width": 1280, "height": 800})
-    expect(settings).to_be_hidden()
     expect(page.get_by_role("radio", name="log")).to_be_visible()
 
 

@@ -17,7 +17,7 @@ import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.map_view.units import text_units
-from tests.browser.eventually import eventually, link, state
+from tests.browser.eventually import eventually, link, open_settings, state
 from tests.captures import captured
 from tests.sampling import combine, share
 
@@ -62,6 +62,7 @@ def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str
     seen = captured(40, tokens=TOKENS)
     page.goto(both(seen) + "#layer=1&head=2&row=34&col=29")
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
+    open_settings(page)
     page.get_by_role("radio", name="words").check()
     words = pooled(seen[1, 2].to_dense()[0], text_units(TOKENS)["words"])
     expect(page.locator(".map-foot")).to_contain_text("One cell from word to word is attention mass")
@@ -76,7 +77,7 @@ def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str
     assert box is not None
     page.mouse.move(box["x"] + 150, box["y"] + 0.8 * box["height"])
     if page.locator(".tip").is_visible():
-        expect(page.locator(".tip")).to_have_text(re.compile(r"^‘\S+’ → ‘\S+’: .*%$|hidden by the mask"))
+        expect(page.locator(".tip")).to_have_text(re.compile(r"^\S+ → \S+ +.*%$|hidden by the mask"))
 
 
 def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -> None:
@@ -91,9 +92,10 @@ def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -
     best = page.locator(".text-notes .ranked button").first
     expect(best.locator(".place")).to_have_text(str(int(words.argmax())))
     highest = float(words.max())
-    shown = best.locator(".weight").inner_text
-    eventually(page, shown, lambda text: float(text) == pytest.approx(highest, rel=0.01))
+    shown = lambda: float(best.locator(".weight").get_attribute("data-weight") or "nan")  # noqa: E731
+    eventually(page, shown, lambda weight: weight == pytest.approx(highest, rel=0.01))
     expect(page.locator(".text-said")).to_have_text(re.compile(r"attends to “.*” \d[\d.]*%"))
+    open_settings(page)
     page.get_by_role("radio", name="sentences").check()
     expect(page.locator("#view-text .tok")).to_have_count(len(text_units(TOKENS)["sentences"]) - 1)
     expect(page.locator(".text-notes h3").first).to_have_text(re.compile(r"^Sentence \d+, pinned$"))
@@ -106,17 +108,18 @@ def test_where_tokens_are_not_known_there_are_no_words(page: Page, both: Callabl
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
     for name in ("words", "sentences"):
         expect(page.get_by_role("radio", name=name)).to_be_hidden()
-    for label in ("Show", "Next token", "Difference to"):
+    for label in ("Quantity", "Next token", "Difference"):
         expect(page.locator("#view-map").get_by_label(label, exact=True)).to_be_hidden()
 
 
 def test_a_difference_is_drawn_on_a_diverging_scale(page: Page, both: Callable[..., str]) -> None:
     a, b = captured(40, tokens=TOKENS), captured(40, tokens=TOKENS, seed=3)
     page.goto(both([a, b]) + "#layer=1&head=2&row=30&col=15")
-    page.locator("#view-map").get_by_label("Difference to").select_option("1")
+    open_settings(page)
+    page.locator("#view-map").get_by_label("Difference").select_option("1")
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight, less that of")
     expect(page.locator(".bar")).to_have_attribute(
-        "aria-label", re.compile(r"Colours from ≤ −0\.\d+ to ≥ \+0\.\d+")
+        "aria-label", re.compile(r"Colours from ≤ −\d+ points to ≥ \+\d+ points")
     )
     difference = (a[1, 2] - b[1, 2]).to_dense()[0]
     expect(page.locator("#weight")).to_have_text(re.compile(r"^[+−]"))
@@ -168,7 +171,8 @@ def test_thumbnails_of_a_difference_have_both_signs(page: Page, both: Callable[.
 def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:
     seen = read()
     page.goto(both(seen) + "#layer=4&head=2&row=20&col=5")
-    page.locator("#view-map").get_by_label("Show", exact=True).select_option("values")
+    open_settings(page)
+    page.locator("#view-map").get_by_label("Quantity", exact=True).select_option("values")
     expect(page.locator(".map-foot")).to_contain_text("norm of what the key’s value adds")
     expected = float(seen.value_weighted(4)[0, 2, 20, 5])
     expect(page.locator(".map-notes h3").first).to_have_text("Value-weighted")
@@ -179,7 +183,8 @@ def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:
 def test_where_a_logit_comes_from(page: Page, both: Callable[..., str]) -> None:
     seen = read()
     page.goto(both(seen) + "#view=text&scope=all")
-    page.locator("#view-text").get_by_label("Show", exact=True).select_option("logit")
+    open_settings(page)
+    page.locator("#view-text").get_by_label("Quantity", exact=True).select_option("logit")
     panel = page.locator("#view-text .attribution")
     expect(panel.locator("h3")).to_contain_text("What speaks for")
     position = int(re.search(r"\((\d+)\)", panel.locator("h3").inner_text())[1])  # type: ignore[index]
@@ -209,6 +214,7 @@ def test_where_a_logit_comes_from(page: Page, both: Callable[..., str]) -> None:
     expect(page.locator(".map-foot")).to_contain_text(f"Row {position} adds up")
     # Another token.
     second = int(seen.predictions.likeliest[0, position, 1])
+    open_settings(page)
     page.locator("#view-map").get_by_label("Next token").select_option(str(second))
     other = seen.attribution(second, position=position).logit
     total = page.locator("#view-map .logit-sum dd").last
@@ -248,7 +254,8 @@ def test_a_chosen_next_token_stays_in_another_run_and_goes_with_its_query(page: 
     position, token = next(
         (t, int(one)) for t in range(10, 30) for one in likely[0][t] if one not in likely[1][t]
     )
-    page.goto(f"{serve([own, cut]).address}#view=text&shade=logit&row={position}&token={token}")
+    page.goto(f"{serve([own, cut]).address}#view=text&shade=logit&row={position}&next={token}")
+    open_settings(page)
     choice = page.locator("#view-text").get_by_label("Next token", exact=True)
     expect(choice).to_have_value(str(token))
     page.goto(link(page) + "&text=1")

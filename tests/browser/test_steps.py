@@ -15,7 +15,7 @@ from regard.recorder import Capture, Layer
 from regard.recorder.certificates.examination import examine
 from regard.show.server.background import BackgroundServer
 from regard.stages.example import X, multi_head, project
-from tests.browser.eventually import eventually
+from tests.browser.eventually import eventually, open_settings
 from tests.captures import HOSTILE, captured
 
 
@@ -117,17 +117,26 @@ def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) 
 def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(
     page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
-    page.goto(serve(captured(40)).address + "#view=steps&row=10")
+    page.goto(serve(captured(40, width=16)).address + "#view=steps&row=10")
     before = page.get_by_label("Previous token")
     before.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#view-steps .lead")).to_contain_text("token 9")
     expect(page).to_have_url(re.compile("row=9"))
-    page.get_by_label("Token position").fill("33")
-    page.keyboard.press("Tab")
+    page.locator("#view-steps").get_by_label("Token", exact=True).select_option(label="·t7 (33)")
     expect(page.locator("#view-steps .lead")).to_contain_text("token 33")
+    # One key that the mask hides, and the products of one score, the largest first.
+    masked = page.locator("#view-steps .step", has_text="Masked")
+    expect(masked.locator(".hidden-key .figure")).to_have_text("−∞")
+    products = page.locator("#view-steps .products")
+    products.locator("summary").click()
+    figures = products.locator(".figure").all_inner_texts()
+    numbers = [float(text.replace("−", "-").replace("≈", "")) for text in figures]
+    assert sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=0.01)
+    assert [abs(x) for x in numbers[:-2]] == sorted((abs(x) for x in numbers[:-2]), reverse=True)
     shown = page.locator("#view-steps .step").nth(1).locator(".row[data-key]")
     few = shown.count()
+    open_settings(page)
     page.get_by_label("Strongest keys").focus()
     page.keyboard.press("End")
     eventually(page, shown.count, lambda count: count > few)
@@ -137,7 +146,7 @@ def test_the_small_example_is_that_of_the_stages(page: Page, opened: Callable[..
     page.goto(opened(captured(12)) + "#view=steps")
     page.get_by_label("the small example").check()
     view = page.locator("#view-steps")
-    view.get_by_label("Token", exact=True).select_option("learns")
+    view.get_by_label("Token", exact=True).select_option(label="learns (2)")
     q, k, v = project(X)
     stages = {
         "1 Simplified": regard.scaled_dot_product_attention(X, X, X, scale=1.0)[1],

@@ -69,7 +69,7 @@ def test_a_widget_is_the_page_and_its_selection_is_in_step(page: Page) -> None:
     notebook.select(head=(1, 2), cell=(9, 4))  # from Python to the page
     expect(frame.get_by_role("heading", name="Layer 1, head 2")).to_be_visible()
     weight = captured(16, tokens=HOSTILE * 2)[1, 2][0, 9, 4]
-    expect(frame.locator("#weight")).to_have_text(f"{float(weight):.4g}")
+    expect(frame.locator("#weight")).to_have_text(f"{float(weight):.2%}")
 
     canvas.click()  # and back
     notebook.wait_for(lambda: shown.cell not in (None, (9, 4)))

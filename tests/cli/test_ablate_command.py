@@ -46,6 +46,8 @@ def test_means_several_heads_and_labels(folder: Path) -> None:
     shown = run("--model", folder, "--head", "0.1", "--head", "1.3", "--mean", "--text", TEXT, "--draws", 0)
     assert "with heads 0.1, 1.3 set to its mean" in shown
     assert "none to compare with" in shown
+    shown = run("--model", folder, "--head", "1.1", "--head", "1.3", "--text", TEXT, "--draws", 4)
+    assert "of other layers too" in " ".join(shown.split())  # a line of 80 columns is broken
     with pytest.raises(ValueError, match="none is labelled 'induction'"):
         run("--model", folder, "--label", "induction", "--text", TEXT)
 

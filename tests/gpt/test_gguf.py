@@ -255,7 +255,7 @@ def test_the_command_streams_a_model_from_a_file(tmp_path: Path) -> None:
     model = GPT.from_pretrained(path)
     expected = model.generate("abc", max_new_tokens=6, stop=list(model.config.eos_token_id))
     run = CliRunner().invoke
-    command = ["generate", "--model", str(path), "abc", "--tokens", "6"]
+    command = ["generate", "--model", str(path), "abc", "--tokens", "6", "--temperature", "0"]
     for extra in ([], ["--no-cache"]):
         result = run(app, [*command, *extra])
         assert (result.exit_code, result.output) == (0, expected + "\n")

@@ -45,10 +45,24 @@ def test_a_score_on_repeats_says_so_where_it_is_the_higher_one() -> None:
 def test_without_a_label_the_highest_score_above_uniform_attention_is_named() -> None:
     row = head(previous_token=score(0.15), itself=score(0.05), normalised_entropy=score(0.6, 1.0))
     assert row.sentence == (
-        "Nothing stands out: it puts 15% of its attention on the token before; uniform attention would put "
-        "2% there."
+        "Not clear enough for a label: it puts 15% of its attention on the token before; uniform attention "
+        "would put 2% there."
     )
     assert head_title(row) == "no clear pattern"
+
+
+def test_a_high_score_without_a_label_says_why_it_has_none() -> None:
+    """A label needs a minimum, a margin and an interval: a sentence never says "nothing" of 66%."""
+
+    def sentence(value: float, low: float, high: float) -> str:
+        return head(induction=Score(value, 0.09, math.nan, low, high, value)).sentence
+
+    assert sentence(0.66, 0.087, 1.0).startswith(
+        "Too few tokens to be sure: it puts 66% (95% interval 9–100%) of its attention on what came after "
+    )
+    assert sentence(0.66, math.nan, math.nan).startswith("Too few tokens to be sure: it puts 66% of its ")
+    assert sentence(0.66, 0.6, 0.7).startswith("Not clear enough for a label: it puts 66% of its ")
+    assert sentence(0.15, 0.14, 0.16).startswith("Nothing stands out: it puts 15% of its ")
 
 
 @pytest.mark.parametrize(

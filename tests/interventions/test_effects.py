@@ -154,6 +154,8 @@ def test_random_heads_are_others_of_the_same_layers() -> None:
     (other,) = draw_edits([regard.ablate("blocks.1")], model, 50, seed=0)
     assert model.pairs(other[0].selection) == [("0", h) for h in range(4)]
     assert draw_edits([regard.ablate(0), regard.ablate(1)], model, 50, seed=0) == []
+    # Two heads of four leave one other set, which is no band.
+    assert len(draw_edits([regard.ablate(0, (0, 2))], model, 50, seed=0)) == 6 * 5 // 2
     many = ModelHeads({"0": 32}, {})
     some = draw_edits([regard.ablate(0, (0, 1, 2))], many, 20, seed=0)
     assert len({e[0].selection for e in some}) == 20
@@ -267,6 +269,14 @@ def test_one_random_edit_is_one_and_no_band() -> None:
     assert f"one random edit gives {effect.baseline[0]:+.3f}, too few for a band" in str(effect)
     none = regard.effect(model, ids, regard.ablate(1, 2), draws=0)
     assert "no random edits to compare with" in str(none)
+
+
+def test_heads_of_other_layers_are_said_to_be_so() -> None:
+    model, ids = small(), texts()
+    assert "random edits in other layers (" in str(
+        regard.effect(model, ids, regard.ablate(1, (0, 2)), draws=3)
+    )
+    assert "other layers" not in str(regard.effect(model, ids, regard.ablate(1, 2), draws=3))
 
 
 def test_importance_is_the_effect_of_every_head_and_joins_a_table() -> None:

@@ -14,9 +14,9 @@ import torch
 from matplotlib.figure import Figure
 
 import regard
+from regard.maps.scale_end import scale_end
 from regard.recorder import Capture, Evidence, Layer
 from regard.show.figure_axes import MOST_CELLS
-from regard.show.figure_cells import scale_end
 from regard.show.figure_layout import WARNING
 from regard.show.figures import figure, legible, plot
 from regard.stages.figures.picture import colour_map
@@ -128,6 +128,12 @@ def test_a_capture_names_layer_and_head_and_shows_what_its_certificate_says() ->
     assert "Certified: weights times values are within 1.0e-07" in text
     assert "Text: “The sea was $5”." in text
     assert "hidden by the mask" in text
+    # bbox_inches="tight", which notebooks use, keeps all words.
+    drawn.canvas.draw()
+    kept = drawn.get_tightbbox().padded(0.01)
+    sizes = [one.get_window_extent().transformed(drawn.dpi_scale_trans.inverted()) for one in drawn.texts]
+    assert len(sizes) >= 4
+    assert all(kept.count_contains(size.corners()) == 4 for size in sizes)
     gallery = figure(seen(heads=(4, 7)), 3)
     assert [ax.get_title(loc="left") for ax in gallery.axes] == ["head 4", "head 7"]
 

@@ -6,6 +6,7 @@ import { captureTitle, textsName } from "../../src/regard/show/web/data/layers.j
 import { differenceSource } from "../../src/regard/show/web/compare/difference.js";
 import { isSameShape } from "../../src/regard/show/web/data/quantity.js";
 import { pairOf } from "../../src/regard/show/web/compare/pair.js";
+import { comparison } from "../../src/regard/show/web/compare/score_table.js";
 
 const layer = (key, heads) => ({ key, heads });
 const text = (model, layers, more = {}) => ({ model, title: `of ${model}`, layers, removed: false, ...more });
@@ -72,4 +73,16 @@ test("the tiles of a difference are those of both heads, subtracted where they a
   assert.equal(own.atOnce, 4);
   assert.ok(isSameShape({ rows: 2, cols: 3 }, { rows: 2, cols: 3 }));
   assert.ok(!isSameShape({ rows: 2, cols: 3 }, { rows: 3, cols: 3 }));
+});
+
+test("one sentence says how two heads differ", () => {
+  const row = (induction, distance) => ({
+    scores: { induction: { value: induction }, distance: { value: distance } },
+  });
+  assert.equal(
+    comparison([row(0.55, 99), row(0.02, 35)]),
+    "They differ most in induction: A 55%, B 2%. Mean distance back: A 99, B 35 tokens.",
+  );
+  assert.equal(comparison([row(0.5, 9), row(0.5, 9)]), "A and B do the same: no score differs.");
+  assert.equal(comparison([row(0.5, 9), undefined]), "");
 });

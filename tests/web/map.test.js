@@ -14,7 +14,6 @@ import {
 import {
   captureSummary,
   columnNumbers,
-  gridShare,
   gridSizes,
   headBeside,
 } from "../../src/regard/show/web/map/thumbnails/thumbnail_grid.js";
@@ -120,7 +119,7 @@ const named = (axis, index) => `${axis} ${index}`;
 test("a single weight names its query and its key", () => {
   const cell = { row: 4, col: 2, size: 1, mass: 1 / 3, max: 1 / 3 };
   const { number, weight, facts, note } = cellFacts(cell, LAYER, named);
-  assert.deepEqual([number, weight, note], ["0.3333", 1 / 3, ""]);
+  assert.deepEqual([number, weight, note], ["33%", 1 / 3, ""]);
   assert.deepEqual(facts, [
     ["query", "queries 4"],
     ["key", "keys 2"],
@@ -131,7 +130,7 @@ test("a pooled cell names its ranges, which end with the map", () => {
   const cell = { row: 596, col: 1496, size: 8, mass: 0.5, max: 0.25 };
   assert.deepEqual(
     cellFacts(cell, LAYER, named).facts.map(([, value]) => value),
-    ["596–599", "1496–1499", "0.25"],
+    ["596–599", "1496–1499", "25%"],
   );
 });
 
@@ -159,8 +158,8 @@ test("a layer's numbers", () => {
 });
 
 test("a saved file's error is rounded up", () => {
-  assert.match(precisionNote({ relative: 0.00231, rows: 8 }), /0\.3%.* 8 /);
-  assert.match(precisionNote({ relative: 0, rows: 8 }), /0\.000[12]%/);
+  assert.match(precisionNote({ absolute: 0.00231, rows: 8 }), /0\.3 p.* 8 /);
+  assert.match(precisionNote({ absolute: 0, rows: 8 }), /0\.000[12] p/);
 });
 
 const layers = [
@@ -169,21 +168,19 @@ const layers = [
 ];
 
 test("thumbnails fit in one line, within bounds", () => {
-  assert.equal(gridShare(layers), "25%");
-  assert.equal(gridShare([{ heads: Array(12).fill(0) }]), "31%");
-  assert.deepEqual(gridSizes(layers, 300, 4), { label: 36, thumb: 56, columns: 3 });
-  assert.equal(gridSizes(layers, 200, 4).thumb, Math.floor((200 - 50 - 36) / 3) - 4);
-  assert.deepEqual(gridSizes(layers, 10, 4), { label: 36, thumb: 16, columns: 1 });
+  assert.deepEqual(gridSizes(layers, 300, 100, 4), { label: 36, thumb: 56, columns: 3 });
+  assert.equal(gridSizes(layers, 200, 100, 4).thumb, Math.floor((200 - 50 - 36) / 3) - 4);
+  assert.deepEqual(gridSizes(layers, 10, 100, 4), { label: 36, thumb: 16, columns: 1 });
 });
 
 test("many heads stand in lines of one length, and heads of one key/value head stay together", () => {
   const many = (heads, group = 1) => [{ key: "0", heads: [...Array(heads).keys()], group }];
-  assert.equal(gridSizes(many(32), 900, 4).columns, 32);
-  assert.equal(gridSizes(many(32), 450, 4).columns, 16);
-  assert.equal(gridSizes(many(32), 390, 4).columns, 8);
-  assert.equal(gridSizes(many(12, 3), 280, 4).columns, 6);
-  assert.equal(gridSizes(many(32, 32), 450, 4).columns, 16); // all on one key/value head
-  const { columns, thumb } = gridSizes(many(13), 280, 4); // nothing divides 13
+  assert.equal(gridSizes(many(32), 900, 100, 4).columns, 32);
+  assert.equal(gridSizes(many(32), 450, 100, 4).columns, 16);
+  assert.equal(gridSizes(many(32), 390, 100, 4).columns, 8);
+  assert.equal(gridSizes(many(12, 3), 280, 100, 4).columns, 6);
+  assert.equal(gridSizes(many(32, 32), 450, 100, 4).columns, 16); // all on one key/value head
+  const { columns, thumb } = gridSizes(many(13), 280, 100, 4); // nothing divides 13
   assert.ok(columns > 6 && columns < 13 && thumb >= 16);
   assert.deepEqual(columnNumbers(many(4), 4), [0, 1, 2, 3]);
   assert.deepEqual(columnNumbers(many(4), 2), []);

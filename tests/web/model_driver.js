@@ -36,7 +36,7 @@ const ANSWERS = {
     const read = await weights.read({ text, first: null, continuation: [] }, pause, (line) =>
       lines.push(line),
     );
-    const cut = await weights.cut({ text: read.number, cuts, losses: null }, pause, () => {});
+    const cut = await weights.cut({ text: read.number, cuts }, pause, () => {});
     const shown = async ({ number, meta }) => ({
       meta,
       heads: (
@@ -72,6 +72,21 @@ const ANSWERS = {
       ),
     });
     return { read: await shown(read), cut: await shown(cut), lines };
+  },
+
+  /** Rows of the first text of a file, and where a logit comes from: the model reads what the file leaves out. */
+  async stored({ blocks, rows, position }) {
+    const data = await unpackJson(blocks["regard-data"]);
+    applySettings(data.meta);
+    const weights = new LiveWeights(data, async (name) => blocks[name]);
+    return {
+      weights: await Promise.all(
+        rows.map(async ({ layer, head, row }) =>
+          Array.from(await weights.row({ text: 0, layer, head, index: row, quantity: PLAIN }, pause)),
+        ),
+      ),
+      attribution: await weights.attribution({ text: 0, position, token: -1 }),
+    };
   },
 
   /** The lines of a generation. */

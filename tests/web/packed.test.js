@@ -21,7 +21,8 @@ test("whole numbers of 32 bits", () => {
 
 test("whole numbers of 16 bits, with their signs, become floats", () => {
   const x = Int16Array.of(0, 1, -1, 300, -32767, 32767);
-  assert.deepEqual(read("i16", planes(x, 2), [2, 3]), Float32Array.from(x));
+  const stored = x.map((number) => number + 128); // around 0, small ones have a high byte of 0
+  assert.deepEqual(read("i16", planes(stored, 2), [2, 3]), Float32Array.from(x));
 });
 
 test("every finite float16, worked out from its bits", () => {

@@ -8,7 +8,6 @@ import {
   isSigned,
   PLAIN,
   quantityOf,
-  say,
   spell,
 } from "../../src/regard/show/web/data/quantity.js";
 import { tokenAt } from "../../src/regard/show/web/data/tokens.js";
@@ -124,16 +123,16 @@ const logit = { ...PLAIN, shade: "logit", position: 4, token: 3 };
 
 test("numbers that may have a sign are written with it", () => {
   assert.deepEqual(
-    [0.31, 0].map((x) => say(PLAIN, x)),
+    [0.31, 0].map((x) => spell(PLAIN, x)),
     ["31%", "0%"],
   );
   assert.deepEqual(
-    [0.31, -0.004, 0].map((x) => say(difference, x)),
+    [0.31, -0.004, 0].map((x) => spell(difference, x)),
     ["+31 points", "−0.4 points", "0 points"],
   );
   assert.deepEqual(
-    [2.5, -2.5, 0].map((x) => spell(logit, x)),
-    ["+2.5", "−2.5", "0"],
+    [2.5, -2.5, 0, -2e-5].map((x) => spell(logit, x)),
+    ["+2.5", "−2.5", "0", "≈0"],
   );
   assert.deepEqual([PLAIN, difference, logit].map(isSigned), [false, true, true]);
   assert.deepEqual([PLAIN, difference, logit].map(areWeights), [true, false, false]);
@@ -141,12 +140,12 @@ test("numbers that may have a sign are written with it", () => {
 
 test("the legend of signed numbers has zero in its middle and the same end on both sides", () => {
   const scale = mapScale("linear", 0.2, 100, difference);
-  assert.deepEqual(marksOf(scale, false), [
-    [0, "−0.2"],
+  assert.deepEqual(marksOf(scale, false, difference), [
+    [0, "−20 points"],
     [0.5, "0"],
-    [1, "+0.2"],
+    [1, "+20 points"],
   ]);
-  assert.equal(marksOf(scale, true)[0][1], "≤ −0.2");
+  assert.equal(marksOf(scale, true, difference)[0][1], "≤ −20 points");
   const names = { other: "two", token: "“lit”" };
   assert.equal(noteOf("mass", 0, PLAIN, names), "One cell is one weight.");
   assert.equal(noteOf("mass", 0, difference, names), "One cell is one weight, less that of “two”.");

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { DEFAULTS, format, parse } from "../../src/regard/show/web/state.js";
+import { DEFAULTS, format, parse, typedText } from "../../src/regard/show/web/state.js";
 import { numbers } from "./helpers.js";
 
 test("an empty address is the default, and the default an empty address", () => {
@@ -16,6 +16,17 @@ test("what is named is taken, with its type", () => {
   const named = { view: "text", layer: "decoder.3", head: 5, zoom: 12.5, direction: "by", cacheWindow: 16 };
   assert.deepEqual(state, { ...DEFAULTS, ...named });
   assert.equal(format(state), "#view=text&layer=decoder.3&head=5&zoom=12.5&direction=by&cacheWindow=16");
+});
+
+test("a link may name a head with its layer, a token, and a text to be read", () => {
+  const place = { layer: "decoder.4", head: 0, row: 121 };
+  assert.deepEqual(parse("#text=Once%20upon&head=decoder.4.0&token=121"), { ...DEFAULTS, ...place });
+  assert.equal(typedText("#text=Once%20upon&head=4.0"), "Once upon");
+  assert.equal(typedText("#text=1&head=4.0"), "");
+  assert.equal(typedText(""), "");
+  const typed = new Map([[2, "Once upon"]]);
+  assert.equal(format({ ...DEFAULTS, text: 2 }, typed), "#text=Once+upon");
+  assert.equal(parse("#text=Once+upon", typed).text, 2);
 });
 
 test("what is not declared, empty or not a number is left out", () => {
@@ -43,7 +54,7 @@ test("any state comes back as it was", () => {
     const state = { ...DEFAULTS };
     for (const name of Object.keys(DEFAULTS)) {
       if (random() < 0.5) continue;
-      const number = Math.round((random() - 0.3) * 1e6) / 1000;
+      const number = Math.round((random() - 0.3) * 1e6) / (name === "head" ? 1 : 1000);
       state[name] = typeof DEFAULTS[name] === "number" ? number : `${name}/${number}`;
     }
     assert.deepEqual(parse(format(state)), state);

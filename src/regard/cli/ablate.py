@@ -52,7 +52,8 @@ def ablate(
     """Cut heads of a model, and show the change of its loss and of the likeliest next tokens.
 
     Cutting any head changes something: so the change is shown beside that of as many random heads of the
-    same layers. Without a text, it reads a story that breaks off before a word that it had before.
+    same layers, or of other layers where those are too few. Without a text, it reads a story that breaks off
+    before a word that it had before.
 
     \b
     Examples:
@@ -123,9 +124,10 @@ def _change_of_loss(model: Model, ids: list[Tensor], found: Effect) -> Any:
     )
     n = len(found.baseline)
     if n < 2:
-        one = f"{found.baseline[0]:+.3f}  (the only other set, too few for a band)" if n else ""
+        one = f"{found.baseline[0]:+.3f}  (one random set, too few for a band)" if n else ""
         return lines.append(f"\nrandom heads  {one or 'none to compare with'}", style="dim")
     band = f"{'weak' if found.weak else '95%'} band of {n} sets of as many other heads"
+    band += ", of other layers too" if found.other_layers else ""
     lines.append(f"\nrandom heads  {found.baseline_low:+.3f} to {found.baseline_high:+.3f}  ")
     lines.append(f"({band})\n", style="dim")
     verdict = (

@@ -21,7 +21,7 @@ def generate(
         typer.Option(
             "--temperature", metavar="T", help="Sampling temperature. 0 always takes the most likely token."
         ),
-    ] = 0.0,
+    ] = 0.8,
     top_k: Annotated[
         int | None, typer.Option("--top-k", metavar="K", help="Sample from the K most likely tokens only.")
     ] = None,
@@ -48,11 +48,13 @@ def generate(
 ) -> None:
     """Continue a text with a model, shown as it is generated.
 
+    Tokens are sampled, so that each run gives another text. Without sampling, small models repeat themselves.
+
     \b
     Examples:
       regard generate "The sea was"
-      regard generate "The sea was" --temperature 0.8 --top-p 0.95 --seed 1
-      regard generate --model smollm2 "The capital of France is" --tokens 20
+      regard generate "The sea was" --temperature 0.5 --top-p 0.95 --seed 1
+      regard generate --model smollm2 "The capital of France is" --temperature 0 --tokens 20
       regard generate --model Qwen/Qwen3-0.6B "Attention is" --stop "."
     """
     from regard.cli.parts.model import Model

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
 PATIENCE = 3.0  # seconds that it may take
+LARGE = 20_000_000  # bytes of a page whose size is said before it is written
 
 
 class Prepared(NamedTuple):
@@ -74,6 +75,13 @@ def inspect(
             help="Put the model into the file of --out, too: its readers can type texts, offline.",
         ),
     ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Do not round the numbers in the file of --out: it gets two to three times as large.",
+        ),
+    ] = False,
     port: Annotated[
         int, typer.Option("--port", metavar="N", help="Port to serve the page on. 0 takes a free one.")
     ] = 0,
@@ -113,6 +121,8 @@ def inspect(
         raise ValueError(f"--out: there is no folder {str(out.parent)!r}: make it first")
     if with_model and (out is None or captures):
         raise ValueError("--with-model: expected it with --out FILE.html and a model, as in --out page.html")
+    if exact and out is None:
+        raise ValueError("--exact: expected it with --out FILE.html, as in --out page.html")
     texts = _texts(text or [], file or [])
     found = None if survey is None else _surveyed(survey)
 
@@ -142,13 +152,16 @@ def inspect(
         serve(lambda report: _site(prepare(report)), host=host, port=port, open_=open_)
         return
     contents, opened, inside = prepare(lambda doing, done, of: None)
-    # A served page asks the model for these when a reader wants them; a written one has to hold them.
+    # A served page asks the model for this when a reader wants it; a written one has to hold it.
     if opened is not None and opened.can_generate:
         contents.generation = _written(console, opened, texts[0][1], contents)
-    if opened is not None and opened.predicts:
-        with console.status("Reading random tokens, repeated …"):
-            contents.repeats = opened.score_repeats()
-    _write(console, contents, out, inside)
+    if opened is not None and opened.predicts and inside is None:
+        from regard.show.data.lookup import record_lookup
+
+        with console.status("Turning heads off …"):
+            contents.lookup = record_lookup(contents, opened.run_cut)
+            contents.forget_meta()
+    _write(console, contents, out, inside, exact)
     _glimpse(contents)
     typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
 
@@ -227,7 +240,7 @@ def _written(console: Any, opened: Model, text: str, contents: Any) -> list[Mapp
                 break
         if ids:
             generated = opened.read(start, continuation=ids)
-            lines.append({"captured": contents.add(generated, "What Cache generated")})
+            lines.append({"captured": contents.add(generated, "What the model wrote")})
     return lines
 
 
@@ -238,14 +251,29 @@ def _fitting(opened: Model) -> GPT:
     return check_model(opened.module)
 
 
-def _write(console: Any, contents: Any, out: Path, model: GPT | None) -> None:
+def _write(console: Any, contents: Any, out: Path, model: GPT | None, exact: bool) -> None:
     from regard.show.saved.bundle import write
+    from regard.show.saved.kept_heads import keep_telling_heads
+    from regard.show.saved.pack import estimate_size
 
+    size = estimate_size(contents, exact)
+    if model is None and not exact:
+        contents = keep_telling_heads(contents)
+    if contents.left_out:
+        kept = sum(len(layer.heads) for layer in contents.texts[0].layers)
+        whole = (
+            f"With all {kept + len(contents.left_out)} heads the page would take about {size / 1e6:,.0f} MB."
+        )
+        smaller = f"about {estimate_size(contents) / 1e6:,.0f} MB; --exact keeps all."
+        console.print(f"{whole} It keeps the {kept} that tell most, {smaller}", markup=False)
+    elif model is None and size > LARGE:
+        less = "a shorter text, or a capture of some heads (regard.capture's heads=), takes less"
+        console.print(f"The page will take about {size / 1e6:,.0f} MB: {less}", markup=False)
     began = time.perf_counter()
     with console.status("Writing the page …"):
-        write(contents, out, model=model)
-    size, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
-    console.print(f"{escape(str(out))}: {size:.1f} MB, written in {seconds:.1f} s", markup=False)
+        write(contents, out, model=model, exact=exact)
+    written, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
+    console.print(f"{escape(str(out))}: {written:.1f} MB, written in {seconds:.1f} s", markup=False)
 
 
 def _glimpse(contents: Any) -> None:
@@ -278,5 +306,4 @@ def _site(prepared: Prepared) -> Site:
         opened.read,
         opened.generate if opened.can_generate else None,
         opened.run_cut,
-        opened.score_repeats if opened.predicts else None,
     )

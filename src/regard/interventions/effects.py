@@ -69,6 +69,8 @@ class Effect:
     """The name of the metric."""
     harm: int = 0
     """The sign of a change for the worse: 1 for the loss, −1 for "logit_diff", 0 for a metric of your own."""
+    other_layers: bool = False
+    """Whether the random heads come from other layers too, since those of the edit have too few others."""
 
     @property
     def beyond_baseline(self) -> bool:
@@ -117,8 +119,9 @@ class Effect:
             )
         verdict = "more" if self.beyond_baseline else "not more"
         band = f"{self.baseline_low:+.3f} to {self.baseline_high:+.3f}"
+        layers = " in other layers" if self.other_layers else ""
         weak = f" ({n} draws: weak)" if self.weak else ""
-        text = f"{text}; {verdict} than the band of {n} random edits{weak}, {band}"
+        text = f"{text}; {verdict} than the band of {n} random edits{layers}{weak}, {band}"
         if self.cut_mass is None or self.cut_mass.random >= FULL_MATCH * self.cut_mass.edit:
             return text
         share = self.cut_mass.random / self.cut_mass.edit
@@ -150,10 +153,11 @@ def effect(
       (first occurrences), a boolean mask (T,), or a function that makes one of ids (T,). None for all.
     - `tokens`: the two tokens (a, b) of "logit_diff", as ids or as texts.
     - `draws`: how many random edits to compare with. For edits of heads they choose as many other heads of
-      the same layers, or of the model where those are too few; for blocked edges they cut other edges of the
-      same heads with as much attention on them, as far as they find so much (`cut_mass` of the result); for
-      a cache policy they keep as many random keys. 0 leaves them out. With fewer than 19, or where the layers
-      have fewer other heads, the result is `weak` and says so.
+      the same layers, or of the whole model where those leave fewer than two sets (`other_layers` of the
+      result); for blocked edges they cut other edges of the same heads with as much attention on them, as far
+      as they find so much (`cut_mass` of the result); for a cache policy they keep as many random keys. 0
+      leaves them out. With fewer than 19, or where the layers have fewer other heads, the result is `weak`
+      and says so.
     - `seed`: of the draws.
     - `report`: called with the number of forward passes done so far and of all.
     """
@@ -192,6 +196,7 @@ def effect(
         tuple(map(str, resolved)),
         metric if isinstance(metric, str) else getattr(metric, "__name__", "metric"),
         HARM[metric] if isinstance(metric, str) else 0,
+        any(_layers(heads, edits) - _layers(heads, resolved) for edits in random_edits),
     )
 
 
@@ -266,6 +271,11 @@ def find_heads(model: nn.Module, arguments: dict[str, Any], *, causal: bool = Fa
     attention = [layer for layer in seen.layers if not layer.is_linear]  # edits do not reach the others
     counts = {str(layer.key): layer.shape[1] for layer in attention}
     return ModelHeads(counts, {layer.name: str(layer.key) for layer in attention})
+
+
+def _layers(heads: ModelHeads, edits: Sequence[Edit]) -> set[int | str]:
+    """Return the keys of the layers that some edits change."""
+    return {layer for edit in edits for layer, _ in heads.pairs(edit.selection)}
 
 
 def check_causal(model: nn.Module, seen: Capture) -> None:

@@ -87,7 +87,8 @@ def _draw_heads(
 ) -> list[list[HeadPair]]:
     """Return different sets of heads that are like `heads` and not `edited`, at most `draws`.
 
-    As many heads of the same layers are drawn; of the whole model where a layer has too few others.
+    As many heads of the same layers are drawn; of the whole model where that leaves fewer than two sets,
+    which make no band.
     """
     free: dict[str, list[HeadPair]] = {
         key: [(key, head) for head in range(H) if (key, head) not in edited]
@@ -95,11 +96,9 @@ def _draw_heads(
     }
     wanted = Counter(str(key) for key, _ in heads)
     pools = [(free.get(key, []), n) for key, n in wanted.items()]
-    if any(len(pool) < n for pool, n in pools):
+    if _count_sets(pools) < 2:
         pools = [([pair for pairs in free.values() for pair in pairs], len(heads))]
-    if any(len(pool) < n for pool, n in pools):
-        return []
-    if math.prod(math.comb(len(pool), n) for pool, n in pools) <= draws:
+    if _count_sets(pools) <= draws:
         every = [list(itertools.combinations(pool, n)) for pool, n in pools]
         sets = [[pair for part in parts for pair in part] for parts in itertools.product(*every)]
         generator.shuffle(sets)
@@ -109,6 +108,11 @@ def _draw_heads(
         chosen = [pair for pool, n in pools for pair in generator.sample(pool, n)]
         drawn.setdefault(frozenset(chosen), chosen)
     return list(drawn.values())
+
+
+def _count_sets(pools: Sequence[tuple[list[HeadPair], int]]) -> int:
+    """Return how many different sets there are with n heads of each pool."""
+    return math.prod(math.comb(len(pool), n) for pool, n in pools)
 
 
 @dataclass(frozen=True)

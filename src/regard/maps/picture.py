@@ -10,8 +10,10 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from regard.maps.scale_end import scale_end
 from regard.stages.figures.picture import DIVERGING, HIDDEN
 from regard.support.cell_output import bundle, colour_bytes, enlarge, picture_html
 from regard.support.cells import RAMP
@@ -39,8 +41,8 @@ class MapPicture(NamedTuple):
 def draw_map(m: LazyMatrix, signed: bool) -> MapPicture | None:
     """Draw the first heads of the first sequence; None if there is nothing to draw, or too much.
 
-    A colour is the square root of a cell relative to the largest, so that small weights are visible; a cell
-    is the mean over its queries of their attention to its keys. `signed` entries diverge from 0.
+    The colours end where those of a figure and of the page do; a cell is the mean over its queries of their
+    attention to its keys. `signed` entries diverge from 0.
     """
     _, H, T, S = m.matrix
     heads = min(H, MOST_HEADS, MOST_ENTRIES // max(T * S, 1))
@@ -49,15 +51,16 @@ def draw_map(m: LazyMatrix, signed: bool) -> MapPicture | None:
     most = CELLS if heads == 1 else FEWER_CELLS
     rows, cols = min(T, most), min(S, most)
     pooled = m.select(slice(0, 1), slice(0, heads)).pool(rows, cols, reduce="mass")
-    cells = cast(Tensor, pooled).detach().float().cpu().numpy().reshape(heads, rows, cols)
-    finite = np.isfinite(cells)
-    # initial=0.0: a map of NaN alone has no finite entry.
-    top = float(np.abs(cells[finite]).max(initial=0.0))
-    shares = np.sqrt(np.abs(np.nan_to_num(cells)) / (top or 1.0)).clip(0, 1)
+    values = cast(Tensor, pooled).detach().float().cpu().reshape(heads, rows, cols)
+    cells = values.numpy()
+    # A softmax gives every visible key a weight: a cell of 0 is hidden by the mask.
+    hidden = ~np.isfinite(cells) | (False if signed else cells == 0)
+    top = scale_end(values[~torch.from_numpy(hidden)], math.inf if signed else 1.0)
+    shares = np.abs(np.nan_to_num(cells) / (top or 1.0)).clip(0, 1)
     ramp = DIVERGING if signed else RAMP
     places = (np.sign(np.nan_to_num(cells)) * shares + 1) / 2 if signed else shares
     colours = _interpolate(places, ramp)
-    colours[~finite] = colour_bytes([HIDDEN])[0]
+    colours[hidden] = colour_bytes([HIDDEN])[0]
     side = 320 if heads == 1 else 120
     return MapPicture(encode_png(_arrange([enlarge(picture, side) for picture in colours])), heads, top)
 
@@ -69,9 +72,14 @@ def map_output(m: LazyMatrix, signed: bool) -> dict[str, str]:
         return {"text/plain": text}
     H = m.matrix[1]
     which = f" The first {picture.heads} of {H} heads." if picture.heads < H else ""
-    what = "blue is below 0, red above, up to" if signed else "darker is more attention, up to"
-    caption = f"{text}. Queries run down, keys run across; {what} {picture.top:.2g}.{which}"
+    what = f"blue is below 0, red above, up to {picture.top:.2g}" if signed else attention_legend(picture)
+    caption = f"{text}. Queries run down, keys run across; {what}.{which}"
     return bundle(text, picture_html(picture.png, text, caption), picture.png)
+
+
+def attention_legend(picture: MapPicture) -> str:
+    """Return what the colours of attention weights mean, to be written after a semicolon."""
+    return f"the darkest is {picture.top:.0%} of a query's attention or more, grey is hidden by the mask"
 
 
 def _interpolate(places: np.ndarray[Any, Any], ramp: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.uint8]]:

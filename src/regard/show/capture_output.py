@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from regard.heads.tables.score_words import title
-from regard.maps.picture import MOST_ENTRIES, MapPicture, draw_map
+from regard.maps.picture import MOST_ENTRIES, MapPicture, attention_legend, draw_map
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.head_rows import TextHeads
@@ -52,7 +52,7 @@ def capture_output(capture: Capture, page: str = "") -> dict[str, str]:
     head = find_telling_head(capture)
     if head is None:
         return bundle(text, f"{about}{page or how_to_open()}" if capture.layers else about)
-    caption = f"Queries run down, keys run across; darker is more attention, up to {head.picture.top:.2g}."
+    caption = f"Queries run down, keys run across; {attention_legend(head.picture)}."
     picture = picture_html(head.picture.png, head.words, caption)
     says = f"<p>{html.escape(head.words)}</p>"
     if page:

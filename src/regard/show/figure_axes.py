@@ -81,7 +81,7 @@ def draw_map(
     _set_ticks(ax.xaxis, labels.keys, cells.cols, most_tokens, fontsize=fontsize, **UPRIGHT)
     _set_ticks(ax.yaxis, labels.queries, cells.rows, most_tokens, fontsize=fontsize)
     ax.set_xlabel("key (attended to)", fontsize=fontsize + 1, loc="left")
-    ax.set_ylabel("query", fontsize=fontsize + 1, loc="bottom")
+    ax.set_ylabel("query", fontsize=fontsize + 1, loc="top")
     if labels.boundary is not None:
         _mark_boundary(ax, labels.boundary, m.shape, cells)
     # 1e-6: cells are float32, and one that is exactly at the end is not beyond it.

@@ -1,7 +1,4 @@
-"""The cells of a figure: the weights of a map, pooled where it is long, and where their colours end.
-
-The end of the colours is the page's (`parts/map_scale.js`): one definition for both, which a test compares.
-"""
+"""The cells of a figure: the weights of a map, pooled where it is long, and their colours."""
 
 from __future__ import annotations
 
@@ -13,13 +10,12 @@ from torch import Tensor
 
 from regard.heads import uniform
 from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap, SignedMap, WeightedMap
+from regard.maps.scale_end import scale_end
 from regard.show.data.map_view import tiles
 from regard.stages.figures.picture import colour_scale
 
 Reduce = Literal["mass", "max"]
 Drawable = AttentionMap | SignedMap | Tensor
-BEYOND = 0.005  # of a map's cells lie beyond the end of its colours
-UNIFORM = 4  # the colours end at this many times the mean at least, so that equal cells are never dark
 
 
 class FigureCells(NamedTuple):
@@ -61,25 +57,6 @@ def _hidden_cells(m: Any, rows: int | list[int], cols: int | list[int]) -> Tenso
         return torch.zeros_like(cast(Tensor, m.pool(rows, cols)), dtype=torch.bool).cpu()
     baseline = cast(Tensor, uniform(m).pool(rows, cols))
     return (baseline[0, 0] == 0).cpu()  # uniform attention is 0 only where no key is visible
-
-
-def scale_end(values: Tensor, most: float = math.inf) -> float:
-    """Return where the colours of these numbers end, to two digits; 0 if all are 0.
-
-    All but `BEYOND` of them are smaller, whatever their signs, and it is well above their mean, which is the
-    weight of uniform attention. `most` is the greatest end.
-
-    >>> scale_end(torch.tensor([0.25, 0.25, 0.25, 0.25]), most=1.0)
-    1.0
-    >>> scale_end(torch.tensor([0.1] * 99 + [0.9]))
-    0.43
-    """
-    if not values.numel():
-        return 0.0
-    # The sign does not count: the colours of a signed map end at the same distance from 0 on both sides.
-    sizes = values.detach().double().abs().sort().values
-    end = max(UNIFORM * float(sizes.mean()), float(sizes[math.floor((1 - BEYOND) * (len(sizes) - 1))]))
-    return min(most, float(f"{end:.2g}"))
 
 
 def overview_values(m: Drawable, cells: FigureCells, reduce: Reduce) -> Tensor:

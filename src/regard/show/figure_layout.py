@@ -75,10 +75,7 @@ def _write(figure: Any, lines: Sequence[TextLine], top: float) -> None:
     for text, size, colour, weight in lines:
         # parse_math=False: names of models and texts may hold dollar signs.
         style = {"fontsize": size, "color": colour, "fontweight": weight, "parse_math": False}
-        written = figure.text(PAD / width, top / height, text, va="top", ha="left", **style)
-        # Out of the layout: constrained_layout would shrink the map to make room for words that have their
-        # own.
-        written.set_in_layout(False)
+        figure.text(PAD / width, top / height, text, va="top", ha="left", **style)
         top -= size * 1.4 / 72
 
 
@@ -112,10 +109,9 @@ def _draw_hatch_key(figure: Any, x: float, y: float) -> None:
     style: dict[str, Any] = {"facecolor": HIDDEN, "edgecolor": HATCH, "hatch": "///", "linewidth": 0.5}
     swatch = Rectangle((x, y), 0.25 / width, 0.12 / height, transform=figure.transFigure, **style)
     figure.add_artist(swatch)
-    words = figure.text(
+    figure.text(
         x + 0.32 / width, y + 0.06 / height, "hidden by the mask", fontsize=7.5, color=SOFT, va="center"
     )
-    words.set_in_layout(False)
 
 
 def _number(value: float) -> str:

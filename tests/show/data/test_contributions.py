@@ -10,8 +10,9 @@ import torch
 import regard
 from regard.gpt import GPT
 from regard.recorder import Capture
-from regard.show.data.contents import Contents
+from regard.show.data.contents import Contents, EditedRun
 from regard.show.data.contributions import telling_position
+from regard.show.data.cuts import HeadCut
 from regard.show.data.map_view.quantity import Quantity
 from tests.captures import captured
 
@@ -32,6 +33,15 @@ def test_a_capture_has_the_shades_that_were_recorded() -> None:
     assert Contents(read()).shades(0) == ["weights", "values", "logit"]
     with pytest.raises(KeyError, match="shade: expected one of weights, got 'values'"):
         Contents(captured()).tile(0, 0, 1, 0, 0, 0, quantity=VALUES)
+
+
+def test_a_cut_head_contributes_nothing() -> None:
+    contents = Contents(read(), start=None)
+    run = contents.add(read(), "cut", EditedRun(0, (HeadCut("4", 2),)))
+    for quantity in (VALUES, Quantity("logit")):
+        nothing = contents.factors(run, "4", quantity).abs().sum(-1) == 0
+        assert nothing.tolist() == [[False, False, True, False]]
+        assert bool(contents.factors(0, "4", quantity).abs().sum(-1).all())
 
 
 def test_value_weighted_tiles_rows_and_columns_are_those_of_the_library() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from regard.heads import HeadTable, describe
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.server import jobs
@@ -80,26 +79,3 @@ def test_answers_need_no_web_server() -> None:
         "import regard.show.server.answers"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_scores_on_random_repeats_are_measured_once_and_only_with_a_model() -> None:
-    seen = captured(20)
-    table = describe(seen.maps, seen.ids)
-    measured: list[object] = []
-
-    def score() -> HeadTable:
-        measured.append(None)
-        return table
-
-    with pytest.raises(RefusedError, match="no model that could read random tokens"):
-        Answers(Contents(seen)).prepare("repeats", {})
-    answers = Answers(Contents(seen), score_repeats=score)
-    assert answers.contents.meta["can"]["repeats"]
-    lines = lines_of(answers, "repeats", {})
-    again = answers.prepare("repeats", {})
-    assert isinstance(again, Json)
-    assert lines == [again.content]
-    assert len(measured) == 1
-    rows = again.content["heads"]
-    assert [(row["layer"], row["head"]) for row in rows[:5]] == [("0", n) for n in range(4)] + [("1", 0)]
-    assert rows[0]["scores"].keys() == {"induction", "previous_token", "duplicate"}

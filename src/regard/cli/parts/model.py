@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regard.gpt import GPT
-    from regard.heads import HeadTable
     from regard.maps import AttentionMap, LinearAttentionMap
     from regard.recorder import Capture
     from regard.show.data.cuts import Cut
@@ -228,17 +227,6 @@ class Model:
         seen: Capture = capture(self.module, inputs=inputs)
         check(seen)
         return seen.maps
-
-    def score_repeats(self) -> HeadTable:
-        """The scores of every head on random tokens, repeated."""
-        from regard.heads import describe
-        from regard.heads.repeated_tokens import draw_repeats
-
-        ids = draw_repeats(self.vocab_size, self.boundary, max_length=self.context)
-        captures: list[Capture] = []
-        maps = self.maps(ids, captures.append)
-        keys = [layer.key for layer in captures[0].layers]
-        return describe(maps, ids, keys=keys, model=self.title)
 
     @property
     def can_generate(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from regard.heads.labels import REPEATS, sort_labels
+from regard.heads.labels import MARGIN, MIN_SCORES, REPEATS, WIDENING, sort_labels
 from regard.heads.tables.score_words import title
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def describe_head(row: HeadRow, key_text: str | None = None) -> str:
         return f"On random tokens, repeated: {_uncapitalised(sentence)}" if on_repeats else sentence
     if not row.scores:
         return "Nothing was measured of this head."
-    return f"Nothing stands out: {_uncapitalised(_unlabelled_sentence(row, key_text))}"
+    return _unlabelled_sentence(row, key_text)
 
 
 def head_title(row: HeadRow) -> str:
@@ -101,9 +101,9 @@ def percentage(share: float) -> str:
     return f"{share:.0%}"
 
 
-def _label_sentence(row: HeadRow, name: str, score: Score, key_text: str | None) -> str:
-    """Return what a score says."""
-    share = percentage(score.value)
+def _label_sentence(row: HeadRow, name: str, score: Score, key_text: str | None, interval: str = "") -> str:
+    """Return what a score says, with the words of an `interval` after it."""
+    share = percentage(score.value) + interval
     if name == "retrieval":
         copied = "of the steps that copy a needle it attends most to the token being copied"
         return f"In {share} {copied}{_beside(score, 'would in')}."
@@ -137,23 +137,40 @@ def _beside(score: Score, verb: str, end: str = "") -> str:
 
 
 def _unlabelled_sentence(row: HeadRow, key_text: str | None) -> str:
-    """Return the most that can be said of a head without a label."""
+    """Return the most that can be said of a head without a label, and why it has none."""
     entropy = row.scores.get("normalised_entropy")
     if entropy is not None and entropy.value >= WIDE:
         return _entropy_sentence(
-            "It spreads its attention almost evenly over the tokens that it sees", entropy
+            "it spreads its attention almost evenly over the tokens that it sees", entropy
         )
     names = sort_labels([name for name in TARGETS if name in row.scores], row.scores)
     if names and (score := row.scores[names[0]]).value > score.null:
-        return _label_sentence(row, names[0], score, key_text)
+        beginning, interval = "Not clear enough for a label", ""
+        if score.value < score.null + MARGIN:
+            beginning = "Nothing stands out"
+        elif score.value >= MIN_SCORES[names[0]] and not _is_certain(score):
+            beginning, interval = "Too few tokens to be sure", _interval(score)
+        return f"{beginning}: {_uncapitalised(_label_sentence(row, names[0], score, key_text, interval))}"
     if entropy is not None:
         where = "few tokens at a time" if entropy.value <= NARROW else "some tokens more than on others"
-        return _entropy_sentence(f"Its attention is on {where}", entropy)
-    return "No score is above that of uniform attention."
+        return _entropy_sentence(f"its attention is on {where}", entropy)
+    return "Nothing stands out: no score is above that of uniform attention."
+
+
+def _is_certain(score: Score) -> bool:
+    """Whether the interval of a score, widened as for labels, is above uniform attention by the margin."""
+    # A comparison with NaN, of a score without an interval, is False.
+    return score.value - WIDENING * (score.value - score.low) >= score.null + MARGIN
+
+
+def _interval(score: Score) -> str:
+    """Return the 95% interval of a share in brackets, to be written after it; "" if it is not known."""
+    return "" if math.isnan(score.low) else f" (95% interval {100 * score.low:.0f}–{score.high:.0%})"
 
 
 def _entropy_sentence(beginning: str, entropy: Score) -> str:
-    return f"{beginning}: its entropy is {percentage(entropy.value)} of that of uniform attention."
+    share = percentage(entropy.value)
+    return f"Nothing stands out: {beginning}; its entropy is {share} of that of uniform attention."
 
 
 def _uncapitalised(sentence: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.heads import HeadTable, SurveyResult
+from regard.heads import SurveyResult
 from regard.heads.tables.score_words import SCORE_WORDS
 from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
@@ -37,7 +37,7 @@ from regard.show.data.patch_tokens import describe_pictures, patch_axes, token_l
 from regard.show.data.stage_example import build_example
 from regard.show.data.survey_rows import describe_survey
 from regard.show.data.telling_token import telling_query
-from regard.show.data.titles import title_of_tokens
+from regard.show.data.titles import distinct_title, title_of_tokens
 from regard.support.characters import ABBREVIATIONS
 from regard.support.lru import LRUCache
 
@@ -76,6 +76,8 @@ class EditedRun(NamedTuple):
 
     text: int
     cuts: tuple[Cut, ...]
+    random: float | None = None
+    """The mean loss with random heads cut instead; None if the model did not run with them."""
 
 
 class Contents:
@@ -88,7 +90,6 @@ class Contents:
         can: what the server of the page offers beside this: {"generate": …, "capture": …}.
         time: a training run, as `read_run` reads it.
         generation: the lines of a recorded generation, for a page without a model.
-        repeats: the scores of the heads on random tokens, repeated, if they are known.
         survey: what a survey of a corpus found, as `read_survey` reads it.
         start: the layer key and the head that a reader sees first. "auto" chooses the most telling head of
             the first text (see `telling_head`), None the first one.
@@ -103,7 +104,6 @@ class Contents:
         can: dict[str, bool] | None = None,
         time: dict[str, Any] | None = None,
         generation: Sequence[Mapping[str, Any]] | None = None,
-        repeats: HeadTable | None = None,
         survey: SurveyResult | None = None,
         start: tuple[str, int] | Literal["auto"] | None = "auto",
     ) -> None:
@@ -116,7 +116,11 @@ class Contents:
         self.removed: set[int] = set()
         """The numbers of texts and edited runs that are gone: a number is never used again."""
         self.batch_index, self.can, self.time, self.generation = batch_index, can or {}, time, generation
-        self.repeats, self.survey = repeats, survey
+        self.survey = survey
+        self.lookup: dict[str, Any] | None = None
+        """What `record_lookup` recorded, for a page without a model."""
+        self.left_out: list[str] = []
+        """The heads that a page leaves out to stay small, as "4.0"; see `kept_heads`."""
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self._maps: LRUCache[LayerMap] = LRUCache(CACHED_MAPS)
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
@@ -159,7 +163,8 @@ class Contents:
             self.texts.append(capture)
             number = len(self.texts) - 1
             kind = "picture" if capture.pictures is not None and capture.ids is None else "text"
-            self.titles.append(title or title_of_tokens(self._tokens(number) or []) or f"{kind} {number + 1}")
+            title = title or title_of_tokens(self._tokens(number) or []) or f"{kind} {number + 1}"
+            self.titles.append(title if edited is not None else distinct_title(title, self.titles))
             if edited is not None:
                 for earlier in [n for n, run in self.edited.items() if run.text == edited.text]:
                     self.remove(earlier)
@@ -231,7 +236,6 @@ class Contents:
                 "generate": False,
                 "capture": False,
                 "cut": False,
-                "repeats": self.repeats is not None,
                 **self.can,
                 "values": values,
             },
@@ -239,6 +243,8 @@ class Contents:
             "survey": None if self.survey is None else describe_survey(self.survey),
             "example": build_example(),
             "generation": None if self.generation is None else list(self.generation),
+            "lookup": self.lookup,
+            "left_out": self.left_out,
             "start": None if self.start is None else {"layer": self.start[0], "head": self.start[1]},
             # Constants and words that the page shares with Python.
             "tile": tiles.SIDE,
@@ -366,8 +372,11 @@ class Contents:
 
         def compute() -> Tensor:
             if quantity.shade == "values":
-                return contributions.value_factors(capture, chosen, self.batch_index)
-            return contributions.logit_factors(self._attribution(text, quantity), chosen)
+                factors = contributions.value_factors(capture, chosen, self.batch_index)
+            else:
+                factors = contributions.logit_factors(self._attribution(text, quantity), chosen)
+            run = self.edited.get(text)
+            return factors if run is None else contributions.without_cut_heads(factors, chosen, run.cuts)
 
         name = (text, chosen.key, quantity._replace(units="tokens", units_of=None))
         return self._factors.get(name, compute)
@@ -616,6 +625,7 @@ class Contents:
             "cuts": [cut.to_data() for cut in run.cuts],
             "edits": list(capture.edits),
             "changes": predictions.changes(before, after, self.batch_index),
+            "random": run.random,
         }
 
 

@@ -6,6 +6,7 @@ key is all that is stored, also in a saved page. This file knows captures; it do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from regard.recorder import Capture, Layer
 from regard.recorder.contributions import Attribution
+from regard.show.data.cuts import Cut, HeadCut
 from regard.show.data.map_view.quantity import Shade
 
 
@@ -49,6 +51,13 @@ def logit_factors(attribution: Attribution, layer: Layer) -> Tensor:
         return torch.zeros(1, H, S, dtype=layer.map.dtype, device=layer.map.device)
     edges = [attribution.edges(layer.key, head) for head in layer.heads]
     return torch.cat([one.u for one in edges], 1)
+
+
+def without_cut_heads(factors: Tensor, layer: Layer, cuts: Sequence[Cut]) -> Tensor:
+    """Return factors (1, H, S) that are 0 for cut heads, which have weights and values and add nothing."""
+    cut = {one.head for one in cuts if isinstance(one, HeadCut) and one.layer == str(layer.key)}
+    kept = torch.tensor([head not in cut for head in layer.heads], device=factors.device)
+    return factors * kept[:, None]
 
 
 def telling_position(capture: Capture, entry: int) -> int:

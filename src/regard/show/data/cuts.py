@@ -6,8 +6,9 @@ This file knows layers, heads and positions; a function that the caller of the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.attention.arguments import check_whole_number
@@ -59,6 +60,21 @@ def parse_cuts(data: object, capture: Capture) -> list[Cut]:
         raise ValueError(f"cuts: expected a list of 1 to {MAX_CUTS} cuts, got {got}")
     # dict.fromkeys keeps the order in which the reader made them.
     return list(dict.fromkeys(_parse_cut(item, capture) for item in data))
+
+
+def random_cuts(cuts: Sequence[Cut], capture: Capture) -> list[Cut] | None:
+    """Return the same cuts in other heads, drawn at random; the same cuts get the same draw.
+
+    Returns None if there are too few other heads, or if a cut is of all heads of a layer.
+    """
+    heads = list(dict.fromkeys((cut.layer, cut.head) for cut in cuts))
+    every = [(str(layer.key), head) for layer in capture.layers for head in layer.heads]
+    others = [place for place in every if place not in heads]
+    if len(others) < len(heads) or any(head is None for _, head in heads):
+        return None
+    drawn = dict(zip(heads, random.Random(repr(heads)).sample(others, len(heads)), strict=True))
+    places = [drawn[cut.layer, cut.head] for cut in cuts]
+    return [replace(cut, layer=layer, head=head) for cut, (layer, head) in zip(cuts, places, strict=True)]
 
 
 def _parse_cut(data: object, capture: Capture) -> Cut:

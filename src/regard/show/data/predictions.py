@@ -14,15 +14,21 @@ from regard.recorder import Predictions
 MOST_CHANGED = 10  # tokens that are listed
 
 
+def mean_loss(predictions: Predictions | None, entry: int) -> float | None:
+    """Return the mean loss of a batch entry; None if no token of it was predicted."""
+    if predictions is None:
+        return None
+    loss = float(predictions.losses[entry].nanmean())  # the loss of a padded position is NaN
+    return loss if math.isfinite(loss) else None
+
+
 def summary(predictions: Predictions | None, entry: int) -> dict[str, Any] | None:
     """Describe the predictions of a batch entry in a few numbers, or return None if there are none."""
     if predictions is None:
         return None
     losses = predictions.losses[entry]
-    # nanmean: the loss of a padded position is NaN.
-    loss = float(losses.nanmean())
     return {
-        "loss": loss if math.isfinite(loss) else None,
+        "loss": mean_loss(predictions, entry),
         "tokens": int(losses.isfinite().sum()),
         "likeliest": predictions.likeliest.shape[-1],
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 from regard.spans.token_texts import is_special
 from regard.support.characters import join
@@ -22,6 +23,16 @@ def title_of_text(text: str) -> str:
         return words
     shortened = words[: LONGEST - 1]
     return (shortened.rpartition(" ")[0] or shortened).rstrip(" ,;:") + "…"
+
+
+def distinct_title(title: str, others: Collection[str]) -> str:
+    """Return a title that none of the others is.
+
+    >>> distinct_title("The cat", ["The cat", "The dog"])
+    'The cat (2)'
+    """
+    titles = (title if n == 1 else f"{title} ({n})" for n in itertools.count(1))
+    return next(one for one in titles if one not in others)
 
 
 def title_of_tokens(tokens: Sequence[str]) -> str:

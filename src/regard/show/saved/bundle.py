@@ -22,8 +22,11 @@ from typing import Any
 from regard.gpt import GPT
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
-from regard.show.saved.model_block import MOST_BYTES
+from regard.show.saved.kept_heads import keep_telling_heads
+from regard.show.saved.model_block import MOST_BYTES, check_model
 from regard.show.saved.pack import pack
+from regard.show.saved.packed_arrays import deflate
+from regard.show.saved.rounded_model import RoundedModel, measure_change, read_again, round_model
 from regard.support.files import atomic_write
 
 FOLDER = Path(__file__).parent.parent / "web"
@@ -42,6 +45,7 @@ def write(
     *,
     values: bool | None = None,
     model: GPT | None = None,
+    exact: bool = False,
     **options: Any,
 ) -> Path:
     """Write captures as one HTML file that opens anywhere, atomically, and return its path.
@@ -52,13 +56,24 @@ def write(
         values: whether to include the values v. None includes them if the file stays small.
         model: the model that was captured, to run in the page: its readers can then type texts, cut heads and
             generate, offline. ValueError if it is not a `GPT`, or if the page would have more than 20 MB.
+        exact: whether to keep q, k and the model's weights as they are. By default they are rounded, so that
+            the page can be sent: q and k so that weights change by at most 3 percentage points, a model to
+            about 5.4 bits a weight. A rounded model reads the texts again, and the page says what changed. A
+            page that would still have more than 40 MB keeps the heads that tell most, and names the others.
         options: arguments of `Contents`, if captures were given.
     """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path: there is no folder {str(path.parent)!r}: make it first")
     contents = captures if isinstance(captures, Contents) else Contents(captures, **options)
-    packed = pack(contents, values=values, model=model)
+    inside: GPT | RoundedModel | None = model
+    if model is not None and not exact:
+        inside = round_model(check_model(model))
+        contents, unrounded = read_again(contents, inside.model), contents
+        inside = inside._replace(change=measure_change(unrounded, contents))
+    elif model is None and not exact:
+        contents = keep_telling_heads(contents)
+    packed = pack(contents, values=values, model=inside, exact=exact)
     before, script, after = _shell(
         contents.meta["model"], "source/arithmetic/worker" if model is None else "model/worker"
     )
@@ -69,11 +84,19 @@ def write(
         file.write(before)
         for blocks, end in ((packed.blocks, script), (packed.later, after)):
             for name, text in blocks.items():
-                file.write(
-                    f'<script type="application/octet-stream" id="{html.escape(name)}">{text}</script>\n'
-                )
+                file.write(_data_block(name, text))
             file.write(end)
     return path
+
+
+def _data_block(name: str, text: str) -> str:
+    """Return an element that holds the text of a block, and that browsers do not run."""
+    return f'<script type="application/octet-stream" id="{html.escape(name)}">{text}</script>\n'
+
+
+@cache
+def _deflated(script: str) -> str:
+    return deflate(script.encode("utf-8"))
 
 
 def _check_size(parts: Sequence[str]) -> None:
@@ -98,14 +121,20 @@ def _shell(model: str, worker_entry: str | None = None) -> tuple[str, str, str]:
     `worker_entry` is the module of the page's worker, if it needs one.
     """
     page, links = _read_page()
-    style, script = bundle_styles(), bundle_modules("whole_page")
+    style, script, packed = bundle_styles(), bundle_modules("whole_page"), ""
+    allowed = ""
+    if worker_entry is not None:
+        inflated = bundle_modules("whole_page", "inflated_script")
+        packed = _data_block("regard-worker", _deflated(bundle_modules(worker_entry)))
+        packed += _data_block("regard-script", _deflated(inflated))
+        script, allowed = bundle_modules("inflated_script"), f" '{_hash(inflated)}'"
+    allowed = f"'{_hash(script)}'{allowed}"
+    if worker_entry == "model/worker":
+        allowed += " 'wasm-unsafe-eval'"  # lets WebAssembly multiply matrices; eval stays forbidden
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        f"default-src 'none'; script-src {allowed}; style-src '{_hash(style)}'; "
         "worker-src blob:; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    worker = ""
-    if worker_entry is not None:
-        worker = f'<script type="text/plain" id="regard-worker">{bundle_modules(worker_entry)}</script>\n'
     # A model's name may come from a file's, which on Linux may hold lone surrogates.
     printable = model.encode("utf-8", "replace").decode("utf-8")
     page = _swap(page, "<title>Regard</title>", f"<title>{html.escape(printable)} · Regard</title>")
@@ -115,7 +144,7 @@ def _shell(model: str, worker_entry: str | None = None) -> tuple[str, str, str]:
     page = _swap(page, SCRIPT, "")
     before, end, after = page.partition("</body>")
     # The script comes after the data, so that all of it has been parsed when it runs; a model comes later.
-    return before + worker, f"<script>{script}</script>\n", f"{end}{after}"
+    return before + packed, f"<script>{script}</script>\n", f"{end}{after}"
 
 
 def link_bundles() -> str:

@@ -1,7 +1,8 @@
 """A model inside the saved page: its weights and its tokenizer as blocks, which `web/model/` runs.
 
-Weights are stored in float16 where that is exact, as it is for the included model, else in float32: the page
-computes with the same numbers as the library. This file knows models and bytes; `bundle` knows HTML.
+The matrices of a rounded model are stored as whole numbers and a step for each row. All other weights are in
+float16 where that is exact, as it is for the included model, else in float32: the page computes with the same
+numbers as the library. This file knows models and bytes; `bundle` knows HTML.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from functools import cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.gpt import GPT
+from regard.heads.labels import MIN_SCORES
 from regard.heads.tables.head_sentence import TARGETS
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.predictions import LIKELIEST
 from regard.show.data.contents import Contents
 from regard.show.saved.packed_arrays import Array, byte_planes, deflate
+from regard.show.saved.rounded_model import RoundedModel, can_read
 
 MOST_BYTES = 20_000_000  # of a whole page that holds a model
 MOST_CHARACTERS = 1 << 20  # of a text that the page reads
@@ -41,8 +45,8 @@ def check_model(model: object) -> GPT:
             f"model: expected a model that Regard's GPT can run, got {type(model).__name__}: "
             "write the page without its model"
         )
-    # Deflating saves less than a fifth of float16, so that a model of this size never fits.
-    if (least := model.num_parameters * 2) > MOST_BYTES:
+    # Rounded weights take about 5.4 bits, and 7.2 in base64, so that a model of this size never fits.
+    if (least := model.num_parameters * 9 // 10) > MOST_BYTES:
         raise ValueError(
             f"model: expected one that fits into a page of {MOST_BYTES / 1e6:.0f} MB, got {least / 1e6:,.0f} "
             "MB of weights: write the page without its model"
@@ -50,15 +54,22 @@ def check_model(model: object) -> GPT:
     return model
 
 
-def pack_model(model: GPT, contents: Contents) -> ModelBlocks:
+def pack_model(model: GPT | RoundedModel, contents: Contents) -> ModelBlocks:
     """Pack a model with its tokenizer; ValueError says what does not fit.
 
     Arguments:
-        model: a `GPT` of any `Config`, with a byte-level BPE or a tokenizer of characters.
+        model: a `GPT` of any `Config`, with a byte-level BPE or a tokenizer of characters; or a rounded one.
         contents: what the page shows: captures of this model, with all of its layers and heads.
     """
+    model, steps = (model.model, model.steps) if isinstance(model, RoundedModel) else (model, {})
     check_model(model)
-    arrays = [_exact_array(name, tensor) for name, tensor in model.state_dict().items()]
+    arrays = []
+    for name, tensor in model.state_dict().items():
+        if (step := steps.get(name)) is None:
+            arrays.append(_exact_array(name, tensor))
+        else:
+            numbers = (tensor.detach() / step).round().to(torch.int16).numpy()
+            arrays += [Array(name, "i16", numbers), _exact_array(f"{name}_step", step)]
     description = {
         "config": {**model.config.to_json(), "windows": list(model.config.windows)},
         "tensors": [{"name": a.name, "type": a.type, "shape": list(a.data.shape)} for a in arrays],
@@ -66,7 +77,8 @@ def pack_model(model: GPT, contents: Contents) -> ModelBlocks:
         "characters": MOST_CHARACTERS,
         "layers": _layers(model, contents),
         "targets": TARGETS,
-        "ids": [_ids(capture, contents.batch_index) for capture in contents.texts],
+        "min_scores": MIN_SCORES,
+        "ids": [readable_ids(capture, contents.batch_index) for capture in contents.texts],
     }
     tokenizer = json.dumps(describe_tokenizer(model)).encode("ascii")
     blocks = {
@@ -90,9 +102,11 @@ def _layers(model: GPT, contents: Contents) -> list[dict[str, Any]]:
     return described
 
 
-def _ids(capture: Capture, entry: int) -> list[int]:
-    """Return the tokens that the model read; an empty list if they are not known."""
-    return [] if capture.ids is None else [int(token) for token in capture.ids[entry]]
+def readable_ids(capture: Capture, entry: int) -> list[int]:
+    """Return the tokens that the model read; an empty list if the page cannot read them."""
+    if capture.ids is None or not can_read(capture, entry):
+        return []
+    return [int(token) for token in capture.ids[entry]]
 
 
 def _exact_array(name: str, tensor: Tensor) -> Array:

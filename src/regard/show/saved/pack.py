@@ -1,11 +1,11 @@
 """The saved file's data: q, k and lse of every layer in a compact binary form, and the error of that form.
 
-A block is a list of arrays (see `packed_arrays`). q and k are quantised to 16-bit integers with one step for
-each head and channel, which loses less of a score than float16 does in as many bytes. Keys are stored as
-differences from their mean, to which the softmax is invariant. If the file stays small, or if a layer's
-weights would otherwise be off by more than 1%, they are stored in 24 bits. A layer whose scores are too large
-for that keeps float32, with its lse in float64. Linear layers keep q, k, decays and strengths. This file
-knows captures; `bundle` knows HTML.
+A block is a list of arrays (see `packed_arrays`). q and k are rounded to a step for each head and channel,
+so that a page can be sent: their scores get a known rounding noise, and the lse is that of the rounded q and
+k, so that weights still sum to 1. Keys are stored as differences from their mean, to which the softmax is
+invariant. A small file, an exact one, and layers whose weights would change by more than 0.03, store q and k
+in 24 bits. A layer whose scores are too large for that keeps float32, with its lse in float64. Linear layers
+keep q, k, decays and strengths. This file knows captures; `bundle` knows HTML.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.attention.masks.base import Grid, grid
 from regard.gpt import GPT
-from regard.maps import AttentionMap, LinearAttentionMap, linear_attention_map
+from regard.maps import AttentionMap, LinearAttentionMap, attention_map, linear_attention_map
 from regard.recorder import Layer, Predictions
 from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
-from regard.show.data.repeats import repeat_rows
 from regard.show.data.survey_rows import describe_survey_heads
+from regard.show.saved.mask_block import pack_mask
 from regard.show.saved.model_block import MOST_BYTES, pack_model
 from regard.show.saved.packed_arrays import Array, byte_planes, deflate
+from regard.show.saved.rounded_model import RoundedModel, can_read
 
-TOLERANCE = 0.01  # maximum relative error of a packed weight
-FINE = 2_000_000  # numbers in all queries and keys up to which each keeps 24 bits: a file of 8 MB
+TOLERANCE = 0.01  # maximum relative error of a weight that is packed in 24 bits
+ROUNDED_TOLERANCE = 0.03  # maximum absolute error of a weight whose q and k are rounded
+SCORE_NOISES = (0.02, 0.005)  # standard deviations of what rounding q and k adds to a score, to be tried
+FINE = 250_000  # numbers in all queries and keys up to which each keeps 24 bits: 1 MB of the file
 CHUNK = 1 << 22  # weights computed at a time
 SAMPLED_ROWS = 128  # of a layer, on which the error is measured
+VALUE_STEPS = 12  # of rounded values, in a standard deviation of their channel
 VALUES_LIMIT = 24_000_000  # bytes of the whole file up to which it includes values
 STORED_TOKENS = 5  # likely tokens whose contributions are stored, after one position
-DENSE_LIMIT = 1 << 26  # numbers of a bias that depends on more than the distance
 
 
 class Packed(NamedTuple):
@@ -49,11 +50,21 @@ class Packed(NamedTuple):
     """The blocks of the model, which the page does not need for its first picture."""
 
 
-def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = None) -> Packed:
+def pack(
+    contents: Contents,
+    *,
+    values: bool | None = None,
+    model: GPT | RoundedModel | None = None,
+    exact: bool = False,
+) -> Packed:
     """Pack everything that the saved page needs.
 
-    `values` says whether to include the values v; None includes them if the file stays small. `model` is
-    included if it is given; ValueError says if it does not fit.
+    Arguments:
+        contents: what the page shows.
+        values: whether to include the values v. None includes them if the file stays small.
+        model: the model that was captured, to include it; ValueError says if it does not fit. A rounded one
+            reads texts again in the page, which stores the layer that it shows first.
+        exact: whether q, k and v keep 24, 24 and 16 bits, however large the file gets.
     """
     packed_model = None if model is None else pack_model(model, contents)
     later = {} if packed_model is None else packed_model.blocks
@@ -64,20 +75,33 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
     fields: dict[str, list[dict[str, Any]]] = {}
     masks: dict[bytes, str] = {}
     relative = absolute = 0.0
-    fine = _count_numbers(meta) <= min(FINE, limit // 4)  # 24 bits are 4 characters
+    fine = exact or _count_numbers(meta) <= FINE
 
     def put(name: str, arrays: Sequence[Array], noise: bool = False) -> None:
         fields[name] = [{"name": a.name, "type": a.type, "shape": list(a.data.shape)} for a in arrays]
         blocks[name] = deflate(b"".join(map(byte_planes, arrays)), noise)
 
-    stored = [_stored_quantities(contents, text) for text in range(len(contents.texts))]
+    texts = range(len(contents.texts))
+    # Texts that the page's own model reads: it computes everything that is not stored here.
+    is_read = [
+        isinstance(model, RoundedModel) and can_read(seen, contents.batch_index) for seen in contents.texts
+    ]
+    first_shown = (0, contents.start[0] if contents.start else str(contents.texts[0].layers[0].key))
+    stored = [[] if is_read[text] else _stored_quantities(contents, text) for text in texts]
     for text, capture in enumerate(contents.texts):
-        if predicted := meta["texts"][text]["predicted"]:
+        predicted = meta["texts"][text]["predicted"]
+        if predicted and not is_read[text]:
             predicted["positions"] = [predicted["start"]]
             predicted["tokens"] = [quantity.token for quantity in stored[text] if quantity.shade == "logit"]
         thumbs = [contents.thumbnail(text, layer.key).thumbs for layer in capture.layers]
         put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
         for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True):
+            if is_read[text]:
+                # As `live_weights.js` names the blocks of what it has read.
+                for kind, field in (("layer", "block"), ("mask", "mask_block"), ("values", "values_block")):
+                    description[field] = f"{kind}-{text}-{layer.key}"
+                if (text, str(layer.key)) != first_shown:
+                    continue
             m = contents.layer_map(text, layer.key)
             if isinstance(m, LinearAttentionMap):
                 arrays, error = _pack_linear_layer(m)
@@ -88,7 +112,7 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
             description["block"] = f"layer-{text}-{layer.key}"
             put(description["block"], arrays, noise=True)
             # Layers with equal masks share one block.
-            mask = _pack_mask(m)
+            mask = pack_mask(m)
             digest = b"".join(a.name.encode() + a.data.tobytes() for a in mask)
             if digest not in masks:
                 masks[digest] = f"mask-{len(masks)}"
@@ -98,17 +122,18 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
             for layer in capture.layers:
                 put(
                     _factors_block(text, layer, quantity),
-                    [_pack_factors(contents, text, layer, quantity)],
+                    [_pack_factors(contents, text, layer, quantity, fine)],
                     True,
                 )
         if capture.predictions is not None:
             put(f"predictions-{text}", _pack_predictions(capture.predictions, contents.batch_index))
     if values is not False and meta["can"]["values"]:
-        _put_values(contents, meta, put, blocks, None if values else limit)
+        _put_values(contents, meta, put, blocks, None if values else limit, fine, is_read)
     shown = [layer for text in meta["texts"] for layer in text["layers"] if not layer["recurrence"]]
     if any("values_block" not in layer for layer in shown):
         meta["can"]["values"] = False
     meta["precision"] = {"relative": relative, "absolute": absolute, "rows": SAMPLED_ROWS}
+    meta["rounding"] = model.change if isinstance(model, RoundedModel) else None
     head = {
         "meta": meta,
         "blocks": fields,
@@ -117,7 +142,6 @@ def pack(contents: Contents, *, values: bool | None = None, model: GPT | None = 
             for text, capture in enumerate(contents.texts)
         ],
         "heads": [contents.heads(text) for text in range(len(contents.texts))],
-        "repeats": repeat_rows(contents.repeats),
         "attributions": [
             _stored_attributions(contents, text, quantities) for text, quantities in enumerate(stored)
         ],
@@ -159,9 +183,17 @@ def _factors_block(text: int, layer: Layer, quantity: Quantity) -> str:
     return f"logit-{text}-{layer.key}-{quantity.position}-{quantity.token}"
 
 
-def _pack_factors(contents: Contents, text: int, layer: Layer, quantity: Quantity) -> Array:
-    """Pack the factors of a layer's keys, (H, S), in 24 bits: they are within 4e-6 of the library's."""
-    return _float24("factors", contents.factors(text, layer.key, quantity)[0].double().cpu())
+def _pack_factors(contents: Contents, text: int, layer: Layer, quantity: Quantity, fine: bool) -> Array:
+    """Pack the factors of a layer's keys, (H, S): they are within 5e-4 of the library's, if `fine` 4e-6."""
+    factors = contents.factors(text, layer.key, quantity)[0].double().cpu()
+    return (None if fine else _float16("factors", factors)) or _float24("factors", factors)
+
+
+def estimate_size(contents: Contents, exact: bool = False) -> int:
+    """Estimate the bytes of a page's queries and keys: nearly all of a large page without a model."""
+    count = _count_numbers(contents.meta)
+    # Measured on the included model: 1.1 characters of base64 for a rounded number, 3.3 for one of 24 bits.
+    return count * 33 // 10 if exact or count <= FINE else count * 11 // 10
 
 
 def _count_numbers(meta: dict[str, Any]) -> int:
@@ -171,14 +203,23 @@ def _count_numbers(meta: dict[str, Any]) -> int:
 
 
 def _put_values(
-    contents: Contents, meta: dict[str, Any], put: Any, blocks: dict[str, str], limit: int | None
+    contents: Contents,
+    meta: dict[str, Any],
+    put: Any,
+    blocks: dict[str, str],
+    limit: int | None,
+    fine: bool,
+    is_read: list[bool],
 ) -> None:
-    """Include the values, unless the blocks would then have more than `limit` characters."""
+    """Include the values, unless the blocks would then have more than `limit` characters.
+
+    Those of texts that the page's model reads are left out.
+    """
     layers = [
         (text, layer, description)
         for text, capture in enumerate(contents.texts)
         for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True)
-        if not layer.is_linear  # it has no steps to show them in
+        if not layer.is_linear and not is_read[text]  # a linear layer has no steps to show them in
     ]
     # Values take 2 bytes each, and base64 makes 4 characters of 3 bytes.
     values_size = sum(_values(contents, layer).numel() * 8 // 3 for _, layer, _ in layers)
@@ -187,16 +228,19 @@ def _put_values(
     for text, layer, description in layers:
         description["values_block"] = f"values-{text}-{layer.key}"
         v = _values(contents, layer)
-        put(
-            description["values_block"],
-            [_float16("v", v) or Array("v", "f32", v.float().numpy())],
-            noise=True,
-        )
+        put(description["values_block"], _pack_values(v, fine), noise=True)
 
 
 def _values(contents: Contents, layer: Layer) -> Tensor:
     assert layer.values is not None
     return layer.values.reshape(-1, *layer.values.shape[-3:])[contents.batch_index].cpu()  # (G, S, E)
+
+
+def _pack_values(v: Tensor, fine: bool) -> list[Array]:
+    """Pack values (G, S, E): in float16 if they are `fine`, else in steps of a part of their deviation."""
+    if fine:
+        return [_float16("v", v) or Array("v", "f32", v.float().numpy())]
+    return _quantise("v", v.double(), v.double().std(1, keepdim=True, correction=0) / VALUE_STEPS)
 
 
 def _pack_layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, float]]:
@@ -211,18 +255,16 @@ def _pack_layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, 
         # tanh of a soft cap is not invariant to a shift of all scores, so that keys keep their mean.
         k.mean(1, keepdim=True) if m.softcap is None and k.shape[1] else k.new_zeros(len(k), 1, k.shape[-1])
     )
-    # Rounded to float32 first, since that is what the file holds and the page adds.
-    mean = mean.float().double()
-    group = len(q) // len(k)
-    lse = m.precise_lse()[0].cpu() - m.scale * (q * mean.repeat_interleave(group, 0)).sum(-1)  # (H, T)
-    shifted = k - mean
-    rest = [Array("mean", "f32", mean[:, 0].float().numpy()), Array("lse", "f32", lse.float().numpy())]
-    # Take the smallest form that is accurate enough: 16 bits, then 24.
-    if not fine:
-        arrays = [*_quantise("q", q), *_quantise("k", shifted), *rest]
+    # Rounded first, since that is what the file holds and the page adds.
+    mean = torch.from_numpy(_float24("mean", mean).data).double()
+    for noise in () if fine else SCORE_NOISES:
+        arrays = _round_layer(m, q, k, mean, noise)
         error = _measure_error(m, _unpack(m, arrays))
-        if error[0] <= TOLERANCE:
+        if error[1] <= ROUNDED_TOLERANCE:
             return arrays, error
+    shifted = k - mean
+    lse = m.precise_lse()[0].cpu() - _shift_scores(m, q, mean)  # (H, T)
+    rest = [Array("mean", "f32", mean[:, 0].float().numpy()), Array("lse", "f32", lse.float().numpy())]
     arrays = [_float24("q", q), _float24("k", shifted), *rest]
     error = _measure_error(m, _unpack(m, arrays))
     if error[0] <= TOLERANCE:
@@ -235,6 +277,45 @@ def _pack_layer(m: AttentionMap, fine: bool) -> tuple[list[Array], tuple[float, 
         Array("lse", "f64", m.precise_lse()[0].cpu().numpy()),
     ]
     return arrays, _measure_error(m, _unpack(m, arrays))
+
+
+def _round_layer(m: AttentionMap, q: Tensor, k: Tensor, mean: Tensor, noise: float) -> list[Array]:
+    """Round q (H, T, D) and k (G, S, D) without their mean, so that scores get some noise.
+
+    An error of a query's channel counts as much as the keys are large in it, and the reverse: a step is
+    inversely proportional to their root mean square, and all channels add the same to the noise.
+    """
+    if not q.numel() or not k.numel():
+        return [*_quantise("q", q, q[:, :1]), *_quantise("k", k, k[:, :1]), *_mean_and_lse(m, q, k, mean)]
+    group = len(q) // len(k)
+    shifted = k - mean
+    size_q = q.pow(2).reshape(len(k), -1, q.shape[-1]).mean(1, keepdim=True).sqrt()  # (G, 1, D)
+    size_k = shifted.pow(2).mean(1, keepdim=True).sqrt()  # (G, 1, D)
+    # A step's error is uniform, with a variance of a twelfth; both sides of D channels add theirs.
+    step = noise / m.scale * (12 / (2 * q.shape[-1])) ** 0.5
+    q_arrays = _quantise("q", q, (step / size_k).repeat_interleave(group, 0))
+    k_arrays = _quantise("k", shifted, step / size_q)
+    rounded = [torch.from_numpy(x.data).float() * torch.from_numpy(s.data) for x, s in (q_arrays, k_arrays)]
+    return [*q_arrays, *k_arrays, *_mean_and_lse(m, rounded[0].double(), rounded[1].double() + mean, mean)]
+
+
+def _mean_and_lse(m: AttentionMap, q: Tensor, k: Tensor, mean: Tensor) -> list[Array]:
+    """Pack the keys' mean, and the lse of q and k without what the mean gives to all scores of a row."""
+    own = attention_map(
+        q.float()[None],
+        k.float()[None],
+        mask=m.mask,
+        scale=m.scale,
+        softcap=m.softcap,
+        sinks=None if m.sinks is None else m.sinks.cpu(),
+    )
+    return [_float24("mean", mean[:, 0]), _float24("lse", own.precise_lse()[0] - _shift_scores(m, q, mean))]
+
+
+def _shift_scores(m: AttentionMap, q: Tensor, mean: Tensor) -> Tensor:
+    """Return what the keys' mean (G, 1, D) adds to all scores of each query, (H, T)."""
+    shift: Tensor = m.scale * (q * mean.repeat_interleave(len(q) // len(mean), 0)).sum(-1)
+    return shift
 
 
 def _pack_linear_layer(m: LinearAttentionMap) -> tuple[list[Array], tuple[float, float]]:
@@ -314,80 +395,13 @@ def _pack_predictions(predictions: Predictions, entry: int) -> list[Array]:
     ]
 
 
-def _pack_mask(m: AttentionMap | LinearAttentionMap) -> list[Array]:
-    """Pack the visible keys, as ranges for each query, and the bias that the mask adds to the scores."""
-    T = m.matrix[2]
-    # 512 queries at a time, so that no T×S table of booleans is made.
-    chunks = [_visible_ranges(m, slice(first, min(first + 512, T))) for first in range(0, T, 512)]
-    heads = max((len(counts) for counts, _ in chunks), default=1)
-    counts = np.concatenate(
-        [np.broadcast_to(c, (heads, c.shape[1])) for c, _ in chunks] or [np.zeros((1, 0))], 1
-    )
-    # Ranges are computed a chunk of queries at a time: put those of one head together.
-    by_head = [[ranges[min(h, len(ranges) - 1)] for _, ranges in chunks] for h in range(heads)]
-    flat = np.concatenate([np.concatenate(ranges) for ranges in by_head if ranges] or [np.zeros((0, 2))])
-    offsets = np.concatenate([[0], counts.reshape(-1).cumsum()])
-    arrays = [Array("offsets", "u32", offsets.astype("<u4")), Array("ranges", "u32", flat.astype("<u4"))]
-    return arrays + _pack_bias(m) if m.mask.biased else arrays
-
-
-def _visible_ranges(
-    m: AttentionMap | LinearAttentionMap, rows: slice
-) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Find the ranges of visible keys of each query.
-
-    Returns the number of ranges of each query, (heads, rows), and each head's ranges, (n, 2). A mask that is
-    the same for all heads counts as one head.
-    """
-    allowed = m.mask.allowed(_grid(m, rows))
-    allowed = allowed.expand(1, allowed.shape[1], rows.stop - rows.start, m.matrix[3])
-    allowed = allowed[0].cpu()  # (heads, rows, S)
-    edge = allowed.new_zeros(*allowed.shape[:2], 1)
-    steps = torch.cat([edge, allowed, edge], -1).to(torch.int8).diff(dim=-1)  # 1 where a range begins
-    counts = (steps == 1).sum(-1).numpy()
-    starts, ends = (steps == 1).nonzero(), (steps == -1).nonzero()
-    pairs = torch.stack([starts[:, -1], ends[:, -1]], -1)
-    return counts, [pairs[starts[:, 0] == h].numpy() for h in range(len(allowed))]
-
-
-def _pack_bias(m: AttentionMap | LinearAttentionMap) -> list[Array]:
-    """Pack the mask's bias: one number for each distance if it depends on nothing else, or all numbers."""
-    _, _, T, S = m.matrix
-    first = m.mask.score_bias(_grid(m, slice(0, 1)))
-    assert first is not None
-    heads = first.shape[1]
-    if heads * T * S > DENSE_LIMIT:
-        raise ValueError(
-            f"mask {m.mask}: expected a bias of at most {DENSE_LIMIT:,} numbers to save in a page, "
-            f"got {heads} × {T} × {S}: serve the capture instead, with seen.show() or regard inspect"
-        )
-    added = m.mask.score_bias(_grid(m, slice(0, T)))
-    assert added is not None
-    dense = added.detach().expand(1, heads, T, S)[0].float().cpu().clamp(min=-1e30)  # (heads, T, S)
-    relative = torch.cat([dense[:, :, 0].flip(1), dense[:, 0, 1:]], 1)  # by key − query, from 1 − T to S − 1
-    index = torch.arange(S, device="cpu") - torch.arange(T, device="cpu")[:, None] + T - 1
-    if bool(torch.equal(relative[:, index], dense)):
-        return [Array("relative", "f32", relative.numpy())]
-    return [Array("dense", "f32", dense.numpy())]
-
-
-def _grid(m: AttentionMap | LinearAttentionMap, rows: slice) -> Grid:
-    return grid(rows, slice(0, m.matrix[3]), m.matrix, m.device)
-
-
-def _quantise(name: str, x: Tensor) -> list[Array]:
-    """Quantise (heads, n, D) to 16 bits.
-
-    A step is 1/2048 of the channel's standard deviation, or larger if 16 bits need it.
-    """
-    if not x.numel():
-        return [Array(name, "i16", x.to(torch.int16).numpy())]
-    # correction=0: with Bessel's correction, one key alone has a standard deviation of NaN.
-    step = torch.maximum(x.std(1, keepdim=True, correction=0) / 2048, x.abs().amax(1, keepdim=True) / 32767)
-    # 1e-30: a channel of zeros has step 0, and 0 / 0 is NaN.
-    step = step.clamp(min=1e-30).float()  # (heads, 1, D)
-    steps = (x / step).round().clamp(-32767, 32767).to(torch.int16)
-    return [Array(name, "i16", steps.numpy()), Array(f"{name}_step", "f32", step.numpy())]
+def _quantise(name: str, x: Tensor, step: Tensor) -> list[Array]:
+    """Round (heads, n, D) to steps (heads, 1, D), or to larger ones where 16 bits need them."""
+    # 1e-30: a channel of zeros has step 0, and 0 / 0 is NaN. Infinite steps are those of channels that do
+    # not matter, since the other side is 0 in them.
+    largest = x.abs().amax(1, keepdim=True) if x.numel() else x[:, :1]
+    steps = _float24(f"{name}_step", torch.maximum(step, largest / 32000).clamp(min=1e-30, max=1e30))
+    return [Array(name, "i16", (x / torch.from_numpy(steps.data)).round().to(torch.int16).numpy()), steps]
 
 
 def _float16(name: str, x: Tensor) -> Array | None:

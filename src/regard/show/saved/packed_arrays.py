@@ -19,6 +19,7 @@ class Array(NamedTuple):
 
     name: str
     type: str  # "u8", "u32", "i16", "f16", "f24", "f32" or "f64"
+    """Most numbers of "i16" are small: 128 is added, so that the high byte of those from −128 to 127 is 0."""
     data: NDArray[Any]
 
 
@@ -28,6 +29,8 @@ def byte_planes(array: Array) -> bytes:
         array.type
     ]
     raw = np.ascontiguousarray(array.data.astype(dtype, copy=False)).reshape(-1)
+    if array.type == "i16":
+        raw = raw + np.int16(128)
     planes = raw.view(np.uint8).reshape(-1, raw.itemsize).T
     return np.ascontiguousarray(planes[1:] if array.type == "f24" else planes).tobytes()
 
@@ -35,9 +38,10 @@ def byte_planes(array: Array) -> bytes:
 def deflate(data: bytes, noise: bool = False) -> str:
     """Compress with zlib and encode in base64.
 
-    `noise` skips the search for repeats: random numbers have none, and it is ten times as fast.
+    `noise` searches for runs of one byte only: random numbers repeat nothing else, and it is ten times as
+    fast.
     """
-    strategy = zlib.Z_HUFFMAN_ONLY if noise else zlib.Z_DEFAULT_STRATEGY
-    # 9 is the most memory for zlib's own tables, which makes the blocks a little smaller.
-    packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy)
+    strategy = zlib.Z_RLE if noise else zlib.Z_DEFAULT_STRATEGY
+    # 7: zlib then begins a new Huffman code after 8,192 numbers, which suits heads of different sizes.
+    packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 7, strategy)
     return base64.b64encode(packer.compress(data) + packer.flush()).decode("ascii")

@@ -11,18 +11,18 @@ import json
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from regard.heads import HeadTable
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
 from regard.show.data.contents import Contents, EditedRun
-from regard.show.data.cuts import Cut, parse_cuts
+from regard.show.data.cuts import Cut, parse_cuts, random_cuts
 from regard.show.data.map_view.quantity import Quantity
-from regard.show.data.repeats import repeat_rows
+from regard.show.data.predictions import mean_loss
 from regard.show.data.survey_rows import describe_survey_head
 from regard.show.server.jobs import (
     Line,
@@ -36,6 +36,7 @@ from regard.show.server.limits import Limits, RefusedError, check_number, check_
 from regard.support.characters import escape
 
 MAX_NUMBER = 1 << 31  # of any number in a request
+RANDOM_TOKENS = 1024  # of a text up to which a cut is compared with random heads, which takes as long again
 PATIENCE = {"thumbs": 1, "layer_heads": 2, "heads": 3, "eviction": 3}
 """How long the answers that take a while may wait, see `work_queue`; all others are urgent."""
 
@@ -64,7 +65,6 @@ class RunCut(Protocol):
     def __call__(self, capture: Capture, cuts: Sequence[Cut], report: ReportProgress, /) -> Capture: ...
 
 
-ScoreRepeats = Callable[[], HeadTable]
 """A function that scores the heads of a model on random tokens, repeated."""
 
 
@@ -129,7 +129,6 @@ class Answers:
         read: captures a new text; None if there is no model.
         generate: continues a text; None if there is no model that can.
         run_cut: runs the model again with some of it cut; None without a model.
-        score_repeats: scores the heads of the model on random tokens, repeated; None without a model.
         limits: bounds on requests.
     """
 
@@ -137,7 +136,6 @@ class Answers:
     read: Read | None = None
     generate: Generate | None = None
     run_cut: RunCut | None = None
-    score_repeats: ScoreRepeats | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -145,7 +143,6 @@ class Answers:
             "capture": self.read is not None,
             "generate": self.generate is not None,
             "cut": self.run_cut is not None,
-            "repeats": self.score_repeats is not None or self.contents.repeats is not None,
         }
         self.contents.forget_meta()
         self.computed: dict[str, Callable[[Query], Json | bytes]] = {
@@ -167,7 +164,6 @@ class Answers:
             "generate": self._generate,
             "cut": self._cut,
             "remove": self._remove,
-            "repeats": self._repeats,
         }
 
     def compute(self, name: str, parameters: Mapping[str, str]) -> Json | bytes:
@@ -290,13 +286,23 @@ class Answers:
         number = check_number("text", body.get("text"), 0, MAX_NUMBER)
         contents.check_text(number)
         text = contents.edited[number].text if number in contents.edited else number
-        cuts = parse_cuts(body.get("cuts"), contents.texts[text])
+        seen = contents.texts[text]
+        cuts = parse_cuts(body.get("cuts"), seen)
+        # Without predictions there is no loss to compare.
+        is_short = seen.predictions is not None and seen.predictions.losses.shape[1] <= RANDOM_TOKENS
+        others = random_cuts(cuts, seen) if is_short and body.get("random", True) else None
 
         def work(send_line: SendLine) -> None:
-            capture = run_cut(contents.texts[text], cuts, progress_of(send_line))
+            capture = run_cut(seen, cuts, progress_of(send_line))
+            loss = None
+            # A random cut may be refused where the chosen one is not: another layer's mask hides its edge.
+            with suppress(ValueError):
+                if others is not None:
+                    random = run_cut(seen, others, progress_of(send_line))
+                    loss = mean_loss(random.predictions, contents.batch_index)
             # Sending fails if the client has gone: then nothing takes the place of the earlier run.
             send_line({"progress": {"doing": "comparing", "done": 1, "of": 1}})
-            edited = EditedRun(text, tuple(cuts))
+            edited = EditedRun(text, tuple(cuts), loss)
             send_line({"text": contents.add(capture, contents.titles[text], edited)})
 
         return ModelJob("running with something cut", work)
@@ -305,20 +311,6 @@ class Answers:
         """Remove a text or an edited run and answer with the number of the text to show next."""
         number = check_number("text", body.get("text"), 0, MAX_NUMBER)
         return Json({"text": self.contents.remove(number)})
-
-    def _repeats(self, body: Mapping[str, Any]) -> Json | ModelJob:
-        """Score the heads on random tokens, repeated, once."""
-        contents, score = self.contents, self.score_repeats
-        if contents.repeats is not None:
-            return Json({"heads": repeat_rows(contents.repeats)})
-        if score is None:
-            raise RefusedError(404, "this page has no model that could read random tokens")
-
-        def work(send_line: SendLine) -> None:
-            contents.repeats = score()
-            send_line({"heads": repeat_rows(contents.repeats)})
-
-        return ModelJob("reading random tokens, repeated", work)
 
     def _generate(self, body: Mapping[str, Any]) -> ModelJob:
         if self.generate is None:

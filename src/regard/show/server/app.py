@@ -27,7 +27,6 @@ from regard.show.server.answers import (
     Json,
     Read,
     RunCut,
-    ScoreRepeats,
     log_failure,
 )
 from regard.show.server.assets import asset_routes, compress
@@ -46,7 +45,6 @@ class Site:
         read: captures a new text; None if there is no model.
         generate: continues a text; None if there is no model that can.
         run_cut: runs the model again with some of it cut; None without a model.
-        score_repeats: scores the heads of the model on random tokens, repeated; None without a model.
         limits: bounds on requests.
     """
 
@@ -54,13 +52,10 @@ class Site:
     read: Read | None = None
     generate: Generate | None = None
     run_cut: RunCut | None = None
-    score_repeats: ScoreRepeats | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        self.answers = Answers(
-            self.contents, self.read, self.generate, self.run_cut, self.score_repeats, self.limits
-        )
+        self.answers = Answers(self.contents, self.read, self.generate, self.run_cut, self.limits)
         self.model_job = ExclusiveJob()
         self.workers = WorkQueue(self.limits.workers)
         self.waiting = 0

@@ -1,5 +1,5 @@
 // @ts-check
-// What is not seen first: the other views, and the Map's exports. A served page loads their code after that of the Map.
+// What is not seen first: the other views, and the Map's exports. A served page loads their code after that of Map and Text.
 
 import { CacheView } from "./cache/cache.js";
 import { addPart } from "./parts/later_parts.js";
@@ -9,7 +9,6 @@ import { ImageView } from "./image/image.js";
 import { mapExports } from "./map/exports.js";
 import { StepsView } from "./steps/steps.js";
 import { SurveyView } from "./survey/survey.js";
-import { TextView } from "./text/text.js";
 import { TimeView } from "./time/time.js";
 import { addViews } from "./views.js";
 
@@ -18,7 +17,6 @@ export function addLaterViews() {
   addPart("map exports", mapExports);
   addViews({
     image: ImageView,
-    text: TextView,
     heads: HeadsView,
     compare: CompareView,
     steps: StepsView,

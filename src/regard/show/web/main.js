@@ -11,7 +11,8 @@ import { ReadingBox } from "./reading/reading_box.js";
 import { makeTextChoice } from "./reading/text_choice.js";
 import { RunBanner } from "./runs/banner.js";
 import { EditedRuns } from "./runs/edited_runs.js";
-import { makeState } from "./state.js";
+import { makeState, namesMap, typedText } from "./state.js";
+import { Story } from "./story/story.js";
 import { VIEWS } from "./views.js";
 
 /** @param {string} id */
@@ -62,7 +63,9 @@ class ComingView {
 
 /** @param {Source} source */
 function run(source) {
-  const state = makeState();
+  /** @type {Map<number, string>} */
+  const typed = new Map(); // texts that a link spells out, by their numbers
+  const state = makeState(typed, (now) => settled(source.meta, now).view);
   find("glossary").addEventListener("click", () => openGlossary());
   addEventListener("regard-term", (event) => {
     const { label, hint } = /** @type {CustomEvent} */ (event).detail;
@@ -105,8 +108,10 @@ function run(source) {
 
   makeTabs(views, app);
   const texts = makeTextChoice(app, /** @type {HTMLSelectElement} */ (find("text")), find("text-choice"));
-  const reading = new ReadingBox(app);
+  const reading = new ReadingBox(app, typed);
   find("text-choice").after(reading.box);
+  const story = new Story(app, reading);
+  find("main").before(story.box);
   addEventListener("regard-texts", () => {
     texts.fill();
     reading.fill();
@@ -136,6 +141,7 @@ function run(source) {
     find("model").textContent = app.meta.texts[app.state.text].model;
     texts.show();
     banner.draw();
+    story.show(app.state);
     now.view.show(app.state);
   };
   state.on(follow);
@@ -154,6 +160,8 @@ function run(source) {
     if (event.reason?.name !== "AbortError") app.status(event.reason?.message ?? "Something went wrong.");
   });
   follow();
+  const wanted = typedText(location.hash);
+  if (wanted && app.meta.can.capture) reading.readThis(wanted);
 }
 
 /**
@@ -193,7 +201,10 @@ function settled(meta, now) {
  */
 function firstView(meta, text) {
   if (meta.survey) return "survey";
-  return isPictureAlone(meta.texts[text]) ? "image" : "map";
+  const { tokens, predictions } = meta.texts[text];
+  if (isPictureAlone(meta.texts[text])) return "image";
+  // Text says what the model expects, and where it looked it up.
+  return tokens && predictions && !namesMap(location.hash) ? "text" : "map";
 }
 
 /**
@@ -202,7 +213,7 @@ function firstView(meta, text) {
  */
 function makeTabs(views, app) {
   const tabs = views.map((view) => {
-    const names = { class: "tab", id: `tab-${view.name}`, text: view.title };
+    const names = { class: "tab", id: `tab-${view.name}`, text: view.titleOf?.(app.meta) ?? view.title };
     const tab = element("button", { ...names, type: "button", role: "tab" });
     tab.setAttribute("aria-controls", `view-${view.name}`);
     tab.addEventListener("click", () => app.set({ view: view.name }));

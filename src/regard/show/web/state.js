@@ -1,5 +1,6 @@
 // @ts-check
 // What the reader looks at, and the same in the address bar: #view=map&layer=3&head=5&zoom=12.
+// A link may be shorter: #head=3.5&token=121 is layer 3, head 5 and row 121, and #text=Once… a text to be read.
 // It knows names and values; it does not know what they mean to a view.
 
 /**
@@ -26,7 +27,6 @@ export const DEFAULTS = {
   token: -1, // the number of that token, which may follow the chosen query or the last; -1 is the likeliest
   units: "tokens", // or "words", or "sentences"
   against: -1, // a text whose numbers are subtracted; -1 is none
-  expected: "", // the kind of head whose expected keys are outlined on the map; "" is none
   scale: "linear", // or "log"
   sink: "in", // or "apart"
 
@@ -40,8 +40,6 @@ export const DEFAULTS = {
 
   // Heads
   headScore: "", // the score of the matrix; "" is the first that says what a head finds
-  sort: "place", // in the model, or the name of a score
-  order: "high", // or "low": which scores come first
   label: "any", // only heads with this label, or with "none"
   layerFilter: "all", // only heads of the layer with this key
   detail: "scores", // or "pictures"
@@ -68,16 +66,59 @@ export const DEFAULTS = {
 };
 
 /**
+ * The names and values of an address's part after #, with short forms spelled out.
+ * @param {string} hash
+ */
+function parts(hash) {
+  const parts = new URLSearchParams(hash.replace(/^#/, ""));
+  const [, layer, head] = /^(.+)\.(\d+)$/.exec(parts.get("head") ?? "") ?? [];
+  if (layer !== undefined && !parts.has("layer")) {
+    parts.set("layer", layer);
+    parts.set("head", head);
+  }
+  const { token, next } = Object.fromEntries(parts);
+  if (token !== undefined && !parts.has("row")) {
+    parts.set("row", token);
+    parts.delete("token");
+  }
+  if (next !== undefined) parts.set("token", next); // to whose logit heads contribute
+  return parts;
+}
+
+/**
+ * Whether an address without a view names a place in the map. #head=3.5&token=121 names one in a text.
+ * @param {string} hash
+ */
+export function namesMap(hash) {
+  const names = [...new URLSearchParams(hash.replace(/^#/, "")).keys()];
+  const isShort = names.includes("token") && !names.includes("row");
+  return (
+    !isShort && names.some((name) => Object.hasOwn(DEFAULTS, name) && name !== "text" && name !== "view")
+  );
+}
+
+/**
+ * The text that an address asks to be read; "" if it names one by its number, or none.
+ * @param {string} hash
+ */
+export function typedText(hash) {
+  const text = parts(hash).get("text") ?? "";
+  return Number.isFinite(Number(text)) ? "" : text;
+}
+
+/**
  * The state that an address's part after # describes; what it does not name is as by default.
  * @param {string} hash
+ * @param {Map<number, string>} typed texts that an address spells out, by their numbers
  * @returns {State}
  */
-export function parse(hash) {
+export function parse(hash, typed = new Map()) {
   /** @type {Record<string, string | number>} */
   const state = { ...DEFAULTS };
-  for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
+  for (const [name, value] of parts(hash)) {
     if (!Object.hasOwn(DEFAULTS, name) || value === "") continue;
-    const number = Number(value);
+    const [spelled] = name === "text" ? ([...typed].find(([, text]) => text === value) ?? []) : [];
+    const number = spelled ?? Number(value);
     if (typeof state[name] !== "number") state[name] = value.slice(0, 400);
     else if (Number.isFinite(number)) state[name] = number;
   }
@@ -87,14 +128,17 @@ export function parse(hash) {
 /**
  * The address's part after # for a state.
  * @param {State} state
+ * @param {Map<number, string>} typed
  */
-export function format(state) {
+export function format(state, typed = new Map()) {
   const parts = new URLSearchParams();
   /** @type {Record<string, string | number>} */
   const defaults = DEFAULTS;
   for (const [name, value] of Object.entries(state)) {
     if (value === defaults[name] || value === "") continue;
-    parts.set(name, typeof value === "number" ? String(+value.toFixed(3)) : String(value));
+    const spelled = typeof value === "number" ? String(+value.toFixed(3)) : String(value);
+    const text = name === "text" ? typed.get(Number(value)) : undefined;
+    parts.set(name === "token" ? "next" : name, text ?? spelled);
   }
   return "#" + parts.toString();
 }
@@ -102,21 +146,27 @@ export function format(state) {
 /**
  * The state and those who want to know when it changes.
  * `set` keeps the address bar up to date: a new view, text, layer or head can be gone back from.
+ * @param {Map<number, string>} typed texts that were read in the page, by their numbers
+ * @param {(state: State) => string} firstView the view of an address that names no view and no place
  */
-export function makeState() {
+export function makeState(typed, firstView) {
   /** @type {Set<(state: State, before: State) => void>} */
   const listeners = new Set();
-  let state = parse(location.hash);
+  const read = () => {
+    const now = parse(location.hash, typed);
+    return { ...now, view: now.view || firstView(now) };
+  };
+  let state = read();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer = 0;
 
   const write = (/** @type {boolean} */ step) => {
     clearTimeout(timer);
     if (location.protocol === "about:") return; // a frame in a notebook has no address of its own
-    const address = format(state);
+    const address = format(state, typed);
     if (address === location.hash || (address === "#" && !location.hash)) return;
     if (step) history.pushState(null, "", address);
-    else timer = setTimeout(() => history.replaceState(null, "", format(state)), 60); // browsers allow few
+    else timer = setTimeout(() => history.replaceState(null, "", format(state, typed)), 60); // browsers allow few
   };
   const tell = (/** @type {State} */ before) => {
     for (const listener of [...listeners]) listener(state, before);
@@ -124,7 +174,7 @@ export function makeState() {
   addEventListener("popstate", () => {
     const before = state;
     clearTimeout(timer);
-    state = parse(location.hash);
+    state = read();
     tell(before);
   });
   return {

@@ -47,14 +47,14 @@ interface Meta extends SharedSettings {
   version: number;
   model: string;
   texts: TextMeta[];
-  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean; repeats: boolean };
+  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean };
   time: TrainingRun | null;
   survey: Survey | null;
   example: StageExample;
   /** The lines of a generation that was recorded when the page was made. */
   generation: GenerationLine[] | null;
   /** What a reader sees first. */
-  start: { layer: string; head: number } | null;
+  start: HeadOfLayer | null;
   /** Keys that the steps of a row show, beside the first one and the query's own. */
   strongest: number;
   /** The most queries that losses of a cache are averaged over. */
@@ -63,6 +63,40 @@ interface Meta extends SharedSettings {
   eviction_sinks: number[];
   /** By how much a saved page's weights are off, at most; a served page's are not. */
   precision?: { relative: number; absolute: number; rows: number };
+  /** The lookup at the telling token of the first text, recorded where the page has no model. */
+  lookup?: Lookup | null;
+  /** Heads of the first text that the file leaves out to stay small, as "4.0". */
+  left_out?: string[];
+  /** What rounding the weights of a saved page's model changed, measured on its first text. */
+  rounding?: Rounding | null;
+}
+
+/** A head, by its layer's key and its number in the model. */
+interface HeadOfLayer {
+  layer: string;
+  head: number;
+}
+
+/** The probability of the token that the model expects after a position, with heads cut. */
+interface Lookup {
+  position: number;
+  /** The heads that look it up. */
+  heads: HeadOfLayer[];
+  /** Without them; null if it is below all that are known, undefined while the model runs. */
+  off: number | null | undefined;
+  /** Without as many random heads, for each draw. */
+  random: (number | null)[];
+}
+
+interface Rounding {
+  /** The mean loss before and after, and */
+  losses: [number, number] | null;
+  /** the share of positions with the same likeliest token; null without predictions. */
+  same: number | null;
+  /** The largest change of a head's score. */
+  score: number;
+  /** Heads whose label changed. */
+  labels: number;
 }
 
 interface TextMeta {
@@ -112,6 +146,8 @@ interface EditedRun {
   edits: string[];
   /** What it did to the predictions; null if there are none. */
   changes: Changes | null;
+  /** The mean loss with random heads cut instead; null if it is not known. */
+  random?: number | null;
 }
 
 /** A head, or edges from some queries to some keys; spans are [first, after the last]. */
@@ -134,9 +170,15 @@ interface Changes {
 }
 
 /** What the model expects after a position. */
+interface LikelyToken {
+  id: number;
+  token: string;
+  probability: number;
+}
+
 interface Prediction {
   position: number;
-  likeliest: { id: number; token: string; probability: number }[];
+  likeliest: LikelyToken[];
   /** The token that follows in the text; null if none does. */
   next: { token: string | null; probability: number; rank: number; loss: number } | null;
 }
@@ -293,7 +335,6 @@ interface Source {
   /** The same of one layer, which is there much sooner. */
   layerHeads(text: number, layer: string): Promise<HeadScores[]>;
   /** The scores of every head on random tokens, repeated; null where they are not known. */
-  repeats(): Promise<HeadScores[] | null>;
   /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
   attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
@@ -301,8 +342,14 @@ interface Source {
   prediction(text: number, position: number): Promise<Prediction>;
   /** What a survey kept of a head, where `meta.survey` is one that has this head. */
   surveyHead(layer: string, head: number): Promise<SurveyHead>;
-  /** Runs the model again on a text; gives the edited run's number. */
-  cut(text: number, cuts: Cut[], onLine: (line: CaptureLine) => void, signal: AbortSignal): Promise<number>;
+  /** Runs the model again on a text, and unless `random` is false with random heads cut; gives the edited run's number. */
+  cut(
+    text: number,
+    cuts: Cut[],
+    onLine: (line: CaptureLine) => void,
+    signal: AbortSignal,
+    random?: boolean,
+  ): Promise<number>;
   /** Removes a text or an edited run; gives the number of the text to show next. */
   remove(text: number): Promise<number>;
   /**
@@ -526,7 +573,6 @@ interface SavedData {
   blocks: Record<string, PackedField[]>;
   sinks: Record<string, Thumbs["sinks"]>[]; // text
   heads: HeadScores[][]; // text
-  repeats: HeadScores[] | null;
   attributions: Attribution[][]; // text
   words: string[][]; // text: of the tokens that are likely somewhere
   /** The model that this file holds; null if there is none. */
@@ -557,7 +603,8 @@ interface Arrays {
   ranges: Uint32Array;
   relative?: Float32Array;
   dense?: Float32Array;
-  v: Float32Array; // G · S · E
+  v: Float32Array; // G · S · E, in steps if there are any:
+  v_step?: Float32Array; // G · E
   factors: Float32Array; // H · S
   decay: Float32Array; // of a linear layer, H · S or H · S · D
   beta: Float32Array; // H · S
@@ -778,8 +825,6 @@ interface Scene {
   thumb: HTMLCanvasElement | null;
   sink: Sink | null;
   boundary: { key: number; query: number } | null;
-  /** The cells that are outlined; null for none. */
-  outlined: import("./map/expected.js").OutlinedCells | null;
   hover: Cell | null;
   cursor: Cell | null;
   marked: { row: number; col: number };

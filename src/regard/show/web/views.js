@@ -1,10 +1,11 @@
 // @ts-check
 // The views that the page has, in the order of their tabs. A view is a class that fills its root and has
 // show(state) and hide(); `needs` says of the meta whether the view has something to show.
-// The code of all but the first may come later: until then there is no `View`.
+// The code of all but those that a page opens on may come later: until then there is no `View`.
 
 import { isPictureAlone } from "./data/patch_layout.js";
 import { MapView } from "./map/map.js";
+import { TextView } from "./text/text.js";
 
 /** @param {Meta} meta */
 const hasText = (meta) => meta.texts.some((text) => !text.removed && !isPictureAlone(text));
@@ -19,15 +20,25 @@ function hasTwoHeads({ texts }) {
   return texts.length > 1 || texts[0].layers.reduce((sum, { heads }) => sum + heads.length, 0) > 1;
 }
 
-/** @type {{ name: string, title: string, View?: ViewClass, needs?(meta: Meta): boolean }[]} */
+/**
+ * The model writes there; where it cannot, and did not when the page was saved, there is the cache alone.
+ * @param {Meta} meta
+ */
+function cacheTitle({ can, generation }) {
+  return can.generate || generation ? "Write" : "Cache";
+}
+
+/** @typedef {{ name: string, title: string, View?: ViewClass, titleOf?(meta: Meta): string, needs?(meta: Meta): boolean }} ViewEntry */
+
+/** @type {ViewEntry[]} */
 export const VIEWS = [
   { name: "map", title: "Map", View: MapView },
   { name: "image", title: "Image", needs: (meta) => meta.texts.some((text) => text.pictures) },
-  { name: "text", title: "Text", needs: hasText },
+  { name: "text", title: "Text", View: TextView, needs: hasText },
   { name: "heads", title: "Heads" },
   { name: "compare", title: "Compare", needs: hasTwoHeads },
   { name: "steps", title: "Steps" },
-  { name: "cache", title: "Cache", needs: hasText },
+  { name: "cache", title: "Cache", titleOf: cacheTitle, needs: hasText },
   { name: "survey", title: "Survey", needs: (meta) => Boolean(meta.survey) },
   { name: "time", title: "Time", needs: (meta) => Boolean(meta.time) },
 ];

@@ -1,5 +1,5 @@
 // @ts-check
-// What a KV cache saves, measured while the model generates with it and without; and what eviction loses.
+// The Write view: the model continues a text, with its KV cache and without; what the cache saves, and what eviction loses.
 // It knows the lines that a generation sends (cli/model.py) and the tables of `eviction.py`.
 
 import { element } from "../parts/dom.js";
@@ -122,7 +122,7 @@ export class CacheView {
     const can = meta.can.generate;
     this.form.box.hidden = !can;
     if (first) this.form.prompt.value = openingSentence(meta.texts[state.text]);
-    if (!can && recorded && !this.steps.length) recorded.forEach((line) => this.take(line));
+    if (first && recorded) recorded.forEach((line) => this.take(line));
     if (!can) this.opening.offer(this.steps);
     const uncut = can && this.app.runs.edited ? " It continues without the cuts of the edited run." : "";
     const finding = !can && recorded ? savings(this.steps, this.start?.layers ?? 0) : "";
@@ -181,9 +181,13 @@ function makeForm(submit) {
     min: 0,
     max: 5,
     step: 0.1,
-    value: 0,
-    title:
-      "0 takes the likeliest token; at 1 tokens are drawn with the probabilities that the model gives them",
+    value: 0.8,
+    "aria-describedby": "sampling",
+  });
+  const sampling = element("span", {
+    class: "quiet small",
+    id: "sampling",
+    text: "0: always the likeliest token. 1: drawn with the model’s own probabilities.",
   });
   const button = element("button", { class: "button strong", type: "button", text: "Generate" });
   /** @param {string} text @param {HTMLElement} input */
@@ -194,6 +198,7 @@ function makeForm(submit) {
     { class: "fields" },
     field("Tokens", tokens),
     field("Temperature", temperature),
+    sampling,
     button,
   );
   button.addEventListener("click", submit);

@@ -13,7 +13,7 @@ import { differenceSource } from "./difference.js";
 import { compareExports } from "./exports.js";
 import { LinkedMap } from "./pane.js";
 import { formatPair, pairOf } from "./pair.js";
-import { scoreTable } from "./score_table.js";
+import { comparison, scoreTable } from "./score_table.js";
 import { ComparedSide } from "./side.js";
 
 const HELP = "Point at a cell, drag to move, scroll to zoom: all maps follow.";
@@ -53,7 +53,6 @@ class Pane {
     const own = /** @type {App} */ (Object.create(app, { source: { value: source } }));
     this.map ??= new LinkedMap(this.stage, own, layer, {
       thumb: () => null,
-      outline: () => null,
       drawn: (scene) => this.tell(scene),
     });
     this.map.pyramid.source = source;
@@ -91,9 +90,10 @@ export class CompareView {
     this.unlike = element("p", { class: "small quiet" });
     words.append(this.unlike);
     this.difference = new Pane(this, "Difference", words);
+    this.headline = element("p", { class: "lead" });
     this.said = element("p", { class: "compare-said quiet", "aria-live": "polite", text: HELP });
     this.scores = element("section", { class: "compare-table", "aria-label": "Scores of both heads" });
-    this.scale = choice("Shades", "compare-scale", { linear: "linear", log: "log" }, (scale) =>
+    this.scale = choice("Scale", "compare-scale", { linear: "linear", log: "log" }, (scale) =>
       app.set({ scale }),
     );
     this.swap = element("button", { class: "button", type: "button", text: "Swap A and B" });
@@ -101,7 +101,7 @@ export class CompareView {
     const save = exportMenu(app, compareExports(app, this));
     const bar = element("div", { class: "bar-of-choices" }, this.scale, this.swap, save);
     const row = element("div", { class: "compare-panes" }, ...this.all.map(({ box }) => box));
-    const column = element("div", { class: "column wide" }, this.said, row, this.scores);
+    const column = element("div", { class: "column wide" }, this.headline, this.said, row, this.scores);
     root.append(bar, element("div", { class: "scroll" }, column));
     this.findScores = latest((fresh) => this.score(fresh));
     this.scored = "";
@@ -164,6 +164,7 @@ export class CompareView {
     );
     if (!fresh()) return;
     this.sides.forEach((side, n) => side.tell(rows[n]));
+    this.headline.textContent = comparison(rows);
     if (name !== this.scored)
       this.scores.replaceChildren(element("h2", { text: "Scores" }), scoreTable(rows));
     this.scored = name;

@@ -53,7 +53,10 @@ async function compareFigure(app, { shown, pair }) {
         .trim(),
     };
     const keys = {
-      bar: { scale: weights, marks: marksOf(weights, scenes.slice(0, 2).some(isClipped)) },
+      bar: {
+        scale: weights,
+        marks: marksOf(weights, scenes.slice(0, 2).some(isClipped), scenes[0].quantity),
+      },
       hatch: scenes.some(hasHidden) ? "hidden by the mask" : "",
       dashed: "",
     };

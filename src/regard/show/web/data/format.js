@@ -10,8 +10,7 @@ const minus = (text) => (/^-0\.?0*$/.test(text) ? text.slice(1) : text.replace("
  */
 export function exact(weight) {
   if (weight === 0) return "0";
-  if (weight >= 1e-4) return String(Number(weight.toPrecision(4)));
-  return weight.toExponential(2).replace("e-", "e−");
+  return weight < 1e-4 ? "≈0" : String(Number(weight.toPrecision(4)));
 }
 
 /**
@@ -39,7 +38,7 @@ export function share(x) {
 export function number(x, digits = 3) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
-  if (x !== 0 && Math.abs(x) < 0.5 * 10 ** -digits) return minus(x.toExponential(1));
+  if (x !== 0 && Math.abs(x) < 0.5 * 10 ** -digits) return "≈0";
   return minus(x.toFixed(digits));
 }
 
@@ -125,6 +124,16 @@ export function brief(value, digits = 2) {
   if (value >= 0.9995) return "1";
   const text = value.toFixed(digits);
   return Number(text) === 0 ? "·" : text.replace(/^0/, "");
+}
+
+/**
+ * A share in a cell, in percent: 23, 23% where there is room, and · for what rounds to nothing.
+ * @param {number} x
+ * @param {boolean} room
+ */
+export function cellShare(x, room) {
+  if (x < 0.005) return room && x >= 1e-4 ? percent(x) : "·";
+  return room ? percent(x) : String(Math.round(100 * x));
 }
 
 /**

@@ -148,23 +148,14 @@ export function rankingTitle({ shade, against }, looking) {
 }
 
 /**
- * A number as it is written: with its sign if it may have one.
+ * A number as it is written: weights in percent, their differences in percentage points; with its sign if it may have one.
  * @param {Quantity} quantity
  * @param {number} value
  */
 export function spell(quantity, value) {
-  if (!isSigned(quantity)) return exact(value);
-  return value > 0 ? `+${exact(value)}` : value < 0 ? `−${exact(-value)}` : "0";
-}
-
-/**
- * A number as it stands in a sentence: weights in percent, their differences in percentage points.
- * @param {Quantity} quantity
- * @param {number} value
- */
-export function say(quantity, value) {
-  if (quantity.shade !== "weights" || quantity.linear) return spell(quantity, value);
-  if (quantity.against < 0) return percent(value);
-  const sign = value > 0 ? "+" : value < 0 ? "−" : "";
-  return `${sign}${percent(Math.abs(value)).replace("%", " points")}`;
+  const size = Math.abs(value);
+  const isShare = quantity.shade === "weights" && !quantity.linear;
+  if (!isSigned(quantity)) return isShare ? percent(size) : exact(size);
+  const text = isShare ? percent(size).replace("%", " points") : exact(size);
+  return !value || text === "≈0" ? text : `${value > 0 ? "+" : "−"}${text}`;
 }

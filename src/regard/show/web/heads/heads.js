@@ -1,6 +1,6 @@
 // @ts-check
-// The Heads view: one score of every head as a matrix, then every head as a card, to sort, to filter, and to hold two
-// against each other. The scores come layer by layer.
+// The Heads view: one score of every head as a matrix, then every head as a card, those with a label first, to filter and
+// to hold two against each other. The scores come layer by layer.
 
 import { empty, select } from "../parts/controls.js";
 import { choice, element } from "../parts/dom.js";
@@ -8,13 +8,12 @@ import { some } from "../data/format.js";
 import { LateProgress } from "../parts/progress_panel.js";
 import { LayerQueue } from "../data/layer_queue.js";
 import { absences, doubts, otherMixers } from "../data/layers.js";
-import { scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { Comparison } from "./compare.js";
 import { headsExports } from "./exports.js";
 import { Gallery } from "./gallery.js";
 import { ScoreMatrix } from "./matrix.js";
-import { filterHeads, labelOptions, sortHeads } from "./order.js";
+import { filterHeads, labelledFirst, labelOptions, matrixScore } from "./order.js";
 import { namesOf } from "./scores.js";
 
 export class HeadsView {
@@ -108,7 +107,7 @@ export class HeadsView {
     if (text === this.text) this.planned ||= requestAnimationFrame(() => this.arrange());
   }
 
-  /** Shows what has come: the matrix, and the cards that are asked for in the order that is asked for. */
+  /** Shows what has come: the matrix, and the cards that are asked for, sorted by the same score. */
   arrange() {
     const { state, controls } = this;
     cancelAnimationFrame(this.planned);
@@ -117,8 +116,9 @@ export class HeadsView {
     this.heads = this.app.headRows.all(this.text, text.layers);
     const { heads } = this;
     this.matrix.show(state, heads);
-    const by = controls.fill(heads, text.layers, state);
-    const shown = sortHeads(filterHeads(heads, state), by, state.order);
+    controls.fill(heads, text.layers, state);
+    const by = matrixScore(state.headScore, namesOf(heads));
+    const shown = labelledFirst(filterHeads(heads, state), by);
     this.every.hidden = !heads.length; // nothing that is hidden can have the focus
     if (heads.length) this.gallery.show(heads, shown, by);
     if (this.focused && this.gallery.focusPlace(this.focused)) this.focused = null; // the same head, in another run
@@ -133,34 +133,24 @@ export class HeadsView {
 
 /** @param {App} app */
 function makeGalleryControls(app) {
-  const sort = select("Sort by", (value) => app.set({ sort: value }));
-  const orders = { high: "highest first", low: "lowest first" };
-  const order = choice("Order", "heads-order", orders, (value) => app.set({ order: value }));
   const label = select("Label", (value) => app.set({ label: value }));
   const layer = select("Layer", (value) => app.set({ layerFilter: value }));
   const details = { scores: "scores", pictures: "pictures" };
-  const detail = choice("Show", "heads-detail", details, (value) => app.set({ detail: value }));
+  const detail = choice("Detail", "heads-detail", details, (value) => app.set({ detail: value }));
   const number = element("p", { class: "small quiet", "aria-live": "polite" });
   return {
-    bar: element("div", { class: "bar-of-choices" }, sort, order, label, layer, detail, number),
+    bar: element("div", { class: "bar-of-choices" }, label, layer, detail, number),
     number, // of heads that are shown
     /**
-     * Offers what there is; returns the score that the heads are sorted by, or "".
+     * Offers what there is.
      * @param {HeadScores[]} heads
      * @param {Layer[]} layers
      * @param {State} state
      */
     fill(heads, layers, state) {
-      const names = namesOf(heads);
-      const by = names.includes(state.sort) ? state.sort : "";
-      const scores = names.map((name) => [name, scoreTitle(name)]);
-      sort.fill([["place", "position in the model"], ...scores], by || "place");
       label.fill(labelOptions(heads), state.label);
       layer.fill([["all", "all"], ...layers.map((one) => [one.key, one.key])], state.layerFilter);
-      order.value = state.order;
-      order.hidden = !by;
       detail.value = state.detail;
-      return by;
     },
   };
 }
@@ -170,12 +160,11 @@ function makeGalleryControls(app) {
  * @param {boolean} cuts whether heads can be cut
  */
 function help(cuts) {
-  return element("p", {
-    class: "note",
-    text:
-      "On each bar, the filled tick is the score of uniform attention, the hollow tick the score on shuffled tokens, and " +
-      "the thin line the 95% interval. Use the arrow keys to move from head to head, Enter to open one in the Map, and C " +
-      "to compare it." +
-      (cuts ? " X cuts it: the model runs again without its output." : ""),
-  });
+  const marks =
+    "On each bar, the filled tick is the score of uniform attention, the hollow tick the score on shuffled tokens, and " +
+    "the thin line the 95% interval. ";
+  const keys =
+    "Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it." +
+    (cuts ? " X cuts it: the model runs again without its output." : "");
+  return element("p", { class: "note" }, marks, element("span", { text: keys, "data-off-paper": "" }));
 }

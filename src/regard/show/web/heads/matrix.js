@@ -62,14 +62,18 @@ export class ScoreMatrix {
     const { layers } = this.app.meta.texts[state.text];
     this.table.fill(layers, {
       top,
-      value: (y, x) => rows.get(`${layers[y].key}/${layers[y].heads[x]}`)?.scores[name]?.value,
+      value: (y, x) => {
+        const row = rows.get(`${layers[y].key}/${layers[y].heads[x]}`);
+        return row && (row.scores[name]?.value ?? null); // undefined while it is computed
+      },
+      isCut: (layer, head) => this.app.runs.has({ kind: "head", layer, head }),
       say: (x) => score(name, x),
       brief: (x) => briefScore(name, x),
       about: (layer, head) => {
         const row = rows.get(`${layer}/${head}`);
         return row ? `${labelWords(row)}. ${row.sentence ?? ""}` : "";
       },
-      chosen: `${state.layer}/${state.head}`,
+      chosen: best ? headName(best) : "", // which the title names
     });
     this.ramp.show(score(name, 0), score(name, top));
     this.title.textContent = heads.length ? titleOf(name, best) : "Scoring the heads…";

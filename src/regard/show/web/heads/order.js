@@ -5,8 +5,6 @@ import { known } from "../data/arrays.js";
 import { labelsOf } from "../parts/head_words.js";
 import { scoreTitle } from "../data/score_words.js";
 
-/** @typedef {Pick<State, "sort" | "order" | "label" | "layerFilter">} GalleryChoice */
-
 /**
  * A name for a head of a text.
  * @param {Pick<HeadScores, "layer" | "head">} head
@@ -31,14 +29,14 @@ export function matrixScore(chosen, names) {
  * @param {string} name
  */
 export function highestRow(heads, name) {
-  const first = sortHeads(heads, name, "high")[0];
+  const first = sortHeads(heads, name)[0];
   return known(first?.scores[name]?.value) ? first : undefined;
 }
 
 /**
  * The heads of the chosen layer with the chosen label.
  * @param {HeadScores[]} heads
- * @param {Pick<GalleryChoice, "label" | "layerFilter">} choice
+ * @param {Pick<State, "label" | "layerFilter">} choice
  */
 export function filterHeads(heads, { label, layerFilter }) {
   const fits = (/** @type {string[]} */ labels) =>
@@ -49,19 +47,26 @@ export function filterHeads(heads, { label, layerFilter }) {
 }
 
 /**
- * The heads by a score, those without it last; as they are if `name` is "".
+ * The heads that have a label, then the others, each by a score.
  * @param {HeadScores[]} heads
  * @param {string} name
- * @param {string} order "high" or "low" first
  */
-export function sortHeads(heads, name, order) {
-  if (!name) return heads;
-  const sign = order === "low" ? 1 : -1;
+export function labelledFirst(heads, name) {
+  const isLabelled = (/** @type {HeadScores} */ head) => Number(labelsOf(head).length > 0);
+  return sortHeads(heads, name).toSorted((a, b) => isLabelled(b) - isLabelled(a));
+}
+
+/**
+ * The heads by a score, the highest first, those without it last.
+ * @param {HeadScores[]} heads
+ * @param {string} name
+ */
+export function sortHeads(heads, name) {
   const value = (/** @type {HeadScores} */ head) => head.scores[name]?.value ?? null;
   return heads.toSorted((a, b) => {
     const [x, y] = [value(a), value(b)];
     if (x === null || y === null) return Number(x === null) - Number(y === null);
-    return sign * (x - y);
+    return y - x;
   });
 }
 

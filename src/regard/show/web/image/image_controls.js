@@ -1,7 +1,7 @@
 // @ts-check
 // The controls of the Image view.
 
-import { fold, headPicker, weightChoices } from "../parts/controls.js";
+import { foldedSettings, headPicker, weightChoices } from "../parts/controls.js";
 import { choice, element } from "../parts/dom.js";
 import { layersInScope } from "../text/scope.js";
 
@@ -17,7 +17,7 @@ export function makeImageControls(app, exports) {
   });
   const grounds = { grey: "grey", colour: "in colour" };
   const ground = choice("Picture", "image-ground", grounds, (value) => app.set({ ground: value }));
-  const settings = fold("Settings", direction, scope);
+  const settings = foldedSettings(direction, scope);
   return {
     bar: element("div", { class: "bar-of-choices" }, picker, ...settings, exports),
     look: element("div", { class: "image-look" }, sink, scale, ground),

@@ -26,7 +26,6 @@ const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowD
 /**
  * @typedef {object} MapHooks
  * @property {() => HTMLCanvasElement | null} thumb
- * @property {() => import("./expected.js").ExpectedOutline | null} outline what is outlined, if something is
  * @property {(scene: Scene) => void} drawn
  */
 
@@ -181,7 +180,6 @@ export class MapCanvas {
       thumb: this.quantity.units === "tokens" ? this.hooks.thumb() : null,
       sink,
       boundary: boundaryOf(app.meta.texts[state.text], layer),
-      outlined: this.hooks.outline()?.within(camera) ?? null,
       hover,
       cursor: this.chosen && { ...this.chosen, size: 1 },
       marked: { row: hover?.row ?? this.markedRow, col: hover?.col ?? state.col },

@@ -15,7 +15,7 @@ export function mapExports(view) {
   const cells = () => cellsIn(app, large.scene(), large.pyramid.without);
   return exportMenu(app, {
     name: () => `layer-${view.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
-    picture: () => mapFigure(app, large, (scene) => `${view.note(scene)} ${view.caption.said}`.trim()),
+    picture: () => mapFigure(app, large, (scene) => view.note(scene)),
     numbers: { CSV: async () => cellsCsv(await cells()), NPY: async () => cellsNpy(await cells()) },
   });
 }

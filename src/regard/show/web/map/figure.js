@@ -44,7 +44,7 @@ export async function mapFigure(app, map, note) {
 function keysOf(scene) {
   const { scale } = scene.look;
   return {
-    bar: { scale, marks: marksOf(scale, isClipped(scene)) },
+    bar: { scale, marks: marksOf(scale, isClipped(scene), scene.quantity) },
     hatch: hasHidden(scene) ? "hidden by the mask" : "",
     dashed: scene.boundary ? "end of the prompt" : "",
   };

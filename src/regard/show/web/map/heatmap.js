@@ -3,11 +3,11 @@
 // canvas's methods, so that the screen, a PNG and an SVG all show the same.
 
 import { css, inkOn, traceHatch } from "../parts/colours.js";
-import { brief } from "../data/format.js";
+import { brief, cellShare } from "../data/format.js";
+import { areWeights } from "../data/quantity.js";
 import { settings } from "../data/settings.js";
 import { theme } from "../parts/theme.js";
 import { drawAxes } from "./axes.js";
-import { drawOutline } from "./expected.js";
 import { painted } from "./tile_image.js";
 
 export const NUMBERS = 28; // pixels a cell from which its weight is written in it
@@ -34,7 +34,6 @@ export function draw(context, scene) {
   if (scene.sink) removed(context, scene, scene.sink, shown);
   if (camera.zoom >= NUMBERS) numbers(context, scene);
   if (camera.zoom >= 10) lattice(context, scene, shown);
-  if (scene.outlined) drawOutline(context, scene, scene.outlined);
   if (scene.boundary) boundary(context, scene, scene.boundary, shown);
   cells(context, scene);
   context.restore();
@@ -209,6 +208,7 @@ function strip(context, { camera, gutter, colours, fonts, pixel }, sink, shown) 
 function numbers(context, scene) {
   const { camera, look, fonts } = scene;
   const { left, top, right, bottom } = camera.frame;
+  const shares = areWeights(scene.quantity);
   const digits = camera.zoom >= 72 ? 4 : camera.zoom >= 44 ? 3 : 2;
   context.font = fonts.number;
   context.textAlign = "center";
@@ -219,7 +219,7 @@ function numbers(context, scene) {
       if (weight === null) continue;
       const [x, y] = camera.point(col + 0.5, row + 0.5);
       context.fillStyle = inkOn(look.scale.at(weight / scene.restAt(row)), theme(), look.scale.signed);
-      context.fillText(brief(weight, digits), x, y);
+      context.fillText(shares ? cellShare(weight, digits > 2) : brief(weight, digits), x, y);
     }
   }
 }

@@ -2,7 +2,8 @@
 // The colour bar with its numbers, and what is to be known about what is not in the picture.
 
 import { last } from "../data/arrays.js";
-import { exact } from "../data/format.js";
+import { percent } from "../data/format.js";
+import { PLAIN, spell } from "../data/quantity.js";
 import { settings } from "../data/settings.js";
 import { UNIT } from "../data/units.js";
 import { css } from "../parts/colours.js";
@@ -12,12 +13,12 @@ import { theme } from "../parts/theme.js";
 /**
  * @typedef {object} LegendOptions
  * @property {ColourScale} scale
+ * @property {Quantity} quantity
  * @property {boolean} clipped whether weights above the scale's end are shown in its colour
  * @property {string} note what a cell stands for
  * @property {{ key: number, share: number, token: string } | null} sink
  * @property {boolean} boundary
  * @property {boolean} hides whether cells in view are hidden
- * @property {boolean} outlined whether cells in view are outlined
  */
 
 /** @type {WeakMap<Tile, boolean>} */
@@ -34,7 +35,7 @@ export function hidesCells(tile) {
 }
 
 /**
- * Fills `root`; returns {show({scale, clipped, note, sink, boundary, hides, outlined})}.
+ * Fills `root`; returns {show({scale, quantity, clipped, note, sink, boundary, hides})}.
  * @param {HTMLElement} root
  */
 export function legend(root) {
@@ -48,23 +49,28 @@ export function legend(root) {
   prompt.append(element("i", { class: "dashed" }), "end of the prompt");
   const words = element("p", { class: "small quiet" });
   const hidden = element("p", { class: "small", id: "hidden-mass" });
-  const outline = element("span", { class: "key" });
-  outline.append(element("i", { class: "outlined" }), "expected");
-  root.append(bar, mask, outline, prompt, words, hidden);
+  root.append(bar, mask, prompt, words, hidden);
   let shown = "";
 
   return {
     /** @param {LegendOptions} what */
-    show({ scale, clipped, note, sink, boundary, hides, outlined }) {
+    show({ scale, quantity, clipped, note, sink, boundary, hides }) {
       prompt.hidden = !boundary;
       mask.hidden = !hides;
-      outline.hidden = !outlined;
-      const ends = [scale.scale, scale.top, scale.bottom, scale.signed, clipped];
+      const ends = [
+        scale.scale,
+        scale.top,
+        scale.bottom,
+        scale.signed,
+        clipped,
+        quantity.shade,
+        quantity.against,
+      ];
       const name = [theme(), ...ends, note, sink?.key, sink?.share].join(" ");
       if (name === shown) return; // a map that is moved draws often
       shown = name;
       paint(canvas, scale.signed);
-      const marks = marksOf(scale, clipped);
+      const marks = marksOf(scale, clipped, quantity);
       ticks.replaceChildren(
         ...marks.map(([t, text]) => {
           const mark = element("span", { text });
@@ -102,11 +108,12 @@ export function isClipped({ drawn }) {
  * The numbers of a colour bar: [[place from 0 to 1, text]].
  * @param {ColourScale} scale
  * @param {boolean} clipped
+ * @param {Quantity} [quantity] that the numbers are of
  * @returns {ColourMarks}
  */
-export function marksOf(scale, clipped) {
-  if (scale.signed) return signedMarks(scale, clipped);
-  const marks = scale.scale === "log" ? decades(scale) : halves(scale);
+export function marksOf(scale, clipped, quantity = PLAIN) {
+  if (scale.signed) return signedMarks(scale, clipped, quantity);
+  const marks = scale.scale === "log" ? decades(scale, quantity) : halves(scale, quantity);
   if (clipped) last(marks)[1] = `≥ ${last(marks)[1]}`;
   return marks;
 }
@@ -115,14 +122,15 @@ export function marksOf(scale, clipped) {
  * Zero in the middle, and the same number with both signs at the ends.
  * @param {ColourScale} scale
  * @param {boolean} clipped
+ * @param {Quantity} quantity
  * @returns {ColourMarks}
  */
-function signedMarks({ scale, top, bottom }, clipped) {
-  const end = exact(top);
+function signedMarks({ scale, top, bottom }, clipped, quantity) {
+  const [below, beyond] = clipped ? ["≤ ", "≥ "] : ["", ""];
   return [
-    [0, clipped ? `≤ −${end}` : `−${end}`],
-    [0.5, scale === "log" ? `± ${power(bottom)}` : "0"],
-    [1, clipped ? `≥ +${end}` : `+${end}`],
+    [0, `${below}${spell(quantity, -top)}`],
+    [0.5, scale === "log" ? `± ${power(bottom, quantity)}` : "0"],
+    [1, `${beyond}${spell(quantity, top)}`],
   ];
 }
 
@@ -165,30 +173,34 @@ function paint(canvas, signed) {
 
 /**
  * @param {ColourScale} scale
+ * @param {Quantity} quantity
  * @returns {ColourMarks}
  */
-function halves(scale) {
-  return [0, 0.5, 1].map((t) => [t, exact(scale.weight(t))]);
+function halves(scale, quantity) {
+  return [0, 0.5, 1].map((t) => [t, spell(quantity, scale.weight(t))]);
 }
 
 /**
  * @param {ColourScale} scale
+ * @param {Quantity} quantity
  * @returns {ColourMarks}
  */
-function decades(scale) {
+function decades(scale, quantity) {
   /** @type {ColourMarks} */
-  const marks = [[0, `≤ ${power(scale.bottom)}`]];
+  const marks = [[0, `≤ ${power(scale.bottom, quantity)}`]];
   for (let decade = scale.bottom * 10; decade < scale.top * 0.6; decade *= 10) {
-    marks.push([scale.at(decade), power(decade)]);
+    marks.push([scale.at(decade), power(decade, quantity)]);
   }
-  return [...marks, [1, exact(scale.top)]];
+  return [...marks, [1, spell(quantity, scale.top)]];
 }
 
 /**
  * A power of ten, or another number to one digit.
  * @param {number} value
+ * @param {Quantity} quantity
  */
-function power(value) {
+function power(value, { shade, linear }) {
+  if (shade === "weights" && !linear && value >= 1e-4) return percent(value);
   const exponent = Math.round(Math.log10(value));
   return exponent >= -3 ? String(Number(value.toPrecision(1))) : `1e−${-exponent}`;
 }

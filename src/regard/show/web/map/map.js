@@ -5,16 +5,16 @@
 import { AttributionPanel } from "../parts/attribution_panel.js";
 import { captureTitle, layerOf } from "../data/layers.js";
 import { badge, choice, element, makeButton } from "../parts/dom.js";
-import { fold } from "../parts/controls.js";
+import { foldedSettings } from "../parts/controls.js";
 import { withPart } from "../parts/later_parts.js";
-import { areWeights, mapQuantity, PLAIN, quantityName, say, spell } from "../data/quantity.js";
+import { areWeights, mapQuantity, PLAIN, quantityName, spell } from "../data/quantity.js";
 import { quantityControls } from "../parts/quantity_controls.js";
 import { labelAt, short, tokenAt } from "../data/tokens.js";
 import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
-import { HeadCaption } from "./head_caption.js";
+import { headSentence } from "../parts/head_words.js";
 import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
@@ -45,17 +45,18 @@ export class MapView {
     const space = element("div", { class: "map-stage" });
     const foot = element("div", { class: "map-foot" });
     this.cut = headSwitch(app, "Cut this head");
-    this.caption = new HeadCaption(app, () => this.large?.plan());
-    const heading = element("div", { class: "map-title" }, this.title, this.caption.words.tags);
-    heading.append(this.proof, this.cut, this.controls.zooming);
-    this.controls.bar.append(this.caption.kinds);
-    const [unfold, settings] = fold("Settings", this.controls.bar);
-    heading.append(unfold);
-    const main = element("div", { class: "map-main" }, heading, this.caption.box, settings, space, foot);
+    this.words = headSentence(app);
+    const heading = element("div", { class: "map-title" }, this.title, this.words.tags);
+    heading.append(this.proof, this.cut);
+    const caption = element("div", { class: "map-caption" }, this.words);
+    const [unfold, settings] = foldedSettings(this.controls.bar);
+    this.ends = element("div", { class: "push", role: "group", "aria-label": "View" });
+    this.ends.append(this.controls.whole, unfold);
+    heading.append(this.ends);
+    const main = element("div", { class: "map-main" }, heading, caption, settings, space, foot);
     root.append(side, main, notes);
     this.large = new MapCanvas(space, app, this.layer, {
       thumb: () => this.small.chosen(app.state),
-      outline: () => this.caption.outline,
       drawn: (scene) => this.tell(scene),
     });
     this.attribution = new AttributionPanel(app);
@@ -67,7 +68,7 @@ export class MapView {
     space.append(this.tip);
     notes.append(help());
     /** @param {(view: MapView) => HTMLElement} make */
-    const addExports = (make) => this.controls.zooming.append(make(this));
+    const addExports = (make) => this.ends.append(make(this));
     withPart("map exports", addExports);
   }
 
@@ -89,7 +90,7 @@ export class MapView {
       this.named = name;
     }
     this.controls.show(state, quantity);
-    this.caption.show(state, layer);
+    this.words.show(state);
     this.small.recolour(state);
     this.attribution.show(state, quantity);
     // The map counts in units, the state in tokens.
@@ -113,14 +114,13 @@ export class MapView {
     const { meta } = this.app;
     this.legend.show({
       scale: look.scale,
+      quantity: scene.quantity,
       clipped: isClipped(scene),
       note: this.note(scene),
       boundary: scene.boundary !== null,
       hides: hasHidden(scene),
-      outlined: Boolean(scene.outlined?.cells.length),
       sink: sink && { ...sink, token: labelAt(meta, state.text, this.layer, "keys", sink.key, 16) },
     });
-    this.caption.follow(scene);
     this.controls.follow(scene);
     this.edges.follow();
     this.tip.hidden = true;
@@ -199,7 +199,7 @@ export class MapView {
   }
 
   /**
-   * What a cell says beside the pointer: a number, with the words or sentences that it is of.
+   * What a cell says beside the pointer: the tokens, words or sentences that it is of, and its number.
    * @param {Scene} scene
    * @param {CellWeights} cell
    */
@@ -208,12 +208,12 @@ export class MapView {
       const cell = { row, col, size, mass, max };
       return this.app.runs.isCut(cell, this.layer) ? "cut in this run" : "hidden by the mask";
     }
-    if (size > 1 || quantity.units === "tokens") return spell(quantity, mass);
+    if (size > 1) return spell(quantity, mass);
     const [query, key] = [
       tokenAt(this.app.meta, text, this.layer, "queries", row),
       tokenAt(this.app.meta, text, this.layer, "keys", col),
     ];
-    return `‘${short(query, 24)}’ → ‘${short(key, 24)}’: ${say(quantity, mass)}`;
+    return `${short(query, 24)} → ${short(key, 24)}  ${spell(quantity, mass)}`;
   }
 }
 
@@ -269,8 +269,8 @@ function makeControls(app, wishes) {
   const ends = { head: "this head", view: "the view", one: "0 to 1" };
   /** @type {Record<typeof NAMES[number], Choice>} */
   const choices = {
-    scale: choice("Shades", "scale", { linear: "linear", log: "log" }, (scale) => app.set({ scale })),
-    colourTop: choice("Colours fit", "top", ends, (colourTop) => app.set({ colourTop })),
+    scale: choice("Scale", "scale", { linear: "linear", log: "log" }, (scale) => app.set({ scale })),
+    colourTop: choice("Colour range", "top", ends, (colourTop) => app.set({ colourTop })),
     reduce: choice("Cells", "reduce", { mass: "mass", max: "max" }, (reduce) => app.set({ reduce })),
     sink: choice("Sink", "sink", { in: "in place", apart: "separate" }, (sink) => app.set({ sink })),
   };
@@ -278,16 +278,16 @@ function makeControls(app, wishes) {
   const button = (text, label, act) => makeButton(text, act, { "aria-label": label, title: label });
   const quantities = quantityControls(app, "map", wishes.redraw);
   let pools = true; // whether cells are sums of weights
-  bar.append(...quantities.parts, ...Object.values(choices));
-  const zooming = element("div", { class: "push", role: "group", "aria-label": "Zoom and export" });
-  zooming.append(
+  const zoom = element("div", { class: "options", role: "group", "aria-label": "Zoom" });
+  zoom.append(
     button("−", "Zoom out", () => wishes.zoomBy(1 / 1.6)),
     button("+", "Zoom in", () => wishes.zoomBy(1.6)),
-    button("All", "Show the whole map", wishes.showWhole),
   );
+  bar.append(...quantities.parts, ...Object.values(choices), zoom);
+  const whole = button("Whole map", "Show the whole map", wishes.showWhole);
   return {
     bar,
-    zooming,
+    whole,
     /** The token that contributions are of, in quotes. */
     get predicted() {
       return quantities.predicted;
@@ -314,6 +314,7 @@ function makeControls(app, wishes) {
       const pooled =
         quantity.units !== "tokens" || levelFor(camera.whole / pixel, layer.rows, layer.cols) > 0;
       choices.reduce.hidden = !pools || !pooled;
+      whole.hidden = camera.isWhole;
     },
   };
 }

@@ -52,6 +52,7 @@ export class Readout {
     this.number.textContent = written;
     if (weight === null) delete this.number.dataset.weight;
     else this.number.dataset.weight = String(weight);
+    this.number.title = String(weight ?? ""); // with all of its digits
     this.where.replaceChildren(...factRows(facts));
     this.note.textContent = note;
     if (!this.app.runs.isCut(cell, layer)) return;
@@ -85,7 +86,9 @@ export class Readout {
         "button",
         { type: "button" },
         element("span", { class: "place", text: String(col) }),
+        " ",
         element("span", { class: "token", text: token("keys", col) }),
+        " ",
         element("span", { class: "weight", text: spell(quantity, weights[col]) }),
       );
       button.addEventListener("click", () => app.set({ col: firstToken(layer, "keys", col) }));
@@ -187,7 +190,7 @@ export function cellFacts(cell, layer, named, quantity = PLAIN) {
     facts: [
       ["queries", range(row, layer.rows)],
       ["keys", range(col, layer.cols)],
-      ...(isWeight ? [/** @type {Fact} */ (["max", hidden ? "–" : exact(max)])] : []),
+      ...(isWeight ? [/** @type {Fact} */ (["max", hidden ? "–" : spell(quantity, max)])] : []),
     ],
     note: hidden
       ? masked
@@ -241,12 +244,12 @@ export function layerFacts(layer) {
  * By how much a saved page's weights are off, rounded up to one digit.
  * @param {NonNullable<Meta["precision"]>} precision
  */
-export function precisionNote({ relative, rows }) {
-  const percent = Math.max(100 * relative, 1e-4);
-  const digit = 10 ** Math.floor(Math.log10(percent));
-  const off = `${Number((Math.ceil(percent / digit) * digit).toPrecision(1))}%`;
+export function precisionNote({ absolute, rows }) {
+  const points = Math.max(100 * absolute, 1e-4);
+  const digit = 10 ** Math.floor(Math.log10(points));
+  const off = Number((Math.ceil(points / digit) * digit).toPrecision(1));
   return (
-    `This file stores rounded queries and keys. Its weights are within ${off} of the library's, ` +
-    `measured on up to ${rows} queries of every head.`
+    `This file stores rounded queries and keys. Its weights are within ${off} percentage points of the ` +
+    `library's, measured on up to ${rows} queries of every head.`
   );
 }

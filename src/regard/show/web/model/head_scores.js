@@ -1,7 +1,7 @@
 // @ts-check
 // The scores of a head on a text and those of uniform attention, as `heads/query_scores.py` defines them, and one sentence
 // about the clearest of them, in the words of `heads/head_sentence.py`. Each score is the mean over the queries for which it
-// is defined. Intervals, shuffled baselines and labels need the library.
+// is defined, with a 95% interval over blocks of the text. Shuffled baselines and labels need the library.
 
 import { sinkKey } from "./thumbnail.js";
 
@@ -11,28 +11,68 @@ const POLICY = { sinks: 4, window: 64 }; // of the eviction score
 /** @typedef {Record<string, number | null>} QueryScores null where a score is not defined */
 /** @typedef {{ places: number[], earlier: number }} Copies */
 
-/** The mean of each score over the queries that have it. */
+// The two-sided 95% quantiles of Student's t distribution, by degrees of freedom from 1.
+const STUDENTS_T = [
+  12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.1,
+  2.09,
+];
+
+/** The mean of each score over the queries that have it, and its interval over blocks of the text. */
 class Means {
-  constructor() {
-    /** @type {Record<string, { sum: number, count: number }>} */
+  /** @param {number} T queries of the text */
+  constructor(T) {
+    this.T = T;
+    this.blocks = Math.max(2, Math.min(STUDENTS_T.length + 1, Math.floor(T / 2)));
+    /** @type {Record<string, { sum: number, count: number }[]>} */
     this.all = {};
   }
 
-  /** @param {QueryScores} scores */
-  add(scores) {
+  /**
+   * @param {number} query
+   * @param {QueryScores} scores
+   */
+  add(query, scores) {
+    const number = Math.floor((query * this.blocks) / this.T);
     for (const [name, value] of Object.entries(scores)) {
       if (value === null) continue;
-      this.all[name] ??= { sum: 0, count: 0 };
-      this.all[name].sum += value;
-      this.all[name].count++;
+      const block = ((this.all[name] ??= [])[number] ??= { sum: 0, count: 0 });
+      block.sum += value;
+      block.count++;
     }
   }
 
   /** @param {string} name */
   of(name) {
-    const one = this.all[name];
-    return one ? one.sum / one.count : null;
+    const blocks = (this.all[name] ?? []).filter(Boolean);
+    const [sum, count] = [total(blocks, (one) => one.sum), total(blocks, (one) => one.count)];
+    return count ? { value: sum / count, blocks, count } : null;
   }
+
+  /**
+   * A score with its interval, which needs two blocks. All but the distance and the entropy are shares.
+   * @param {string} name
+   * @param {number | null} base that of uniform attention
+   * @returns {Score}
+   */
+  score(name, base) {
+    const mean = this.of(name);
+    if (!mean || mean.blocks.length < 2) return { value: mean?.value ?? null, null: base };
+    const { value, blocks, count } = mean;
+    const spread = total(blocks, (one) => (one.sum - value * one.count) ** 2);
+    const freedom = blocks.length - 1;
+    const reach = (STUDENTS_T[freedom - 1] * Math.sqrt((spread * blocks.length) / freedom)) / count;
+    const most = ["distance", "entropy"].includes(name) ? Infinity : Math.max(value, 1);
+    return { value, null: base, low: Math.max(value - reach, 0), high: Math.min(value + reach, most) };
+  }
+}
+
+/**
+ * @template Item
+ * @param {Item[]} items
+ * @param {(item: Item) => number} number
+ */
+function total(items, number) {
+  return items.reduce((sum, item) => sum + number(item), 0);
 }
 
 /**
@@ -43,7 +83,7 @@ class Means {
  */
 export async function headScores(head, ids, pause) {
   const copies = earlierCopies(ids);
-  const [own, uniform] = [new Means(), new Means()];
+  const [own, uniform] = [new Means(head.T), new Means(head.T)];
   const [received, evenly] = [new Float64Array(head.S), new Float64Array(head.S)];
   const seen = new Float64Array(head.S);
   let active = 0;
@@ -63,8 +103,8 @@ export async function headScores(head, ids, pause) {
     if (keys) {
       active++;
       const nulls = queryScores(even, query, keys, copies[query], null);
-      uniform.add(nulls);
-      own.add(queryScores(line, query, keys, copies[query], nulls));
+      uniform.add(query, nulls);
+      own.add(query, queryScores(line, query, keys, copies[query], nulls));
     }
     await pause();
   }
@@ -72,7 +112,7 @@ export async function headScores(head, ids, pause) {
   const evenSink = sinkKey(evenly, seen, active);
   /** @type {Record<string, Score>} */
   const scores = {};
-  for (const name of Object.keys(own.all)) scores[name] = { value: own.of(name), null: uniform.of(name) };
+  for (const name of Object.keys(own.all)) scores[name] = own.score(name, uniform.of(name)?.value ?? null);
   if (sink.share) scores.sink = { value: sink.share, null: evenSink.share };
   return { scores, sink_key: sink.share ? sink.key : null };
 }
@@ -136,14 +176,17 @@ function earlierCopies(ids) {
 const [WIDE, NARROW] = [0.8, 0.4]; // normalised entropy from which, and up to which, it is worth a sentence
 const SECONDARY = ["sink", "local"]; // many heads have them beside their main function
 
+const [MARGIN, WIDENING] = [0.1, 2]; // above uniform attention, and times the interval, that a label needs
+
 /**
  * @param {Record<string, Score>} scores
- * @param {Record<string, string>} targets where the attention of a score goes, in words
+ * @param {{ targets: Record<string, string>, min_scores: Record<string, number> }} words where the attention of a score
+ *   goes, and the least that its label needs
  */
-export function describeScores(scores, targets) {
+export function describeScores(scores, { targets, min_scores }) {
   const entropy = scores.normalised_entropy?.value ?? null;
   if (entropy !== null && entropy >= WIDE)
-    return entropySentence("It spreads its attention almost evenly over the tokens that it sees", entropy);
+    return entropySentence("it spreads its attention almost evenly over the tokens that it sees", entropy);
   const clearest = Object.keys(targets)
     .flatMap((name) => {
       const { value, null: base } = scores[name] ?? { value: null };
@@ -152,14 +195,21 @@ export function describeScores(scores, targets) {
       return [{ name, value, base, above }];
     })
     .sort((a, b) => b.above - a.above)[0];
-  if (clearest && clearest.above > 0)
+  if (clearest && clearest.above > 0) {
+    const { name, value, base } = clearest;
+    const { low, high } = scores[name];
+    const unsure = value >= min_scores[name] && value - WIDENING * (value - (low ?? value)) < base + MARGIN;
+    const interval = unsure ? ` (95% interval ${Math.round(100 * (low ?? 0))}–${percentage(high ?? 1)})` : "";
+    const beginning =
+      value < base + MARGIN ? "Nothing stands out: it" : unsure ? "Too few tokens to be sure: it" : "It";
     return (
-      `It puts ${percentage(clearest.value)} of its attention ${targets[clearest.name]}; ` +
-      `uniform attention would put ${percentage(clearest.base)} there.`
+      `${beginning} puts ${percentage(value)}${interval} of its attention ${targets[name]}; ` +
+      `uniform attention would put ${percentage(base)} there.`
     );
-  if (entropy === null) return "No score is above that of uniform attention.";
+  }
+  if (entropy === null) return "Nothing stands out: no score is above that of uniform attention.";
   const where = entropy <= NARROW ? "few tokens at a time" : "some tokens more than on others";
-  return entropySentence(`Its attention is on ${where}`, entropy);
+  return entropySentence(`its attention is on ${where}`, entropy);
 }
 
 /**
@@ -167,7 +217,7 @@ export function describeScores(scores, targets) {
  * @param {number} entropy
  */
 function entropySentence(beginning, entropy) {
-  return `${beginning}: its entropy is ${percentage(entropy)} of that of uniform attention.`;
+  return `Nothing stands out: ${beginning}; its entropy is ${percentage(entropy)} of that of uniform attention.`;
 }
 
 /**

@@ -4,6 +4,7 @@
 
 import { LRU, once } from "../data/lru.js";
 import { unpackArrays, unpackJson } from "../source/arithmetic/packed.js";
+import { pauseOf } from "../source/arithmetic/responder.js";
 import { namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
 import { attribute, logitFactors, valueNorms } from "./contributions.js";
 import { compareOutputs } from "./evidence.js";
@@ -11,6 +12,7 @@ import { LanguageModel } from "./forward.js";
 import { generate } from "./generation.js";
 import { headScores, describeScores } from "./head_scores.js";
 import { changes } from "./predictions.js";
+import { randomCuts } from "../data/random_heads.js";
 import { Reading } from "./reading.js";
 import { firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
 import { thumbnails } from "./thumbnail.js";
@@ -19,6 +21,7 @@ import { textUnits } from "./tokens/units.js";
 import { arrangeWeights } from "./weights.js";
 
 const MOST_CHANGED = 10; // tokens that are listed
+const RANDOM_TOKENS = 1024; // of a text up to which every cut is compared with random heads
 const ATTRIBUTED = 16; // logits whose parts are kept
 
 export class LiveWeights extends SavedWeights {
@@ -34,6 +37,8 @@ export class LiveWeights extends SavedWeights {
     this.opened = null;
     /** @type {Map<number, Reading>} */
     this.readings = new Map(); // by the text's number
+    /** @type {Map<number, Promise<Reading>>} */
+    this.stored = new Map(); // of texts of the file
     /** @type {LRU<Promise<LogitParts>>} */
     this.attributed = new LRU(ATTRIBUTED);
   }
@@ -53,6 +58,10 @@ export class LiveWeights extends SavedWeights {
     const { config, tensors } = this.about;
     const arrays = await unpackArrays("model-weights", weights, tensors);
     const named = /** @type {Record<string, Float32Array>} */ (/** @type {unknown} */ (arrays));
+    for (const [name, steps] of Object.entries(named)) {
+      const rounded = named[name.replace(/_step$/, "")];
+      if (rounded !== steps) multiplyRows(rounded, steps);
+    }
     return {
       model: new LanguageModel(config, arrangeWeights(config, named)),
       tokenizer: new Tokenizer(tokenizer),
@@ -90,7 +99,8 @@ export class LiveWeights extends SavedWeights {
     const ids = [...prompt, ...continuation];
     const most = this.about.config.context_length;
     if (ids.length > most) return { too_long: { tokens: ids.length, most } };
-    const done = await this.run(ids, [], titleOf(text), pause, tell);
+    const title = distinct(titleOf(text), this.meta.texts);
+    const done = await this.run(ids, [], title, pause, tell);
     if (continuation.length) done.meta.boundary = prompt.length;
     return done;
   }
@@ -102,14 +112,75 @@ export class LiveWeights extends SavedWeights {
    * @param {Tell} tell
    * @returns {Promise<LiveText>}
    */
-  async cut({ text, cuts, losses }, pause, tell) {
-    const own = this.readings.get(text);
-    const ids = own?.ids ?? this.about.ids[text];
+  async cut({ text, cuts, random }, pause, tell) {
+    const { ids, predictions } = await this.reading(text, tell);
+    const others = random && ids.length <= RANDOM_TOKENS ? randomCuts(cuts, this.about.layers) : null;
+    const compared = others && (await this.lossOf(ids, others, pause));
     const done = await this.run(ids, cuts, this.meta.texts[text].title, pause, tell);
+    const before = predictions.losses;
     const after = this.readings.get(done.number)?.predictions.losses ?? [];
-    const before = own?.predictions.losses ?? losses ?? [];
-    done.meta.edited = { text, cuts, edits: [], changes: changes(before, after, MOST_CHANGED) };
+    done.meta.edited = {
+      text,
+      cuts,
+      edits: [],
+      changes: changes(before, after, MOST_CHANGED),
+      random: compared,
+    };
     return done;
+  }
+
+  /**
+   * The mean loss of a run that is not kept.
+   * @param {ArrayLike<number>} ids
+   * @param {Cut[]} cuts
+   * @param {Pause} pause
+   */
+  async lossOf(ids, cuts, pause) {
+    const { model } = await this.ready();
+    const reading = new Reading(model, ids, cuts, this.about.likeliest);
+    await reading.run(pause, () => {});
+    return reading.predictions.summary().loss;
+  }
+
+  /**
+   * What a run on a text left. A text of the file is read, once, when it is first asked for: several answers may wait
+   * for it, so that none of them can stop it.
+   * @param {number} text
+   * @param {Tell} tell
+   * @returns {Promise<Reading>}
+   */
+  async reading(text, tell = () => {}) {
+    return this.readings.get(text) ?? once(this.stored, text, () => this.readStored(text, tell));
+  }
+
+  /**
+   * @param {number} text
+   * @param {Tell} tell
+   */
+  async readStored(text, tell) {
+    const ids = this.about.ids[text];
+    if (!ids?.length) throw new Error(`The tokens of text ${text} are not in this file.`);
+    const { model } = await this.ready();
+    const reading = new Reading(model, ids, [], this.about.likeliest);
+    await reading.run(pauseOf({ stopped: false }), tell);
+    this.readings.set(text, reading);
+    this.meta.texts[text].layers.forEach((layer, n) => this.describe(layer, n, text, reading));
+    return reading;
+  }
+
+  /**
+   * The arrays of a block, which the model computes where the file does not hold them.
+   * @param {string} name
+   */
+  async block(name) {
+    if (!this.blocks[name] && !this.arrays.has(name)) await this.reading(Number(name.split("-")[1]));
+    return super.block(name);
+  }
+
+  /** @type {SavedWeights["parts"]} */
+  async parts(text, layer, head, quantity) {
+    if (quantity.shade !== "weights" && !this.meta.texts[text].predicted?.positions) await this.reading(text);
+    return super.parts(text, layer, head, quantity);
   }
 
   /**
@@ -222,7 +293,7 @@ export class LiveWeights extends SavedWeights {
       return logitFactors(reading.model.config, values, directions[number]);
     };
     const blocks = /** @type {Map<string, Promise<any>>} */ (this.arrays);
-    once(blocks, name, async () => ({ factors: await compute() }));
+    once(blocks, name, async () => ({ factors: withoutCutHeads(await compute(), reading, number) }));
     return name;
   }
 
@@ -234,9 +305,7 @@ export class LiveWeights extends SavedWeights {
    */
   logitParts(text, position, token) {
     const key = `${text} ${position} ${token}`;
-    const reading = this.readings.get(text);
-    if (!reading) throw new Error(`Text ${text} was not read in this page.`);
-    return once(this.attributed, key, () => attribute(reading, position, token));
+    return once(this.attributed, key, async () => attribute(await this.reading(text), position, token));
   }
 
   /**
@@ -246,8 +315,8 @@ export class LiveWeights extends SavedWeights {
    */
   async attribution({ text, position, token: wanted }) {
     const { tokenizer } = await this.ready();
-    const reading = this.readings.get(text);
-    const id = reading?.predictions.named(position, wanted) ?? wanted;
+    const { predictions } = await this.reading(text);
+    const id = predictions.named(position, wanted);
     const { logit, embedding, heads, mlps, rest } = await this.logitParts(text, position, id);
     const { likeliest } = await this.prediction({ text, position });
     const token = likeliest.find((one) => one.id === id) ?? {
@@ -286,10 +355,9 @@ export class LiveWeights extends SavedWeights {
   /** @param {{ text: number, position: number }} question */
   async prediction({ text, position }) {
     const { tokenizer } = await this.ready();
-    const reading = this.readings.get(text);
-    if (!reading) throw new Error(`Text ${text} was not read in this page.`);
+    const { predictions } = await this.reading(text);
     const texts = this.meta.texts[text].tokens ?? [];
-    return reading.predictions.at(position, (id) => tokenizer.text(id), texts);
+    return predictions.at(position, (id) => tokenizer.text(id), texts);
   }
 
   /**
@@ -315,7 +383,7 @@ export class LiveWeights extends SavedWeights {
     for (const [number, head] of about.heads.entries()) {
       const scored = await headScores(await this.prepare(text, layer, head), ids, pause);
       const kv_head = Math.floor(number / about.group);
-      const sentence = describeScores(scored.scores, this.about.targets);
+      const sentence = describeScores(scored.scores, this.about);
       rows.push({ layer, head, kv_head, label: null, untested: true, sentence, ...scored });
     }
     return rows;
@@ -337,4 +405,39 @@ export class LiveWeights extends SavedWeights {
     await generate(model, prompt, question, { pause, tell, texts: (ids) => tokenizer.texts(ids) });
     return true;
   }
+}
+
+/**
+ * Multiplies each row of a matrix by its step.
+ * @param {Float32Array} matrix
+ * @param {Float32Array} steps
+ */
+function multiplyRows(matrix, steps) {
+  const width = matrix.length / steps.length;
+  for (let i = 0; i < matrix.length; i++) matrix[i] *= steps[Math.floor(i / width)];
+}
+
+/**
+ * What keys add through each head, (H · S): nothing through heads that are cut.
+ * @param {Float32Array} factors
+ * @param {Reading} reading
+ * @param {number} layer
+ */
+function withoutCutHeads(factors, { model, cuts }, layer) {
+  const S = factors.length / model.config.num_heads;
+  for (const head of model.limits(layer, cuts).heads)
+    factors.fill(0, Number(head) * S, (Number(head) + 1) * S);
+  return factors;
+}
+
+/**
+ * A title that no other text has: a second text with the same first words is called "… (2)".
+ * @param {string} title
+ * @param {Pick<TextMeta, "title" | "edited">[]} texts
+ */
+function distinct(title, texts) {
+  const taken = texts.filter(({ edited }) => !edited).map((one) => one.title);
+  let name = title;
+  for (let n = 2; taken.includes(name); n++) name = `${title} (${n})`;
+  return name;
 }

@@ -43,16 +43,20 @@ export class Reading {
    */
   async run(pause, tell) {
     const { cuts } = this;
-    const of = this.model.config.num_layers;
+    const { num_layers: of, d_model: d, vocab_size: step } = this.model.config;
+    // Multiplications a token and channel: those of the layers, of all with those of the logits.
+    const work = of * (12 * d + this.ids.length);
+    const inLayers = work / (work + step);
     const report = (/** @type {number} */ layer, /** @type {number} */ share) =>
-      tell({ progress: { doing: "reading", done: layer, of, share: (layer + share) / of } });
+      tell({ progress: { doing: "reading", done: layer, of, share: (inLayers * (layer + share)) / of } });
     const states = await this.model.states(this.ids, this.cache, { cuts, pause, tell: report, note: this });
-    const { vocab_size: step } = this.model.config;
     const logits = { data: new Float64Array(LOGITS * step), at: 0, step };
     for (let row = 0; row < this.ids.length; row += LOGITS) {
       const rows = Math.min(LOGITS, this.ids.length - row);
       this.model.logits(states, row, rows, logits);
       this.predictions.take(row, rows, logits);
+      const share = inLayers + (1 - inLayers) * ((row + rows) / this.ids.length);
+      tell({ progress: { doing: "reading", done: of, of, share } });
       await pause();
     }
   }

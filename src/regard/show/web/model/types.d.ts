@@ -37,6 +37,7 @@ interface ModelData {
   ids: number[][];
   /** Where the attention of a score goes, in words. */
   targets: Record<string, string>;
+  min_scores: Record<string, number>;
 }
 
 interface HeadScores {
@@ -169,8 +170,8 @@ interface CutQuestion {
   /** The text that is read again. */
   text: number;
   cuts: Cut[];
-  /** The losses of the model's own run, if the file holds them. */
-  losses: Float32Array | null;
+  /** Whether to run with random heads cut as well. */
+  random: boolean;
 }
 
 interface GenerateQuestion extends CacheSize {

@@ -8,13 +8,10 @@ export const CONTROL_WORDS = {
   Head: "One attention of a layer, with weights of its own.",
   "Next token": "The token whose logit is explained: what each key adds to it, if it came after the query.",
   "Second head": "Draws another head over the first, in a second colour.",
-  Show:
+  Quantity:
     "Attention weights; value-weighted: each weight times the norm of what the key’s value adds to the residual stream; or " +
     "contributions: what each key adds to the logit of the token that may follow, through this head.",
-  "Difference to": "Subtracts the numbers of another text or run of the same length.",
-  Outline:
-    "Outlines the cells that a head of this kind would attend to, told from the tokens alone, so that you can judge by eye " +
-    "what the head does.",
+  Difference: "Subtracts the numbers of another text or run of the same length.",
 
   scale: "How numbers become colours. Log shades also show small weights.",
   top:
@@ -40,8 +37,6 @@ export const CONTROL_WORDS = {
 
   // Heads
   Score: "A number from the map and the tokens that says how much a head behaves in one way.",
-  "Sort by": "The order of the cards: as in the model, or by a score.",
-  "heads-order": "Which end of the sorted heads comes first.",
   Label:
     "Shows only heads with this label. A head has one only if its score is clearly above those of uniform attention and " +
     "of shuffled tokens.",

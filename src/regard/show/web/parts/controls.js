@@ -1,11 +1,11 @@
 // @ts-check
 // Parts that several views share: choosing a layer and a head, a ramp with its ends, a slider with its value, controls
-// that fold away where there is little room.
+// behind a button.
 
 import { layerName, layerOf } from "../data/layers.js";
 import { ramp } from "./colours.js";
 import { CONTROL_WORDS } from "./control_words.js";
-import { choice, contextOf, element, term } from "./dom.js";
+import { choice, contextOf, element, makeButton, term } from "./dom.js";
 import { theme } from "./theme.js";
 
 /**
@@ -76,11 +76,11 @@ export function weightChoices(app, view, titles) {
     direction: choice(titles.direction, `${view}-direction`, ways, (value) =>
       app.set({ direction: value, row: -1, col: -1 }),
     ),
-    scope: choice("Of", `${view}-scope`, scopes, (value) => app.set({ scope: value })),
+    scope: choice("Heads", `${view}-scope`, scopes, (value) => app.set({ scope: value })),
     sink: choice(titles.sink, `${view}-sink`, { in: "shown", apart: "left out" }, (value) =>
       app.set({ sink: value }),
     ),
-    scale: choice("Shades", `${view}-scale`, { linear: "linear", log: "log" }, (value) =>
+    scale: choice("Scale", `${view}-scale`, { linear: "linear", log: "log" }, (value) =>
       app.set({ scale: value }),
     ),
   };
@@ -179,27 +179,20 @@ export function latest(work) {
   };
 }
 
-const SMALL = "(max-width: 720px), (max-height: 760px)"; // as in controls.css
 let made = 0;
 
 /**
- * The button that opens controls, which only a small window shows, and the controls.
- * @param {string} title of the button
+ * The button "Settings", and the controls that it opens.
  * @param {HTMLElement[]} parts
  */
-export function fold(title, ...parts) {
+export function foldedSettings(...parts) {
   const id = `fold-${++made}`;
-  const box = element("div", { class: "fold", id }, ...parts);
-  const button = element("button", { class: "button fold-button", type: "button", text: title });
-  button.setAttribute("aria-controls", id);
-  const unfold = (/** @type {boolean} */ open) => {
-    box.hidden = !open;
-    button.setAttribute("aria-expanded", String(open));
+  const box = element("div", { class: "fold", id, hidden: true }, ...parts);
+  const open = () => {
+    box.hidden = !box.hidden;
+    button.setAttribute("aria-expanded", String(!box.hidden));
   };
-  const small = matchMedia(SMALL);
-  const follow = () => unfold(!small.matches);
-  button.addEventListener("click", () => unfold(box.hidden === true));
-  small.addEventListener("change", follow);
-  follow();
+  const state = { class: "button fold-button", "aria-controls": id, "aria-expanded": "false" };
+  const button = makeButton("Settings", open, state);
   return [button, box];
 }

@@ -1,9 +1,10 @@
 // @ts-check
 // The glossary: what a control does, and the words of the field. It is part of the page, so that it opens offline.
 
-import { element } from "./dom.js";
+import { element, makeButton } from "./dom.js";
 import { GLOSSARY } from "./glossary_words.js";
 import { settings } from "../data/settings.js";
+import { walk } from "./walk.js";
 
 /** @type {HTMLDialogElement | null} */
 let dialog = null;
@@ -27,6 +28,7 @@ export function openGlossary(label = "", hint = "") {
     : [];
   dialog.querySelector(".glossary-body")?.replaceChildren(
     ...own,
+    ...startHere(),
     ...wordList("Words", Object.entries(GLOSSARY)),
     ...wordList(
       "Scores of heads",
@@ -46,6 +48,18 @@ function makeDialog() {
   made.addEventListener("click", (event) => event.target === made && made.close()); // beside it
   document.body.append(made);
   return made;
+}
+
+/** What the page shows in three sentences, and the things to see. */
+function startHere() {
+  const text =
+    "A language model reads a text token by token. At every token, each of its heads takes something from earlier tokens: " +
+    "how much from which is its attention. This page shows these weights, as the model used them.";
+  const show = makeButton("Show me five things", () => {
+    dialog?.close();
+    walk();
+  });
+  return [element("h3", { text: "Start here" }), element("p", { text }), show];
 }
 
 /**

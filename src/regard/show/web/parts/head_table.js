@@ -18,6 +18,7 @@ const WRITTEN = 16; // heads a layer up to which the numbers are written in the 
  * @property {(value: number) => string} brief
  * @property {string} [chosen] layer/head
  * @property {(layer: string, head: number) => string} [about] more to say of a head in its tooltip
+ * @property {(layer: string, head: number) => boolean} [isCut] whether a head is cut in the run that is shown
  * @property {boolean} [signed] whether numbers may be below 0: their colours then diverge
  * @property {{ name: string, value: (y: number) => number | null }} [beside] a number for each layer as a whole
  */
@@ -110,11 +111,15 @@ function headNumbers(layers) {
  * @param {number | null | undefined} value
  * @param {HeadTableOptions} options
  */
-function paint({ button, layer, head }, value, { top, say, brief, chosen, about, signed = false }) {
+function paint({ button, layer, head }, value, options) {
+  const { top, say, brief, chosen, about, isCut, signed = false } = options;
   colour(button, value, top, signed);
   button.textContent = known(value) ? brief(value) : "";
-  button.classList.toggle("unknown", !known(value));
-  const name = `Layer ${layer}, head ${head}: ${known(value) ? say(value) : "no number"}`;
+  button.classList.toggle("unknown", value !== undefined && !known(value)); // what is being computed is plain
+  const cut = isCut?.(layer, head) ?? false;
+  button.classList.toggle("cut", cut);
+  const said = known(value) ? say(value) : value === undefined ? "not computed yet" : "no number";
+  const name = `Layer ${layer}, head ${head}${cut ? ", cut in this run" : ""}: ${said}`;
   button.setAttribute("aria-label", name);
   button.title = about ? `${name}. ${about(layer, head)}`.trim() : name;
   button.setAttribute("aria-selected", String(`${layer}/${head}` === chosen));

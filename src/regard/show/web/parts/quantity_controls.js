@@ -25,10 +25,10 @@ const UNITS = { tokens: "tokens", words: "words", sentences: "sentences" };
  * @param {() => void} changed
  */
 export function quantityControls(app, view, changed) {
-  const units = choice("By", `${view}-units`, UNITS, (value) => app.set({ units: value, ...WHOLE }));
-  const shade = select("Show", (value) => app.set({ shade: value }));
+  const units = choice("Unit", `${view}-units`, UNITS, (value) => app.set({ units: value, ...WHOLE }));
+  const shade = select("Quantity", (value) => app.set({ shade: value }));
   const token = select("Next token", (value) => app.set({ token: Number(value) }));
-  const against = select("Difference to", (value) => app.set({ against: Number(value) }));
+  const against = select("Difference", (value) => app.set({ against: Number(value) }));
   let predicted = "the predicted token";
   const fillTokens = latest(async (fresh, /** @type {State} */ state, /** @type {Quantity} */ quantity) => {
     if (quantity.shade !== "logit") return;

@@ -1,8 +1,8 @@
 // @ts-check
 // A part of the page as drawing commands: what the browser has laid out, box by box and word by word. Controls are
-// left out: what is marked with data-off-paper, and whatever takes input.
+// left out: what is marked with data-off-paper, and whatever takes input; of a choice, what is chosen is written.
 
-import { drawBoxes, drawPseudo } from "./boxes.js";
+import { drawBoxes, drawPseudo, inkOf, written } from "./boxes.js";
 import { drawingOf } from "./canvas_drawings.js";
 import { drawLetters } from "./letters.js";
 import { lightImage } from "./paper.js";
@@ -10,7 +10,7 @@ import { pixelsOf } from "./pixels.js";
 import { drawShape, drawShapeText } from "./shapes.js";
 
 const LEFT_OUT =
-  "[data-off-paper], .bar-of-choices, input, select, textarea, fieldset, details.menu, noscript, script, style";
+  "[data-off-paper], .bar-of-choices, input, textarea, fieldset, details.menu, noscript, script, style";
 
 /**
  * Draws an element and all in it that lies in `part` of the window, if one is given.
@@ -32,6 +32,10 @@ export function drawElement(context, element, part = null, opacity = 1) {
     drawSvg(context, element, style, part, cover);
     return;
   }
+  if (element instanceof HTMLSelectElement) {
+    drawChoice(context, element, box, style);
+    return;
+  }
   drawBoxes(context, element, style, cover);
   if (element instanceof HTMLCanvasElement) {
     drawCanvas(context, element, box, style);
@@ -51,6 +55,20 @@ export function drawElement(context, element, part = null, opacity = 1) {
   }
   drawPseudo(context, element, "::after", cover);
   if (clips) context.restore();
+}
+
+/**
+ * @param {SvgDrawing} context
+ * @param {HTMLSelectElement} select
+ * @param {DOMRect} box
+ * @param {CSSStyleDeclaration} style
+ */
+function drawChoice(context, select, box, style) {
+  const { fontWeight, fontSize, fontFamily, paddingLeft } = style;
+  Object.assign(context, { font: `${fontWeight} ${fontSize} ${fontFamily}`, textAlign: "left" });
+  Object.assign(context, { textBaseline: "middle", fillStyle: written(inkOf(select, style), 1) });
+  const text = select.selectedOptions[0]?.text ?? "";
+  context.fillText(text, box.left + parseFloat(paddingLeft), (box.top + box.bottom) / 2);
 }
 
 /**

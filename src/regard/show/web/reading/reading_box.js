@@ -7,11 +7,17 @@ import { count, howFar } from "../data/format.js";
 import { TooLongError } from "../source/too_long.js";
 import { openText, textsChanged } from "./text_choice.js";
 
+const LINKED = 1000; // characters of a text that an address spells out
+
 /** The box with its button; `fill()` is called when the page's texts have changed. */
 export class ReadingBox {
-  /** @param {App} app */
-  constructor(app) {
+  /**
+   * @param {App} app
+   * @param {Map<number, string>} typed gets the texts that are short enough for a link, by their numbers
+   */
+  constructor(app, typed) {
     this.app = app;
+    this.typed = typed;
     /** @type {AbortController | null} */
     this.running = null; // what stops it
     this.area = element("textarea", {
@@ -50,6 +56,22 @@ export class ReadingBox {
     this.fill();
   }
 
+  /** Asks for a text. */
+  open() {
+    this.box.open = true;
+  }
+
+  /**
+   * Has the model read a text that is given.
+   * @param {string} text
+   */
+  readThis(text) {
+    if (this.running) return;
+    this.open();
+    this.area.value = text;
+    this.read();
+  }
+
   listen() {
     const { box, area } = this;
     box.addEventListener("toggle", () => box.open && area.focus());
@@ -83,6 +105,8 @@ export class ReadingBox {
         this.running.signal,
         options,
       );
+      const { value } = this.area;
+      if (!first && value.length <= LINKED && !Number.isFinite(Number(value))) this.typed.set(text, value);
       this.said.textContent = "";
       this.area.value = "";
       this.box.open = false;

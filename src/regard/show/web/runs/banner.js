@@ -15,6 +15,7 @@ export class RunBanner {
     this.name = element("strong", { class: "run-name" });
     this.chips = element("ul", { class: "cut-list", "aria-label": "What is cut" });
     this.loss = element("span", { class: "run-loss" });
+    this.random = element("span", { class: "run-random quiet" });
     this.said = element("span", { class: "run-said", role: "status" });
     this.other = makeButton("", () => app.set({ text: this.otherText }));
     this.undo = makeButton("Undo", () => this.undoAll());
@@ -25,7 +26,8 @@ export class RunBanner {
     this.unfold.setAttribute("aria-controls", "run-changes");
     this.changes = element("div", { class: "run-changes", id: "run-changes", hidden: true });
     const buttons = element("span", { class: "push" }, this.unfold, this.other, this.undo, this.cancel);
-    this.line = element("div", { class: "run-line" }, this.name, this.chips, this.loss, this.said, buttons);
+    const said = [this.loss, this.random, this.said];
+    this.line = element("div", { class: "run-line" }, this.name, this.chips, ...said, buttons);
     this.box = element("section", { class: "run-banner", "aria-label": "Edited run", hidden: true });
     this.box.append(this.line, this.changes);
     this.shown = "";
@@ -118,6 +120,7 @@ export class RunBanner {
     this.unfold.hidden = changes === null || app.runs.running !== null;
     this.changes.hidden = !changes || !this.isOpen;
     this.loss.textContent = changes ? lossWords(changes) : "";
+    this.random.textContent = randomWords(app.runs.edited);
     if (this.changes.hidden) return;
     const { text, row } = app.state;
     const telling = (changes?.most[0]?.position ?? 1) - 1; // what was expected there changed most
@@ -189,9 +192,24 @@ export class RunBanner {
  */
 export function lossWords({ before, after }) {
   if (before === null || after === null) return "";
-  const change = after - before;
-  const sign = change >= 0 ? "+" : "";
-  return `loss ${number(before, 3)} → ${number(after, 3)} (${sign}${number(change, Math.abs(change) < 0.01 ? 4 : 3)})`;
+  return `loss ${number(before, 3)} → ${number(after, 3)} (${signed(after - before)})`;
+}
+
+/**
+ * What cutting random heads instead changes: "one random head: +0.012".
+ * @param {EditedRun | null} edited
+ */
+export function randomWords(edited) {
+  const before = edited?.changes?.before ?? null;
+  const after = edited?.random ?? null;
+  if (!edited || before === null || after === null) return "";
+  const heads = new Set(edited.cuts.map(({ layer, head }) => `${layer}.${head}`)).size;
+  return `${heads > 1 ? `${heads} random heads` : "a random head"}: ${signed(after - before)}`;
+}
+
+/** @param {number} change */
+function signed(change) {
+  return `${change >= 0 ? "+" : ""}${number(change, Math.abs(change) < 0.01 ? 4 : 3)}`;
 }
 
 /**

@@ -120,6 +120,7 @@ export class EdgeCuts {
       `“${short(tokenAt(app.meta, text, shown, axis, unitAt(shown, axis, index)), 10)}”`;
     const [edge, key, view] = [this.edgeCut(), this.keyCut(), this.viewCut()];
     this.inView = JSON.stringify(view);
+    this.scope.hidden = !edge && !key && !view;
     this.label(this.edge, edge, edge ? `from ${token("queries", row)} to ${token("keys", col)}` : "");
     const place = unitAt(shown, "keys", col);
     this.label(this.key, key, key ? `from every token to ${token("keys", col)} (${place})` : "");

@@ -9,10 +9,9 @@ import { TooLongError } from "./too_long.js";
  * A source that also answers what needs a model.
  * @param {Source} source of the file
  * @param {import("./remote_weights.js").RemoteWeights["ask"]} ask
- * @param {(text: number) => Promise<Float32Array>} lossesOf the losses of a text of the file
  * @returns {Source}
  */
-export function withModel(source, ask, lossesOf) {
+export function withModel(source, ask) {
   const stored = source.meta.texts.length; // texts of the file
   const file = { ...source };
   /** @type {Map<string, Promise<Thumbs>>} */
@@ -59,7 +58,9 @@ export function withModel(source, ask, lossesOf) {
       text < stored ? file.prediction(text, position) : ask("prediction", { text, position }),
     /** @type {Source["attribution"]} */
     attribution: (text, position, token) =>
-      text < stored ? file.attribution(text, position, token) : ask("attribution", { text, position, token }),
+      source.meta.texts[text].predicted?.positions
+        ? file.attribution(text, position, token)
+        : ask("attribution", { text, position, token }),
     /** @type {Source["layerHeads"]} */
     layerHeads(text, layer) {
       if (text < stored) return file.layerHeads(text, layer);
@@ -74,10 +75,9 @@ export function withModel(source, ask, lossesOf) {
       return answer.number;
     },
     /** @type {Source["cut"]} */
-    async cut(text, cuts, onLine, signal) {
+    async cut(text, cuts, onLine, signal, random = true) {
       await opened(onLine);
-      const losses = text < stored && source.meta.texts[text].predictions ? await lossesOf(text) : null;
-      const { number, meta } = await ask("cut", { text, cuts, losses }, signal, onLine);
+      const { number, meta } = await ask("cut", { text, cuts, random }, signal, onLine);
       const earlier = source.meta.texts.findIndex((one) => one.edited?.text === text);
       put(number, meta);
       if (earlier >= 0) put(earlier, await ask("remove", { text: earlier }));

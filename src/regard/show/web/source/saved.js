@@ -28,12 +28,13 @@ function takeBlock(name) {
 export async function openSaved() {
   const opening = openWorkerPort(); // while the data is read
   /** @type {SavedData} */
-  const { meta, blocks, sinks, heads, repeats, attributions, words, model } = await unpackJson(
+  const { meta, blocks, sinks, heads, attributions, words, model } = await unpackJson(
     takeBlock("regard-data"),
   );
-  const weights = opening.then(
-    (port) => new RemoteWeights(port, { meta, blocks, attributions, model }, takeBlock),
-  );
+  const weights = opening.then((port) => {
+    if (port instanceof MessagePort) keepStored(meta, blocks);
+    return new RemoteWeights(port, { meta, blocks, attributions, model }, takeBlock);
+  });
   /** @type {RemoteWeights["ask"]} */
   const ask = async (name, question, signal, onLine) => (await weights).ask(name, question, signal, onLine);
   /** @type {LRU<Tile>} */
@@ -89,7 +90,6 @@ export async function openSaved() {
       ask("column", { text, layer, head, index, quantity }),
     attribution: async (text, position, token) => storedAttribution(attributions[text], position, token),
     layerHeads: async (text, layer) => heads[text].filter((row) => row.layer === layer),
-    repeats: async () => repeats,
     steps: (text, layer, head, row) => ask("steps", { text, layer, head, row }),
     async prediction(text, position) {
       const arrays = await once(predictions, text, () => predictionsOf(text));
@@ -103,10 +103,22 @@ export async function openSaved() {
     generate: () => Promise.reject(new Error("A saved page has no model that could go on with a text.")),
     eviction: (text, layer) => once(evictions, `${text} ${layer}`, () => ask("eviction", { text, layer })),
   };
-  if (!model || !((await opening) instanceof Worker)) return source;
-  const lossesOf = async (/** @type {number} */ text) =>
-    (await once(predictions, text, () => predictionsOf(text))).losses;
-  return withModel(source, ask, lossesOf);
+  if (!model || (await opening) instanceof MessagePort) return source; // there is no worker
+  return withModel(source, ask);
+}
+
+/**
+ * Leaves out what only the model of a file computes: it runs in a worker, and there is none.
+ * @param {Meta} meta
+ * @param {Record<string, PackedField[]>} blocks
+ */
+function keepStored(meta, blocks) {
+  for (const text of meta.texts) {
+    const stored = text.layers.filter(({ block }) => blocks[block ?? ""]);
+    if (stored.length === text.layers.length) continue;
+    Object.assign(text, { layers: stored, removed: !stored.length, shades: ["weights"], predicted: null });
+    for (const layer of stored) delete layer.values_block;
+  }
 }
 
 /**

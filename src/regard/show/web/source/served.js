@@ -125,13 +125,6 @@ export async function openServed({ ask, follow }, firstMeta = ask("meta", {})) {
       ),
     layerHeads: (text, layer) =>
       once(`heads ${text} ${layer}`, async () => (await ask("layer_heads", { text, layer })).json()),
-    repeats: () =>
-      once("repeats", async () => {
-        if (!source.meta.can.repeats) return null;
-        /** @type {{ heads: HeadScores[] } | null} */
-        const line = await follow("repeats", {}, () => {});
-        return line?.heads ?? null;
-      }),
     steps: (text, layer, head, row) =>
       once(`steps ${text} ${layer} ${head} ${row}`, async () =>
         (await ask("steps", { text, layer, head, row })).json(),
@@ -150,8 +143,8 @@ export async function openServed({ ask, follow }, firstMeta = ask("meta", {})) {
       source.meta = await (await ask("meta", {})).json();
       return last?.text ?? 0;
     },
-    async cut(text, cuts, onLine, signal) {
-      const last = await follow("cut", { text, cuts }, onLine, signal);
+    async cut(text, cuts, onLine, signal, random = true) {
+      const last = await follow("cut", { text, cuts, random }, onLine, signal);
       source.meta = await (await ask("meta", {})).json();
       return last?.text ?? text;
     },

@@ -2,6 +2,7 @@
 // Where a saved page computes: in a worker, so that the page itself never stutters. Where there can be no worker,
 // as in viewers that forbid them, the same code answers through a channel within the page.
 
+import { unpackText } from "./arithmetic/packed.js";
 import { Responder } from "./arithmetic/responder.js";
 import { SavedWeights } from "./arithmetic/saved_weights.js";
 
@@ -20,13 +21,14 @@ export async function openWorkerPort() {
 }
 
 /**
- * A worker that has said that it is ready. Its script stands in the file as text.
+ * A worker that has said that it is ready. Its script stands in the file as a block.
  * @returns {Promise<Worker>}
  */
 async function startWorker() {
   const script = document.getElementById("regard-worker");
   if (!script) throw new Error("The file holds no worker.");
-  const address = URL.createObjectURL(new Blob([script.textContent], { type: "text/javascript" }));
+  const code = await unpackText(script.textContent.trim());
+  const address = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
   try {
     const worker = new Worker(address);
     await new Promise((ready, failed) => {

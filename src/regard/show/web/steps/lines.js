@@ -41,7 +41,7 @@ export function vectors(context, part, first = null) {
  * A bar for each shown key: `what` is the name of a number, or a function of the key.
  * @param {StepContext} context
  * @param {"score" | "scaled" | "capped" | ((key: KeySteps) => number)} what
- * @returns {Node[]}
+ * @returns {HTMLElement[]}
  */
 export function bars(context, what) {
   /** @type {(key: KeySteps) => number} */
@@ -62,6 +62,20 @@ export function bars(context, what) {
  * @param {string} [kind]
  */
 export function bar(context, key, value, low, high, text, kind = "") {
+  const row = entry(key.key, context.key(key.key), barLine(value, low, high, kind), text);
+  if (!Number.isFinite(value) || !key.visible) row.classList.add("hidden-key");
+  row.lastElementChild?.setAttribute("data-value", String(value));
+  return row;
+}
+
+/**
+ * A number as a bar from 0, on a line from `low` to `high`; the line alone for −∞.
+ * @param {number} value
+ * @param {number} low
+ * @param {number} high
+ * @param {string} [kind]
+ */
+export function barLine(value, low, high, kind = "") {
   const line = element("span", { class: `bar-line ${kind}`, "aria-hidden": "true" });
   const span = high - low || 1;
   line.style.setProperty("--zero", String(-low / span));
@@ -71,10 +85,7 @@ export function bar(context, key, value, low, high, text, kind = "") {
     piece.style.setProperty("--size", String(Math.abs(value) / span));
     line.append(piece);
   }
-  const row = entry(key.key, context.key(key.key), line, text);
-  if (!Number.isFinite(value) || !key.visible) row.classList.add("hidden-key");
-  row.lastElementChild?.setAttribute("data-value", String(value));
-  return row;
+  return line;
 }
 
 /**
@@ -83,12 +94,7 @@ export function bar(context, key, value, low, high, text, kind = "") {
  * @param {number} value
  */
 export function remainder({ work, keys }, text, value) {
-  const line = element("span", { class: "bar-line weights", "aria-hidden": "true" });
-  const piece = element("i");
-  piece.style.setProperty("--from", "0");
-  piece.style.setProperty("--size", String(value));
-  line.append(piece);
-  return entry(null, `${work.shapes.S - keys.length} others`, line, text, "cut");
+  return entry(null, `${work.shapes.S - keys.length} others`, barLine(value, 0, 1, "weights"), text, "cut");
 }
 
 /**

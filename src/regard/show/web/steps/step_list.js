@@ -4,7 +4,8 @@
 
 import { element } from "../parts/dom.js";
 import { number, some, weight } from "../data/format.js";
-import { bar, bars, checks, entry, remainder, total, vectors } from "./lines.js";
+import { bar, barLine, bars, checks, entry, remainder, total, vectors } from "./lines.js";
+import { short } from "../data/tokens.js";
 import { allNumbers, reach, vector } from "./vectors.js";
 
 /**
@@ -30,7 +31,7 @@ export function stepList(context) {
       about:
         "The score of a key is its dot product with the query: the more the two point the same way, the higher it is.",
       shape: `q · kᵀ → (${S})`,
-      body: bars(context, "score"),
+      body: [...bars(context, "score"), ...productBars(context)],
     },
     scaled(context),
   );
@@ -127,6 +128,32 @@ function scaled(context) {
   };
 }
 
+const LISTED = 8; // products of a score
+
+/**
+ * One score number by number: the products q_i · k_i that it is the sum of, the largest first, of the chosen cell or of
+ * the key with the largest weight.
+ * @param {StepContext} context
+ */
+function productBars(context) {
+  const { work, keys, state } = context;
+  const strongest = keys.reduce((a, b) => (b.weight > a.weight ? b : a));
+  const { key, k, score } = keys.find((one) => one.key === state.col) ?? strongest;
+  if (!k || k.length <= LISTED) return [];
+  const all = work.q.map((x, i) => ({ i, product: x * k[i] }));
+  const sorted = all.toSorted((a, b) => Math.abs(b.product) - Math.abs(a.product));
+  const most = Math.abs(sorted[0].product);
+  const rows = sorted.slice(0, LISTED).map(({ i, product }) => {
+    const drawn = barLine(product, -most, most);
+    return entry(null, `q[${i}] · k[${i}]`, drawn, number(product, 3));
+  });
+  const rest = sorted.slice(LISTED).reduce((sum, { product }) => sum + product, 0);
+  rows.push(total(`${k.length - LISTED} others`, number(rest, 3)), total("the score", number(score, 3)));
+  const title = `The products of the score of “${short(context.key(key), 24)}”`;
+  const lines = element("div", { class: "rows" }, ...rows);
+  return [element("details", { class: "all-numbers products" }, element("summary", { text: title }), lines)];
+}
+
 /**
  * @param {StepContext} context
  * @returns {StepEntry}
@@ -137,6 +164,11 @@ function masked(context) {
   const all = work.visible === work.shapes.S;
   const rule = (layer ?? example)?.mask;
   const under = rule === "full" ? "because there is no mask" : `under the mask (${rule})`;
+  const body = bars(context, (key) => (key.visible ? key.capped + key.added : -Infinity));
+  // The strongest keys are visible ones: the next token stands for those that a causal mask hides.
+  const next = work.position + 1;
+  if (next < work.shapes.S && rule?.includes("causal") && keys.every((key) => key.visible))
+    body[0].append(entry(next, context.key(next), barLine(-Infinity, 0, 1), "−∞", "hidden-key"));
   return {
     title: added ? "Masked, with a bias" : "Masked",
     about: all
@@ -144,7 +176,7 @@ function masked(context) {
       : `${work.visible} of ${work.shapes.S} keys ${work.visible === 1 ? "is" : "are"} visible ${under}. ` +
         "The scores of the others become −∞, which softmax turns into 0.",
     shape: `→ (${work.shapes.S})`,
-    body: bars(context, (key) => (key.visible ? key.capped + key.added : -Infinity)),
+    body,
   };
 }
 

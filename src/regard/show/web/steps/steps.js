@@ -2,11 +2,11 @@
 // The whole computation of one row, step by step, with its actual numbers: of the model, or of the small
 // example that the stages share. It knows what `row_steps.py` and `stage_example.py` give.
 
-import { empty, headPicker, latest, select, slider, fold } from "../parts/controls.js";
+import { empty, headPicker, latest, select, slider, foldedSettings } from "../parts/controls.js";
 import { badge, choice, element, makeButton } from "../parts/dom.js";
 import { headSentence } from "../parts/head_words.js";
 import { layerOf } from "../data/layers.js";
-import { short, tokenAt } from "../data/tokens.js";
+import { labelAt, short, tokenAt } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { edgeStrip } from "./edge_strip.js";
 import { stepsExports } from "./exports.js";
@@ -175,18 +175,17 @@ function stepItem({ title, about, shape, body }, n) {
  * @param {StepsWishes} wishes
  */
 function makeStepsControls(app, wishes) {
-  const which = choice("Show", "steps-which", { model: "the model", example: "the small example" }, (value) =>
+  const which = choice("Row", "steps-which", { model: "the model", example: "the small example" }, (value) =>
     app.set({ example: value === "example" ? "0" : "", row: -1 }),
   );
   const picker = headPicker(app);
   const stage = select("Stage", (value) => app.set({ example: value }));
   const token = select("Token", (value) => app.set({ row: Number(value) }));
-  const place = placeField((row) => wishes.go(row));
   const before = makeButton("←", () => wishes.go(wishes.row() - 1), { "aria-label": "Previous token" });
   const after = makeButton("→", () => wishes.go(wishes.row() + 1), { "aria-label": "Next token" });
   const shown = slider("Strongest keys", wishes.show);
   const arrows = element("div", { class: "fields" }, before, after);
-  const parts = [which, picker, stage, token, place.field, arrows, ...fold("Settings", shown)];
+  const parts = [which, picker, stage, token, arrows, ...foldedSettings(shown)];
   return {
     bar: element("div", { class: "bar-of-choices" }, ...parts),
     /**
@@ -200,37 +199,22 @@ function makeStepsControls(app, wishes) {
       which.value = state.example ? "example" : "model";
       which.hidden = !example;
       picker.show(state);
-      for (const part of [picker, place.field, shown]) part.hidden = Boolean(state.example);
-      for (const part of [stage, token]) part.hidden = !state.example;
-      place.input.value = String(row);
-      place.input.max = String(count - 1);
+      for (const part of [picker, shown]) part.hidden = Boolean(state.example);
+      stage.hidden = !state.example;
       before.disabled = row <= 0;
       after.disabled = row >= count - 1;
       shown.fill(SHOWN, strongest);
-      if (!state.example) return;
-      stage.fill(stageOptions(example), state.example);
+      const layer = layerOf(app.meta, state.text, state.layer);
+      const names = state.example
+        ? example.tokens
+        : Array.from({ length: count }, (_, i) => labelAt(app.meta, state.text, layer, "queries", i, 16));
       token.fill(
-        example.tokens.map((name, i) => [String(i), name]),
+        names.map((name, i) => [String(i), `${name} (${i})`]),
         row,
       );
+      if (state.example) stage.fill(stageOptions(example), state.example);
     },
   };
-}
-
-/**
- * A field for a token's number.
- * @param {(place: number) => void} go
- */
-function placeField(go) {
-  const input = element("input", {
-    type: "number",
-    min: 0,
-    class: "place-input",
-    "aria-label": "Token position",
-  });
-  input.addEventListener("change", () => go(Math.round(Number(input.value)) || 0));
-  const label = element("span", { class: "quiet small", text: "Token" });
-  return { field: element("label", { class: "field" }, label, input), input };
 }
 
 /**

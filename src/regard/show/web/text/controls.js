@@ -1,7 +1,7 @@
 // @ts-check
 // The choices above the text: whose weights, in which direction, on which scale.
 
-import { fold, headPicker, select, weightChoices } from "../parts/controls.js";
+import { foldedSettings, headPicker, select, weightChoices } from "../parts/controls.js";
 import { element } from "../parts/dom.js";
 import { quantityControls } from "../parts/quantity_controls.js";
 import { secondHeadOptions } from "./scope.js";
@@ -15,8 +15,11 @@ export function makeTextControls(app, changed) {
   const second = select("Second head", (value) => app.set({ secondHead: value }));
   second.title = "A second head over the same text, in another colour.";
   const quantities = quantityControls(app, "text", changed);
-  const { direction, scope, sink, scale } = weightChoices(app, "text", { direction: "Shade", sink: "Sink" });
-  const settings = fold("Settings", second, ...quantities.parts, direction, scope, sink, scale);
+  const { direction, scope, sink, scale } = weightChoices(app, "text", {
+    direction: "Direction",
+    sink: "Sink",
+  });
+  const settings = foldedSettings(second, ...quantities.parts, direction, scope, sink, scale);
   return {
     bar: element("div", { class: "bar-of-choices" }, picker, ...settings),
     /** The token that contributions are of, in quotes. */

@@ -130,8 +130,10 @@ export class TextNotes {
         class: signed ? (w < 0 ? "below" : "above") : null,
       },
       element("span", { class: "place", text: token }),
+      " ",
       element("span", { class: "token", text: short(name, 24) }),
-      element("span", { class: "weight", text: spell(quantity, w) }),
+      " ",
+      element("span", { class: "weight", text: spell(quantity, w), "data-weight": w }),
     );
     button.style.setProperty("--share", String(Math.abs(w) / top));
     button.addEventListener("click", () => this.choose(token));

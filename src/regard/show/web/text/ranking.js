@@ -3,7 +3,7 @@
 
 import { last } from "../data/arrays.js";
 import { percent, some } from "../data/format.js";
-import { areWeights, PLAIN, say, spell } from "../data/quantity.js";
+import { areWeights, PLAIN, spell } from "../data/quantity.js";
 import { isolated, short } from "../data/tokens.js";
 import { UNIT } from "../data/units.js";
 
@@ -56,8 +56,8 @@ export function rankingLine(tokens, shaded, { best }, looking, other, quantity =
   const own = quotedToken(tokens, shaded.token);
   const subject = `${quantity.shade === "logit" ? `${predicted} after ${own}` : own} ${verb(quantity, looking)}`;
   if (other >= 0)
-    return `${subject} ${quotedToken(tokens, other)}: ${say(quantity, shaded.weights[other - shaded.from] ?? 0)}`;
-  const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${say(quantity, w)}`);
+    return `${subject} ${quotedToken(tokens, other)}: ${spell(quantity, shaded.weights[other - shaded.from] ?? 0)}`;
+  const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${spell(quantity, w)}`);
   if (!few.length && quantity.against >= 0) return `${own} is the same in both`;
   return `${subject} ${few.join(", ") || "nothing"}`;
 }
@@ -82,42 +82,44 @@ function verb({ shade, against }, looking) {
  * @param {boolean} looking
  * @param {Quantity} [quantity]
  */
-export function rankingNotes(tokens, { weights, from, without }, ranking, looking, quantity = PLAIN) {
+export function rankingNotes(tokens, { token, weights, from, without }, ranking, looking, quantity = PLAIN) {
   const { best, total, seen } = ranking;
   const unit = UNIT[quantity.units];
   const notes = [];
   const rest = total - best.reduce((sum, { w }) => sum + w, 0);
   const isWeight = areWeights(quantity);
   if (seen > best.length) {
-    const sum = say(quantity, isWeight ? Math.max(0, rest) : rest);
+    const sum = spell(quantity, isWeight ? Math.max(0, rest) : rest);
     notes.push(`The other ${some(seen - best.length, unit)}: ${sum} in total.`);
   }
   if (without >= 0) {
     notes.push(
       `Left out of the shading: the key that receives the most, ${quotedToken(tokens, without)}, ${unit} ${without}, ` +
-        `with ${say(quantity, weights[without - from] ?? 0)}.`,
+        `with ${spell(quantity, weights[without - from] ?? 0)}.`,
     );
   }
   if (!isWeight) notes.push(`Sum over the shaded ${quantity.units}: ${spell(quantity, total)}.`);
-  else if (looking)
+  else if (looking && without >= 0)
     notes.push(`The shaded ${quantity.units} receive ${percent(Math.min(1, total))} of its attention.`);
-  else notes.push(`Sum of the weights over all queries: ${total.toFixed(2)}.`);
+  else if (looking) {
+    const later = weights.subarray(token + 1 - from);
+    if (later.length && !later.some(Boolean)) notes.push(`Grey: it does not see later ${quantity.units}.`);
+  } else notes.push(`Sum of the weights over all queries: ${total.toFixed(2)}.`);
   return notes;
 }
 
-const MOST = 5; // arcs of a head
 const LEAST = 0.1; // of the strongest, below which an edge is not drawn
 
 /**
  * The strongest edges of a ranking, each with its strength from 0 to 1; a token's edge to itself is no arc.
  * @param {Ranking} ranking
  * @param {Pick<Shaded, "token" | "top">} shaded
+ * @param {number} [faintest] below which an edge is not drawn, even if all are as faint
  * @returns {{ token: number, strength: number }[]}
  */
-export function strongestEdges({ best }, { token, top }) {
-  const least = LEAST * Math.abs(best[0]?.w ?? 0);
+export function strongestEdges({ best }, { token, top }, faintest = 0) {
+  const least = Math.max(faintest, LEAST * Math.abs(best[0]?.w ?? 0));
   return best
     .filter((one) => one.token !== token && Math.abs(one.w) >= least)
-    .slice(0, MOST)
     .map((one) => ({ token: one.token, strength: Math.min(1, Math.abs(one.w) / top) }));
 }

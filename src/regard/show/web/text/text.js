@@ -8,7 +8,7 @@ import { latest } from "../parts/controls.js";
 import { element, onKeys } from "../parts/dom.js";
 import { doubts, layerOf } from "../data/layers.js";
 import { layoutOf, NO_PATCHES } from "../data/patch_layout.js";
-import { isSigned, quantityOf } from "../data/quantity.js";
+import { areWeights, isSigned, quantityOf } from "../data/quantity.js";
 import { theme } from "../parts/theme.js";
 import { firstToken, inUnits, lastToken, unitAt } from "../data/units.js";
 import { exportMenu } from "../picture/menu.js";
@@ -23,8 +23,8 @@ import { layersInScope, scopeName, sinkInScope, weightsInScope, secondHead } fro
 import { shadingTop } from "./shading.js";
 import { TokenText } from "./token_text.js";
 
-const RANKED = 12; // tokens in the list
-const RANKED_SECOND = 5; // and in that of a second head
+const RANKED = 5; // tokens in the list of a head
+const FAINTEST = 0.02; // of the attention, below which an edge is not drawn
 
 export class TextView {
   /**
@@ -172,7 +172,8 @@ export class TextView {
   arcsOf(shaded, kind) {
     if (!shaded) return [];
     const { spans } = this.page;
-    return strongestEdges(strongest(shaded, RANKED), shaded).map(({ token, strength }) => {
+    const least = areWeights(this.quantity) ? FAINTEST : 0;
+    return strongestEdges(strongest(shaded, RANKED), shaded, least).map(({ token, strength }) => {
       const [from, to] = this.looking ? [shaded.token, token] : [token, shaded.token];
       return { from: spans[from], to: spans[to], strength, kind };
     });
@@ -205,7 +206,7 @@ export class TextView {
    * @param {{ layer: Layer, head: number }} other
    */
   secondFindings(shaded, { layer, head }) {
-    return { scope: `Layer ${layer.key}, head ${head}`, shaded, ranking: strongest(shaded, RANKED_SECOND) };
+    return { scope: `Layer ${layer.key}, head ${head}`, shaded, ranking: strongest(shaded, RANKED) };
   }
 
   /** Says that the shown head is cut in this run; "" if it is not. */

@@ -15,6 +15,7 @@ import { levels, shadeOf } from "./shading.js";
 /** @typedef {HTMLSpanElement & { token: number }} TokenSpan */
 
 const BEFORE = /^\s+(?=\S)/; // the space before a word
+const START = /^(<[^<>\s]+>|\[CLS\])$/; // <|endoftext|>, <s>, <bos>: no text of the writer's
 const FAINTEST = 0.02; // of a second head's shades, below which a token is not underlined
 const STALE = 255; // a level that no token has, so that it is painted again
 
@@ -52,6 +53,10 @@ export class TokenText {
       const span = Object.assign(/** @type {HTMLSpanElement} */ (blank.cloneNode()), { token: i });
       span.id = `tok-${i}`;
       if (first === i) span.textContent = inRunningText(spaced ? text : text.replace(BEFORE, ""));
+      if (i === 0 && START.test(text)) {
+        Object.assign(span, { textContent: "▸", title: text, ariaLabel: text });
+        span.classList.add("start");
+      }
       if (text.length > LONGEST) span.title = `${count(text.length)} characters`;
       if (i > 0 && i === boundary) span.classList.add("first-written");
       return span;

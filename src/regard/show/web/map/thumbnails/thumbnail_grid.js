@@ -7,16 +7,8 @@ import { absences, otherMixers } from "../../data/layers.js";
 /** @param {Pick<Layer, "heads">[]} layers */
 const mostHeads = (layers) => Math.max(...layers.map((layer) => layer.heads.length));
 
-/**
- * The grid's share of the page.
- * @param {Pick<Layer, "heads">[]} layers
- */
-export function gridShare(layers) {
-  return mostHeads(layers) > 9 ? "31%" : "25%";
-}
-
 const SMALLEST = 16; // pixels of a thumbnail
-const LARGEST = 56;
+const [MIDDLE, LARGEST] = [56, 112]; // that a thumbnail may have anyway, and if all layers are in view then
 const GAP = 4; // between two
 const NUMBERS = 24; // pixels of the numbers before the lines of a layer that has several
 
@@ -24,18 +16,20 @@ const NUMBERS = 24; // pixels of the numbers before the lines of a layer that ha
  * The pixels of a layer's label and of a thumbnail, and the heads in one line. A layer that does not fit in one line has
  * several of the same length, so that a column stands for the same heads in every layer.
  * @param {Pick<Layer, "key" | "heads" | "group">[]} layers
- * @param {number} width pixels that there are
+ * @param {number} width pixels that there are, and
+ * @param {number} height
  * @param {number} marks letters of the longest mark below a layer's key
  */
-export function gridSizes(layers, width, marks) {
+export function gridSizes(layers, width, height, marks) {
   const name = Math.max(...layers.map((layer) => layer.key.length));
   const label = Math.max(36, 6.2 * marks, 7.4 * name);
   const most = mostHeads(layers);
   /** @param {number} columns */
   const side = (columns) => Math.floor((width - 50 - label - (columns < most ? NUMBERS : 0)) / columns) - GAP;
   const fits = Array.from({ length: most }, (_, n) => most - n).filter((length) => side(length) >= SMALLEST);
+  const largest = clamp(Math.floor((height - 100) / layers.length) - 8, MIDDLE, LARGEST);
   const columns = lineLength(fits, most, Math.max(...layers.map((layer) => layer.group)));
-  return { label, columns, thumb: Math.max(SMALLEST, Math.min(LARGEST, side(columns))) };
+  return { label, columns, thumb: Math.max(SMALLEST, Math.min(largest, side(columns))) };
 }
 
 /**

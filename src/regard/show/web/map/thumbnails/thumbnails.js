@@ -8,14 +8,7 @@ import { LayerQueue } from "../../data/layer_queue.js";
 import { maskName } from "../../data/layers.js";
 import { settings } from "../../data/settings.js";
 import { paintThumb, thumbScale } from "../../parts/map_scale.js";
-import {
-  captureSummary,
-  columnNumbers,
-  gridShare,
-  gridSizes,
-  headBeside,
-  pictureDifference,
-} from "./thumbnail_grid.js";
+import { captureSummary, columnNumbers, gridSizes, headBeside, pictureDifference } from "./thumbnail_grid.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement, layer: Layer, head: number }} Thumbnail */
 
@@ -117,7 +110,8 @@ export class Thumbnails {
     const head = element("div", { class: "grid-head" }, title);
     if (!certified) head.append(badge({ certified, text }, words)); // the notes say what is certified
     const note = element("p", { class: "note heads-warning", text: absent, hidden: !absent });
-    this.root.replaceChildren(this.above, head, this.progress.box, note, this.numbers, table);
+    const left = leftOutNote(this.app.meta, this.layers);
+    this.root.replaceChildren(this.above, head, this.progress.box, note, left, this.numbers, table);
     this.resize();
     this.startFetching(this.app.state.layer);
   }
@@ -137,8 +131,8 @@ export class Thumbnails {
   resize() {
     const { root, layers } = this;
     const marks = [...root.querySelectorAll(".grid-label small")].map((one) => one.textContent.length);
-    root.parentElement?.style.setProperty("--side", gridShare(layers)); // which changes the width
-    const { label, thumb, columns } = gridSizes(layers, root.clientWidth, Math.max(...marks));
+    const { clientWidth: width, clientHeight: height } = root;
+    const { label, thumb, columns } = gridSizes(layers, width, height, Math.max(...marks));
     root.style.setProperty("--label", `${label}px`);
     root.style.setProperty("--thumb", `${thumb}px`);
     root.style.setProperty("--columns", String(columns));
@@ -303,4 +297,20 @@ function rowHeader(layer, layers) {
   label.title = `Layer ${layer.key} (${layer.name}): ${mask}. ${layer.evidence.text}`;
   if (!layer.evidence.certified) label.append(element("small", { class: "bad", text: "uncertified" }));
   return label;
+}
+
+/**
+ * Which heads the file leaves out to stay small.
+ * @param {Meta} meta
+ * @param {Layer[]} layers
+ */
+function leftOutNote({ left_out: left = [] }, layers) {
+  const kept = layers.reduce((sum, { heads }) => sum + heads.length, 0);
+  const summary = `The ${kept} of ${kept + left.length} heads that tell most; the others would make the file too large`;
+  return element(
+    "details",
+    { class: "note small left-out-heads", hidden: !left.length },
+    element("summary", { text: summary }),
+    `Left out: ${left.join(", ")}.`,
+  );
 }

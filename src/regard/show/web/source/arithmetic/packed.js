@@ -24,17 +24,25 @@ function fromBase64(text) {
 }
 
 /**
+ * The text that a block holds.
+ * @param {string} text
+ */
+export async function unpackText(text) {
+  return new TextDecoder().decode(await inflate(text));
+}
+
+/**
  * What a block of JSON holds.
  * @param {string} text
  * @returns {Promise<any>}
  */
 export async function unpackJson(text) {
-  return JSON.parse(new TextDecoder().decode(await inflate(text)));
+  return JSON.parse(await unpackText(text));
 }
 
 /**
  * The arrays of a block, by name. `fields` lists them in order: {name, type, shape}, where the type is
- * "u8", "u32", "i16" (given as floats), "f16", "f24" (a float32 without its last byte), "f32" or "f64".
+ * "u8", "u32", "i16" (plus 128; given as floats), "f16", "f24" (a float32 without its last byte), "f32" or "f64".
  * @param {string} name
  * @param {string} text
  * @param {PackedField[]} fields
@@ -74,7 +82,7 @@ function read(planes, count, type) {
   if (type === "u8") return planes.slice();
   if (type === "i16") {
     const out = new Float32Array(count);
-    for (let i = 0; i < count; i++) out[i] = ((planes[i] | (planes[count + i] << 8)) << 16) >> 16;
+    for (let i = 0; i < count; i++) out[i] = (((planes[i] | (planes[count + i] << 8)) - 128) << 16) >> 16;
     return out;
   }
   if (type === "f16") {

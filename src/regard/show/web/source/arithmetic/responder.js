@@ -91,7 +91,7 @@ export class Responder {
  * @param {{ stopped: boolean }} task
  * @returns {Pause}
  */
-function pauseOf(task) {
+export function pauseOf(task) {
   let started = performance.now();
   return async () => {
     if (performance.now() - started < SLICE) return;

@@ -246,10 +246,11 @@ export class SavedWeights {
   async values(text, layer, number) {
     const about = namedLayer(this.meta, text, layer);
     if (!about.values_block) return null;
-    const { v } = await this.block(about.values_block);
-    const size = about.cols * (about.value_width ?? 0);
+    const { v, v_step: steps } = await this.block(about.values_block);
+    const width = about.value_width ?? 0;
+    const size = about.cols * width;
     const g = Math.floor(about.heads.indexOf(number) / (about.heads.length / (v.length / size)));
-    return v.subarray(g * size, (g + 1) * size);
+    return scaled(part(v, g, size), steps && part(steps, g, width));
   }
 
   /**

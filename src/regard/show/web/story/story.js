@@ -1,0 +1,225 @@
+// @ts-check
+// The page's first line, above the text: what the model expects after the telling token, which head looked it up, and
+// a switch that turns the lookup off. Below it are texts to try.
+
+import { element, makeButton } from "../parts/dom.js";
+import { latest } from "../parts/controls.js";
+import { percent } from "../data/format.js";
+import { PLAIN } from "../data/quantity.js";
+import { recordedLookup, turnOff } from "./lookup.js";
+
+/** Texts in which something is said twice. */
+const EXAMPLES = {
+  "a rhyme": "The cat sat on the mat. The dog sat on the log. The cat sat on the",
+  "a new name":
+    "Mary Quill met Tom Vexley at the harbour. Tom Vexley was late, and Mary Quill left. Then Tom Vex",
+  "no sense": "blue stone river lamp seven dust. blue stone river lamp seven dust. blue stone river",
+};
+
+/** @typedef {{ open(): void, readThis(text: string): void }} TextReader the box for texts to read */
+
+/** The story; `show()` follows the state. */
+export class Story {
+  /**
+   * @param {App} app
+   * @param {TextReader} reading
+   */
+  constructor(app, reading) {
+    this.app = app;
+    this.line = element("p", { class: "story-line" });
+    this.switch = element(
+      "button",
+      { class: "plain switch", type: "button", role: "switch", "aria-checked": "false" },
+      element("span", { class: "switch-track", "aria-hidden": "true" }),
+      "turn the lookup off",
+    );
+    this.bars = element("ul", { class: "story-bars", "aria-live": "polite" });
+    const hide = makeButton("×", () => this.box.remove());
+    hide.setAttribute("aria-label", "Hide the story");
+    hide.classList.replace("button", "plain");
+    this.box = element(
+      "section",
+      { class: "story", "aria-label": "What this page shows", hidden: true },
+      element("div", { class: "story-top" }, this.line, hide),
+      element("div", { class: "story-try" }, this.switch, this.bars),
+    );
+    if (app.meta.can.capture) this.box.append(this.examples(reading));
+    /** @type {{ text: number, position: number, expected: LikelyToken } | null} */
+    this.told = null;
+    this.place = "";
+    /** @type {AbortController | null} */
+    this.running = null;
+    this.switch.addEventListener("click", () => this.toggle());
+    this.look = latest((fresh) => this.find(fresh));
+  }
+
+  /** @param {TextReader} reading */
+  examples(reading) {
+    const { rounding } = this.app.meta;
+    const buttons = Object.entries(EXAMPLES).map(([name, text]) =>
+      makeButton(name, () => reading.readThis(text)),
+    );
+    const row = element(
+      "p",
+      { class: "story-examples" },
+      "Try ",
+      ...buttons,
+      makeButton("your own text", () => reading.open()),
+    );
+    if (rounding) row.append(element("span", { class: "small quiet", text: roundingNote(rounding) }));
+    return row;
+  }
+
+  /** @param {State} state */
+  show({ view, text, layer, head, row }) {
+    const { telling, predictions, tokens, edited, layers } = this.app.meta.texts[text];
+    const position = row >= 0 ? row : (telling ?? -1);
+    const whole = layers.every(({ rows, cols }) => rows === tokens?.length && cols === rows);
+    const tells = view === "text" && predictions && whole && !edited && position >= 0;
+    if (!tells) this.box.hidden = true;
+    const place = `${text} ${layer} ${head} ${position}`;
+    if (!tells || place === this.place) return void (this.box.hidden = !tells);
+    this.place = place;
+    this.look();
+  }
+
+  /** @param {() => boolean} fresh */
+  async find(fresh) {
+    const { source, meta, state } = this.app;
+    const { text, layer, head, row } = state;
+    const position = row >= 0 ? row : (meta.texts[text].telling ?? 0);
+    const [{ likeliest }, weights] = await Promise.all([
+      source.prediction(text, position),
+      source.row(text, layer, head, position, PLAIN),
+    ]);
+    if (!fresh()) return;
+    this.running?.abort();
+    this.told = { text, position, expected: likeliest[0] };
+    const key = weights.indexOf(Math.max(...weights));
+    this.line.replaceChildren(...this.words(key, weights[key]));
+    const canTurnOff = meta.can.cut || recordedLookup(meta, text, position);
+    this.switch.hidden = !canTurnOff;
+    this.draw(null);
+    this.box.hidden = false;
+  }
+
+  /**
+   * @param {number} key the key that the head attends to most
+   * @param {number} weight
+   */
+  words(key, weight) {
+    const { app } = this;
+    const { text, position, expected } = /** @type {NonNullable<Story["told"]>} */ (this.told);
+    const tokens = app.meta.texts[text].tokens ?? [];
+    const { layer, head } = app.state;
+    const follows = tokens[position + 1] === expected.token;
+    const next = follows ? this.word(position + 1, "from") : expected.token;
+    const about =
+      follows && next !== expected.token ? `${percent(expected.probability)} for its beginning` : "";
+    const isCopy = tokens[key] === expected.token;
+    const here = makeButton(isCopy ? "here" : `“${tokens[key].trim() || tokens[key]}”`, () => {
+      document.querySelectorAll(".text-body .tok")[key]?.scrollIntoView({ block: "center" });
+    });
+    here.classList.replace("button", "plain");
+    const share = `${percent(weight)} of its attention`;
+    return [
+      "After ",
+      element("em", { text: this.word(position, "to").trim() }),
+      " the model expects ",
+      element("em", { text: next.trim() || next, title: about }),
+      ` (${percent(expected.probability)}). `,
+      isCopy ? `Head ${layer}.${head} looked it up, ` : `Head ${layer}.${head} attends most to `,
+      here,
+      isCopy ? ": " : " (",
+      element("span", { class: "quiet", text: isCopy ? `${share} is on the earlier one.` : `${share}).` }),
+    ];
+  }
+
+  /**
+   * The word around a token, up "to" it or "from" it.
+   * @param {number} token
+   * @param {"to" | "from"} part
+   */
+  word(token, part) {
+    const { tokens, spans } = this.app.meta.texts[this.told?.text ?? 0];
+    const edges = spans.tokens?.words ?? [];
+    const start = edges.findLast((edge) => edge <= token) ?? token;
+    const end = edges.find((edge) => edge > token) ?? token + 1;
+    return (tokens ?? []).slice(part === "to" ? start : token, part === "to" ? token + 1 : end).join("");
+  }
+
+  async toggle() {
+    const { told, app } = this;
+    if (!told) return;
+    this.running?.abort();
+    if (this.switch.getAttribute("aria-checked") === "true") return this.draw(null);
+    this.running = new AbortController();
+    const { signal } = this.running;
+    this.switch.setAttribute("aria-checked", "true");
+    this.draw({ position: told.position, heads: [], off: undefined, random: [] });
+    try {
+      await turnOff(
+        app,
+        told.text,
+        told.position,
+        told.expected,
+        (one) => signal.aborted || this.draw(one),
+        signal,
+      );
+    } catch (error) {
+      if (!signal.aborted) throw error;
+    }
+  }
+
+  /**
+   * The probability as a bar, and beside it those with heads cut; null if the lookup is on.
+   * @param {Lookup | null} lookup
+   */
+  draw(lookup) {
+    this.switch.setAttribute("aria-checked", String(lookup !== null));
+    const before = this.told?.expected.probability ?? 0;
+    const count = lookup?.heads.length ?? 0;
+    const rows = [bar("as it is", [before], before)];
+    if (lookup) {
+      const off = lookup.off === undefined ? [] : [lookup.off];
+      rows.push(bar(count ? `without ${headNames(lookup.heads)}` : "the model runs again…", off, before));
+    }
+    if (lookup?.random.length)
+      rows.push(
+        bar(count > 1 ? `without ${count} random heads` : "without a random head", lookup.random, before),
+      );
+    this.bars.replaceChildren(...rows);
+  }
+}
+
+/** @param {HeadOfLayer[]} heads */
+function headNames(heads) {
+  const names = heads.map(({ layer, head }) => `${layer}.${head}`);
+  return `${heads.length === 1 ? "head" : "heads"} ${names.join(", ")}`;
+}
+
+/**
+ * Probabilities as a bar that moves to their mean from the one before.
+ * @param {string} name
+ * @param {(number | null)[]} probabilities null is below those that are known; empty while they are coming
+ * @param {number} before
+ */
+function bar(name, probabilities, before) {
+  const says = probabilities.map((one) => (one === null ? "hardly any" : percent(one))).join(", ");
+  const mean = probabilities.reduce((sum, one) => (sum ?? 0) + (one ?? 0), 0) ?? 0;
+  const track = element("span", { class: "story-track", "aria-hidden": "true" }, element("i"));
+  track.style.setProperty("--share", String(before));
+  if (probabilities.length)
+    requestAnimationFrame(() => track.style.setProperty("--share", String(mean / probabilities.length)));
+  return element("li", {}, element("span", { text: name }), track, element("b", { text: says }));
+}
+
+/**
+ * What rounding the model's weights changed, measured when the page was written.
+ * @param {Rounding} rounding
+ */
+export function roundingNote({ losses, same, score }) {
+  const loss = losses ? `loss ${losses[0].toFixed(3)} → ${losses[1].toFixed(3)}, ` : "";
+  const tokens = same === null ? "" : `the same likeliest token after ${percent(same)}, `;
+  return `The model's weights are rounded, to be sent: ${loss}${tokens}scores of heads within ${percent(score)}.`;
+}
