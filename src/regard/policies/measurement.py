@@ -331,7 +331,9 @@ def _attend(m: AttentionMap, rows: slice, k: Tensor, v: Tensor, mask: Mask) -> H
     Sink logits take their share of the output, but the lse is that of the keys.
     """
     B, H, _, _ = m.matrix
-    n = rows.stop - rows.start
+    n, width = rows.stop - rows.start, v.shape[-1]
+    # cuDNN's kernel gives no lse beside values of width 0 (PyTorch 2.11).
+    v = v if width else k
     lses = torch.empty(B, H, n, dtype=torch.float64, device=m.device)
     outputs: Tensor | None = None
     for batch, heads, dtype in _head_dtypes(m, v):
@@ -349,10 +351,10 @@ def _attend(m: AttentionMap, rows: slice, k: Tensor, v: Tensor, mask: Mask) -> H
             # Not `sinks=` of attend: the lse of the keys alone would then be a difference of two numbers.
             output = output * _held(lse.double(), m.sinks[heads]).to(output.dtype)
         if output.shape[:2] == (B, H):  # all heads at once, as they usually are
-            return HeadOutputs(output, lses)
+            return HeadOutputs(output[..., :width], lses)
         if outputs is None:
-            outputs = torch.empty(B, H, n, v.shape[-1], dtype=torch.float64, device=m.device)
-        outputs[batch, heads] = output.double()
+            outputs = torch.empty(B, H, n, width, dtype=torch.float64, device=m.device)
+        outputs[batch, heads] = output[..., :width].double()
     assert outputs is not None
     return HeadOutputs(outputs, lses)
 
