@@ -111,3 +111,27 @@ def test_without_a_run_there_is_no_such_view(page: Page, serve: Callable[..., Ba
     page.goto(serve(captured(20)).address + "#view=time")
     expect(page.locator("#tab-map")).to_have_attribute("aria-selected", "true")
     expect(page.locator("#tab-time")).to_have_count(0)
+
+
+def test_the_history_of_a_monitor_opens(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+    heads = [[[1.5, 2.0], [None, None]], [[None, None], [30.0, 4.0]]]
+    run = {
+        "name": "attention.jsonl",
+        "steps": [0, 50],
+        "batch": {"largest_score": {"heads": heads, "null": [None, None]}},
+        "validation": [None, None],
+        "sample": ["", ""],
+        "loss": {"steps": [], "values": []},
+    }
+    page.goto(serve(captured(20), contents={"time": run}).address + "#view=time")
+    expect(page.locator("#view-time .lead")).to_have_text(
+        "At step 50, layer 1, head 0 scores highest on largest score: 30.00."
+    )
+    expect(page.locator("#view-time .column > .note")).to_have_text("Scored on training batches.")
+    expect(page.locator("#view-time .chart-line.null")).to_have_count(0)
+    expect(page.locator("#view-time h2", has_text="Loss")).to_be_hidden()
+    page.get_by_label("Step", exact=True).focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#view-time .lead")).to_have_text(
+        "At step 0, layer 0, head 1 scores highest on largest score: 2.00."
+    )

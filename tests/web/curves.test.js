@@ -57,6 +57,7 @@ test("a curve for each head, one for the baseline, one for the chosen head", () 
     steps: STEPS,
     history,
     chosen: { layer: 0, head: 1 },
+    name: "induction",
     title: "induction",
     top: 0.4,
     say: String,

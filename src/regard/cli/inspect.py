@@ -54,7 +54,11 @@ def inspect(
     file: Files = None,
     run: Annotated[
         Path | None,
-        typer.Option("--run", metavar="FOLDER", help="Folder of a training run, for the time slider."),
+        typer.Option(
+            "--run",
+            metavar="PATH",
+            help="Folder of a training run, or the file of a monitor, for the time slider.",
+        ),
     ] = None,
     survey: Annotated[
         Path | None,
@@ -127,7 +131,6 @@ def inspect(
     found = None if survey is None else _surveyed(survey)
 
     def prepare(report: ReportProgress) -> Prepared:
-        from regard.gpt.training.history import read_run
         from regard.show.data.contents import Contents
 
         if captures:
@@ -141,7 +144,7 @@ def inspect(
             seen = [_read(console, opened, texts, number, report) for number in range(len(texts))]
             titles = [title for title, _ in texts]
         folder = run or (opened.run if opened else None)
-        history = None if folder is None else read_run(folder)
+        history = None if folder is None else _history(folder)
         report("choosing the head to begin with", 0, 0)
         with console.status("Scoring the heads …"):
             contents = Contents(seen, titles=titles, time=history, survey=found)
@@ -164,6 +167,14 @@ def inspect(
     _write(console, contents, out, inside, exact)
     _glimpse(contents)
     typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
+
+
+def _history(path: Path) -> dict[str, Any]:
+    """What the Time view shows: the folder of a training run, or the file of a monitor."""
+    from regard.gpt.training.history import read_run
+    from regard.monitor.page_curves import read_curves
+
+    return read_curves(path) if path.is_file() else read_run(path)
 
 
 def _texts(given: list[str], files: list[Path]) -> list[tuple[str, str]]:

@@ -181,7 +181,7 @@ def read_run(folder: str | PathLike[str]) -> dict[str, Any]:
     if not by_step:
         raise RunFileError(f"run: {heads_file} holds no evaluation yet")
     evaluations = [by_step[step] for step in sorted(by_step)]
-    evaluations = [evaluations[i] for i in _spread(len(evaluations), MAX_EVALUATIONS)]
+    evaluations = [evaluations[i] for i in spread(len(evaluations), MAX_EVALUATIONS)]
     steps = [line["step"] for line in evaluations]
     try:
         scores = {name: _read_scores(evaluations, name) for name in INPUTS if name in evaluations[0]}
@@ -255,7 +255,7 @@ def _mean_losses(losses: list[tuple[int, float]]) -> dict[str, list[Any]]:
     }
 
 
-def _spread(count: int, limit: int) -> list[int]:
+def spread(count: int, limit: int) -> list[int]:
     """At most `limit` indices below `count`, evenly spread, the first and the last included."""
     if count <= limit:
         return list(range(count))

@@ -59,7 +59,7 @@ export const DEFAULTS = {
   surveyHead: "", // layer/head; "" is the highest
 
   // Time
-  scoredOn: "", // "text" or "repeats"; "" is the first that there is
+  scoredOn: "", // "text", "repeats" or "batch"; "" is the first that there is
   score: "", // the name of a score; "" is the first that there is
   trainingStep: -1, // of an evaluation; -1 is the last
   chosenHead: "", // layer/head; "" is the strongest

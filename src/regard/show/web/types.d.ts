@@ -282,6 +282,8 @@ interface TrainingRun {
   steps: number[];
   text?: Record<string, ScoreHistory>;
   repeats?: Record<string, ScoreHistory>;
+  /** What a monitor heard, of training batches. */
+  batch?: Record<string, ScoreHistory>;
   validation: (number | null)[];
   sample: string[];
   loss: { steps: number[]; values: (number | null)[] };

@@ -44,7 +44,8 @@ export function number(x, digits = 3) {
 
 /** Scores that are not shares. */
 const COUNTS = ["distance", "patch_distance", "effective_length"]; // of tokens or patches
-const AMOUNTS = [...COUNTS, "entropy", "importance"];
+const MONITORED = ["largest_score", "largest_query_norm", "largest_key_norm"];
+const AMOUNTS = [...COUNTS, ...MONITORED, "entropy", "importance"];
 
 /**
  * Whether a score is a share of something, from 0 to 1.

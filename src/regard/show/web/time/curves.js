@@ -7,7 +7,7 @@ import { isShare, percent, share } from "../data/format.js";
 /** @typedef {{ layer: number, head: number }} RunHead */
 /** @typedef {(x: number | null) => string} SayScore */
 
-const FIRST = ["induction", "previous_token", "normalised_entropy"]; // what a run is asked for most
+const FIRST = ["induction", "previous_token", "normalised_entropy", "largest_score"]; // what a run is asked for most
 
 /**
  * The names of the scores in a table, those that are asked for most first.
@@ -88,13 +88,14 @@ function stepAxis(steps) {
  * @param {number[]} what.steps
  * @param {ScoreHistory} what.history
  * @param {RunHead} what.chosen
+ * @param {string} what.name of the score
  * @param {string} what.title of the score
  * @param {number} what.top
  * @param {SayScore} what.say
  * @param {number} what.mark the step that is shown
  * @returns {ChartData}
  */
-export function scoreChart({ steps, history, chosen: { layer, head }, title, top, say, mark }) {
+export function scoreChart({ steps, history, chosen: { layer, head }, name, title, top, say, mark }) {
   /**
    * @param {number} y
    * @param {number} x
@@ -114,10 +115,12 @@ export function scoreChart({ steps, history, chosen: { layer, head }, title, top
       `${say(last(history.heads)[layer][head])}.`,
     mark,
     x: stepAxis(steps),
-    y: { title, low: 0, high: top, say: (x) => (top > 1 ? String(x) : percent(x)) },
+    y: { title, low: 0, high: top, say: (x) => (isShare(name) ? percent(x) : String(x)) },
     series: [
       ...history.heads[0].flatMap((row, y) => row.map((_, x) => headCurve(y, x, { kind: "faint" }))),
-      { name: "uniform", kind: "null", points: overRun(steps, (at) => history.null[at]) },
+      ...(history.null.some(known)
+        ? [{ name: "uniform", kind: "null", points: overRun(steps, (at) => history.null[at]) }]
+        : []),
       headCurve(layer, head, { kind: "own", name: `head ${layer}.${head}` }),
     ],
   };

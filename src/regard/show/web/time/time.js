@@ -1,6 +1,6 @@
 // @ts-check
 // Heads over a training run: a slider goes from evaluation to evaluation, and every head's score with it.
-// It knows what `history.py` reads from a run's folder.
+// It knows what `history.py` reads from a run's folder, and `page_curves.py` from the file of a monitor.
 
 import { chart } from "../parts/chart.js";
 import { rampBar, select, slider } from "../parts/controls.js";
@@ -13,7 +13,7 @@ import { timeExports } from "./exports.js";
 import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNames } from "./curves.js";
 
 /** @type {Record<string, string>} */
-const ON = { text: "validation text", repeats: "repeated random tokens" };
+const ON = { text: "validation text", repeats: "repeated random tokens", batch: "training batches" };
 const TEMPO = 700; // milliseconds at each step while it plays
 
 export class TimeView {
@@ -79,12 +79,12 @@ export class TimeView {
 
   /** @param {string} on */
   tableOf(on) {
-    return on === "text" || on === "repeats" ? this.run[on] : undefined;
+    return on === "text" || on === "repeats" || on === "batch" ? this.run[on] : undefined;
   }
 
   /** The scores of the chosen kind. */
   get scores() {
-    return this.tableOf(this.state.scoredOn) ?? this.run.text ?? this.run.repeats ?? {};
+    return this.tableOf(this.state.scoredOn) ?? this.run.text ?? this.run.repeats ?? this.run.batch ?? {};
   }
 
   /** The name of the chosen score. */
@@ -141,13 +141,15 @@ export class TimeView {
     this.ramp.show("0", say(top));
     const title = scoreTitle(name);
     const scoredOn = `Scored on ${ON[state.scoredOn] ?? ON.text}`;
-    const baseline = `the uniform baseline is ${say(history.null[at])}`;
-    this.about.textContent = `${scoreAbout(name)} ${scoredOn}; ${baseline}.`.trim();
+    const uniform = history.null[at];
+    // A monitor measures sampled rows of whatever batch comes, for which there is no baseline.
+    const rest = uniform === null ? "" : `; the uniform baseline is ${say(uniform)}`;
+    this.about.textContent = `${scoreAbout(name)} ${scoredOn}${rest}.`.trim();
     const best = highestHead(history.heads[at]);
     this.title.textContent = best
       ? `At step ${count(step)}, layer ${best.layer}, head ${best.head} scores highest on ${title}: ${say(best.value)}.`
       : `Step ${count(step)}.`;
-    this.lines.draw(scoreChart({ steps: run.steps, history, chosen, title, top, say, mark: step }));
+    this.lines.draw(scoreChart({ steps: run.steps, history, chosen, name, title, top, say, mark: step }));
     const losses = lossChart(run, step);
     this.judging.hidden = !losses;
     if (losses) this.losses.draw(losses);
@@ -158,7 +160,7 @@ export class TimeView {
   /** @param {State} state */
   show(state) {
     const { run } = this;
-    const usual = run.text ? "text" : "repeats";
+    const usual = run.text ? "text" : run.repeats ? "repeats" : "batch";
     this.state = { ...state, scoredOn: this.tableOf(state.scoredOn) ? state.scoredOn : usual };
     this.on.value = this.state.scoredOn;
     this.which.fill(
