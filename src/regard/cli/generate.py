@@ -54,7 +54,7 @@ def generate(
     Examples:
       regard generate "The sea was"
       regard generate "The sea was" --temperature 0.5 --top-p 0.95 --seed 1
-      regard generate --model smollm2 "The capital of France is" --temperature 0 --tokens 20
+      regard generate --model smollm2 --temperature 0 "The capital of France is"
       regard generate --model Qwen/Qwen3-0.6B "Attention is" --stop "."
     """
     from regard.cli.parts.model import Model
