@@ -339,3 +339,37 @@ def test_readings_of_data_parallel_ranks_are_joined(tmp_path: Path) -> None:
 def test_a_model_without_attention_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="model: expected one with attention that capture recognises"):
         regard.Monitor(nn.Sequential(nn.Linear(4, 4)))
+
+
+def test_a_run_that_is_never_heard_is_told_why() -> None:
+    model, ids = llama().eval(), tokens(1, 8)
+    with regard.Monitor(model, every=2, quiet=True) as monitor:
+        model(ids)
+        with pytest.warns(UserWarning, match="evaluation mode"):
+            monitor.step()
+        for _ in range(3):  # it is said once
+            model(ids)
+            monitor.step()
+        model.train()
+        with pytest.warns(UserWarning, match="no forward pass of this model"):
+            monitor.step()
+    assert not monitor.history.records
+
+
+def test_numbers_that_are_not_finite_raise_an_alarm() -> None:
+    model, ids = llama(attention_dropout=0.1).train(), tokens(1, 8)
+    with regard.Monitor(model, every=1, quiet=True, alarm=[].append) as monitor:
+        model(ids)
+        monitor.step()
+        with torch.no_grad():
+            model.model.layers[1].self_attn.q_proj.weight.fill_(torch.nan)
+        model(ids)
+        monitor.step()
+    assert [alarm for alarm in monitor.history.alarms if "NaN or infinite" in alarm]
+
+
+def test_what_is_no_monitor_of_a_trainer_says_what_is() -> None:
+    with pytest.raises(AttributeError, match=r"monitor\.callback\(\)"):
+        regard.Monitor(llama(), quiet=True).on_train_begin  # noqa: B018
+    with pytest.raises(ValueError, match="thresholds: expected"):
+        regard.Monitor(llama(), thresholds={"entropy": 0.1})  # type: ignore[arg-type]

@@ -225,3 +225,12 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
         policies.measure(m, v, policies.Eviction("mine", lambda cache: cache.positions * math.nan), BUDGET)
     with pytest.raises(ValueError, match="accumulates=True"):
         policies.measure(m, v, policies.Eviction("mine", lambda cache: cache.received), BUDGET)
+
+
+def test_first_keys_stay_where_there_is_room_for_no_others() -> None:
+    q, k = torch.zeros(1, 1, 40, 4), torch.zeros(1, 1, 40, 4)
+    q[..., 0], k[:, :, 0, 0] = 8.0, 8.0  # every query attends to the first key
+    m = regard.attention_map(q, k, mask=regard.causal)
+    for sinks, budget in ((4, 4), (16, 8)):
+        kept = policies.measure(m, None, policies.streaming(sinks), budget=budget)
+        assert float(kept.share.min()) > 0.99

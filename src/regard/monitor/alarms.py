@@ -70,6 +70,9 @@ class Alarms:
                 "resolution",
                 f"head {top[1]} has a score of {top[0]:.4g}, which {name} rounds by {error:.2g} nats",
             )
+        if unknown := _not_finite(layer, first):
+            word, verb = ("heads", "have") if len(unknown) > 1 else ("head", "has")
+            yield "finite", f"{word} {', '.join(map(str, unknown))} {verb} numbers that are NaN or infinite"
         if not layer.certified and first.certified:
             yield "certified", f"its map is no longer certified: {layer.problem}"
         began = _largest(first, "max_score")
@@ -92,6 +95,16 @@ class Alarms:
                 "entropy",
                 f"the entropy of {word} {names} fell below {t.entropy:.0%} of that of the first reading",
             )
+
+
+def _not_finite(layer: HeardLayer, first: HeardLayer) -> list[int]:
+    """The heads with numbers that are not finite, which stand in a record as None."""
+    norms = (layer.values.get(name, ()) for name in ("q_norm", "k_norm"))
+    unknown = {head for row in norms for head, x in enumerate(row) if x is None}
+    # A score may also be missing because no sampled row sees a key, but then it was missing before.
+    pairs = zip(layer.values.get("max_score", ()), first.values.get("max_score", ()), strict=False)
+    unknown |= {head for head, (now, before) in enumerate(pairs) if now is None and before is not None}
+    return sorted(unknown)
 
 
 def _largest(layer: HeardLayer, measure: str) -> tuple[float, int] | None:

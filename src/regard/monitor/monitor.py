@@ -42,6 +42,8 @@ LIBRARIES = ("regard", "torch", "contextlib")  # packages whose lines no warning
 NOT_OPEN = (
     "this monitor is not open: write `with monitor:` around the training, or give the trainer its callback"
 )
+EVALUATING = "the model is in evaluation mode, and only training is read: call model.train() before the loop"
+NOT_TRAINING = "no forward pass of this model ran with gradients: give the monitor the model that is trained"
 
 
 class Monitor:
@@ -97,6 +99,8 @@ class Monitor:
         every, rows = check_whole_number("every", every), check_whole_number("rows", rows)
         if isinstance(layers, int):
             check_whole_number("layers", layers)
+        if not isinstance(given := Thresholds() if thresholds is None else thresholds, Thresholds):
+            raise ValueError(f"thresholds: expected a regard.monitor.Thresholds, got {type(given).__name__}")
         for logger in loggers:
             if not hasattr(logger, "add_scalar") and not hasattr(logger, "log"):
                 kind = type(logger).__name__
@@ -159,9 +163,17 @@ class Monitor:
         if not self._open:
             raise RuntimeError(NOT_OPEN)
         self._stepped = True
+        if self._armed is not None:  # nothing has been heard since this step was due
+            self._note(NOT_TRAINING if self.model.training else EVALUATING)
         self.steps += 1
         self._disarm()
         self._arm_if_due()
+
+    def __getattr__(self, name: str) -> Any:
+        # A trainer that is given the monitor itself asks it for its events.
+        hint = ": give the trainer monitor.callback() or monitor.lightning_callback()"
+        ending = hint if name.startswith("on_") else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{ending}")
 
     def callback(self) -> Any:
         """A callback for Transformers' `Trainer`, and TRL's: `Trainer(…, callbacks=[monitor.callback()])`."""

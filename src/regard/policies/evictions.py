@@ -14,6 +14,8 @@ from regard.attention.position_hash import uniform_hash
 from regard.policies.cache_state import CacheState
 from regard.policies.policy import Eviction
 
+FIRST = 2.0**52  # above every position, and exact in float64
+
 
 def streaming(sinks: int = 4) -> Eviction:
     """Keep the first `sinks` keys and the latest (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453)."""
@@ -21,7 +23,8 @@ def streaming(sinks: int = 4) -> Eviction:
 
     def score(cache: CacheState) -> Tensor:
         rank = cache.visible.cumsum(-1)  # from 1: padding before the text has 0
-        return cache.positions.double().masked_fill((rank <= sinks) & cache.visible, torch.inf)
+        # Above every position, and the first ones highest, which stay if there is no room for all of them.
+        return cache.positions.double().where((rank > sinks) | ~cache.visible, FIRST - rank.double())
 
     return Eviction("streaming", score, "arXiv:2309.17453")
 
