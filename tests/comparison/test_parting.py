@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
 from regard.recorder import Capture
@@ -107,3 +108,26 @@ def test_without_values_the_rest_is_compared() -> None:
     found = regard.compare(*seen).parting()
     assert found.rounding_only
     assert "capture with values=True" in str(found)
+
+
+def test_two_texts_are_refused_and_a_layer_that_one_lacks_is_said() -> None:
+    model = small_llama()
+    a, b = (regard.capture(model, inputs=(ids,)) for ids in (IDS, (IDS + 1) % 97))
+    with pytest.raises(ValueError, match="expected two runs on one text"):
+        regard.compare(a, b).parting()
+    fewer = Capture(layers=run().layers[:2])
+    assert "not compared: layer 2" in str(regard.compare(run(), fewer).parting())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_what_eager_code_rounds_by_itself_is_no_cause(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.4,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()  # scores of 50
+    a = regard.capture(model, inputs=(IDS,), values=True)
+    model.set_attn_implementation("eager")
+    b = regard.capture(model.to(dtype), inputs=(IDS,), values=True)
+    assert regard.compare(a, b).parting().rounding_only

@@ -111,6 +111,14 @@ def test_two_mistakes_at_once_are_both_named(folder, tmp_path, one, other):
     assert f"WRONG: {' and '.join(judgement.together)}" in str(judgement)
 
 
+def test_a_mistake_of_sinks_stands_beside_another(folder, tmp_path):
+    lines = [*WRONG["window-off-by-one"], *WRONG["sink-dropped"]]
+    judgement = judge_program(folder, tmp_path / "results.safetensors", lines)
+    assert judgement.mistakes[0] == "window-off-by-one"
+    assert judgement.elsewhere == ["sink-dropped"]
+    assert "WRONG: window-off-by-one, and sink-dropped" in str(judgement)
+
+
 def test_of_three_mistakes_at_once_one_is_named_as_nearest(folder, tmp_path):
     names = ("no-scale", "softcap-dropped", "grouped-heads-tiled")
     lines = [line for name in names for line in WRONG[name]]

@@ -7,7 +7,7 @@ refused in a sentence. How far two rows are apart is computed in `aligned_maps`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -114,7 +114,7 @@ class Comparison(PrintedOutput):
         For captures of another implementation, dtype, engine or number of ranks. What parts is one or more of
         queries, keys, values (if both captures have them), mask, bias, scale, soft cap, sink logits, and the
         output, if it is not that of its inputs. Errors are judged by what the dtypes round to and by how
-        far earlier layers are apart. Tokens that only one text has are left out.
+        far earlier layers are apart. Two texts are refused: where their tokens differ, so does everything.
 
         >>> import regard
         >>> from regard.gpt import GPT
@@ -124,8 +124,15 @@ class Comparison(PrintedOutput):
         >>> regard.compare(a, b).parting().rounding_only
         True
         """
+        for name, tokens in (("only in a", self.only_a), ("only in b", self.only_b)):
+            if tokens:
+                listed = ", ".join(repr(token.text) for token in tokens[:SHOWN])
+                raise ValueError(
+                    f"parting: expected two runs on one text, got tokens {name}: {escape(listed)}"
+                )
         keys = list(dict.fromkeys(key for key, _ in self.places))
-        return find_parting(self.a, self.b, keys, self.alignments)
+        found = find_parting(self.a, self.b, keys, self.alignments)
+        return replace(found, left_out=self.left_out)
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head, the one that differs most first."""

@@ -73,15 +73,19 @@ class Parting(PrintedOutput):
     """The dtypes of the queries of either capture."""
     without_values: bool = False
     """Whether a capture has no values (`values=True`), so that these are not compared."""
+    left_out: tuple[int | str, ...] = ()
+    """The layers that were not compared: only one capture has them, or their rows may be no tokens."""
 
     @property
     def rounding_only(self) -> bool:
-        """Whether the captures agree up to rounding."""
+        """Whether the layers that were compared agree up to rounding; `left_out` has the others."""
         return self.layer is None
 
     def __str__(self) -> str:
         dtypes = " and ".join(dict.fromkeys(self.dtypes))
         note = "; values are not compared: capture with values=True" if self.without_values else ""
+        if self.left_out:
+            note += f"; not compared: layer {', '.join(map(str, self.left_out))}"
         if self.layer is None:
             errors = [difference.error for difference in self.differences if difference.part in INPUTS]
             layers = len({difference.layer for difference in self.differences})
@@ -157,6 +161,7 @@ class ComparedInputs:
     map: AttentionMap
     heads: Tensor  # which heads of the map are shared
     tolerance_used: float  # of the certificate; above 1, the output is not that of these inputs
+    own_rounding: float  # how much of the tolerance eager code may use in this dtype; 1 in float32
     dtype: torch.dtype
 
     @staticmethod
@@ -177,9 +182,17 @@ class ComparedInputs:
         evidence = layer.evidence
         used = 0.0 if evidence.certified else max(evidence.tolerance_used, 2.0)
         used = math.inf if evidence.problem is not None else used
-        return ComparedInputs(
-            m.q[0][heads], _by_query_head(m.k[0], H)[heads], values, m, heads, used, m.q.dtype
-        )
+        q, k = m.q[0][heads], _by_query_head(m.k[0], H)[heads]
+        own = _eager_rounding(m.q.dtype, evidence.scores)
+        return ComparedInputs(q, k, values, m, heads, used, own, m.q.dtype)
+
+
+def _eager_rounding(dtype: torch.dtype, largest_score: float) -> float:
+    """How many of the certificate's tolerances the rounding of eager code may come to."""
+    if dtype == torch.float64:  # Llama's eager attention takes its softmax in float32, whatever the dtype
+        return torch.finfo(torch.float32).eps / torch.finfo(dtype).eps
+    # It also rounds every score to its dtype, before the softmax: the larger a score, the more.
+    return 1.0 if dtype == torch.float32 else max(1.0, largest_score)
 
 
 def _by_query_head(x: Tensor, H: int) -> Tensor:
@@ -207,8 +220,8 @@ def _compare_layers(
     yield PartDifference(key, "mask", hidden, 0.0)
     yield PartDifference(key, "bias", bias, limit)
     # An output counts only if one capture is certified: of two that are not, nothing is known.
-    used = max(a.tolerance_used, b.tolerance_used)
-    yield PartDifference(key, "output", used if min(a.tolerance_used, b.tolerance_used) <= 1 else 0.0, 1.0)
+    used, own = max(a.tolerance_used, b.tolerance_used), max(a.own_rounding, b.own_rounding)
+    yield PartDifference(key, "output", used if min(a.tolerance_used, b.tolerance_used) <= 1 else 0.0, own)
 
 
 def _relative(a: Tensor, b: Tensor) -> float:

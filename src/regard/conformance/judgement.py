@@ -32,6 +32,7 @@ from regard.support.safetensor_files import SafetensorFile
 
 WIDTH = 100  # columns
 SEEDS = 10  # the first seeds, of which one may be that of results for other inputs
+INTENTS = [Intent(Wiring(), causal=False)]  # attention on queries, keys and values as they are
 SPECIAL = ("scale", "empty-rows", "large-scores", "cache")  # cases that have names of their own for mistakes
 
 
@@ -57,6 +58,10 @@ class Judgement:
     together: list[str] = field(default_factory=list)  # two mistakes that explain the results together only
     nearest: str = ""  # the mistake that explains most of them, if neither one nor two explain them all
     other_seed: int | None = None  # the seed of the folder for which the results are right
+    elsewhere: list[str] = field(default_factory=list)
+    """Mistakes that explain what the first one does not: cases with sink logits, or packed ones."""
+    uncompared: list[str] = field(default_factory=list)
+    """Wrong outputs that were not compared with what the mistakes give."""
 
     @property
     def verdict(self) -> str:
@@ -78,6 +83,8 @@ class Judgement:
             "mistakes": self.mistakes,
             "together": self.together,
             "nearest": self.nearest,
+            "elsewhere": self.elsewhere,
+            "uncompared": self.uncompared,
             "other_seed": self.other_seed,
             "missing": self.missing,
             "unknown": self.unknown,
@@ -93,6 +100,7 @@ class Judgement:
         title = {"right": "right", "wrong": "WRONG", "undecided": "undecided: there is no result to judge"}
         name = f": {self.mistakes[0]}" if self.mistakes else ""
         name = f": {' and '.join(self.together)}" if self.together else name
+        name = f"{name}, and {', '.join(self.elsewhere)}" if name and self.elsewhere else name
         count = len(self.verdicts) - len(wrong)
         lines = [f"{title[self.verdict]}{name} ({count} of {len(self.verdicts)} results are right)"]
         for verdict in wrong:
@@ -103,6 +111,16 @@ class Judgement:
             both = ", with the other mistake at once" if self.together else ""
             text = f"The results equal attention {entry.what}{both}. {entry.effect}"
             lines += ["", f"  {mistake}", *_wrap(text), *_wrap(f"fix: {entry.fix}")]
+        for mistake in self.elsewhere:
+            entry = CATALOGUE[mistake]
+            text = f"Other cases equal attention {entry.what}. {entry.effect}"
+            lines += ["", f"  {mistake}", *_wrap(text), *_wrap(f"fix: {entry.fix}")]
+        if self.uncompared and (self.mistakes or self.together):
+            names = ", ".join(self.uncompared)
+            lines += [
+                "",
+                *_wrap(f"wrong as well, and not compared with what this mistake gives: {names}", "  "),
+            ]
         if self.verdict == "wrong" and not self.mistakes and not self.together:
             lines += ["", *_wrap(self._say_unexplained(), "  ")]
         if len(self.mistakes) > 1:
@@ -213,9 +231,13 @@ def _name_mistakes(
             # With sink logits the variants have a softmax of their own, which is right.
             kind = "sinks" if case.question.sinks is not None else case.question.layout or "plain"
             kinds[kind].append(case)
+    explained: set[str] = set()
     for alike in kinds.values():
-        if any((case.name, "output") in wrong for case in alike):
-            observations = [Observation(case.question, Answer(_unpacked(case, found))) for case in alike]
+        if not any((case.name, "output") in wrong for case in alike):
+            continue
+        observations = [Observation(case.question, Answer(_unpacked(case, found))) for case in alike]
+        if not explained:
+            explained = {case.name for case in alike}
             # NaN everywhere tells nothing of its cause, unless there is nothing else.
             finite = [o for o in observations if bool(o.answer.output.isfinite().any())]
             names = {o.question.name for o in finite}
@@ -224,18 +246,27 @@ def _name_mistakes(
             # NaN in a case without a mask is not that of a mask times infinity.
             if finite or not all(_is_unmasked(case) for case in alike):
                 _diagnose(judgement, observations)
-            return
+            continue
+        # One mistake may explain these cases, too; another one is said beside it.
+        named = [name for match in diagnose(observations, INTENTS) for name in match.names]
+        if named and not set(named) & {*judgement.mistakes, *judgement.together}:
+            judgement.elsewhere.append(named[0])
+        if named:
+            explained |= {case.name for case in alike}
+    if explained:
+        outputs = (case.name for case in judged if (case.name, "output") in wrong)
+        judgement.uncompared = [f"{name}.output" for name in outputs if name not in explained]
+        return
     judgement.mistakes = list(dict.fromkeys(_special_mistakes(judged, found, tensors, wrong)))
 
 
 def _diagnose(judgement: Judgement, observations: list[Observation]) -> None:
     """Name one mistake, two that are made together, or the one that explains most of the observations."""
-    intents = [Intent(Wiring(), causal=False)]
-    if matches := diagnose(observations, intents):
+    if matches := diagnose(observations, INTENTS):
         judgement.mistakes = list(dict.fromkeys(name for match in matches for name in match.names))
-    elif pairs := diagnose_pairs(observations, intents):
+    elif pairs := diagnose_pairs(observations, INTENTS):
         judgement.together = list(pairs[0].names)
-    elif parts := explain_parts(observations, intents):
+    elif parts := explain_parts(observations, INTENTS):
         judgement.nearest = parts[0].names[0]
 
 
