@@ -122,12 +122,14 @@ def test_the_history_of_a_monitor_opens(page: Page, serve: Callable[..., Backgro
         "validation": [None, None],
         "sample": ["", ""],
         "loss": {"steps": [], "values": []},
+        "alarms": ["step 50, layer 1: <b>head 0</b> has a score of 30"],
     }
     page.goto(serve(captured(20), contents={"time": run}).address + "#view=time")
     expect(page.locator("#view-time .lead")).to_have_text(
         "At step 50, layer 1, head 0 scores highest on largest score: 30.00."
     )
-    expect(page.locator("#view-time .column > .note")).to_have_text("Scored on training batches.")
+    expect(page.locator("#view-time .column > p.note")).to_have_text("Scored on training batches.")
+    expect(page.get_by_label("Alarms")).to_have_text("step 50, layer 1: <b>head 0</b> has a score of 30")
     expect(page.locator("#view-time .chart-line.null")).to_have_count(0)
     expect(page.locator("#view-time h2", has_text="Loss")).to_be_hidden()
     page.get_by_label("Step", exact=True).focus()

@@ -23,6 +23,7 @@ SHOWN = {
     "k_norm": "largest_key_norm",
 }
 """The measures that the page shows, each by the name that it has there, the first one first."""
+MAX_ALARMS = 8  # that the page shows: the first ones are what went wrong first
 
 
 def read_curves(path: str | PathLike[str]) -> dict[str, Any]:
@@ -54,6 +55,7 @@ def read_curves(path: str | PathLike[str]) -> dict[str, Any]:
         "validation": unknown,
         "sample": [""] * len(records),
         "loss": {"steps": [], "values": []},
+        "alarms": history.alarms[:MAX_ALARMS],
     }
 
 

@@ -11,6 +11,11 @@ import typer
 from regard.cli.parts.options import Device
 from regard.support.characters import escape
 
+QUICK = (
+    "This was --quick: small sizes, few texts, and the included model instead of SmolLM2. The verdict of the "
+    "full run may be another."
+)
+
 
 def reproduce(
     names: Annotated[
@@ -64,6 +69,8 @@ def reproduce(
             typer.echo(f"  {check}")
         if record.findings.note:
             typer.echo(fill(record.findings.note))
+        if quick:
+            typer.echo(fill(QUICK))
         typer.echo(
             escape(f"{record.findings.verdict} ({record.seconds:.0f} s on {chosen}); {json_file}, {picture}")
         )

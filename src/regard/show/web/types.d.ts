@@ -284,6 +284,8 @@ interface TrainingRun {
   repeats?: Record<string, ScoreHistory>;
   /** What a monitor heard, of training batches. */
   batch?: Record<string, ScoreHistory>;
+  /** The first alarms of a monitor, a sentence each. */
+  alarms?: string[];
   validation: (number | null)[];
   sample: string[];
   loss: { steps: number[]; values: (number | null)[] };

@@ -73,7 +73,9 @@ export class TimeView {
     const heads = element("section", {}, element("h2", { text: "Every head" }), this.table, this.ramp);
     const curves = element("section", {}, element("h2", { text: "Over the run" }), this.lines);
     const grid = element("div", { class: "time-grid" }, heads, curves, this.judging, this.sampled);
-    this.column.append(this.title, this.about, grid);
+    const alarms = (this.run.alarms ?? []).map((sentence) => element("li", { text: sentence }));
+    const warned = alarms.length ? [element("ul", { class: "note", "aria-label": "Alarms" }, ...alarms)] : [];
+    this.column.append(this.title, this.about, ...warned, grid);
     return element("div", { class: "scroll" }, this.column);
   }
 
