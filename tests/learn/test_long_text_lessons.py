@@ -47,6 +47,7 @@ WINDOW = {
     "numbers": ((VISIBLE, f"({VISIBLE}).float()"), "expected torch.bool"),
     "inverted": ((VISIBLE, f"~({VISIBLE})"), "inverted-mask"),
     "keys only": ((KEPT, "k = k"), "expected `k` (2, 3, 6, 4)"),
+    "short too": (("k.shape[-2] <= sinks + window", "False"), "fewer keys than sinks + window stays"),
     "other axis": ((KEPT, KEPT.replace(", dim=-2", "")), "the keys are on axis -2"),
     "latest first": (
         (KEPT + "  #", "k = torch.cat([k[..., -window:, :], k[..., :sinks, :]], dim=-2)  #"),
@@ -62,6 +63,7 @@ ONLINE_SOFTMAX = {
     "of this block": ((HIGHEST, "scores.amax(dim=-1)"), "of this block alone"),
     "places too": ((HIGHEST, "torch.maximum(highest, scores.max(dim=-1))"), "gives the places"),
     "Python's max": ((HIGHEST, "max(highest, scores.amax(dim=-1))"), "Python's max cannot"),
+    "highest 0": (("q.new_full(q.shape[:-1], -torch.inf)", "q.new_zeros(q.shape[:-1])"), "begins at 0"),
     "Python's exp": ((SHRINK, "math.exp(highest - new_highest)"), "math.exp takes one number"),
     "not subtracted": (("scores - new_highest[..., None]", "scores"), "exponentials = torch.exp(scores -"),
     "axis": (("mixed / total[..., None]", "mixed / total"), "adds an axis of 1"),
