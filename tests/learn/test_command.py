@@ -330,6 +330,17 @@ def test_a_mistake_of_the_course_alone_is_explained_too() -> None:
     assert "In merge: Right for small numbers" in merge
     evict = CliRunner().invoke(app, ["explain-mistake", "cache-in-wrong-order", "--lesson", "14"]).output
     assert "In evict: The latest keys stand before the first ones" in " ".join(evict.split())
+    assert evict.startswith("cache-in-wrong-order\n")
+    joined = CliRunner().invoke(app, ["explain-mistake", "masks-joined-by-or", "--lesson", "14"]).output
+    assert "`causal & near | first`" in joined
+
+
+@pytest.mark.parametrize(("name", "number"), [("window-dropped", 14), ("inverted-mask", 17)])
+def test_a_mistake_that_a_lesson_has_no_words_for_is_explained_in_general(name: str, number: int) -> None:
+    general = CliRunner().invoke(app, ["explain-mistake", name])
+    said = CliRunner().invoke(app, ["explain-mistake", name, "--lesson", str(number)])
+    assert said.exit_code == 0
+    assert said.output == general.output
 
 
 @pytest.mark.usefixtures("in_process")

@@ -47,6 +47,7 @@ WINDOW = {
     "numbers": ((VISIBLE, f"({VISIBLE}).float()"), "expected torch.bool"),
     "inverted": ((VISIBLE, f"~({VISIBLE})"), "inverted-mask"),
     "keys only": ((KEPT, "k = k"), "expected `k` (2, 3, 6, 4)"),
+    "short too": (("k.shape[-2] <= sinks + window", "False"), "fewer keys than sinks + window stays"),
     "other axis": ((KEPT, KEPT.replace(", dim=-2", "")), "the keys are on axis -2"),
     "latest first": (
         (KEPT + "  #", "k = torch.cat([k[..., -window:, :], k[..., :sinks, :]], dim=-2)  #"),
@@ -62,6 +63,8 @@ ONLINE_SOFTMAX = {
     "of this block": ((HIGHEST, "scores.amax(dim=-1)"), "of this block alone"),
     "places too": ((HIGHEST, "torch.maximum(highest, scores.max(dim=-1))"), "gives the places"),
     "Python's max": ((HIGHEST, "max(highest, scores.amax(dim=-1))"), "Python's max cannot"),
+    "highest 0": (("q.new_full(q.shape[:-1], -torch.inf)", "q.new_zeros(q.shape[:-1])"), "begins at 0"),
+    "Python's exp": ((SHRINK, "math.exp(highest - new_highest)"), "math.exp takes one number"),
     "not subtracted": (("scores - new_highest[..., None]", "scores"), "exponentials = torch.exp(scores -"),
     "axis": (("mixed / total[..., None]", "mixed / total"), "adds an axis of 1"),
     "no maximum in lse": (("highest + torch.log(total)", "torch.log(total)"), "`lse` is off"),
@@ -276,6 +279,60 @@ def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: Functio
     answers = [variant.answer for variant in every.variants(function.cases())]
     for a, b in combinations(answers, 2):
         assert a.shape != b.shape or largest_difference(a, b) > 10 * TOLERANCE
+
+
+HEADS = (
+    "    H, T, D = q.shape[1:]\n"
+    "    G, S = k.shape[1:3]\n"
+    "    visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)\n"
+    "    out = []\n"
+    "    for h in range(H):\n"
+    "        s = (q[:, h] @ k[:, h % G].mT / math.sqrt(D)).masked_fill(~visible, -torch.inf)\n"
+    "        out.append(torch.softmax(s, dim=-1) @ v[:, h % G])\n"
+    "    return torch.stack(out, dim=1)\n\n\n"
+)
+BLOCKS = (
+    "    out = []\n"
+    "    for block in k.split(block_size):\n"
+    "        out.append((q * block.amax(dim=0)).sum(dim=-1) / math.sqrt(q.shape[-1]))\n"
+    "    return torch.stack(out, dim=-1)\n\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "body", "instead"),
+    [
+        (13, ("    H, T, D", "def pool_heads"), HEADS),
+        (
+            13,
+            ("    H, T, D", "def pool_heads"),
+            HEADS.replace("s = (", "scores = (").replace("(s,", "(scores,"),
+        ),
+        (
+            13,
+            ("    H, T, D", "def pool_heads"),
+            HEADS.replace("h % G", "h // (H // G)").replace("dim=1)", "dim=0)"),
+        ),
+        (17, ("    D = q.shape", "def selected_attention"), BLOCKS),
+    ],
+)
+def test_no_line_of_a_loop_is_replaced_by_one_of_a_solution_without(
+    number: int, body: tuple[str, str], instead: str, tmp_path: Path
+) -> None:
+    lesson = get_lesson(number)
+    program = plain_solution(lesson.solution).replace(_body(number, *body), instead)
+    outcome = next(outcome for outcome in judged(lesson, program, tmp_path) if outcome.status == "wrong")
+    assert "NameError" not in outcome.message
+    assert outcome.hint
+    assert "line " not in outcome.hint
+
+
+def test_an_error_is_told_once_and_with_its_line(tmp_path: Path) -> None:
+    lesson = get_lesson(13)
+    program = plain_solution(lesson.solution).replace(KEYS, "k = k.repeat_interleave(H, dim=1)")
+    outcome = judged(lesson, program, tmp_path)[1]
+    assert outcome.message.startswith("line 36, scores = ")
+    assert outcome.message.count("RuntimeError") == 1
 
 
 def _text(outcome: Outcome) -> str:

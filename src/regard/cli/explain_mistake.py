@@ -41,8 +41,7 @@ def explain_mistake(
       regard explain-mistake no-scale --test > test_mine.py
       regard explain-mistake no-scale --lesson 3
     """
-    if lesson is not None:
-        _explain_in_lesson(name, lesson)
+    if lesson is not None and _explain_in_lesson(name, lesson):
         return
     from regard.auditor.catalogue import reading_lines, reading_mistakes
     from regard.checker.catalogue import get_mistake
@@ -96,23 +95,29 @@ def explain_mistake(
     )
 
 
-def _explain_in_lesson(name: str, number: int) -> None:
-    """Explain a mistake by the code of a lesson, in words that the lesson has used by then."""
+def _explain_in_lesson(name: str, number: int) -> bool:
+    """Explain a mistake by the code of a lesson, in words that the lesson has used by then.
+
+    Return False if the lesson has none for it, and its reader can follow the general explanation.
+    """
     from rich.console import Console
     from rich.text import Text
 
+    from regard.cli.learn import FULL_PAGE
     from regard.learn.course import get_lesson
     from regard.learn.explanation import explain_in_lesson
     from regard.learn.mistakes import find_mistake
 
     explanation = explain_in_lesson(get_lesson(number), name)
+    if explanation is None and number >= FULL_PAGE:
+        return False
     if explanation is None:
         raise ValueError(f"--lesson: {name!r} is none of the mistakes that lesson {number} knows")
     entry = find_mistake(name)
     # What the lesson's table does not say, one of its judges does, or what the mistake always does.
     said = explanation.row or ("" if explanation.ways or entry is None else entry.effect)
     console = Console(highlight=False)
-    console.print(Text.assemble((name, "bold"), f": {said}".rstrip()))
+    console.print(Text.assemble((name, "bold"), f": {said}" if said else ""))
     for line in ("", *explanation.lines) if explanation.lines else ():
         console.print(
             Text(f"  {line[:1]} {line[1:]}".rstrip(), style=STYLES.get(line[:1], "")), soft_wrap=True
@@ -125,6 +130,7 @@ def _explain_in_lesson(name: str, number: int) -> None:
         console.print(Text.assemble("\nIn ", (function, "bold"), f": {wrong}"))
         if hint:
             console.print(Text(f"  fix: {hint}"))
+    return True
 
 
 def _explain_model_mistake(mistake: ModelMistake) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regard.learn.lesson import Lesson, Outcome
 
 FULL_PAGE = 5  # the lesson from which on the page of a mistake in the catalogue can be understood
-OWN_CODE = 13  # the lesson from which on every mistake that is named can be explained in the lesson's code
+OWN_CODE = 13  # the lesson from which on a mistake is explained in the lesson's code, or else in general
 INTERVAL = 0.3  # seconds between two looks at a watched file
 MARKS = {"done": "✓", "guessed": "→", "wrong": "✗", "unfinished": "…"}
 STYLES = {"done": "green", "guessed": "cyan", "wrong": "red", "unfinished": "yellow"}

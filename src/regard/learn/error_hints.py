@@ -48,8 +48,12 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
         "a shape has several sizes; the last one is the width, k.shape[-1]",
     ),
     (
+        r"(math\.\w+)\(.*(?:only one element tensors can be converted|only length-1 arrays)",
+        r"\1 takes one number, and this is a whole tensor",
+    ),
+    (
         r"only one element tensors can be converted|only length-1 arrays",
-        "math.sqrt takes one number, and this is a whole tensor",
+        "one number is needed here, and this is a whole tensor",
     ),
     (r"1D tensors expected", "torch.dot is for two vectors; a product of matrices is written @"),
     (

@@ -37,7 +37,8 @@ def explain_in_lesson(lesson: Lesson, name: str) -> LessonExplanation | None:
         wrong = plain_solution(lesson.solution.replace(usual[0].right, usual[0].wrong)).splitlines()
         lines = tuple(difflib.unified_diff(wrong, right, lineterm=""))[3:]
     ways = tuple(_ways(lesson, name))
-    return LessonExplanation(row[1] if row else "", lines, ways) if row or usual or ways else None
+    said = row[1].replace("\\|", "|") if row else ""  # a table writes \| for a bar that ends no column
+    return LessonExplanation(said, lines, ways) if row or usual or ways else None
 
 
 def _ways(lesson: Lesson, name: str) -> list[tuple[str, str, str]]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.learn.exercise import has_loop
 from regard.learn.lesson import Trial
 
 TOLERANCE = 1e-5
@@ -88,6 +89,9 @@ def find_first_difference(
     with open(path, encoding="utf-8") as file:
         mine = Program(file.read(), path, vars(module))
     right = load_solution(solution)
+    # Inside a loop a line does one part of what the solution's does at once, and is no line to replace.
+    if has_loop(mine.text, task) and not has_loop(solution, task):
+        return None
     # fork_rng: the judges' random state stays as it was.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -225,7 +229,8 @@ def _find_unset(runs: _Runs, has_ended: bool = True) -> LineDifference | None:
         if is_result and not has_ended:
             continue
         # Another line may have been written in its place.
-        others = [a for a in made if a.key not in known and ("." in a.name or a.name.endswith(")"))]
+        is_call = match.name.endswith(")")
+        others = [a for a in made if a.key not in known and "." in a.name and a.name.endswith(")") == is_call]
         if function_result := [a for a in made if a.name == "return" and a.key not in known]:
             others = function_result
         if others:

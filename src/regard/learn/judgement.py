@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20  # of a lesson file
 # What is shown of what the learner's code prints: characters in all, lines, and characters of a line.
 PRINTED, LINES, WIDTH = 20_000, 12, 200
+UNKNOWN_NAME = re.compile(r"\b(NameError|UnboundLocalError): ")
 ERROR = re.compile(r"^line \d+, .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)  # see `describe_error`
 
 
@@ -259,9 +260,13 @@ def _with_name(
     with contextlib.suppress(Exception):
         exec(solution.replace(difference.right, own), vars(alone))
         first = task.judge(getattr(alone, task.name), alone)
+        # A line that reads other names of the learner's says nothing without the lines around it.
+        if UNKNOWN_NAME.search(first.message) and not UNKNOWN_NAME.search(outcome.message):
+            return outcome
         if first.status == "wrong" and (first.mistake or first.hint not in task.summaries):
-            message = first.message
-            if first.message != outcome.message:
+            message = outcome.message
+            # Put into the solution, the line may raise the same error, there without its number.
+            if not outcome.message.endswith(first.message):
                 message = f"{first.message.rstrip('.')}. After that: {outcome.message}"
             return replace(first, message=message)
     return outcome

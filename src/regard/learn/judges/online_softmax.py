@@ -30,13 +30,15 @@ def blockwise(
     shrink_mixed: float = 1.0,
     subtract: str = "so far",
     divide: bool = True,
+    begin: float = -torch.inf,
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp, computed block by block; each option is a way to go wrong.
 
     The factor of a sum is raised to a power: 0 leaves it out, −1 divides by it. From the exponents we
-    `subtract` the largest score "so far", that of this "block", or "nothing".
+    `subtract` the largest score "so far", that of this "block", or "nothing". Before the first block the
+    largest score is `begin`.
     """
-    highest, total = torch.tensor(-torch.inf), torch.tensor(0.0)
+    highest, total = torch.tensor(begin), torch.tensor(0.0)
     mixed = torch.zeros(*q.shape[:-1], v.shape[-1])
     for start in range(0, k.shape[-2], block_size):
         block = slice(start, start + block_size)
@@ -70,14 +72,17 @@ def joined(
 
 
 def flash_cases() -> tuple[Case, ...]:
-    """Return one block and several, and large scores at the start and at the end."""
+    """Return one block and several, large scores first and last, and scores far below 0."""
     q, k, v = draw(2, 5, 4, seed=0), draw(2, 8, 4, seed=1), draw(2, 8, 3, seed=2)
     loud = 70 * k[:, :2]  # keys with scores of 100 and more
+    # Of whole numbers, whose products are exact: in any order of its sums a right answer stays right.
+    low = ((q + 20).round(), (k - 5).round())
     return (
         Case("with all keys in one block", (q, k, v, 8)),
         Case("with blocks of 3, 3 and 2 keys", (q, k, v, 3)),
         Case("with scores of 100 in the first block", (q, torch.cat([loud, k[:, 2:]], dim=1), v, 2)),
         Case("with scores of 100 in the last block", (q, torch.cat([k[:, 2:], loud], dim=1), v, 2)),
+        Case("with scores of about -200", (*low, v, 3)),
     )
 
 
@@ -148,6 +153,12 @@ FLASH = FunctionTask(
             "sum-not-divided",
             "The mix is returned as it is: its weights do not sum to 1.",
             "out = mixed / total[..., None]",
+        ),
+        WrongWay(
+            partial(blockwise, begin=0.0),
+            said="`highest` begins at 0. Where every score is far below that, all exponentials are 0, and so "
+            "is their sum: 0 / 0 is NaN.",
+            hint="highest = q.new_full(q.shape[:-1], -torch.inf)",
         ),
         WrongWay(partial(blockwise, subtract="nothing"), "softmax-overflow", hint=HIGHEST),
         WrongWay(

@@ -49,7 +49,7 @@ def evicted(k: Tensor, v: Tensor, window: int, sinks: int, how: str = "") -> tup
         "latest first": latest + first,
         "sinks in the window": first + latest[sinks:],
     }.get(how, first + latest)
-    if sinks + window >= S:
+    if sinks + window >= S and how != "short too":
         kept = list(range(S))
     return k[..., kept, :], v[..., kept, :]
 
@@ -113,8 +113,13 @@ EVICT = FunctionTask(
         Case("with 9 keys, window 4, 2 sinks", (draw(2, 3, 9, 4, seed=0), draw(2, 3, 9, 4, seed=1), 4, 2)),
         Case("with 5 keys, window 4, 2 sinks", (draw(2, 3, 5, 4, seed=2), draw(2, 3, 5, 4, seed=3), 4, 2)),
     ),
-    (Result("k", "(B, H, sinks + window, D)", KEPT), Result("v", "(B, H, sinks + window, D)", KEPT)),
+    (Result("k", "(B, H, keys that stay, D)", KEPT), Result("v", "(B, H, keys that stay, D)", KEPT)),
     (
+        WrongWay(
+            partial(evicted, how="short too"),
+            said="a cache with fewer keys than sinks + window stays as it is; here a key is kept twice",
+            hint="before these lines: if k.shape[-2] <= sinks + window: return k, v",
+        ),
         WrongWay(partial(evicted, how="no sinks"), "sinks-evicted", hint=KEPT),
         WrongWay(partial(evicted, how="no sinks, as many"), "sinks-evicted", hint=KEPT),
         WrongWay(partial(evicted, how="oldest"), said="the oldest keys are kept, not the latest", hint=KEPT),
