@@ -41,6 +41,11 @@ class HeardLayer:
     where the layer has no sink logits, and where a number is not finite.
     """
 
+    @property
+    def num_heads(self) -> int:
+        """How many heads were read; 0 for a layer without a softmax."""
+        return max((len(row) for row in self.values.values()), default=0)
+
 
 class HeardLayers(dict[str, HeardLayer]):
     """The layers of a reading by their keys, "3" or "decoder.3"; the number of a layer serves as well."""
@@ -180,8 +185,7 @@ class MonitorHistory(PrintedOutput):
     def __iter__(self) -> Iterator[HistoryRow]:
         for record in self.records:
             for key, layer in record.layers.items():
-                count = max((len(row) for row in layer.values.values()), default=0)
-                for head in range(count):
+                for head in range(layer.num_heads):
                     values = {
                         name: math.nan if row[head] is None else float(row[head] or 0.0)
                         for name, row in layer.values.items()

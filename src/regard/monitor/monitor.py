@@ -124,7 +124,7 @@ class Monitor:
         """How many steps the training has taken."""
         self.problem = ""
         """Why the last step that was due could not be read; "" if it could."""
-        self._alarms = Alarms(Thresholds() if thresholds is None else thresholds)
+        self._alarms = Alarms(given)
         self._turn = 0  # readings so far
         self._stepped, self._passes = False, 0  # whether `step` was called, and forward passes of training
         self._names: list[str] = []  # of all layers, once they are known

@@ -35,13 +35,13 @@ def read_curves(path: str | PathLike[str]) -> dict[str, Any]:
     history = MonitorHistory.read(path)
     if not history.records:
         raise RunFileError(f"run: {path} holds no reading yet")
-    history = MonitorHistory.read(path, history.runs[-1])
+    history = MonitorHistory([record for record in history.records if record.run == history.runs[-1]])
     records = [history.records[i] for i in spread(len(history.records), MAX_EVALUATIONS)]
     # Layers may take turns, so that no single record has all of them.
     heads: dict[str, int] = {}
     for record in history.records:
         for key, layer in record.layers.items():
-            heads[key] = max(heads.get(key, 0), *map(len, layer.values.values()))
+            heads[key] = max(heads.get(key, 0), layer.num_heads)
     tables = {
         shown: [_table(record, measure, heads) for record in records] for measure, shown in SHOWN.items()
     }
