@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import Any, Literal
 
 from regard.support.cell_output import new_figure, release
@@ -56,7 +57,9 @@ def _draw_panel(chart: Chart, ax: Any) -> None:
     if chart.baseline is not None:
         ax.axhline(chart.baseline, color="#888888", linewidth=1)
     if chart.places:
-        ax.set_xticks(range(len(chart.places)), chart.places)
+        # A name is as narrow as its bar allows: eviction has six, of which one is "window and first 4".
+        width = max(6, 42 // len(chart.places))
+        ax.set_xticks(range(len(chart.places)), [fill(name, width) for name in chart.places])
     if chart.log_x:
         ax.set_xscale("log")
     if chart.log_y:

@@ -21,7 +21,7 @@ ABOUT = PublishedResult(
     claim="""A model of two layers or more forms heads that find an earlier copy of the current token and
 attend to what came after it. They form in a narrow window of training, in which the model learns to use its
 context; without them most of that ability is gone.""",
-    method="""A GPT of two layers learns Python's documentation. Along the way every head's prefix matching is
+    method="""A GPT of two layers learns PyTorch's sources. Along the way every head's prefix matching is
 scored on repeated random tokens, and the loss is taken on their first and later copies. At the end the head
 with the highest score is cut, beside every other head of its layer; and that head in earlier weights.""",
     limits="""One architecture, one text and one seed. That two curves rise together does not prove that one
@@ -29,7 +29,7 @@ causes the other; cutting the head shows what the trained model needs, not how i
 )
 QUICK = {"steps": 500, "every": 50, "batch": 16, "context": 96, "width": 64, "heads": 4, "vocabulary": 512}
 FULL = {
-    "steps": 6000,
+    "steps": 4000,
     "every": 100,
     "batch": 64,
     "context": 256,

@@ -22,14 +22,16 @@ ABOUT = PublishedResult(
     ),
     claim="""Under plain causal masking, documents that are packed into one sequence are attended to across
 their borders, which distracts the model; masking other documents improves it.""",
-    method="""Two GPTs from the same seed see the same packed windows of Python's documentation: unrelated
+    method="""Two GPTs from the same seed see the same packed windows of PyTorch's sources: unrelated
 pieces of equal length, once with attention across pieces and once isolated by a mask. Both are tested on
 held-out pieces, alone and after other pieces; and on a piece after a copy of itself.""",
     limits="""Small models and one text. Pieces are cut at equal lengths, so that a border can be learned
-from the position; the paper packs documents of any length, and its models are a thousand times larger.""",
+from the position; the paper packs documents of any length, and its models are a thousand times larger. The
+isolated model has never seen a key further back than a piece: that it gains less from a copy shows that it
+cannot use one, not that the other has learned to copy.""",
 )
 QUICK = {"steps": 200, "layers": 2, "width": 32, "piece": 24, "pieces": 3, "batch": 8, "texts": 48}
-FULL = {"steps": 6000, "layers": 6, "width": 256, "piece": 64, "pieces": 4, "batch": 64, "texts": 256}
+FULL = {"steps": 3000, "layers": 6, "width": 256, "piece": 64, "pieces": 4, "batch": 64, "texts": 256}
 
 
 def run(options: RunOptions) -> Findings:

@@ -27,7 +27,7 @@ token, whose first token gets much attention and whose nearest tokens matter mos
 absent one. The position alone is the baseline that any method has to beat here.""",
 )
 QUICK = {"texts": 12, "length": 24}
-FULL = {"texts": 200, "length": 48}
+FULL = {"texts": 100, "length": 48}
 METHODS = ("rollout", "last layer", "first layer", "position")
 
 

@@ -1,17 +1,19 @@
-"""Small GPTs for results that need training: a text that every Python has, and a loop of AdamW steps."""
+"""Small GPTs for results that need training: a text that is installed already, and a loop of AdamW steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from pydoc_data.topics import topics
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.gpt import GPT, Config
-from regard.gpt.training.corpus import Corpus, prepare, python_documentation
+from regard.gpt.training.corpus import Corpus, prepare
 from regard.gpt.training.evaluation import next_token_loss
 from regard.gpt.training.optimizer import adamw
 
@@ -20,12 +22,21 @@ WARMUP = 50  # steps in which the learning rate rises
 
 @cache
 def read_corpus(context_length: int, vocab_size: int | None, whole: bool, device: str) -> Corpus:
-    """The documentation in every Python as tokens: characters, or a BPE of `vocab_size`.
+    """A text that is installed with Regard as tokens: characters, or a BPE of `vocab_size`.
 
-    `whole` adds the docstrings of the standard library, some megabytes, to the half megabyte of help topics.
+    It is half a megabyte of Python's help topics or, if `whole`, PyTorch's sources, which are large enough
+    that a small model does not learn them by heart.
     """
-    text = python_documentation() if whole else "\n\n".join(topics[name] for name in sorted(topics))
+    text = pytorch_sources() if whole else "\n\n".join(topics[name] for name in sorted(topics))
     return prepare(text, context_length, vocab_size).to(torch.device(device))
+
+
+def pytorch_sources() -> str:
+    """The Python files of PyTorch, in an order drawn once, without letters beyond ASCII."""
+    paths = sorted(Path(torch.__file__).parent.rglob("*.py"))
+    # Drawn, so that the last tenth, which is held out, is of the same kind as the rest.
+    Random(0).shuffle(paths)
+    return "\n\n".join(path.read_bytes().decode("ascii", "ignore") for path in paths)
 
 
 def make_gpt(device: str, **sizes: Any) -> GPT:
