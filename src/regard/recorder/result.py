@@ -382,6 +382,14 @@ class Capture:
                 f"{int(tokens[-1])}, got {position}, which is padding"
             )
 
+    def _positions(self, batch: int, length: int, stack: str) -> Tensor | slice:
+        """Return the positions of a text that are not padding."""
+        mask = self.attention_mask
+        # The mask is that of the text an encoder-decoder model reads, not of what it writes.
+        if mask is None or mask.shape[1] != length or stack == "decoder":
+            return slice(None)
+        return mask[batch].nonzero().flatten().cpu()
+
     def _recorded_residual(self, method: str) -> ResidualStream:
         if self.residual is None:
             raise ValueError(
@@ -393,7 +401,7 @@ class Capture:
 
     def rollout(
         self,
-        position: int = -1,
+        position: int | None = -1,
         batch: int = 0,
         by: Literal["attention", "value"] = "attention",
         stack: str | None = None,
@@ -403,7 +411,8 @@ class Capture:
         Each layer passes on half by its residual connection and half by attention, averaged over its heads.
         The weights of a layer with sink logits are divided by what is left for the keys.
 
-        - `position`: the position of the query in the last layer, counted as in `ids`.
+        - `position`: the position of the query in the last layer, counted as in `ids`, or None for the mean
+          over the tokens of the text, as an encoder reads them whose answer is the mean of its states.
         - `batch`: the number of the text in the batch.
         - `by`: "attention", or "value" for weights times ‖W_h v_j‖, with rows that sum to 1, which needs a
           capture with `contributions=True`.
@@ -417,12 +426,13 @@ class Capture:
         B, _, T, _ = layers[0].shape
         if not 0 <= batch < B:
             raise ValueError(f"batch: expected a number from 0 to {B - 1}, got {batch}")
-        if not -T <= position < T:
+        if position is not None and not -T <= position < T:
             raise ValueError(f"position: expected one of the {T} tokens, got {position}")
-        if layers[0].stack != "decoder":
+        if position is not None and layers[0].stack != "decoder":
             self._check_position(position, batch, T)
         norms = [self._value_norms(layer)[batch] for layer in layers] if by == "value" else None
-        return roll_out([layer.softmax_map("rollout")[batch] for layer in layers], position, norms)
+        positions = self._positions(batch, T, layers[0].stack) if position is None else position
+        return roll_out([layer.softmax_map("rollout")[batch] for layer in layers], positions, norms)
 
     def show(self, **options: Any) -> Any:
         """Open the page in the browser, or inline in a notebook; `options` are those of `viewer.show`."""

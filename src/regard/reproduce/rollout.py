@@ -1,93 +1,141 @@
-"""Attention rollout against raw attention, by what cutting a token changes (Abnar & Zuidema 2020)."""
+"""Attention rollout against raw attention, by what replacing a token changes (Abnar & Zuidema 2020)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.gpt import GPT
 from regard.recorder import capture
 from regard.reproduce.chart import Chart
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
-from regard.reproduce.trained_models import open_model, read_texts
+from regard.reproduce.trained_models import cut_texts, help_topics, open_encoder, open_model, read_texts
 
 ABOUT = PublishedResult(
     title="Rollout says more about the inputs than the attention of the last layer",
     papers=("Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers, arXiv:2005.00928",),
     claim="""In higher layers tokens are mixed, and raw attention no longer says which inputs matter. Rollout,
 which follows the attention through all layers, ranks them more like an ablation of the inputs does.""",
-    method="""A trained model reads short pieces of Python's help topics. Each token but the last is
-replaced by a line break in turn; how much the probabilities of the next token change (total variation) is its
-importance. The ranks by rollout and by the last layer's attention, from the last token, are compared with it;
-beside them the first layer's attention and the position alone.""",
-    limits="""The paper's models are encoders that classify; this one is a decoder that predicts the next
-token, whose first token gets much attention and whose nearest tokens matter most. A replaced token is not an
-absent one. The position alone is the baseline that any method has to beat here.""",
+    method="""An encoder of sentences, all-MiniLM-L6-v2, reads pieces of Python's help topics. Each token is
+replaced by [MASK] in turn; how far the text's embedding turns (1 − cosine) is its importance. Rollout and the
+last layer's attention, as the mean over all positions as the embedding is, are compared with it by rank;
+beside them the first layer's attention, the position (earlier tokens matter more to this model) and the
+rarity of the token, by its place in the vocabulary.""",
+    limits="""One encoder, of six layers; the paper's classify, and so may use their attention otherwise. A
+replaced token is not an absent one. A quick run reads with the included decoder instead, whose prediction
+depends on the last position, and where the nearest tokens matter most.""",
 )
 QUICK = {"texts": 12, "length": 24}
-FULL = {"texts": 100, "length": 48}
-METHODS = ("rollout", "last layer", "first layer", "position")
+FULL = {"texts": 200, "length": 48}
+METHODS = ("rollout", "last layer", "first layer", "position", "rarity")
+
+
+class Reader(NamedTuple):
+    """A model whose answer to a text is explained."""
+
+    model: Any
+    answer: Callable[[Tensor], Tensor]  # the answers (B, N) to texts (B, T)
+    distance: Callable[[Tensor, Tensor], Tensor]  # how far answers (B, N) are from one (N,)
+    blank: int  # the token that replaces another
+    tokens: slice  # the tokens that are replaced, and explained
+    asks: int | None  # the position that the answer is read from, or None for the mean of all
+    direction: int  # 1 if later tokens matter more, −1 if earlier ones do
 
 
 def run(options: RunOptions) -> Findings:
     """Rank the tokens of every text in all ways."""
     sizes = QUICK if options.quick else FULL
-    model = open_model(options)
-    ids = read_texts(model, sizes["texts"], sizes["length"])
+    reader, ids = open_decoder(options, sizes) if options.quick else open_pooled(options, sizes)
     found = []
     for number, text in enumerate(ids):
-        truth = ablation(model, text)
-        found.append([rank_correlation(scores, truth) for scores in explanations(model, text).values()])
+        truth = ablation(reader, text)
+        found.append([rank_correlation(scores, truth) for scores in explanations(reader, text).values()])
         if number % 10 == 0:
             options.report(f"text {number} of {len(ids)}")
     return judge(torch.tensor(found, device="cpu"), sizes)
 
 
-@torch.no_grad()
-def ablation(model: GPT, text: Tensor) -> Tensor:
-    """How much the prediction changes if each token but the last is replaced by a line break, (T − 1,)."""
+def open_pooled(options: RunOptions, sizes: dict[str, int]) -> tuple[Reader, Tensor]:
+    """An encoder whose answer is the mean of its last states, and texts between [CLS] and [SEP]."""
+    model, tokenizer = open_encoder(options)
+    whole = tokenizer.encode(help_topics(), add_special_tokens=False).ids
+    ids = cut_texts(whole, sizes["texts"], sizes["length"] - 2)
+    begin, end = (
+        torch.full((len(ids), 1), tokenizer.token_to_id(x), device="cpu") for x in ("[CLS]", "[SEP]")
+    )
+    reader = Reader(
+        model,
+        lambda texts: model(texts).last_hidden_state.mean(1),
+        lambda a, b: 1 - torch.cosine_similarity(a, b, -1),
+        tokenizer.token_to_id("[MASK]"),
+        slice(1, -1),
+        None,
+        -1,
+    )
+    return reader, torch.cat([begin, ids, end], 1).to(options.device)
+
+
+def open_decoder(options: RunOptions, sizes: dict[str, int]) -> tuple[Reader, Tensor]:
+    """The included model, whose answer is its probabilities of the next token, and texts."""
+    model = open_model(options)
     assert model.tokenizer is not None
-    T = len(text)
-    copies = text.repeat(T, 1)  # the last is the text itself
-    copies[:-1].fill_diagonal_(model.tokenizer.encode("\n").ids[0])
-    predictions = model.logits(model.states(copies)[:, -1]).double().softmax(-1)  # (T, V)
-    return (predictions[:-1] - predictions[-1]).abs().sum(-1).cpu() / 2
+    reader = Reader(
+        model,
+        lambda texts: model.logits(model.states(texts)[:, -1]).softmax(-1),
+        lambda a, b: (a - b).abs().sum(-1) / 2,  # total variation
+        model.tokenizer.encode("\n").ids[0],
+        slice(0, -1),
+        -1,
+        1,
+    )
+    return reader, read_texts(model, sizes["texts"], sizes["length"])
 
 
 @torch.no_grad()
-def explanations(model: GPT, text: Tensor) -> dict[str, Tensor]:
-    """What each method says of every token but the last, (T − 1,) each."""
-    seen = capture(model, inputs=(text[None],))
+def ablation(reader: Reader, text: Tensor) -> Tensor:
+    """How far the answer moves if each of the tokens is replaced in turn."""
+    copies = text.repeat(len(text) + 1, 1)  # the last is the text itself
+    copies[:-1].fill_diagonal_(reader.blank)
+    answers = reader.answer(copies).double()
+    return reader.distance(answers[:-1], answers[-1])[reader.tokens].cpu()
+
+
+@torch.no_grad()
+def explanations(reader: Reader, text: Tensor) -> dict[str, Tensor]:
+    """What each method says of the tokens."""
+    seen = capture(reader.model, inputs=(text[None],))
+    asked = slice(reader.asks, None)  # the rows that the answer is read from: the last one, or all
     rows = {
-        "rollout": seen.rollout(),
-        "last layer": seen[len(seen) - 1][0, :, -1].mean(0),
-        "first layer": seen[0][0, :, -1].mean(0),
-        "position": torch.arange(len(text), device="cpu"),
+        "rollout": seen.rollout(reader.asks),
+        "last layer": seen[len(seen) - 1][0].to_dense()[:, asked].mean((0, 1)),
+        "first layer": seen[0][0].to_dense()[:, asked].mean((0, 1)),
+        "position": torch.arange(len(text), device="cpu") * reader.direction,
+        "rarity": text,
     }
-    return {name: rows[name][:-1].double().cpu() for name in METHODS}
+    return {name: rows[name][reader.tokens].double().cpu() for name in METHODS}
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's rank correlation of two lists of numbers without ties.
+    """Spearman's rank correlation of two lists of numbers; equal ones have the mean of their ranks.
 
     >>> rank_correlation(torch.tensor([1.0, 5.0, 7.0]), torch.tensor([0.1, 0.2, 0.9]))
     1.0
     """
-    n = len(a)
-    difference = a.argsort().argsort() - b.argsort().argsort()
-    return 1.0 - 6.0 * float((difference.double() ** 2).sum()) / (n * (n * n - 1))
+    ranks = [(x[:, None] > x).sum(1) - (x[:, None] < x).sum(1) for x in (a, b)]
+    return float(torch.corrcoef(torch.stack(ranks).double())[0, 1])
 
 
 def judge(found: Tensor, sizes: dict[str, Any]) -> Findings:
     """Compare the methods (texts, methods), text by text."""
-    rollout, last, _, position = found.T
+    rollout, last, _, position, rarity = found.T
     texts = f"{sizes['texts']} texts"
     checks = [
         estimated("rank correlation of rollout with the ablation", rollout, ">", 0.0, "chance", texts),
         estimated("the same beyond the last layer's attention", rollout - last, ">", 0.0, "none", texts),
         estimated("the same beyond the position alone", rollout - position, ">", 0.0, "none", texts),
+        estimated("the same beyond the rarity alone", rollout - rarity, ">", 0.0, "none", texts),
     ]
     bars = {name: [[0.0, float(found[:, n].mean())]] for n, name in enumerate(METHODS)}
     ordered = {

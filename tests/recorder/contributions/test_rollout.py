@@ -61,6 +61,8 @@ def test_rollout_of_a_model_by_attention_and_by_value(family: str) -> None:
     seen = regard.capture(model, inputs=FAMILIES[family].inputs(), contributions=True)
     matrices = [m.to_dense()[1] for m in seen]
     torch.testing.assert_close(seen.rollout(4, batch=1), dense_rollout(matrices)[4], atol=1e-6, rtol=1e-4)
+    mean = dense_rollout(matrices).mean(0)
+    torch.testing.assert_close(seen.rollout(None, batch=1), mean, atol=1e-6, rtol=1e-4)
 
     norms = []
     for layer in seen.layers:

