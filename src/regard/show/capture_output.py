@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import io
+import warnings
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -116,6 +117,9 @@ def _draw_figure(capture: Capture, key: str, head: int, batch: int) -> bytes:
     from PIL import Image  # Matplotlib needs Pillow itself
 
     drawn, file = io.BytesIO(), io.BytesIO()
-    figure(capture, key, head, batch=batch).savefig(drawn, format="png", dpi=DOTS, bbox_inches="tight")
+    with warnings.catch_warnings():
+        # Matplotlib's font has no Chinese and no ␀: it draws boxes, and warns about each of them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure(capture, key, head, batch=batch).savefig(drawn, format="png", dpi=DOTS, bbox_inches="tight")
     Image.open(drawn).convert("RGB").quantize(COLOURS).save(file, "png", optimize=True)
     return file.getvalue()
