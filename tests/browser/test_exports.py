@@ -32,7 +32,7 @@ FIGURES = {
         "One cell is one weight.",
     ],
     "text": ["layer 1, head 2", "Text: “A text”", "attends to"],
-    "heads": ["what its heads do", "Layer\n0,\nhead", "previous\ntoken", "induction"],
+    "heads": ["what its heads do", "Layer\n0,\nhead", "previous\ntoken", "Score\ninduction"],
     "steps": ["layer 1, head 2", "Softmax", "sum\nof\nthe\nrow"],
     "cache": ["the KV cache", "What\neviction\nwould\nlose"],
     "time": ["induction over training", "head 0.1", "uniform", "validation"],
@@ -74,6 +74,7 @@ def test_every_view_is_a_figure_with_text_on_white_paper(
         texts = [text.text or "" for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
         for word in words:
             assert word in "\n".join(texts), view
+        assert not re.search(r"arrow keys?|Enter|press", " ".join(texts)), view  # paper has no keys
         if view == "text":
             assert {"你", "好", "مرحبا", "Привет"} <= set(texts)
     assert page.evaluate("document.documentElement.className") == ""  # the page looks as before

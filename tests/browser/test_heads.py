@@ -142,6 +142,9 @@ def test_the_matrix_comes_first_and_opens_heads(page: Page, opened: Callable[...
     page.locator(".score-matrix").get_by_label("Score", exact=True).select_option("sink")
     best = table.best("sink", 1)[0]
     expect(title).to_contain_text(f"Layer {best.layer}, head {best.head} scores highest on sink")
+    outlined = page.locator('.score-table .heat-cell[aria-selected="true"]')
+    expect(outlined).to_have_attribute("data-head", f"{best.layer}/{best.head}")
+    expect(page.locator(".portrait h3")).to_have_text(f"Layer {best.layer}, head {best.head}")
     written = [round(100 * row.scores["sink"].value) for row in table]
     expect(cells).to_have_text([str(number) for number in written])
     cells.nth(1).hover()

@@ -103,6 +103,57 @@ def test_its_heads_have_maps_scores_and_certificates(shared_page: Page) -> None:
     expect(shared_page.locator("#view-steps")).to_contain_text("sum to 1.0000")
 
 
+def test_a_score_is_the_sum_of_its_products(shared_page: Page) -> None:
+    show(shared_page, "view=steps&row=5")
+    products = shared_page.locator("#view-steps .products")
+    products.locator("summary").click()
+    figures = [float(x.replace("−", "-")) for x in products.locator(".figure").all_text_contents()]
+    *listed, others, score = figures
+    assert len(listed) == 8
+    assert [abs(x) for x in listed] == sorted(map(abs, listed), reverse=True)
+    assert sum(listed) + others == pytest.approx(score, abs=0.01)
+
+
+def test_few_controls_are_in_sight_and_settings_have_the_others(shared_page: Page) -> None:
+    shared_page.set_viewport_size({"width": 1440, "height": 900})
+    inside = {"text": ".bar-of-choices", "map": ".map-main"}
+    for view, most in (("text", 5), ("map", 4)):
+        show(shared_page, f"view={view}")
+        controls = shared_page.locator(
+            f"#view-{view} {inside[view]} :is(select, input, button, summary)"
+        ).locator("visible=true")
+        expect(shared_page.locator(f"#view-{view}").get_by_text("Export", exact=True)).to_be_visible()
+        before = controls.count()
+        assert 2 < before <= most, controls.all_text_contents()
+        shared_page.locator(f"#view-{view}").get_by_role("button", name="Settings").click()
+        expect(shared_page.locator(f"#view-{view}").get_by_role("radio").first).to_be_visible()
+        assert controls.count() > before
+        shared_page.locator(f"#view-{view}").get_by_role("button", name="Settings").click()
+
+
+def test_five_things_are_shown_one_after_another(shared_page: Page) -> None:
+    show(shared_page, "view=map")
+    shared_page.locator("#glossary").click()
+    expect(shared_page.locator(".glossary-body h3").first).to_have_text("Start here")
+    shared_page.get_by_role("button", name="Show me five things").click()
+    line = shared_page.locator(".walk")
+    for n, view in enumerate(("text", "map", "heads", "steps", "cache"), 1):
+        expect(line).to_contain_text(f"{n} of 5. ")
+        expect(shared_page.locator(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
+        shared_page.get_by_role("button", name="Done" if n == 5 else "Next", exact=True).click()
+    expect(line).to_have_count(0)
+
+
+def test_nothing_scrolls_sideways_at_a_zoom_of_200_percent(shared_page: Page) -> None:
+    for width, height in ((720, 450), (683, 384), (640, 400)):
+        shared_page.set_viewport_size({"width": width, "height": height})
+        for view in ("text", "map", "heads", "compare", "steps"):
+            show(shared_page, f"view={view}")
+            expect(shared_page.locator(f"#view-{view}")).to_be_visible()
+            assert shared_page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+    shared_page.set_viewport_size({"width": 1280, "height": 800})
+
+
 def test_a_head_is_cut_and_the_run_is_undone(shared_page: Page) -> None:
     show(shared_page, "view=map")
     shared_page.get_by_role("switch", name="Cut head").locator("visible=true").first.click()

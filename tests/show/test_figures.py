@@ -14,8 +14,9 @@ import torch
 from matplotlib.figure import Figure
 
 import regard
-from regard.maps.scale_end import scale_end
+from regard.maps.scale_end import overview_edges, scale_end
 from regard.recorder import Capture, Evidence, Layer
+from regard.show.data.map_view import tiles
 from regard.show.figure_axes import MOST_CELLS
 from regard.show.figure_layout import WARNING
 from regard.show.figures import figure, legible, plot
@@ -255,17 +256,19 @@ def test_a_figure_is_drawn_once_in_a_notebook_and_its_files_hold_text() -> None:
         assert b"/CIDFontType2" in pdf.getvalue()  # an embedded TrueType font, not outlines
 
 
-@pytest.mark.parametrize("T", [40, 300])
+@pytest.mark.parametrize("T", [40, 325, 600])
 def test_colours_and_their_end_are_the_page_s(T: int) -> None:
     web = Path(regard.__file__).parent / "show" / "web"
     m = a_map(T)
-    size = 1 if T <= 256 else 2
-    edges = [*range(0, T, size), T]
+    edges, _ = overview_edges((T, T))
     values = m.pool(edges, edges)
     assert isinstance(values, torch.Tensor)
     visible = values[torch.ones(len(values), len(values)).tril() > 0]
     script = (
         f'import {{ ramp }} from "{web.as_uri()}/parts/colours.js";'
+        f'import {{ applySettings, overviewLevel }} from "{web.as_uri()}/data/settings.js";'
+        f"applySettings({{ tile: {tiles.SIDE} }});"
+        f"if (2 ** overviewLevel({T}, {T}) !== {edges[1]}) throw new Error('other cells than the page');"
         f'import {{ scaleEnd }} from "{web.as_uri()}/parts/map_scale.js";'
         f"const end = scaleEnd(Float32Array.from({visible.tolist()}), {{ most: 1 }});"
         'console.log(JSON.stringify([end, ramp("light").colours, ramp("light", true).colours]));'
@@ -277,6 +280,7 @@ def test_colours_and_their_end_are_the_page_s(T: int) -> None:
     drawn = plot(m).axes[0]
     shown = drawn.collections[0] if T == 40 else drawn.images[0]
     assert shown.norm.vmax == end
+    assert f"the darkest is {end:.0%} " in m._repr_mimebundle_()["text/html"]
     for signed, colours in zip((False, True), ramps, strict=True):
         own = colour_map(signed)(torch.linspace(0, 1, 256).numpy())[:, :3] * 255
         assert abs(own - torch.tensor(colours).numpy()).max() < 8

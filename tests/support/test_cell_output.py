@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import re
 from typing import Any
@@ -13,8 +14,12 @@ import torch
 from PIL import Image
 
 import regard
+from regard.attention.steps import trace
+from regard.gpt import GPT
 from regard.heads import HeadRow, HeadTable, Score
 from regard.interventions import Effect
+from regard.show import capture_output
+from regard.show.figures import figure
 from regard.support.cell_output import MOST_ROWS, table_html
 from tests.captures import captured
 
@@ -135,8 +140,52 @@ def test_a_table_of_importance_is_in_its_order_if_it_is_long() -> None:
 def test_a_capture_is_a_picture_and_a_sentence_without_the_page() -> None:
     seen = captured(16, tokens=["</p><img src=x onerror=alert(1)>"] * 16, model="</p><script>")
     bundle = shown(seen)
-    assert picture(seen).ndim == 3
+    assert picture(seen).size
     assert "attention" in bundle["text/html"]
     assert "seen.widget()" in bundle["text/html"]
-    assert sum(map(len, bundle.values())) < 100_000  # no code of the page
+    assert sum(map(len, bundle.values())) < 150_000  # no code of the page
     assert set(shown(regard.Capture())) == {"text/plain", "text/html"}
+
+
+@pytest.mark.parametrize("has_matplotlib", [True, False])
+def test_the_picture_of_a_capture_names_tokens_and_its_scale(
+    has_matplotlib: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(capture_output, "figure", lambda *x, **y: drawn.append(figure(*x, **y)) or drawn[0])
+    if not has_matplotlib:
+        monkeypatch.setattr(capture_output, "find_spec", lambda name: None)
+    tokens = [f" word{i}" for i in range(15)] + ["世"]  # which Matplotlib's font does not have
+    page = shown(captured(16, tokens=tokens))["text/html"]
+    assert re.search(r"(·word\d+|世) \(\d+\) → (·word\d+|世) \(\d+\): \d+%", page)
+    if not has_matplotlib:
+        assert re.search(r"the darkest is \d+% of a query&#x27;s attention or more", page)
+        return
+    (one,) = drawn
+    words = [text.get_text() for text in one.findobj(lambda x: hasattr(x, "get_text"))]
+    assert "·word3" in words
+    assert "One cell is one weight. The colours are linear." in words
+
+
+def test_predictions_steps_edits_and_layers_are_tables_or_sentences() -> None:
+    model = GPT.from_pretrained("default")
+    seen = regard.capture(model, text="The cat sat. The cat", predictions=True)
+    assert seen.predictions is not None
+    page = shown(seen.predictions)["text/html"]
+    assert page.count("<tr>") == len(seen.tokens[0]) + 1  # type: ignore[index]
+    assert f"{seen.predictions.probabilities[0, 3, 0]:.1%}" in page
+    assert repr(seen.predictions).startswith("Predictions(1 text of ")
+    layers = shown(seen.layers)["text/html"]
+    assert layers.count("<tr>") == len(seen.layers) + 1
+    assert '<td style="text-align:left">certified</td>' in layers
+    assert (
+        shown(regard.ablate(heads=[(4, 0), (4, 2)]))["text/html"] == "<pre>heads 4.0, 4.2 set to zero</pre>"
+    )
+    x = torch.randn(1, 2, 5, 8)
+    steps = shown(trace(x, x, x, regard.causal))["text/html"]
+    assert steps.count("<tr>") == 6
+    assert "−inf" in steps
+    assert "1×2×5×8" in steps
+    assert shown(trace(x[0, 0, :0], x[0, 0], x[0, 0]))["text/html"].count("<tr>") == 6  # without queries
+    loaded = dataclasses.replace(seen, layers=list(seen.layers))
+    assert shown(loaded.layers)["text/html"] == layers

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { HeadRows } from "../../src/regard/show/web/data/head_rows.js";
+import { describeScores } from "../../src/regard/show/web/model/head_scores.js";
 import { labelsOf, labelWords } from "../../src/regard/show/web/parts/head_words.js";
 import {
   filterHeads,
@@ -130,4 +131,14 @@ test("taking a third head lets the oldest go, taking one again lets it go", () =
   assert.deepEqual(toggleInPair([A, B], { ...A }), [B]);
   assert.ok(isInPair([A, B], { ...B }));
   assert.ok(!isInPair([A], B));
+});
+
+test("a head of a short text is called unsure with its interval, never one of which nothing stands out", () => {
+  const words = { targets: { induction: "there" }, min_scores: { induction: 0.4 } };
+  const say = (value, low = value, high = value) =>
+    describeScores({ induction: { value, null: 0.09, low, high } }, words).split(" of its")[0];
+  assert.equal(say(0.66, 0.09, 1), "Too few tokens to be sure: it puts 66% (95% interval 9–100%)");
+  assert.equal(say(0.66), "It puts 66%");
+  assert.equal(say(0.3), "Not clear enough for a label: it puts 30%");
+  assert.equal(say(0.12), "Nothing stands out: it puts 12%");
 });

@@ -9,7 +9,8 @@ import {
   thumbScale,
 } from "../../src/regard/show/web/parts/map_scale.js";
 import { PLAIN } from "../../src/regard/show/web/data/quantity.js";
-import { overviewLevel } from "../../src/regard/show/web/data/settings.js";
+import { applySettings, overviewLevel, settings } from "../../src/regard/show/web/data/settings.js";
+import { fitTop } from "../../src/regard/show/web/map/tile_image.js";
 import { TilePyramid } from "../../src/regard/show/web/map/tiles.js";
 import { TILE, near } from "./helpers.js";
 
@@ -106,4 +107,21 @@ test("numbers that occur several times have the end that they have one by one", 
     for (const beyond of [0.005, 0.1])
       assert.equal(countedScaleEnd(kinds, Uint32Array.from(counts), { beyond }), scaleEnd(all, { beyond }));
   }
+});
+
+test("every cell of a map counts alike, in large tiles and in the small ones at its end", () => {
+  applySettings({ ...settings, tile: 256 });
+  const tile = (rows, cols, value) => {
+    const values = new Float32Array(rows * cols).fill(value);
+    return { rows, cols, mass: values, max: values };
+  };
+  const whole = { left: 0, top: 0, right: 300, bottom: 300 };
+  const drawn = [
+    { z: 0, i: 0, j: 0, tile: tile(256, 256, 0.01) },
+    { z: 0, i: 1, j: 0, tile: tile(1, 256, 0.9) }, // 256 of 65,792 cells: fewer than lie beyond the end
+  ];
+  assert.equal(
+    fitTop(drawn, whole, "mass", () => null),
+    0.054,
+  );
 });

@@ -16,6 +16,9 @@ from torch.nn.functional import dropout as drop
 from regard.attention.arguments import answer_pytorch_arguments
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
+from regard.support.cell_output import bundle, table_html
+
+MOST_NUMBERS = 8  # of a row that a notebook writes out
 
 
 class Steps(NamedTuple):
@@ -26,6 +29,26 @@ class Steps(NamedTuple):
     masked: Tensor  # (B, H, T, S) plus the bias, −inf where the key is hidden
     weights: Tensor  # (B, H, T, S) softmax over the keys
     output: Tensor  # (B, H, T, E) the weighted mean of the values
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: what each step is, its shape, and its numbers for one query."""
+        meanings = ("q · k", "times the scale", "−inf where the key is hidden", "softmax", "weights · v")
+        query = self.output.shape[-2] // 2  # under a causal mask it sees some keys and not others
+        rows = [
+            (name, meaning, "×".join(map(str, x.shape)), _row_of_first_head(x, query))
+            for name, meaning, x in zip(self._fields, meanings, self, strict=True)
+        ]
+        names = ("step", "what it is", "shape", f"query {query} of the first head")
+        return bundle(repr(self), table_html(names, rows))
+
+
+def _row_of_first_head(x: Tensor, row: int) -> str:
+    """Return the first numbers of a row of the first matrix in x (…, rows, columns)."""
+    if not x.numel():
+        return ""
+    numbers = x.detach().reshape(-1, *x.shape[-2:])[0, row].tolist()
+    written = "  ".join(f"{number:.2f}" for number in numbers[:MOST_NUMBERS]).replace("-", "−")
+    return written + ("  …" if len(numbers) > MOST_NUMBERS else "")
 
 
 @answer_pytorch_arguments

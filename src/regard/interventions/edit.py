@@ -13,6 +13,7 @@ from regard.attention.masks.tensor_masks import TensorMask
 from regard.interventions.head_selection import HeadSelection
 from regard.interventions.positions import Positions, position_flags
 from regard.recorder.attention_call import AttentionCall
+from regard.support.cell_output import PrintedOutput
 
 PATCHED = "its pattern was patched, and differs from what its own queries and keys give"
 """The problem of a call whose map cannot show the pattern that was patched."""
@@ -49,7 +50,7 @@ class CallPlace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Edit:
+class Edit(PrintedOutput):
     """A change of some heads. Made by `regard.ablate`, `regard.block` or `regard.patch`.
 
     `selection` says which heads of which layers.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.maps.scale_end import scale_end
+from regard.maps.scale_end import overview_edges, scale_end
 from regard.stages.figures.picture import DIVERGING, HIDDEN
 from regard.support.cell_output import bundle, colour_bytes, enlarge, picture_html
 from regard.support.cells import RAMP
@@ -50,12 +50,11 @@ def draw_map(m: LazyMatrix, signed: bool) -> MapPicture | None:
         return None
     most = CELLS if heads == 1 else FEWER_CELLS
     rows, cols = min(T, most), min(S, most)
-    pooled = m.select(slice(0, 1), slice(0, heads)).pool(rows, cols, reduce="mass")
-    values = cast(Tensor, pooled).detach().float().cpu().reshape(heads, rows, cols)
-    cells = values.numpy()
-    # A softmax gives every visible key a weight: a cell of 0 is hidden by the mask.
-    hidden = ~np.isfinite(cells) | (False if signed else cells == 0)
-    top = scale_end(values[~torch.from_numpy(hidden)], math.inf if signed else 1.0)
+    first = m.select(slice(0, 1), slice(0, heads))
+    cells = _pool(first, rows, cols).numpy().reshape(heads, rows, cols)
+    hidden = _is_hidden(torch.from_numpy(cells), signed).numpy()
+    overview = _pool(first, *overview_edges((T, S)))
+    top = scale_end(overview[~_is_hidden(overview, signed)], math.inf if signed else 1.0)
     shares = np.abs(np.nan_to_num(cells) / (top or 1.0)).clip(0, 1)
     ramp = DIVERGING if signed else RAMP
     places = (np.sign(np.nan_to_num(cells)) * shares + 1) / 2 if signed else shares
@@ -63,6 +62,15 @@ def draw_map(m: LazyMatrix, signed: bool) -> MapPicture | None:
     colours[hidden] = colour_bytes([HIDDEN])[0]
     side = 320 if heads == 1 else 120
     return MapPicture(encode_png(_arrange([enlarge(picture, side) for picture in colours])), heads, top)
+
+
+def _pool(m: LazyMatrix, rows: int | list[int], cols: int | list[int]) -> Tensor:
+    return cast(Tensor, m.pool(rows, cols, reduce="mass")).detach().float().cpu()
+
+
+def _is_hidden(values: Tensor, signed: bool) -> Tensor:
+    # A softmax gives every visible key a weight: a cell of 0 is hidden by the mask.
+    return ~values.isfinite() | ((values == 0) & (not signed))
 
 
 def map_output(m: LazyMatrix, signed: bool) -> dict[str, str]:

@@ -6,11 +6,27 @@ The page has its own code for it (`parts/map_scale.js`), which a test compares.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
 BEYOND = 0.005  # of a map's cells lie beyond the end of its colours
+OVERVIEW = 512  # cells along an axis, at most, that the colours are fitted to: two of the page's tiles
 UNIFORM = 4  # the colours end at this many times the mean at least, so that equal cells are never dark
+
+
+def overview_edges(shape: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return where the cells of a map (T, S) begin and end to which its colours are fitted.
+
+    A cell is one token, or 2 × 2 of a longer map, 4 × 4 and so on: the same on the page, in figures and in
+    notebooks, so that one head has the same colours everywhere.
+
+    >>> [len(edges) - 1 for edges in overview_edges((325, 325))], overview_edges((2, 1025))[1][:3]
+    ([325, 325], [0, 4, 8])
+    """
+    size = 2 ** max(0, math.ceil(math.log2(max(*shape, 1) / OVERVIEW)))
+    rows, cols = ([*range(0, n, size), n] for n in shape)
+    return rows, cols
 
 
 def scale_end(values: Tensor, most: float = math.inf) -> float:

@@ -21,6 +21,7 @@ from regard.recorder.certificates.certificate import NO_TOKENS, Evidence, ShardE
 from regard.recorder.map_preparation import write_count
 from regard.recorder.placement import Placement
 from regard.recorder.summary import LayerSummary, summarise
+from regard.support.cell_output import bundle, table_html
 
 LayerMap = AttentionMap | LinearAttentionMap
 """The map of a layer: of softmax attention, or of a linear-attention or state-space layer."""
@@ -284,6 +285,20 @@ class Layer:
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.shape))
         return f"Layer({self.key}, {self.name}, {shape}, {self.evidence})"
+
+
+class LayerList(list[Layer]):
+    """The layers of a capture; a notebook shows them as a table."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: a row for each layer, without reading its tensors."""
+        rows = []
+        for layer in self:
+            B, H, T, S = layer.shape
+            certificate = "certified" if layer.evidence.certified else str(layer.evidence)
+            rows.append((str(layer.key), layer.name, B, H, T, S, layer.evidence.settings, certificate))
+        names = ("layer", "module", "texts", "heads", "queries", "keys", "mask", "certificate")
+        return bundle(repr(self), table_html(names, rows))
 
 
 def shard_evidence(layer: Layer, evidence: Evidence) -> ShardEvidence:

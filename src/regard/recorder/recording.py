@@ -22,7 +22,7 @@ from regard.recorder.contributions.stream_recorder import StreamRecorder
 from regard.recorder.generation.beam_order import batch_order
 from regard.recorder.generation.strip_masks import StripMasks, padding_of_strips
 from regard.recorder.generation.strips import Addition, Strip, StripStep, take_back_guesses
-from regard.recorder.layer import Layer, LayerId, LayerMap
+from regard.recorder.layer import Layer, LayerId, LayerList, LayerMap
 from regard.recorder.map_preparation import MaskCopies, cast_map, select_heads, without_autocast
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import ShardId
@@ -393,13 +393,13 @@ class Recording(CallReceiver):
         started, self._started = self._started, {}
         continuing, self._continuing, self._additions = self._continuing, [], []
         layers = [strip.layer for strip in started.values()]
-        self.seen.layers = [x for x in self.seen.layers if all(x is not layer for layer in layers)]
+        self.seen.layers = LayerList(x for x in self.seen.layers if all(x is not layer for layer in layers))
         for slot in started:
             del self._strips[slot]
         self._finish_layers()
         earlier = dataclasses.replace(self.seen, passes=[])  # `missing` is shared, and filled at the end
         self.seen.passes.append(earlier)
-        self.seen.layers = layers
+        self.seen.layers = LayerList(layers)
         self._strips.update(started)
         self._started = started
         self.seen.ids = self.seen.target_ids = self.seen.tokens = self.seen.target_tokens = None

@@ -24,7 +24,7 @@ from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out, select_stack
 from regard.recorder.foreign_layer import foreign_layer
-from regard.recorder.layer import Layer, LayerMap, shard_evidence
+from regard.recorder.layer import Layer, LayerList, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
 from regard.recorder.storage.folder import save
 from regard.recorder.tokens_of_maps.predictions import Predictions
@@ -63,7 +63,7 @@ class Capture:
     layer is named by its stack and number: `seen["decoder.3"]`.
     """
 
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=LayerList)
     """The captured layers, in the order in which they ran."""
     model: str = ""
     """The name that the model was loaded by, or its class."""
@@ -101,6 +101,10 @@ class Capture:
     """The evidence of the other ranks, if several processes run the model; what they captured is theirs."""
     passes: list[Capture] = field(default_factory=list, repr=False)
     """The captures of earlier forward passes in the same block which this one does not continue."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, LayerList):
+            self.layers = LayerList(self.layers)
 
     @classmethod
     def from_tensors(

@@ -1,24 +1,33 @@
-"""A capture as a notebook shows it: a picture of its most telling head, and what it does in a sentence.
+"""A capture as a notebook shows it: the figure of its most telling head, and what it does in a sentence.
 
 There is no script and no frame in it, so that it is visible to readers who do not trust the notebook, and on
-code hosts. This file knows captures; `viewer` knows how the page is opened.
+code hosts. The picture is a PNG, since some of them leave out SVG. This file knows
+captures; `viewer` knows how the page is opened.
 """
 
 from __future__ import annotations
 
 import html
+import io
+import warnings
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
 from regard.heads.tables.score_words import title
-from regard.maps.picture import MOST_ENTRIES, MapPicture, attention_legend, draw_map
+from regard.maps.picture import MOST_ENTRIES, attention_legend, draw_map
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.head_rows import TextHeads
+from regard.show.data.layer_description import find_axis_tokens
 from regard.show.data.map_view.display_precision import for_display
+from regard.show.data.patch_tokens import patch_axes, token_lists
+from regard.show.figures import figure, legible
 from regard.support.cell_output import bundle, picture_html
+
+DOTS = 90  # of the figure, to an inch
+COLOURS = 64  # of the figure
 
 
 def how_to_open() -> str:
@@ -35,8 +44,13 @@ def how_to_open() -> str:
 class TellingHead(NamedTuple):
     """The head that a reader sees first, and what it does."""
 
-    picture: MapPicture
+    png: bytes
     words: str
+    """What it does."""
+    edge: str
+    """Which token attends most to which other one."""
+    legend: str
+    """What the colours mean; "" where the picture says it itself."""
 
 
 def capture_output(capture: Capture, page: str = "") -> dict[str, str]:
@@ -52,12 +66,11 @@ def capture_output(capture: Capture, page: str = "") -> dict[str, str]:
     head = find_telling_head(capture)
     if head is None:
         return bundle(text, f"{about}{page or how_to_open()}" if capture.layers else about)
-    caption = f"Queries run down, keys run across; {attention_legend(head.picture)}."
-    picture = picture_html(head.picture.png, head.words, caption)
-    says = f"<p>{html.escape(head.words)}</p>"
+    picture = picture_html(head.png, head.words, head.legend)
+    says = f"<p>{html.escape(f'{head.words} {head.edge}')}</p>"
     if page:
         picture = f"<details><summary>As a picture</summary>{picture}</details>"
-    return bundle(text, f"{about}{says}{picture}{page or how_to_open()}", head.picture.png)
+    return bundle(text, f"{about}{says}{picture}{page or how_to_open()}", head.png)
 
 
 @torch.no_grad()
@@ -72,9 +85,41 @@ def find_telling_head(capture: Capture) -> TellingHead | None:
     key, head = contents.start
     layer, m, _ = contents.head_map(0, key, head)
     shown = for_display(m)
+    row = TextHeads(capture, contents.batch_index).row(layer, shown, head)
+    label = "no clear pattern" if row["label"] is None else title(row["label"])
+    words = f"Layer {key}, head {head}: {label}. {row['sentence']}"
+    edge = _strongest_edge(contents, key, head)
+    # Tokens on the axes need a font, and fonts need Matplotlib.
+    if find_spec("matplotlib") is not None:
+        return TellingHead(_draw_figure(capture, key, head, contents.batch_index), words, edge, "")
     picture = draw_map(shown, signed=False)
     if picture is None:
         return None
-    row = TextHeads(capture, contents.batch_index).row(layer, shown, head)
-    label = "no clear pattern" if row["label"] is None else title(row["label"])
-    return TellingHead(picture, f"Layer {key}, head {head}: {label}. {row['sentence']}")
+    legend = f"Queries run down, keys run across; {attention_legend(picture)}."
+    return TellingHead(picture.png, words, edge, legend)
+
+
+def _strongest_edge(contents: Contents, key: str, head: int) -> str:
+    """Return which token the telling token attends to most, in words; "" if tokens are not known."""
+    capture, layer = contents.texts[0], contents.layer(0, key)
+    lists = token_lists(capture, contents.batch_index)
+    axes, query = find_axis_tokens(layer, lists, patch_axes(capture, layer.key)), contents.telling(0)
+    if axes.queries is None or axes.keys is None:
+        return ""
+    weights = contents.row(0, key, head, query)
+    strongest = int(weights.argmax())
+    place = f"{legible(axes.queries[query])} ({query}) → {legible(axes.keys[strongest])} ({strongest})"
+    return f"{place}: {float(weights[strongest]):.0%}."
+
+
+def _draw_figure(capture: Capture, key: str, head: int, batch: int) -> bytes:
+    """Return the figure of a head as a PNG, in so few colours that a notebook's file stays small."""
+    from PIL import Image  # Matplotlib needs Pillow itself
+
+    drawn, file = io.BytesIO(), io.BytesIO()
+    with warnings.catch_warnings():
+        # Matplotlib's font has no Chinese and no ␀: it draws boxes, and warns about each of them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure(capture, key, head, batch=batch).savefig(drawn, format="png", dpi=DOTS, bbox_inches="tight")
+    Image.open(drawn).convert("RGB").quantize(COLOURS).save(file, "png", optimize=True)
+    return file.getvalue()

@@ -127,8 +127,9 @@ def _cell_at(starts: list[int], n: int, position: int) -> float:
     return position * len(starts) / n - 0.5
 
 
-def describe_cell(m: Drawable, reduce: Reduce) -> str:
-    """Return a sentence that says what a cell of a figure stands for."""
+def describe_cell(m: Drawable, reduce: Reduce, log: bool) -> str:
+    """Return a sentence that says what a cell of a figure stands for, and names the scale of the colours."""
+    scale = "The colours are logarithmic." if log else "The colours are linear."
     entry = (
         "weight"
         if isinstance(m, AttentionMap | LinearAttentionMap | Tensor)
@@ -137,8 +138,8 @@ def describe_cell(m: Drawable, reduce: Reduce) -> str:
     if isinstance(m, DifferenceMap):
         entry = "difference of two weights"
     if isinstance(m, Tensor) or max(m.shape) <= MOST_CELLS:
-        return f"One cell is one {entry}."
+        return f"One cell is one {entry}. {scale}"
     if reduce == "max":
-        return f"One cell is the greatest {entry} in it."
+        return f"One cell is the greatest {entry} in it. {scale}"
     what = "attention mass" if entry == "weight" else f"the {entry}"
-    return f"One cell is {what}, summed over keys and averaged over queries."
+    return f"One cell is {what}, summed over keys and averaged over queries. {scale}"

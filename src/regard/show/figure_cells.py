@@ -10,8 +10,7 @@ from torch import Tensor
 
 from regard.heads import uniform
 from regard.maps import AttentionMap, DifferenceMap, LinearAttentionMap, SignedMap, WeightedMap
-from regard.maps.scale_end import scale_end
-from regard.show.data.map_view import tiles
+from regard.maps.scale_end import overview_edges, scale_end
 from regard.stages.figures.picture import colour_scale
 
 Reduce = Literal["mass", "max"]
@@ -62,13 +61,11 @@ def _hidden_cells(m: Any, rows: int | list[int], cols: int | list[int]) -> Tenso
 def overview_values(m: Drawable, cells: FigureCells, reduce: Reduce) -> Tensor:
     """Return the visible values by which the colours of a map (T, S) are scaled, (n,).
 
-    They are those of the page's smallest picture of the whole map: its cells, or those of 2 × 2 tokens, 4 × 4
-    and so on, until there are at most `tiles.SIDE` along each axis.
+    They are those of `overview_edges`, as on the page.
     """
-    if isinstance(m, Tensor) or max(m.shape) <= tiles.SIDE:
+    if isinstance(m, Tensor):
         return cells.visible
-    size = 2 ** math.ceil(math.log2(max(m.shape) / tiles.SIDE))
-    rows, cols = ([*range(0, n, size), n] for n in m.shape)
+    rows, cols = overview_edges(m.shape)
     values = cast(Tensor, m.pool(rows, cols, reduce)).float().cpu()
     return values[~_hidden_cells(m, rows, cols)]
 

@@ -238,7 +238,7 @@ def _draw_single(m: Drawable, labels: Labels, words: FigureWords, ax: Any, log: 
         return ax.figure
     cell = 0.5 if longest <= MAX_NUMBERED_SIDE else 0.17
     height, width = (min(max(cell * n, 3.2), 6.0 if n > MOST_TOKENS else cell * MOST_TOKENS) for n in m.shape)
-    words = words._replace(notes=[describe_cell(m, reduce), *words.notes])
+    words = words._replace(notes=[describe_cell(m, reduce, log), *words.notes])
     drawn, ax = lay_out(words, (width, height))
     shown = draw_map(ax, m, labels, fontsize=fontsize, log=log, reduce=reduce)
     draw_keys(drawn, shown.image, clipped=shown.clipped, hidden=shown.hidden)

@@ -201,6 +201,10 @@ def test_a_text_that_the_page_reads_is_shown_as_the_library_shows_it() -> None:
     question = {"name": "page", "blocks": packed.blocks | packed.later, "text": text, "cuts": cuts}
     [answer] = ask_page({**question, "rows": rows})
     assert [line["progress"]["done"] for line in answer["lines"]] == [0, 0, 1, 1, 2, 2]
+    shares = [line["progress"]["share"] for line in answer["lines"]]
+    assert shares == sorted(shares)
+    # The logits are counted as work: the layers do not end at 99 %.
+    assert 0.5 < shares[3] < 0.96 < shares[5] == 1, shares
     # The library's own run, and the same with the cuts.
     seen = contents.texts[0]
     with regard.intervene(model, regard.ablate(0, 1), regard.block(1, 2, edges=(slice(3, 9), slice(0, 4)))):

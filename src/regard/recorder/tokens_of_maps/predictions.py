@@ -12,11 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.support.cell_output import MOST_ROWS, bundle, table_html
+from regard.support.characters import show_invisible
+
 LIKELIEST = 10  # tokens that are kept for each position
+MOST_WORDS = 3  # of them that a notebook shows
 CHUNK = 1 << 24  # logits that are reduced at a time: 64 MiB in float32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Predictions:
     """The next-token predictions of a causal language model at each of T positions.
 
@@ -39,6 +43,36 @@ class Predictions:
     def loss(self) -> Tensor:
         """The mean loss of each text of the batch, (B,)."""
         return self.losses.nanmean(-1)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return what a notebook shows: what is expected after each position of the first text."""
+        T = self.likeliest.shape[1] if len(self.likeliest) else 0
+        rows = [(t, self._expected(t), *self._following(t)) for t in range(min(T, MOST_ROWS))]
+        names = ("after position", "likeliest tokens", "probability of what follows", "its rank")
+        first = " of the first text" if len(self.likeliest) > 1 else ""
+        more = f" The first {MOST_ROWS} of {T:,} positions." if T > MOST_ROWS else ""
+        caption = f"What the model expects after each token{first}.{more}"
+        return bundle(repr(self), table_html(names, rows, caption))
+
+    def _expected(self, position: int) -> str:
+        """Return the likeliest tokens after a position of the first text in words."""
+        ids = self.likeliest[0, position, :MOST_WORDS].tolist()
+        shares = self.probabilities[0, position, :MOST_WORDS].tolist()
+        return ", ".join(
+            f"{show_invisible(self.word(token))} {p:.1%}" for token, p in zip(ids, shares, strict=True)
+        )
+
+    def _following(self, position: int) -> tuple[str, str]:
+        """Return the probability and the rank of the token after a position; empty where they are unknown."""
+        if position >= self.losses.shape[1] or not bool(self.losses[0, position].isfinite()):
+            return "", ""
+        return f"{float((-self.losses[0, position]).exp()):.1%}", f"{int(self.ranks[0, position]):,}"
+
+    def __repr__(self) -> str:
+        B, T, _ = self.likeliest.shape
+        texts = "1 text" if B == 1 else f"{B} texts"
+        losses = ", ".join(f"{loss:.2f}" for loss in self.loss.tolist()[:4]) + (", …" if B > 4 else "")
+        return f"Predictions({texts} of {T:,} tokens, mean loss {losses})"
 
     def word(self, token: int) -> str:
         """Return the text of a token in `likeliest`, or its id as `<17>` if the text is not known."""

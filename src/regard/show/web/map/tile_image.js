@@ -37,6 +37,8 @@ export function painted(tile, look, restOf) {
   return tile.canvas;
 }
 
+const MOST_FITTED = 512 * 512; // cells that a scale is fitted to: all of a map's overview
+
 /**
  * Where a scale that fits a frame should end (see `scaleEnd`). `drawn` is what the pyramid covers the frame with;
  * `restOf(one)` as above; no number is above `most`.
@@ -49,6 +51,9 @@ export function painted(tile, look, restOf) {
 export function fitTop(drawn, frame, reduce, restOf, most = 1) {
   /** @type {number[]} */
   const found = [];
+  // One step for all tiles: else the cells of small tiles, at the end of the text, would count more than others.
+  const cells = drawn.reduce((sum, { tile }) => sum + (tile ? tile.rows * tile.cols : 0), 0);
+  const step = Math.ceil(cells / MOST_FITTED) | 1;
   for (const one of drawn) {
     const { tile, z, i, j } = one;
     if (!tile) continue;
@@ -63,7 +68,6 @@ export function fitTop(drawn, frame, reduce, restOf, most = 1) {
     const bottom = Math.min(tile.rows, from(frame.bottom, i) + 1);
     const right = Math.min(tile.cols, from(frame.right, j) + 1);
     const values = reduce === "max" ? tile.max : tile.mass;
-    const step = Math.max(1, Math.floor(((bottom - top) * (right - left) * drawn.length) / 40000)) | 1;
     for (let y = top, n = 0; y < bottom; y++) {
       for (let x = left; x < right; x++, n++) {
         const at = y * tile.cols + x;

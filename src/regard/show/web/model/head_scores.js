@@ -200,8 +200,10 @@ export function describeScores(scores, { targets, min_scores }) {
     const { low, high } = scores[name];
     const unsure = value >= min_scores[name] && value - WIDENING * (value - (low ?? value)) < base + MARGIN;
     const interval = unsure ? ` (95% interval ${Math.round(100 * (low ?? 0))}–${percentage(high ?? 1)})` : "";
-    const beginning =
-      value < base + MARGIN ? "Nothing stands out: it" : unsure ? "Too few tokens to be sure: it" : "It";
+    let beginning = "It";
+    if (value < base + MARGIN) beginning = "Nothing stands out: it";
+    else if (value < min_scores[name]) beginning = "Not clear enough for a label: it";
+    else if (unsure) beginning = "Too few tokens to be sure: it";
     return (
       `${beginning} puts ${percentage(value)}${interval} of its attention ${targets[name]}; ` +
       `uniform attention would put ${percentage(base)} there.`
