@@ -138,19 +138,18 @@ def sum_pieces(
 ) -> Tensor:
     """Sum scores (B, H, T) over pieces of texts, and count: (2, scores, B, H, pieces) in float64."""
     B, H, T = shape
-    sums = torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
     if not scores:
-        return sums
+        return torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
     # max: an empty map has no query, and no piece.
     piece = torch.arange(T, device=device) * pieces // max(T, 1)
     # A product with 0 and 1: the same bits every time, on a GPU, too, where index_add_ has no order.
     is_in = (piece.unsqueeze(-1) == torch.arange(pieces, device=device)).double()  # (T, pieces)
     defined = torch.stack([score.defined.expand(shape) for score in scores.values()])  # (scores, B, H, T)
-    values = torch.stack([score.values.to(torch.float64).expand(shape) for score in scores.values()])
-    rows = [NAMES.index(name) for name in scores]
-    sums[0, rows] = values.masked_fill_(~defined, 0.0) @ is_in
-    sums[1, rows] = defined.double() @ is_in
-    return sums
+    values = torch.stack([score.values.expand(shape) for score in scores.values()]).double()
+    found = torch.stack([values.masked_fill_(~defined, 0.0) @ is_in, defined.double() @ is_in])
+    # The row of each name; names without a score take the zeros that are put at the end.
+    rows = [list(scores).index(name) if name in scores else len(scores) for name in NAMES]
+    return torch.nn.functional.pad(found, (0, 0) * 3 + (0, 1))[:, rows]
 
 
 def ratio_interval(
