@@ -23,7 +23,9 @@ from regard.attention.backends.triton.tile import (
 )
 
 
-@triton.jit
+# A number of heads that is 1, or not divisible by 16, would be another kernel to compile, and uniform
+# attention, the baseline of the head scores, has one head where the map has many.
+@triton.jit(do_not_specialize=["heads", "group"])
 def row_sums_kernel(
     q, k, k_tma, lse, gain, ids, key_ids, sums, slopes, lists, band,
     q_step, k_step, heads, group, T, S, factor, cap,
