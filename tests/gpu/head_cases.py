@@ -8,6 +8,7 @@ import torch
 import regard
 from regard.attention.masks.base import Mask
 from regard.heads import HeadTable, describe
+from regard.heads.corpus_survey.examples import collect_examples
 
 T = 700
 
@@ -28,6 +29,7 @@ def head_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "head scores, large heads", partial(head_scores, regard.causal, torch.float32, size=8.0)
     yield "head scores, soft cap and sinks", partial(head_scores, regard.causal, torch.float32, options=True)
     yield "head scores of a padded batch", padded_batch
+    yield "head scores, examples of a survey", survey_examples
 
 
 @torch.no_grad()
@@ -54,6 +56,20 @@ def padded_batch() -> None:
     compare(
         found, describe([m.to("cpu") for m in maps], ids.cpu(), attention_mask=is_token.cpu()), torch.float32
     )
+
+
+@torch.no_grad()
+def survey_examples() -> None:
+    ids = torch.randint(0, 60, (5, T), device="cuda")
+    q, k = (torch.randn(5, 4, T, 64, device="cuda") for _ in range(2))
+    m = regard.attention_map(q, k, mask=regard.causal)
+    found, again = (collect_examples(m, ids, 3, 4).tensors for _ in range(2))
+    expected = collect_examples(m.to("cpu"), ids.cpu(), 3, 4).tensors
+    for name, x in found.items():
+        assert torch.equal(x, again[name]), f"{name}: two runs differ"
+    # Other fields hold an order, which rounding may change where two weights are nearly equal.
+    for name in ("weight", "distances", "query_mass", "key_mass"):
+        assert (found[name].cpu() - expected[name]).abs().max() < 1e-3, name
 
 
 def compare(found: HeadTable, expected: HeadTable, dtype: torch.dtype) -> None:

@@ -21,10 +21,14 @@ have them beside their main function.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
+from torch import Tensor
+
 from regard.heads.corpus_survey.running_sums import Estimate, RunningSums
+from regard.heads.corpus_survey.tallies import Tallies
 
 MIN_SCORES = {
     "induction": 0.2,
@@ -46,6 +50,7 @@ MARGIN = 0.1  # above the baselines
 WIDENING = 2  # times the 95% interval
 MIN_QUERIES = 6
 FEW_QUERIES, MIN_SCORE_OF_FEW = 16, 0.8
+MAX_NUMBERS = 1 << 25  # of tallies that are joined: 256 MiB
 
 
 class ScoreWithNull(Protocol):
@@ -76,19 +81,42 @@ class Targets(NamedTuple):
         return label not in self.shares or self.shares[label] >= MIN_SCORES[label]
 
 
-def find_targets(sums: RunningSums, shuffled: RunningSums | None) -> list[Targets]:
-    """What each head attends to, from its sums over texts, and over the same texts `shuffled`, if any."""
-    tallies, queries = sums.tallies, sums.queries("entropy")
-    best = [tallies.best_keys(queries), tallies.best_tokens(), tallies.best_offsets(queries)]
-    # The same tokens stand elsewhere in a shuffled text: what takes the attention along?
-    both = tallies if shuffled is None else tallies + shuffled.tallies
-    positions, follows = both.best_keys(queries), both.best_tokens()
-    targets = []
-    for key, token, offset, at_position, at_token in zip(*best, positions, follows, strict=True):
-        shares = {"sink": key.share, "one_token": token.share, "fixed_offset": offset.share}
-        follows_token = at_token.share > at_position.share + MARGIN
-        targets.append(Targets(key.target, token.target, offset.target, shares, follows_token))
+def find_targets(layers: Sequence[RunningSums], shuffled: Sequence[RunningSums] | None) -> list[Targets]:
+    """What every head of some layers attends to, one layer after another, from its sums over texts.
+
+    `shuffled` are the sums over the same texts shuffled, if any.
+    """
+    targets: list[Targets] = []
+    for group in _groups([layer.tallies.keys for layer in layers]):
+        tallies = Tallies.join([layer.tallies for layer in layers[group]])
+        queries = torch.cat([layer.queries("entropy") for layer in layers[group]])
+        keys, tokens = tallies.best_keys(queries), tallies.best_tokens()
+        offsets = tallies.best_offsets(queries)
+        positions, follows = keys, tokens
+        if shuffled is not None:
+            # The same tokens stand elsewhere in a shuffled text: what takes the attention along?
+            both = tallies + Tallies.join([layer.tallies for layer in shuffled[group]])
+            positions, follows = both.best_keys(queries), both.best_tokens()
+        of_heads = zip(keys, tokens, offsets, positions, follows, strict=True)
+        for key, token, offset, at_position, at_token in of_heads:
+            shares = {"sink": key.share, "one_token": token.share, "fixed_offset": offset.share}
+            follows_token = at_token.share > at_position.share + MARGIN
+            targets.append(Targets(key.target, token.target, offset.target, shares, follows_token))
     return targets
+
+
+def _groups(keys: Sequence[Tensor]) -> Iterator[slice]:
+    """Neighbouring layers whose tallies (2, H, S) of keys can be joined, and copied without much memory."""
+    start, numbers = 0, 0
+    for stop, x in enumerate(keys):
+        first = keys[start]
+        fits = numbers + x.numel() <= MAX_NUMBERS and (x.shape, x.device) == (first.shape, first.device)
+        if stop > start and not fits:
+            yield slice(start, stop)
+            start, numbers = stop, 0
+        numbers += x.numel()
+    if keys:
+        yield slice(start, len(keys))
 
 
 def earned_labels(estimates: Mapping[str, Estimate], targets: Targets | None = None) -> tuple[str, ...]:

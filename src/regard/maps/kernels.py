@@ -53,15 +53,15 @@ def row_sums(m: MapData, mask: Mask | None = None, gain: Tensor | None = None) -
 
 
 def pair_sums(m: MapData, ids: Tensor, key_ids: Tensor) -> Tensor | None:
-    """The mass (B, H, T) of every query on earlier keys whose number in `key_ids` is its own in `ids`.
+    """The mass of every query on earlier keys whose number is its own, (2, B, H, T), by two tables at once.
 
-    Both are (B, S), with a number for each position; the last T positions are the queries'.
+    `ids` (B, S) has a number for each position, the last T of them the queries', and `key_ids` (2, B, S) two
+    for each key.
     """
     simple = supported_mask(m)
     if simple is None or m.first_position != m.matrix[3] - m.matrix[2]:
         return None
-    ids_of_both = (ids, key_ids)
-    return triton_row_sums.row_sums(m.q, m.k, m.lse, simple, m.scale, m.softcap, ids=ids_of_both)
+    return triton_row_sums.pair_sums(m.q, m.k, m.lse, simple, m.scale, m.softcap, ids, key_ids)
 
 
 def topk(m: MapData, k: int) -> tuple[Tensor, Tensor] | None:

@@ -344,10 +344,12 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     found = row_sums.row_sums(q, k, lse, problem.mask, problem.scale, softcap, u)
     assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
     if T <= S:  # every query is one of the positions
-        ids, key_ids = torch.randint(0, 3, (2, len(q), S))
-        found = row_sums.row_sums(q, k, lse, problem.mask, problem.scale, softcap, ids=(ids, key_ids))
-        counts = (ids[:, S - T :, None] == key_ids[:, None]) & torch.ones(T, S).tril(S - T - 1).bool()
-        assert_near(found, (steps.weights * counts[:, None]).sum(-1), 8e-6)
+        ids, *key_ids = torch.randint(0, 3, (3, len(q), S))
+        tables = torch.stack(key_ids)
+        both = row_sums.pair_sums(q, k, lse, problem.mask, problem.scale, softcap, ids, tables)
+        for found, table in zip(both, key_ids, strict=True):
+            counts = (ids[:, S - T :, None] == table[:, None]) & torch.ones(T, S).tril(S - T - 1).bool()
+            assert_near(found, (steps.weights * counts[:, None]).sum(-1), 8e-6)
 
 
 @pytest.mark.parametrize("case", share(CASES, 6, turn=1))

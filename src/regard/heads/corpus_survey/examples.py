@@ -30,6 +30,8 @@ EDGES = (0, *(1 << n for n in range(21)))
 FIRST_QUERY = 16
 """The first query whose weights can be an example: one that sees few keys has strong weights on any."""
 TENTHS = 10  # bins of the strongest weights of windows
+UNIT = 1 << 40
+"""Weights are added up as whole numbers of 1 / UNIT: a GPU adds in any order, and the bits stay the same."""
 
 
 @dataclass
@@ -64,29 +66,34 @@ class LayerExamples:
     """(H, TOKENS) float64: the weight on each."""
 
     @classmethod
-    def empty(cls, heads: int, examples: int) -> Self:
+    def empty(cls, heads: int, examples: int, device: torch.device | str = "cpu") -> Self:
         """What is kept of no window."""
         E, nothing = (heads, examples), -1
         return cls(
-            weight=torch.zeros(E, dtype=torch.float64, device="cpu"),
-            window=torch.full(E, nothing, dtype=torch.int32, device="cpu"),
-            query=torch.zeros(E, dtype=torch.int16, device="cpu"),
-            positions=torch.full((*E, LENGTH), nothing, dtype=torch.int32, device="cpu"),
-            ids=torch.full((*E, LENGTH), nothing, dtype=torch.int32, device="cpu"),
-            keys=torch.full((*E, LENGTH, KEYS), nothing, dtype=torch.int16, device="cpu"),
-            weights=torch.zeros(*E, LENGTH, KEYS, device="cpu"),
-            distances=torch.zeros(heads, len(EDGES) - 1, dtype=torch.float64, device="cpu"),
-            peaks=torch.zeros(heads, TENTHS, dtype=torch.int64, device="cpu"),
-            query_ids=torch.full((heads, TOKENS), nothing, dtype=torch.int32, device="cpu"),
-            query_mass=torch.zeros(heads, TOKENS, dtype=torch.float64, device="cpu"),
-            key_ids=torch.full((heads, TOKENS), nothing, dtype=torch.int32, device="cpu"),
-            key_mass=torch.zeros(heads, TOKENS, dtype=torch.float64, device="cpu"),
+            weight=torch.zeros(E, dtype=torch.float64, device=device),
+            window=torch.full(E, nothing, dtype=torch.int32, device=device),
+            query=torch.zeros(E, dtype=torch.int16, device=device),
+            positions=torch.full((*E, LENGTH), nothing, dtype=torch.int32, device=device),
+            ids=torch.full((*E, LENGTH), nothing, dtype=torch.int32, device=device),
+            keys=torch.full((*E, LENGTH, KEYS), nothing, dtype=torch.int16, device=device),
+            weights=torch.zeros(*E, LENGTH, KEYS, device=device),
+            distances=torch.zeros(heads, len(EDGES) - 1, dtype=torch.float64, device=device),
+            peaks=torch.zeros(heads, TENTHS, dtype=torch.int64, device=device),
+            query_ids=torch.full((heads, TOKENS), nothing, dtype=torch.int32, device=device),
+            query_mass=torch.zeros(heads, TOKENS, dtype=torch.float64, device=device),
+            key_ids=torch.full((heads, TOKENS), nothing, dtype=torch.int32, device=device),
+            key_mass=torch.zeros(heads, TOKENS, dtype=torch.float64, device=device),
         )
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def split(self, layers: int) -> list[LayerExamples]:
+        """The examples of each of so many layers, whose heads lie one layer after another, on the CPU."""
+        parts = [x.cpu().chunk(layers) for x in self.tensors.values()]
+        return [LayerExamples(*(x.contiguous() for x in layer)) for layer in zip(*parts, strict=True)]
 
     def check(self, heads: int, examples: int) -> None:
         """Raise ValueError unless the tensors are those of so many heads and examples, with sound values."""
@@ -151,34 +158,35 @@ def collect_examples(m: AttentionMap, ids: Tensor, first_window: int, examples: 
         examples: how many examples to keep of each head.
     """
     B, H, T, S = m.matrix
-    kept = LayerExamples.empty(H, examples)
+    device = m.device
+    kept = LayerExamples.empty(H, examples, device)
     # Cross-attention, or a layer of other tokens: its positions name no tokens of the window.
     if T != S or ids.shape != (B, T) or T < 2:
         return kept
-    ids = ids.cpu()
+    ids = ids.to(device)
     top = m.topk(min(KEYS, S))
     room = (0, KEYS - top.values.shape[-1])
-    keys = torch.nn.functional.pad(top.indices.cpu(), room, value=-1)  # (B, H, T, KEYS)
-    weights = torch.nn.functional.pad(top.values.cpu().double(), room).masked_fill_(keys < 0, 0.0)
+    keys = torch.nn.functional.pad(top.indices, room, value=-1)  # (B, H, T, KEYS)
+    weights = torch.nn.functional.pad(top.values.double(), room).masked_fill_(keys < 0, 0.0)
     # Key 0 is the first token, and −1 stands for none.
     mass = weights.masked_fill(keys <= 0, 0.0)
     mass[:, :, 0] = 0.0
     # Distances, and the tokens on both sides.
-    by_head = mass.transpose(0, 1).reshape(H, -1)  # (H, B * T * KEYS)
-    distance = (torch.arange(T, device="cpu")[:, None] - keys).abs().transpose(0, 1).reshape(H, -1)
-    bins = torch.bucketize(distance, torch.tensor(EDGES[1:-1], device="cpu"), right=True)
-    kept.distances.scatter_add_(1, bins, by_head)
-    received = torch.zeros(H, B * T, dtype=torch.float64, device="cpu")
-    place = keys.clamp(min=0) + T * torch.arange(B, device="cpu")[:, None, None, None]
-    received.scatter_add_(1, place.transpose(0, 1).reshape(H, -1), by_head)
-    kept.query_ids, kept.query_mass = _tally(ids, mass.sum(-1).transpose(0, 1).reshape(H, -1))
-    kept.key_ids, kept.key_mass = _tally(ids, received)
+    units = (mass * UNIT).round_().long()
+    distance = (torch.arange(T, device=device)[:, None] - keys).abs()
+    bins = torch.bucketize(distance, torch.tensor(EDGES[1:-1], device=device), right=True)
+    by_distance = units.new_zeros(B, H, len(EDGES) - 1).scatter_add_(2, bins.flatten(2), units.flatten(2))
+    kept.distances = by_distance.sum(0).double() / UNIT
+    received = units.new_zeros(B, H, T).scatter_add_(2, keys.clamp(min=0).flatten(2), units.flatten(2))
+    tokens, place = torch.unique(ids, return_inverse=True)
+    kept.query_ids, kept.query_mass = _tally(tokens, place, units.sum(-1))
+    kept.key_ids, kept.key_mass = _tally(tokens, place, received)
     # The strongest weight of each window; of equal ones the first.
     # Of a window of fewer than 32 tokens, the second half counts.
     mass[:, :, : min(FIRST_QUERY, T // 2)] = 0.0
     flat = mass.flatten(2)  # (B, H, T * KEYS)
     peak = flat.amax(-1)  # (B, H)
-    at = torch.arange(flat.shape[-1], device="cpu").where(flat == peak[..., None], flat.shape[-1]).amin(-1)
+    at = torch.arange(flat.shape[-1], device=device).where(flat == peak[..., None], flat.shape[-1]).amin(-1)
     tenths = (peak * TENTHS).long().clamp(0, TENTHS - 1).T  # (H, B)
     kept.peaks.scatter_add_(1, tenths, (peak.T > 0).long())
     strongest, windows = peak.T.sort(dim=1, descending=True, stable=True)
@@ -200,16 +208,16 @@ def _cut_excerpts(
 ) -> None:
     """Fill in the excerpts of the first n examples: their tokens and the weights among them."""
     H, T = len(windows), ids.shape[1]
-    rows = torch.arange(H, device="cpu")[:, None]
+    rows = torch.arange(H, device=ids.device)[:, None]
     # The query's strongest keys: the example's own, and others that have a share of the attention.
     own, share = (x[windows, rows, query][..., :AROUND_KEYS] for x in (keys, weights))  # (H, n, AROUND_KEYS)
     strongest = share.masked_fill(own <= 0, 0.0).amax(-1, keepdim=True)
     own = own.masked_fill((share < LEAST_SHARE) & (share < strongest), -1)
-    near = own[..., None] + torch.arange(-AROUND, AROUND + 1, device="cpu")
+    near = own[..., None] + torch.arange(-AROUND, AROUND + 1, device=ids.device)
     near = near.masked_fill(own[..., None] < 0, -1).flatten(2)
-    about = query[..., None] + torch.arange(-BEFORE, AFTER + 1, device="cpu")
+    about = query[..., None] + torch.arange(-BEFORE, AFTER + 1, device=ids.device)
     positions = torch.cat(
-        [torch.zeros(H, n, 1, dtype=torch.long, device="cpu"), about, near], 2
+        [torch.zeros(H, n, 1, dtype=torch.long, device=ids.device), about, near], 2
     )  # (H, n, LENGTH)
     # Each position once, in order; T stands for none.
     # T sorts after every position, so that what is missing ends up at the end.
@@ -231,13 +239,14 @@ def _cut_excerpts(
     kept.weights[:, :n] = weights[where].float() * here.view(shape)
 
 
-def _tally(ids: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The heaviest tokens of each head, and their mass, from the mass (H, B * T) of each position."""
-    tokens, place = torch.unique(ids, return_inverse=True)
-    sums = torch.zeros(len(mass), len(tokens), dtype=torch.float64, device="cpu").index_add_(
-        1, place.flatten(), mass
-    )
-    return _heaviest(tokens.int().expand(len(mass), -1), sums)
+def _tally(tokens: Tensor, place: Tensor, units: Tensor) -> tuple[Tensor, Tensor]:
+    """The heaviest tokens of each head, and their mass, from the mass (B, H, T) of each position.
+
+    `tokens` (n,) are those that occur, and `place` (B, T) says which of them stands where.
+    """
+    of_heads = units.transpose(0, 1).flatten(1)  # (H, B * T)
+    sums = units.new_zeros(len(of_heads), len(tokens)).index_add_(1, place.flatten(), of_heads)
+    return _heaviest(tokens.int().expand(len(of_heads), -1), sums.double() / UNIT)
 
 
 def _heaviest(ids: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:

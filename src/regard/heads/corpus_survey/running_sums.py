@@ -10,9 +10,9 @@ number says little. This file knows sums; it does not know maps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ SUMS = (
     "without_sink",
     "positional",
 )  # each a sum over queries and their number
+NO_SHARES = ("distance", "patch_distance", "entropy", "effective_length")  # scores that may exceed 1
 MOMENTS = ("pieces", "squares", "products", "counts_squared")  # of value and number, over pieces
 
 
@@ -54,7 +55,7 @@ class Estimate(NamedTuple):
 
 @dataclass
 class RunningSums:
-    """The sums of one layer."""
+    """The sums of one layer, on the device of its map."""
 
     sums: Tensor
     """(sum, score, head) in float64."""
@@ -97,7 +98,7 @@ class RunningSums:
         return cls(parts.pop("sums"), Tallies(**parts))
 
     def __add__(self, other: RunningSums) -> RunningSums:
-        return RunningSums(self.sums + other.sums, self.tallies + other.tallies)
+        return RunningSums(self.sums + other.sums.to(self.sums.device), self.tallies + other.tallies)
 
     def split(self, layers: int) -> list[RunningSums]:
         """The sums of each of so many layers, whose heads lie one layer after another."""
@@ -108,24 +109,28 @@ class RunningSums:
         """The number of queries for which a score is defined, (H,)."""
         return self.sums[1, NAMES.index(name)]
 
-    @cached_property
-    def _numbers(self) -> list[list[list[float]]]:
-        """The sums by score and head; reading tensors one by one takes most of the time of a table."""
-        numbers: list[list[list[float]]] = self.sums.permute(1, 2, 0).tolist()
-        return numbers
 
-    def estimate(self, name: str, head: int) -> Estimate:
-        """A score of one head with its baselines and its interval."""
-        names = [*(f"{x}{y}" for x in SUMS for y in ("", "_n")), *MOMENTS]
-        sums = dict(zip(names, self._numbers[NAMES.index(name)][head], strict=True))
-        value, null, relabelled, without_sink, positional = (_ratio(sums[x], sums[f"{x}_n"]) for x in SUMS)
-        low, high = ratio_interval(value, sums["value_n"], *(sums[x] for x in MOMENTS))
-        if name != "distance":
-            low = max(low, 0.0)
-        # All others are shares, which end at 1.
-        if name not in ("distance", "patch_distance", "entropy", "effective_length"):
-            high = min(high, max(value, 1.0))
-        return Estimate(value, null, relabelled, without_sink, low, high, sums["value_n"], positional)
+def estimate_heads(layers: Sequence[RunningSums]) -> list[dict[str, Estimate]]:
+    """The scores of all heads of some layers, one layer after another, with baselines and intervals.
+
+    Scores that are defined for no query are left out.
+    """
+    # All heads at once: reading tensors one by one takes most of the time of a table.
+    sums = torch.cat([layer.sums.cpu() for layer in layers], -1)
+    ratios = sums[: 2 * len(SUMS) : 2] / sums[1 : 2 * len(SUMS) : 2]  # NaN for 0 / 0
+    value, null, relabelled, without_sink, positional = ratios
+    count, moments = sums[1], sums[2 * len(SUMS) :]
+    low, high = ratio_intervals(value, count, *moments)
+    # All but a distance begin at 0, and shares end at 1.
+    least = [-math.inf if name == "distance" else 0.0 for name in NAMES]
+    most = [math.inf if name in NO_SHARES else 1.0 for name in NAMES]
+    ends = torch.tensor([least, most], dtype=torch.float64, device="cpu").unsqueeze(-1)
+    low, high = low.maximum(ends[0]), high.minimum(value.maximum(ends[1]))
+    numbers = torch.stack([value, null, relabelled, without_sink, low, high, count, positional], -1)
+    return [
+        {name: Estimate(*x) for name, x in zip(NAMES, head, strict=True) if x[6]}  # 6: count
+        for head in numbers.transpose(0, 1).tolist()
+    ]
 
 
 def sum_pieces(
@@ -133,19 +138,18 @@ def sum_pieces(
 ) -> Tensor:
     """Sum scores (B, H, T) over pieces of texts, and count: (2, scores, B, H, pieces) in float64."""
     B, H, T = shape
-    sums = torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
     if not scores:
-        return sums
+        return torch.zeros(2, len(NAMES), B, H, pieces, dtype=torch.float64, device=device)
     # max: an empty map has no query, and no piece.
     piece = torch.arange(T, device=device) * pieces // max(T, 1)
     # A product with 0 and 1: the same bits every time, on a GPU, too, where index_add_ has no order.
     is_in = (piece.unsqueeze(-1) == torch.arange(pieces, device=device)).double()  # (T, pieces)
     defined = torch.stack([score.defined.expand(shape) for score in scores.values()])  # (scores, B, H, T)
-    values = torch.stack([score.values.to(torch.float64).expand(shape) for score in scores.values()])
-    rows = [NAMES.index(name) for name in scores]
-    sums[0, rows] = values.masked_fill_(~defined, 0.0) @ is_in
-    sums[1, rows] = defined.double() @ is_in
-    return sums
+    values = torch.stack([score.values.expand(shape) for score in scores.values()]).double()
+    found = torch.stack([values.masked_fill_(~defined, 0.0) @ is_in, defined.double() @ is_in])
+    # The row of each name; names without a score take the zeros that are put at the end.
+    rows = [list(scores).index(name) if name in scores else len(scores) for name in NAMES]
+    return torch.nn.functional.pad(found, (0, 0) * 3 + (0, 1))[:, rows]
 
 
 def ratio_interval(
@@ -157,18 +161,34 @@ def ratio_interval(
     counts_squared: float,
     share: float = 0.95,
 ) -> tuple[float, float]:
-    """The ends of the interval of a ratio Σ value / Σ count over pieces; NaN of fewer than two pieces.
+    """The ends of the interval of one ratio; see `ratio_intervals`."""
+    sums = (ratio, count, pieces, squares, products, counts_squared)
+    value, n, *moments = torch.tensor(sums, dtype=torch.float64, device="cpu")
+    low, high = ratio_intervals(value, n, moments[0], moments[1], moments[2], moments[3], share)
+    return low.item(), high.item()
 
-    `share` is its confidence level; `count` is Σ count, `squares` Σ value², `products` Σ value · count, and
-    `counts_squared` Σ count².
+
+def ratio_intervals(
+    ratio: Tensor,
+    count: Tensor,
+    pieces: Tensor,
+    squares: Tensor,
+    products: Tensor,
+    counts_squared: Tensor,
+    share: float = 0.95,
+) -> tuple[Tensor, Tensor]:
+    """The ends of the intervals of ratios Σ value / Σ count over pieces; NaN of fewer than two pieces.
+
+    `share` is their confidence level; `count` is Σ count, `squares` Σ value², `products` Σ value · count, and
+    `counts_squared` Σ count², all of one shape, in float64.
     """
-    if pieces < 2:
-        return math.nan, math.nan
     # The variance of a ratio of sums, from the residual of every piece.
     spread = squares - 2 * ratio * products + ratio**2 * counts_squared
-    # max: the spread is a difference of sums, and may be −1e-17 where all pieces agree.
-    error = math.sqrt(max(spread, 0.0) * pieces / (pieces - 1)) / count
-    reach = students_t(int(pieces) - 1, share) * error
+    # clamp: the spread is a difference of sums, and may be −1e-17 where all pieces agree.
+    error = (spread.clamp(min=0.0) * pieces / (pieces - 1)).sqrt() / count
+    numbers, places = torch.unique(pieces, return_inverse=True)
+    quantiles = [students_t(int(n) - 1, share) if n >= 2 else math.nan for n in numbers.tolist()]
+    reach = torch.tensor(quantiles, dtype=torch.float64, device=ratio.device)[places] * error
     return ratio - reach, ratio + reach
 
 
@@ -213,8 +233,3 @@ def _t_level(angle: float, freedom: int) -> float:
         term *= math.cos(angle) ** 2 * (k - 1) / k
     level = math.sin(angle) * total
     return 2 / math.pi * (angle + level) if odd else level
-
-
-def _ratio(total: float, count: float) -> float:
-    """total / count, NaN for 0 / 0."""
-    return total / count if count else math.nan

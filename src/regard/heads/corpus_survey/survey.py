@@ -21,7 +21,8 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.heads.corpus_survey.corpus import Batch, Encode, batches, digest
-from regard.heads.corpus_survey.examples import collect_examples
+from regard.heads.corpus_survey.examples import LayerExamples, collect_examples
+from regard.heads.corpus_survey.running_sums import RunningSums
 from regard.heads.corpus_survey.survey_chunks import (
     MAX_EXAMPLES,
     BatchSums,
@@ -31,8 +32,8 @@ from regard.heads.corpus_survey.survey_chunks import (
     write_chunk,
 )
 from regard.heads.corpus_survey.survey_result import SurveyResult, decode_words, result_path, write_result
-from regard.heads.measures.measurement import CHUNK, measure
-from regard.heads.tables.description import RunModel, assemble, name_layer
+from regard.heads.measures.measurement import CHUNK, measure_stacks
+from regard.heads.tables.description import LayerHeads, RunModel, assemble, name_layer
 from regard.heads.tables.table import HeadTable, check_writable
 from regard.maps import AttentionMap
 from regard.support.file_lock import FileLock
@@ -268,13 +269,16 @@ def measure_batch(model: SurveyModel, ids: Tensor, first_window: int, examples: 
     """The sums of a batch, in which each window is one observation, and its examples."""
     windows, tokens = len(ids), ids.numel()
     ids = ids.to(model.device)
-    sums, kept, layers = [], [], []
+    sums: list[RunningSums] = []
+    kept: list[LayerExamples] = []
+    layers: list[LayerHeads] = []
     attention = (m for m in model.run(ids) if isinstance(m, AttentionMap))  # linear layers have few scores
-    for i, layer in enumerate(measure(attention, ids)):
-        sums.append(layer.sums)
+    for stack in measure_stacks(attention, ids):
+        sums += stack.sums.split(len(stack.maps))
         if examples:
-            kept.append(collect_examples(cast(AttentionMap, layer.map), ids, first_window, examples))
-        layers.append(name_layer(i, layer.map))
+            joined = cast(AttentionMap, stack.joined)
+            kept += collect_examples(joined, ids, first_window, examples).split(len(stack.maps))
+        layers += [name_layer(len(layers) + i, m) for i, m in enumerate(stack.maps)]
     return BatchSums(1, windows, tokens, layers, sums, kept)
 
 

@@ -109,7 +109,9 @@ def _parse(content: SafetensorContent) -> tuple[dict[str, Any], BatchSums]:
 
 def _batch_tensors(part: BatchSums) -> dict[str, Tensor]:
     """The tensors of batches, by the names that they have in a file."""
-    tensors = {f"{name}.{i}": x for i, layer in enumerate(part.sums) for name, x in layer.tensors.items()}
+    tensors = {
+        f"{name}.{i}": x.cpu() for i, layer in enumerate(part.sums) for name, x in layer.tensors.items()
+    }
     return tensors | name_tensors(part.examples)
 
 

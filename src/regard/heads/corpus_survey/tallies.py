@@ -7,6 +7,7 @@ which does. This file knows sums; it does not know maps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ def _nothing(*shape: int) -> Tensor:
 
 @dataclass
 class Tallies:
-    """Sums of the heads of one layer, in float64; those that are not defined are empty."""
+    """Sums of the heads of one layer, in float64, on the device of its map; undefined ones are empty."""
 
     keys: Tensor
     """(2, H, S): what every key position received, and the number of queries that see it."""
@@ -41,13 +42,13 @@ class Tallies:
     """(H, MOST_TOKENS, 3): token ids, what they received, and how many queries see one; −1 for none."""
 
     def complete(self, H: int) -> Tallies:
-        """The same on the CPU, with zeros where nothing is defined."""
-        offsets = self.offsets.cpu() if self.offsets.numel() else _nothing(*self.keys.shape)
-        tokens = _nothing(H, MOST_TOKENS, 3) - 1
+        """The same with zeros where nothing is defined."""
+        offsets = self.offsets if self.offsets.numel() else torch.zeros_like(self.keys)
+        tokens = self.keys.new_full((H, MOST_TOKENS, 3), -1.0)
         # In parts: comparing every entry with every other one takes the square of their number.
-        for part in torch.split(self.tokens.cpu(), 4 * MOST_TOKENS, 1) if self.tokens.numel() else ():
+        for part in torch.split(self.tokens, 4 * MOST_TOKENS, 1) if self.tokens.numel() else ():
             tokens = _merge(torch.cat([tokens, part], 1))
-        return Tallies(self.keys.cpu(), offsets, tokens)
+        return Tallies(self.keys, offsets, tokens)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -63,6 +64,7 @@ class Tallies:
         )
 
     def __add__(self, other: Tallies) -> Tallies:
+        other = Tallies(*(x.to(self.keys.device) for x in other.tensors.values()))
         longest = max(self.keys.shape[-1], other.keys.shape[-1])
         keys, offsets = (
             # Texts of different lengths: positions that one lacks have received nothing there.
@@ -78,6 +80,12 @@ class Tallies:
         return [
             Tallies(*(x.contiguous() for x in layer)) for layer in zip(keys, offsets, tokens, strict=True)
         ]
+
+    @classmethod
+    def join(cls, layers: Sequence[Tallies]) -> Tallies:
+        """The tallies of several layers as `split` takes them."""
+        parts = zip(*(layer.tensors.values() for layer in layers), strict=True)
+        return cls(*(torch.cat(x, axis) for x, axis in zip(parts, (1, 1, 0), strict=True)))
 
     def best_keys(self, queries: Tensor) -> list[BestTarget]:
         """The position with the largest mean weight, of each head; `queries` (H,) of it see anything."""

@@ -9,8 +9,6 @@ one by one; the head scores take it from sums that they have already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -49,17 +47,17 @@ def eviction_loss(
 def eviction_loss_from_sums(
     total: Tensor,
     latest: Tensor,
-    sink_columns: Iterable[tuple[Tensor, Tensor]],
+    first_keys: Tensor,
+    first_columns: Tensor,
     positions: Tensor,
     window: int,
 ) -> Tensor:
     """The same from sums over a map, (B, H, T), without its rows.
 
     `total` is the sum of every row and `latest` its mass on the `window` latest keys, (B, H, T) each;
-    `sink_columns` are the kept first keys, each as its position (B, 1, 1) and its column of weights
-    (B, H, T); `positions` (T,) are those of the queries.
+    `first_keys` (B, n) are the positions of the kept first keys and `first_columns` (B, H, T, n) their
+    weights; `positions` (T,) are those of the queries.
     """
-    loss = total - latest
-    for key, column in sink_columns:
-        loss = loss - torch.where(is_evicted(positions, key, window), column, 0.0)
-    return loss.clamp(min=0.0)
+    would_be_lost = is_evicted(positions.unsqueeze(-1), first_keys[:, None, None], window)  # (B, 1, T, n)
+    kept = first_columns.where(would_be_lost, 0.0).sum(-1)
+    return (total - latest - kept).clamp(min=0.0)

@@ -36,7 +36,7 @@ class TokenBlock(NamedTuple):
 
 
 def copy_mass_by_kernel(m: AttentionMap, ids: Tensor, is_token: Tensor | None) -> CopyMass | None:
-    """`copy_mass` in two passes over the map on a GPU; None if the kernels do not support the map.
+    """`copy_mass` in one pass over the map on a GPU; None if the kernels do not support the map.
 
     `is_token` (B, S), if given, is False for padding, which is no copy of anything.
     """
@@ -47,8 +47,8 @@ def copy_mass_by_kernel(m: AttentionMap, ids: Tensor, is_token: Tensor | None) -
         ids = ids.where(is_token, -1 - torch.arange(ids.shape[1], device=ids.device))
     no_token = torch.iinfo(ids.dtype).min
     after = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=no_token)  # the token before each key
-    sums = [kernels.pair_sums(m, ids, key_ids) for key_ids in (ids, after)]
-    return None if sums[0] is None or sums[1] is None else CopyMass(sums[0], sums[1])
+    sums = kernels.pair_sums(m, ids, torch.stack([ids, after]))
+    return None if sums is None else CopyMass(*sums)
 
 
 def copy_mass(m: AttentionMap, ids: Tensor, blocks: Sequence[Sequence[TokenBlock]]) -> CopyMass:

@@ -7,7 +7,7 @@ far as memory allows (`layer_stack.py`). Only sums are kept of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ CHUNK = 16  # texts, or batches of a survey, that are added up before they are a
 Ids = Tensor | Sequence[Tensor | None] | None
 
 
+class MeasuredStack(NamedTuple):
+    """The running sums of layers that were measured together, as the heads of one map, and their maps."""
+
+    sums: RunningSums
+    joined: AttentionMap | LinearAttentionMap
+    maps: Sequence[AttentionMap | LinearAttentionMap]
+
+
 class MeasuredLayer(NamedTuple):
     """The running sums of a layer, and the map that they are of."""
 
@@ -33,8 +41,19 @@ class MeasuredLayer(NamedTuple):
     map: AttentionMap | LinearAttentionMap
 
 
-@torch.no_grad()
 def measure(
+    maps: Iterable[AttentionMap | LinearAttentionMap],
+    ids: Ids,
+    is_token: Tensor | None = None,
+    **options: Any,
+) -> Iterator[MeasuredLayer]:
+    """Measure every layer; the arguments are those of `measure_stacks`."""
+    for stack in measure_stacks(maps, ids, is_token, **options):
+        yield from map(MeasuredLayer, stack.sums.split(len(stack.maps)), stack.maps)
+
+
+@torch.no_grad()
+def measure_stacks(
     maps: Iterable[AttentionMap | LinearAttentionMap],
     ids: Ids,
     is_token: Tensor | None = None,
@@ -45,8 +64,8 @@ def measure(
     single: bool = False,
     scorers: list[TextScorer] | None = None,
     patches: Sequence[PatchAxes | None] | None = None,
-) -> Iterator[MeasuredLayer]:
-    """Measure every layer, several at a time where they have the same text, shape and mask.
+) -> Iterator[MeasuredStack]:
+    """Measure all layers, several at a time where they have the same text, shape and mask.
 
     `ids` (B, S) are the tokens of all layers, or a list with those of each; `is_token`, boolean, belongs to
     ids of its shape. `crossed` says which layers attend to another text; `statistics` are those of every map,
@@ -84,20 +103,19 @@ def measure(
             scorers.append(scorer)
         layer = PendingLayer(m, scorer, None if known is None else next(known))
         if stack and not can_join(stack, layer):
-            yield from _measure_stack(stack, single)
+            yield _measure_stack(stack, single)
             stack = []
         stack.append(layer)
     if stack:
-        yield from _measure_stack(stack, single)
+        yield _measure_stack(stack, single)
 
 
-def _measure_stack(stack: Sequence[PendingLayer], single: bool) -> Iterator[MeasuredLayer]:
+def _measure_stack(stack: Sequence[PendingLayer], single: bool) -> MeasuredStack:
     """Measure layers that can be joined."""
     maps = [layer.map for layer in stack]
     softmax_maps = [m for m in maps if isinstance(m, AttentionMap)]  # linear layers are not joined
     joined = join_maps(softmax_maps) if softmax_maps else maps[0]
-    sums = _measure(joined, stack[0].scorer, join_statistics(stack), single)
-    yield from map(MeasuredLayer, sums.split(len(stack)), maps)
+    return MeasuredStack(_measure(joined, stack[0].scorer, join_statistics(stack), single), joined, maps)
 
 
 def _measure(
@@ -111,7 +129,7 @@ def _measure(
     if isinstance(m, LinearAttentionMap):
         scores, null = linear_scores(m, scorer)
         by_name = {"value": scores, "null": null, "relabelled": {}, "without_sink": {}, "positional": {}}
-        tallies = Tallies(torch.zeros(2, H, S, dtype=torch.float64, device="cpu"))
+        tallies = Tallies(torch.zeros(2, H, S, dtype=torch.float64, device=m.device))
     else:
         scores, sink_key, positional, tallies = scorer.score(m, statistics)
         by_name = {
@@ -127,7 +145,7 @@ def _measure(
         name: sum_pieces(part, (B, H, T), pieces, m.device).permute(0, 1, 3, 2, 4).flatten(-2)
         for name, part in by_name.items()
     }
-    return RunningSums.from_pieces({name: x.cpu() for name, x in sums.items()}, tallies.complete(H))
+    return RunningSums.from_pieces(sums, tallies.complete(H))
 
 
 def _check(m: AttentionMap | LinearAttentionMap, ids: Tensor | None, is_token: Tensor | None) -> None:

@@ -8,7 +8,6 @@ diagonal, a few columns, some rows and the pairs of equal tokens; no T×S matrix
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -172,11 +171,11 @@ class TextScorer:
         # The columns of the sink, and of the first keys that a cache would keep.
         first = self.first_keys(0 if self.crossed else self.options.policy[0])  # (B, n)
         chosen = torch.cat([sink_key.unsqueeze(-1), first.unsqueeze(1).expand(-1, sink_key.shape[1], -1)], -1)
-        column, *first_columns = several_columns(m, chosen).unbind(-1)
+        columns = several_columns(m, chosen)  # (B, H, T, 1 + n)
         sees_sink = sees(self.visibility.uniform, sink_key[:, :, None, None])[..., 0]
         relative = statistics.entropy / keys.clamp(min=2).log()
         scores = {
-            "sink": QueryScore(column, sees_sink & active),
+            "sink": QueryScore(columns[..., 0], sees_sink & active),
             "entropy": QueryScore(statistics.entropy, active),
             "normalised_entropy": QueryScore(relative, active & (keys > 1)),  # one key leaves no choice
         }
@@ -186,8 +185,7 @@ class TextScorer:
         positional: dict[str, QueryScore] = {}
         tallies = self._tally_keys(statistics.received)
         if not self.crossed:
-            kept = zip(first.T.view(-1, len(first), 1, 1), first_columns, strict=True)
-            self._add_position_scores(m, statistics, null, scores, kept)
+            self._add_position_scores(m, statistics, null, scores, first, columns[..., 1:])
             self._add_token_scores(m, null, scores)
             tallies |= self._add_offset_score(m, scores, positional)
         if self.ids is not None:
@@ -222,11 +220,12 @@ class TextScorer:
         stats: KnownStatistics,
         null: dict[str, QueryScore] | None,
         scores: dict[str, QueryScore],
-        kept: Iterable[tuple[Tensor, Tensor]],
+        first: Tensor,
+        first_columns: Tensor,
     ) -> None:
         """Add the scores that compare the positions of queries and keys.
 
-        `kept` are the first keys, which a cache keeps, and their columns.
+        `first` (B, n) are the first keys, which a cache keeps, with the weights `first_columns` (B, H, T, n).
         """
         active, positions = self._active_queries(), self.positions()
         near, (_, window) = self.options.near, self.options.policy
@@ -242,7 +241,8 @@ class TextScorer:
         scores["distance"] = QueryScore(stats.distance, torch.zeros_like(active) if later else active)
         if later:
             return
-        loss = eviction_loss_from_sums(self.row_sums(m), band.latest, kept, positions, window)
+        sums = self.row_sums(m)
+        loss = eviction_loss_from_sums(sums, band.latest, first, first_columns, positions, window)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
         loses = (
             active & ((loss * self.visibility.keys).round() > 0) if null is None else null["eviction"].defined

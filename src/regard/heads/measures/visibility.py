@@ -105,7 +105,11 @@ def uniform(m: AttentionMap | LinearAttentionMap) -> AttentionMap:
 def _uniform(m: AttentionMap | LinearAttentionMap, mask: Mask, H: int, keys: Tensor) -> AttentionMap:
     """Uniform attention of H heads under a mask; `keys` (B, H, T) are the numbers of visible keys."""
     B, _, T, S = m.matrix
+    lse = keys.to(m.dtype).log()
+    if m.device.type == "cuda" and isinstance(m, AttentionMap):
+        # Width, dtype and layout of m: other ones would be other kernels to compile.
+        zeros = m.k.new_zeros(B, 1, S, m.k.shape[-1])
+        return attention_map(zeros[:1, :, :1].expand(B, H, T, -1), zeros, mask=mask, lse=lse)
     # expand: one number in memory, whatever the size of the map.
     zero = torch.zeros(1, 1, 1, 1, dtype=m.dtype, device=m.device)
-    q, k = zero.expand(B, H, T, 1), zero.expand(B, H, S, 1)
-    return attention_map(q, k, mask=mask, lse=keys.to(m.dtype).log())
+    return attention_map(zero.expand(B, H, T, 1), zero.expand(B, H, S, 1), mask=mask, lse=lse)

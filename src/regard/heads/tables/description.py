@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.heads.corpus_survey.running_sums import Estimate, RunningSums
+from regard.heads.corpus_survey.running_sums import Estimate, RunningSums, estimate_heads
 from regard.heads.labels import REPEATS, earned_labels, find_targets
 from regard.heads.measures.measurement import Ids, add_up, measure
-from regard.heads.measures.query_scores import NAMES, NEAR, POLICY, KnownStatistics, Options, TextScorer
+from regard.heads.measures.query_scores import NEAR, POLICY, KnownStatistics, Options, TextScorer
 from regard.heads.repeated_tokens import draw_repeats
 from regard.heads.tables.table import HeadRow, HeadTable, Score, split_key
 from regard.maps import AttentionMap, LinearAttentionMap
@@ -178,36 +178,32 @@ def assemble(
     model: str = "",
 ) -> HeadTable:
     """Make the table from the running sums of every layer: of texts, shuffled texts and random repeats."""
+    named = [(*split_key(x.key), *head) for x in layers for head in zip(x.heads, x.kv_heads, strict=True)]
+    nothing: list[dict[str, Estimate]] = [{}] * len(named)
+    of_shuffled = nothing if shuffled is None else estimate_heads(shuffled)
+    of_repeats = nothing if repeats is None else estimate_heads(repeats)
+    of_heads = zip(
+        named, estimate_heads(sums), of_shuffled, of_repeats, find_targets(sums, shuffled), strict=True
+    )
     rows = []
-    for number, (layer, layer_sums) in enumerate(zip(layers, sums, strict=True)):
-        stack, layer_number = split_key(layer.key)
-        targets = find_targets(layer_sums, None if shuffled is None else shuffled[number])
-        for i, (head, kv_head) in enumerate(zip(layer.heads, layer.kv_heads, strict=True)):
-            estimates = {name: layer_sums.estimate(name, i) for name in NAMES}
-            if repeats is not None:
-                estimates |= {f"{name}{REPEATS}": repeats[number].estimate(name, i) for name in ON_REPEATS}
-            # A score that is defined for no query is left out instead of shown as NaN.
-            estimates = {name: x for name, x in estimates.items() if x.queries}
-            of_shuffled = {}
-            if shuffled is not None:
-                of_shuffled = {name: shuffled[number].estimate(name, i) for name in NAMES}
-            scores = {
-                name: _score(x, of_shuffled.get(name), shuffled is not None) for name, x in estimates.items()
-            }
-            labels = earned_labels(estimates, targets[i])
-            rows.append(
-                HeadRow(
-                    layer_number,
-                    head,
-                    kv_head,
-                    labels,
-                    targets[i].sink_key,
-                    scores,
-                    stack,
-                    offset=targets[i].offset,
-                    token=targets[i].token,
-                )
+    for (stack, layer, head, kv_head), estimates, of_shuffle, of_repeat, targets in of_heads:
+        estimates |= {f"{name}{REPEATS}": of_repeat[name] for name in ON_REPEATS if name in of_repeat}
+        scores = {
+            name: _score(x, of_shuffle.get(name), shuffled is not None) for name, x in estimates.items()
+        }
+        rows.append(
+            HeadRow(
+                layer,
+                head,
+                kv_head,
+                earned_labels(estimates, targets),
+                targets.sink_key,
+                scores,
+                stack,
+                offset=targets.offset,
+                token=targets.token,
             )
+        )
     how: Literal["text", "labels"] = "labels" if shuffled is None else "text"
     return HeadTable(rows, texts, tokens, how, model)
 

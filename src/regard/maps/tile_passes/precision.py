@@ -34,7 +34,7 @@ class HeadGroup(NamedTuple):
 def head_groups(m: MapData, rows: slice | Tensor = slice(None)) -> Iterator[HeadGroup]:
     """Split a map into groups of heads that are computed in the same dtype, ready to compute `rows`."""
     B, H = m.matrix[:2]
-    if not bool(m.precise.large.any()):
+    if m.precise.lse is None:  # no head is large
         yield HeadGroup(m, slice(0, B), slice(0, H))
         return
     complete_lse(m, rows)

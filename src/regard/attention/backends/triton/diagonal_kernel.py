@@ -9,7 +9,9 @@ import triton.language as tl
 from regard.attention.backends.triton.tile import LOG2E, load_rows
 
 
-@triton.jit
+# A number that is 1, or not divisible by 16, would be another kernel to compile; so would such an address.
+# Most diagonals begin at the second row or key, and uniform attention has one head.
+@triton.jit(do_not_specialize=["heads", "group", "N"], do_not_specialize_on_alignment=["lse"])
 def diagonal_kernel(
     q, k, lse, weights, q_step, k_step, lse_step, heads, group, N, scale, cap,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr,

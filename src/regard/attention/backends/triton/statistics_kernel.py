@@ -30,7 +30,9 @@ UNITS = tl.constexpr(2.0**40)  # integer units in a weight of 1
 EMPTY_ROW_LSE = tl.constexpr(1e30)  # in place of infinity: 0 · 1e30 is 0, not NaN
 
 
-@triton.jit
+# A number of heads that is 1, or not divisible by 16, would be another kernel to compile, and uniform
+# attention, the baseline of the head scores, has one head where the map has many.
+@triton.jit(do_not_specialize=["heads", "group"])
 def statistics_kernel(
     q, k, k_tma, lse, entropy, distance, received, largest, slopes, lists, band,
     q_step, k_step, heads, group, T, S, factor, cap, first_position,
