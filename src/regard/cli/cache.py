@@ -134,8 +134,10 @@ def parse_budgets(text: str | None, tokens: int) -> list[int]:
     >>> parse_budgets("256:2048", 4096), parse_budgets("64,100", 4096), parse_budgets(None, 1024)
     ([256, 512, 1024, 2048], [64, 100], [64, 128, 256, 512])
     """
+    from regard.policies.retention import usual_budgets
+
     if text is None:
-        return sorted({max(tokens // n, 1) for n in (16, 8, 4, 2)})
+        return usual_budgets(tokens)
     parts = text.split(":")
     numbers = parts if len(parts) == 2 else text.split(",")
     if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):

@@ -8,6 +8,7 @@ rows at a time. No T×S matrix is built.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -123,14 +124,20 @@ def measure_own(m: AttentionMap, v: Tensor | None) -> MapRetention:
     return _compare(m, attend_whole(m, v, everything), iter([kept]), concerned)
 
 
-def check_cached(m: AttentionMap) -> None:
-    """Raise a ValueError unless every query is there, and none sees a later key."""
+def check_square(m: AttentionMap) -> None:
+    """Raise a ValueError unless a map has as many queries as keys."""
     _, _, T, S = m.matrix
     if T != S:
         raise ValueError(
             f"policy: expected the attention of a text to itself, got {T} queries and {S} "
             "keys: capture the whole text at once"
         )
+
+
+def check_cached(m: AttentionMap) -> None:
+    """Raise a ValueError unless every query is there, and none sees a later key."""
+    check_square(m)
+    S = m.matrix[3]
     if is_plainly_causal(m) or m.mask.is_causal:
         return
     for rows in row_blocks(m):
@@ -237,12 +244,29 @@ def _find_kept(
 
 
 def _evict(m: AttentionMap, v: Tensor, policy: Eviction, budget: int, every: int) -> Iterator[KeptKeys]:
-    plain = is_plainly_causal(m)
-    for rows, positions in evicted_positions(m, policy, budget, every):
+    plain, runs = is_plainly_causal(m), evicted_positions(m, policy, budget, every)
+    if math.prod(m.matrix) <= NUMBERS:
+        # Hundreds of small attentions take ten times as long as the scores of a short text, all at once.
+        yield _join_runs(m, v, runs)
+        return
+    for rows, positions in runs:
         # Earlier keys are seen by all rows, and the last keys are the rows' own: causal, and nothing else.
         mask = causal if plain else find_visible(m, rows, positions).mask()
         keys, values = (gather_keys(x, positions) for x in (m.k, v))
         yield KeptKeys(rows, keys, values, mask, positions.shape[-1] == rows.stop)
+
+
+def _join_runs(m: AttentionMap, v: Tensor, runs: Iterator[tuple[slice, Tensor]]) -> KeptKeys:
+    """All rows of a short text at once, each with the keys of its run."""
+    (B, H, T, S), G = m.matrix, m.k.shape[1]
+    cached = torch.zeros(B, G, T, S, dtype=torch.bool, device=m.device)
+    for rows, positions in runs:
+        at = positions.unsqueeze(2).expand(-1, -1, rows.stop - rows.start, -1)
+        cached[:, :, rows].scatter_(-1, at, True)
+    rows = slice(0, T)
+    allowed = m.mask.tile(rows, slice(0, S), m.matrix, device=m.device)
+    chosen = cached.repeat_interleave(H // G, 1) & allowed
+    return KeptKeys(rows, m.k, v, m.mask, (chosen == allowed).all(-1), chosen)
 
 
 def _select(m: AttentionMap, v: Tensor, policy: Selection, budget: int) -> Iterator[KeptKeys]:

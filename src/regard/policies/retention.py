@@ -314,13 +314,22 @@ def find_budgeted(policies: Sequence[Any]) -> list[Policy]:
 
 
 def check_budgets(budgets: Sequence[object]) -> list[int]:
-    """Return several budgets, or raise a ValueError unless they are different numbers of keys."""
+    """Return several budgets in order, or raise a ValueError unless they are different numbers of keys."""
     sizes = [check_whole_number("budget", budget) for budget in budgets]
     if not sizes:
         raise ValueError("budget: expected one number of keys at least, got an empty list")
     if twice := _repeated(sizes):
         raise ValueError(f"budget: expected different numbers of keys, got {twice} twice")
-    return sizes
+    return sorted(sizes)
+
+
+def usual_budgets(tokens: int) -> list[int]:
+    """The budgets that are measured on a text unless others are named: from a sixteenth to a half of it.
+
+    >>> usual_budgets(1024)
+    [64, 128, 256, 512]
+    """
+    return sorted({max(tokens // n, 1) for n in (16, 8, 4, 2)})
 
 
 def _repeated(values: Sequence[Any]) -> Any:

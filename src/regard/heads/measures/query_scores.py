@@ -19,7 +19,6 @@ from regard.attention.masks.named_masks import window as window_mask
 from regard.attention.masks.position_masks import causal
 from regard.heads.corpus_survey.tallies import MOST_TOKENS, Tallies
 from regard.heads.measures.chosen_keys import mass_on, sees, sees_any, several_columns, weights_on
-from regard.heads.measures.eviction import eviction_loss_from_sums
 from regard.heads.measures.induction import TokenBlock, copy_mass, copy_mass_by_kernel, find_blocks
 from regard.heads.measures.offsets import offset_sums, sample_rows
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
@@ -28,6 +27,7 @@ from regard.heads.measures.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
 from regard.pictures.patch_layout import PatchAxes
+from regard.policies.evictions import is_evicted
 
 NAMES = (
     "previous_token",
@@ -226,7 +226,8 @@ class TextScorer:
     ) -> None:
         """Add the scores that compare the positions of queries and keys.
 
-        `kept` are the first keys, which a cache keeps, and their columns.
+        `kept` are the first keys, which a cache keeps, each as its position (B, 1, 1) and its column of
+        weights (B, H, T).
         """
         active, positions = self._active_queries(), self.positions()
         near, (_, window) = self.options.near, self.options.policy
@@ -242,7 +243,11 @@ class TextScorer:
         scores["distance"] = QueryScore(stats.distance, torch.zeros_like(active) if later else active)
         if later:
             return
-        loss = eviction_loss_from_sums(self.row_sums(m), band.latest, kept, positions, window)
+        # What `streaming` loses when it evicts keys one by one, from sums that are there already.
+        loss = self.row_sums(m) - band.latest
+        for key, column in kept:
+            loss = loss - torch.where(is_evicted(positions, key, window), column, 0.0)
+        loss = loss.clamp(min=0.0)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
         loses = (
             active & ((loss * self.visibility.keys).round() > 0) if null is None else null["eviction"].defined

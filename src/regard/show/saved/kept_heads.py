@@ -48,6 +48,7 @@ def keep_telling_heads(contents: Contents, most: int = MOST) -> Contents:
         start=first[0],
     )
     smaller.edited, smaller.lookup = contents.edited, contents.lookup
+    smaller.retention = contents.retention
     every = [(str(layer.key), head) for layer in contents.texts[0].layers for head in layer.heads]
     smaller.left_out = [f"{layer}.{head}" for layer, head in every if (layer, head) not in kept[0]]
     smaller.forget_meta()
