@@ -189,7 +189,9 @@ def evicted_positions(
         if policy.accumulates:
             received = torch.cat([received, received.new_zeros(B, G, len(added))], -1)
             received += _sum_received(m, rows, positions, budget)
-        state = CacheState(m, positions, stop, budget, received if policy.accumulates else None)
+        # A copy of the positions: a policy that writes to them would change which keys are cached.
+        known = received if policy.accumulates else None
+        state = CacheState(m, positions.clone(), stop, budget, known)
         scores = _check_scores(policy, policy.score(state), positions.shape)
         scores = scores.masked_fill(~state.visible, -torch.inf)
         # Stable: of equal scores, as those of keys that nobody sees, the oldest keys are evicted.
@@ -227,8 +229,27 @@ def _check_scores(policy: Eviction, scores: Tensor, shape: tuple[int, ...]) -> T
         raise ValueError(
             f"policy {policy}: expected scores {tuple(shape)}, one for each cached key, got {got}"
         )
-    if bool(scores.isnan().any()):
-        raise ValueError(f"policy {policy}: expected a number for each cached key, got NaN")
+    return _check_numbers(policy, scores, "cached key")
+
+
+def _check_block_scores(policy: Selection, scores: Tensor, state: SelectionState) -> Tensor:
+    """Return a policy's scores for all query heads, or raise a ValueError if a block has no number."""
+    (B, H, _, _), G = state.map.matrix, state.map.k.shape[1]
+    rows, blocks = state.rows.stop - state.rows.start, -(-state.keys.stop // state.block)
+    shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    if shape not in ((B, G, rows, blocks), (B, H, rows, blocks)):
+        raise ValueError(
+            f"policy {policy}: expected scores {(B, H, rows, blocks)}, one for each query and block, "
+            f"or the same for {G} key/value heads, got {shape}"
+        )
+    return _check_numbers(policy, scores, "block").repeat_interleave(H // scores.shape[1], 1)
+
+
+def _check_numbers(policy: Policy, scores: Tensor, what: str) -> Tensor:
+    """Return scores that can be compared as floats, or raise a ValueError if some are NaN or complex."""
+    if scores.is_complex() or bool(scores.isnan().any()):
+        got = "complex ones" if scores.is_complex() else "NaN"
+        raise ValueError(f"policy {policy}: expected a number for each {what}, got {got}")
     # Positions, ranks and counts are good scores; −inf, which is no integer, marks keys that nobody sees.
     return scores if scores.is_floating_point() else scores.double()
 
@@ -270,12 +291,10 @@ def _join_runs(m: AttentionMap, v: Tensor, runs: Iterator[tuple[slice, Tensor]])
 
 
 def _select(m: AttentionMap, v: Tensor, policy: Selection, budget: int) -> Iterator[KeptKeys]:
-    H = m.matrix[1]
     size = min(policy.block, budget)  # a block that is larger than the budget would exceed it
     for rows in row_blocks(m):
         state = SelectionState(m, rows, size)
-        scores, seen = policy.score(state), state.allowed
-        scores = scores.repeat_interleave(H // scores.shape[1], 1)  # (B, H, rows, blocks)
+        scores, seen = _check_block_scores(policy, policy.score(state), state), state.allowed
         if size > 1:
             # The last block may be shorter.
             padded = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % size))

@@ -142,7 +142,11 @@ class Contents:
         if not self.texts:
             raise ValueError("captures: expected at least one capture to show, got none")
         if retained is not None:
-            self.retention[0] = retention.describe_curve(retained, self.texts[0].layers[0].shape[3])
+            curve, first = retention.check_curve(retained, self.texts[0]), self.texts[0]
+            linear = [layer for layer in first.layers if layer.is_linear]
+            self.retention[0] = retention.describe_curve(curve, first.layers[0].shape[3]) | {
+                str(layer.key): retention.measure_layer(layer.map, layer.key, layer.heads) for layer in linear
+            }
         self._start = start
 
     @property

@@ -6,6 +6,7 @@ hold it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,14 +17,15 @@ from regard.policies.cache_state import find_visible, is_plainly_causal
 from regard.policies.measurement import check_square
 from regard.policies.named_policies import BASELINES, USUAL
 from regard.policies.retention import CachedLayer, RetentionCurve, draw_budgets, usual_budgets
+from regard.recorder import Capture
 
 TOKENS = 512  # of a text that a page measures: a layer then takes about a second on a CPU
 MOST_LAYERS = 12  # of a text that a written page measures: about ten seconds
 
 LayerTable = dict[str, Any]
-"""`tokens`, `policies` and `budgets` that were measured, `shares` by policy, budget and head, None where a
-head loses nothing, and `needed` by policy and head: the smallest budget that keeps 95 %, None if none does.
-A layer that has no cache has `why` instead: a sentence."""
+"""What was measured of a layer: `heads`, `tokens` (how many), `policies`, `budgets`, `shares` by
+policy, budget and head (None where a head loses nothing), and `needed` by policy and head: the smallest
+budget that keeps 95 %, None if none does. A layer that has no cache has `why` instead: a sentence."""
 
 
 def measure_layer(m: AttentionMap | LinearAttentionMap, key: int | str, heads: tuple[int, ...]) -> LayerTable:
@@ -58,6 +60,7 @@ def describe_curve(curve: RetentionCurve, tokens: int) -> dict[str, LayerTable]:
     for key in dict.fromkeys(layer for layer, _ in curve.places):
         at = [n for n, (layer, _) in enumerate(curve.places) if layer == key]
         tables[str(key)] = {
+            "heads": [head for layer, head in curve.places if layer == key],
             "tokens": tokens,
             "policies": list(curve.policies),
             "budgets": list(curve.budgets),
@@ -65,6 +68,34 @@ def describe_curve(curve: RetentionCurve, tokens: int) -> dict[str, LayerTable]:
             "needed": [[row[n] for n in at] for row in needed],
         }
     return tables
+
+
+def select_table_heads(table: LayerTable, heads: Sequence[int]) -> LayerTable:
+    """Return the table of some heads."""
+    if "why" in table:
+        return table
+    at = [table["heads"].index(head) for head in heads]
+    return table | {
+        "heads": list(heads),
+        "shares": [[[row[n] for n in at] for row in rows] for rows in table["shares"]],
+        "needed": [[row[n] for n in at] for row in table["needed"]],
+    }
+
+
+def check_curve(curve: object, capture: Capture) -> RetentionCurve:
+    """Return a curve, or raise a ValueError unless it is one of a capture's heads."""
+    if not isinstance(curve, RetentionCurve):
+        raise ValueError(
+            "retained: expected a curve, as seen.retained([policy], budget=[…]) gives it, got "
+            f"{type(curve).__name__}"
+        )
+    heads = [(layer.key, head) for layer in capture.layers if not layer.is_linear for head in layer.heads]
+    if list(curve.places) != heads:
+        raise ValueError(
+            f"retained: expected a curve of the {len(heads)} heads of the first text, got one of "
+            f"{len(curve.places)} heads"
+        )
+    return curve
 
 
 def _rounded(share: float) -> float | None:

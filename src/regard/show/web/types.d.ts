@@ -482,6 +482,7 @@ interface KeySteps {
 interface LayerRetention {
   /** Why the layer was not measured, as a sentence; it then has nothing else. */
   why?: string;
+  heads: number[];
   tokens: number;
   policies: string[];
   budgets: number[]; // numbers of keys, increasing
