@@ -268,7 +268,7 @@ def _evict(m: AttentionMap, v: Tensor, policy: Eviction, budget: int, every: int
     plain, runs = is_plainly_causal(m), evicted_positions(m, policy, budget, every)
     if math.prod(m.matrix) <= NUMBERS:
         # Hundreds of small attentions take ten times as long as the scores of a short text, all at once.
-        yield _join_runs(m, v, runs)
+        yield from _join_runs(m, v, runs)
         return
     for rows, positions in runs:
         # Earlier keys are seen by all rows, and the last keys are the rows' own: causal, and nothing else.
@@ -277,17 +277,22 @@ def _evict(m: AttentionMap, v: Tensor, policy: Eviction, budget: int, every: int
         yield KeptKeys(rows, keys, values, mask, positions.shape[-1] == rows.stop)
 
 
-def _join_runs(m: AttentionMap, v: Tensor, runs: Iterator[tuple[slice, Tensor]]) -> KeptKeys:
-    """All rows of a short text at once, each with the keys of its run."""
+def _join_runs(m: AttentionMap, v: Tensor, runs: Iterator[tuple[slice, Tensor]]) -> Iterator[KeptKeys]:
+    """The rows of a short text after the first eviction, all at once, each with the keys of its run."""
     (B, H, T, S), G = m.matrix, m.k.shape[1]
     cached = torch.zeros(B, G, T, S, dtype=torch.bool, device=m.device)
+    first = T
     for rows, positions in runs:
-        at = positions.unsqueeze(2).expand(-1, -1, rows.stop - rows.start, -1)
-        cached[:, :, rows].scatter_(-1, at, True)
-    rows = slice(0, T)
+        if positions.shape[-1] < rows.stop:
+            first = min(first, rows.start)
+            at = positions.unsqueeze(2).expand(-1, -1, rows.stop - rows.start, -1)
+            cached[:, :, rows].scatter_(-1, at, True)
+    if first == T:
+        return
+    rows = slice(first, T)
     allowed = m.mask.tile(rows, slice(0, S), m.matrix, device=m.device)
-    chosen = cached.repeat_interleave(H // G, 1) & allowed
-    return KeptKeys(rows, m.k, v, m.mask, (chosen == allowed).all(-1), chosen)
+    chosen = cached[:, :, rows].repeat_interleave(H // G, 1) & allowed
+    yield KeptKeys(rows, m.k, v, m.mask, (chosen == allowed).all(-1), chosen)
 
 
 def _select(m: AttentionMap, v: Tensor, policy: Selection, budget: int) -> Iterator[KeptKeys]:
