@@ -1,133 +1,79 @@
-"""The cache view: a real model writes and is measured; what forgetting would lose, as the library has it."""
+"""The Cache view: what policies keep of every head is what `seen.retained` says, served and in a file."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Any
 
-import pytest
 from playwright.sync_api import Page, expect
 
-from regard.cli.parts.model import Model
-from regard.gpt import GPT
-from regard.heads import describe
+import regard
+from regard.policies.named_policies import USUAL
+from regard.policies.retention import RetentionCurve, usual_budgets
 from regard.show.server.background import BackgroundServer
-from tests.captures import HOSTILE, captured
+from tests.captures import captured
 
 
-@pytest.fixture(scope="module")
-def model() -> GPT:
-    return GPT.from_pretrained("default").eval()
+def cells(curve: RetentionCurve, policy: str) -> list[str]:
+    """What the cells of the table say."""
+    return ["more" if budget is None else str(budget) for budget in curve.needed(policy)]
 
 
-def table(page: Page) -> dict[str, list[str]]:
-    rows = page.locator(".measured tbody tr").all()
-    return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
-
-
-def test_a_model_writes_and_is_measured(
-    page: Page, serve: Callable[..., BackgroundServer], model: GPT
-) -> None:
-    reader = Model.of(model, "GPT")
-    page.goto(serve(captured(80), generate=reader.generate, read=reader.read).address + "#view=cache")
-    prompt = "The history of the river begins"
-    page.get_by_label("Prompt").fill(prompt)
-    page.get_by_label("Number of tokens to generate").fill("6")
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_role("button", name="Generate").focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("#view-cache [role=status]")).to_contain_text("6 tokens generated")
-    tokenizer = model.tokenizer
-    assert tokenizer is not None
-    P = len(tokenizer.encode(prompt).ids)
-    assert (
-        "".join(page.locator(".tok.new").all_inner_texts())
-        == model.generate(prompt, max_new_tokens=6)[len(prompt) :]
-    )
-    found = table(page)
-    layers, per_layer = model.config.num_layers, model.config.num_kv_heads * model.config.num_layers
-    assert found["Tokens × layers computed"][:2] == [
-        f"{(P + 5) * layers:,}",
-        f"{sum(P + i for i in range(6)) * layers:,}",
-    ]
-    triangle = lambda n: n * (n + 1) // 2  # noqa: E731
-    assert found["Keys read, all layers and heads"][:2] == [
-        f"{(triangle(P) + sum(P + i for i in range(1, 6))) * per_layer:,}",
-        f"{sum(triangle(P + i) for i in range(6)) * per_layer:,}",
-    ]
-    held = (P + 5) * layers * model.config.num_kv_heads * model.config.head_dim * 2 * 4
-    assert found["Cache size"][0] == f"{held / 1024:.0f} KiB"
-    assert found["Time per token (median)"][0].endswith("ms")
-    expect(page.locator(".cache-figures .chart-line")).to_have_count(2)
-    expect(page.locator(".cache-figures .note")).to_contain_text(
-        "the model chooses the same token in every step"
-    )
-    assert page.locator("canvas.computed").evaluate("c => c.height") > 0
-    page.get_by_role("radio", name="the generated text").check()
-    expect(page.locator(".cache-policy .heat-cell")).to_have_count(layers * model.config.num_heads)
-    # The model reads what it wrote, and every view shows it.
-    page.get_by_role("button", name="Open in Text").click()
-    expect(page.locator("#view-text .tok")).to_have_count(P + 6)
-    expect(page.locator("#view-text .first-written")).to_have_attribute("id", f"tok-{P}")
-
-
-def test_what_forgetting_loses_is_the_library_s(page: Page, opened: Callable[..., str]) -> None:
-    seen = captured(100)
-    page.goto(opened(seen) + "#view=cache&cacheWindow=16&cacheSinks=4")
-    expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
-    said = page.locator(".cache-policy [aria-live]")
-    expect(said).to_contain_text("4 first keys and the latest 16")
-    table = describe(seen.maps, seen.ids, policy=(4, 16))
-    mean = sum(row.scores["eviction"].value for row in table) / len(table)
-    average = re.search(r"would lose ([\d.]+)% of their attention on average", said.inner_text())
-    assert average is not None
-    assert float(average[1]) == pytest.approx(100 * mean, abs=0.5)
-    expect(page.locator(".cache-policy .chart-line")).to_have_count(2)
-    for row in table:
-        spoken = page.get_by_role("gridcell", name=f"Layer {row.layer}, head {row.head}:")
-        number = float((spoken.get_attribute("aria-label") or "").rpartition(" ")[2].rstrip("%"))
-        assert number == pytest.approx(100 * row.scores["eviction"].value, abs=0.5)
-    page.get_by_label("First keys kept").focus()
-    page.keyboard.press("Home")
-    expect(said).to_contain_text("0 first keys and the latest 16")
-
-
-def test_a_saved_file_says_what_it_needs_and_shows_what_was_recorded(
-    page: Page, saved: Callable[..., str], model: GPT
-) -> None:
-    page.goto(saved(captured(40)) + "#view=cache")
-    expect(page.locator("#view-cache .lead")).to_contain_text("run regard inspect")
-    expect(page.get_by_role("button", name="Generate")).to_be_hidden()
-    expect(page.locator(".cache-policy .heat-cell")).to_have_count(8)
-    lines = list(Model.of(model, "GPT").generate("The river", tokens=3, window=64, sinks=4))
-    page.goto("about:blank")
-    page.goto(saved(captured(40), generation=lines) + "#view=cache")
-    expect(page.locator("#view-cache .lead")).to_contain_text("less computation")
-    expect(page.locator("#view-cache [role=status]")).to_contain_text("recorded")
-    expect(page.locator(".tok.new")).to_have_count(3)
-
-
-def test_what_the_model_says_is_only_text_and_errors_are_said(
+def test_every_head_has_the_budget_that_retained_says(
     page: Page, serve: Callable[..., BackgroundServer]
 ) -> None:
-    def generate(text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0) -> Any:
-        yield {
-            "start": {
-                "tokens": HOSTILE,
-                "layers": 1,
-                "heads": 1,
-                "kv_heads": 1,
-                "context": 9,
-                "window": 1,
-                "sinks": 0,
-            }
-        }
-        raise ValueError(f"text: {HOSTILE[0]}")
+    seen = captured(100)
+    curve = seen.retained([*USUAL], budget=usual_budgets(100))
+    assert isinstance(curve, RetentionCurve)
+    page.goto(serve(seen).address + "#view=cache&layer=1&head=2")
+    expect(page.locator("#view-cache .heat-cell")).to_have_text(cells(curve, "streaming"))
+    lead = page.locator("#view-cache .lead")
+    few = sum(need is not None and need <= 12 for need in curve.needed("streaming"))
+    expect(lead).to_contain_text(f"With streaming, {few} of 8 heads keep 95% of their attention")
+    expect(lead).to_contain_text("a cache of 12 keys for 100 tokens (random keys ")
+    page.get_by_label("Policy").select_option("snapkv")
+    expect(page.locator("#view-cache .heat-cell")).to_have_text(cells(curve, "snapkv"))
+    # The chosen head: one line for each policy, and its shares in words.
+    section = page.locator(".retention-head")
+    expect(section.get_by_role("heading")).to_have_text("Layer 1, head 2")
+    expect(section.locator(".chart-line")).to_have_count(5)
+    row = curve.places.index((1, 2))
+    at = curve.budgets.index(curve.needed("snapkv")[row] or curve.budgets[-1])
+    kept = [float(curve.shares[curve.policies.index(name), at, row]) for name in ("snapkv", "best")]
+    said = section.locator(".note").inner_text()
+    for share in kept:
+        assert any(f"{100 * share:.{digits}f}%" in said for digits in (0, 1)), (said, share)
+    # Another head is chosen for all views.
+    page.get_by_role("gridcell", name="Layer 0, head 3:").click()
+    expect(section.get_by_role("heading")).to_have_text("Layer 0, head 3")
+    section.get_by_role("button", name="Open in Map").click()
+    expect(page.locator("#view-map")).to_be_visible()
+    assert "layer=0" in page.url
+    assert "head=3" in page.url
 
-    page.goto(serve(captured(40, tokens=(HOSTILE * 5)[:40]), generate=generate).address + "#view=cache")
-    page.get_by_label("Prompt").fill("something")
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_role("button", name="Generate").click()
-    expect(page.locator("#view-cache [role=status]")).to_contain_text(HOSTILE[0])
-    assert page.locator("#view-cache img").count() == 0
+
+def test_a_file_carries_what_was_measured(page: Page, saved: Callable[..., str]) -> None:
+    seen = captured(40)
+    curve = seen.retained("tova", budget=[8, 1])
+    assert isinstance(curve, RetentionCurve)
+    page.goto(saved(seen, retained=curve) + "#view=cache")
+    expect(page.locator("#view-cache .heat-cell")).to_have_text(cells(curve, "tova"))
+    expect(page.locator("#view-cache .lead")).to_contain_text("in a cache of one key for 40 tokens")
+    page.goto("about:blank")
+    page.goto(saved(seen))
+    expect(page.locator("#tab-map")).to_be_visible()
+    expect(page.locator("#tab-cache")).to_have_count(0)
+
+
+def test_a_long_text_is_measured_at_its_beginning(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+    page.goto(serve(captured(530, layers=1, heads=1, kv_heads=1)).address + "#view=cache")
+    expect(page.locator("#view-cache .lead")).to_contain_text("for 512 tokens")
+    expect(page.locator("#view-cache")).to_contain_text("Measured on the first 512 tokens.")
+
+
+def test_an_encoder_has_no_cache(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+    page.goto(serve(captured(12, mask=regard.full)).address + "#view=cache")
+    lead = page.locator("#view-cache .lead")
+    expect(lead).to_have_text(
+        "Layer 0 has no cache to measure: expected causal attention, but some queries see later keys."
+    )
+    expect(page.locator("#view-cache .retention-grid")).to_be_hidden()

@@ -34,7 +34,7 @@ FIGURES = {
     "text": ["layer 1, head 2", "Text: “A text”", "attends to"],
     "heads": ["what its heads do", "Layer\n0,\nhead", "previous\ntoken", "Score\ninduction"],
     "steps": ["layer 1, head 2", "Softmax", "sum\nof\nthe\nrow"],
-    "cache": ["the KV cache", "What\neviction\nwould\nlose"],
+    "cache": ["what a cache keeps", "Layer\n1,\nhead\n2", "attention kept"],
     "time": ["induction over training", "head 0.1", "uniform", "validation"],
 }
 
@@ -64,7 +64,9 @@ def test_every_view_is_a_figure_with_text_on_white_paper(
     page: Page, saved: Callable[..., str], export: Callable[[str, str], Path]
 ) -> None:
     tokens = [WORLD[i % len(WORLD)] for i in range(40)]
-    address = saved(captured(40, tokens=tokens), time=RUN, titles=["A text"])
+    seen = captured(40, tokens=tokens)
+    kept = seen.retained(["tova"], budget=[10, 20])
+    address = saved(seen, time=RUN, retained=kept, titles=["A text"])
     for view, words in FIGURES.items():
         page.goto(f"{address}#view={view}&layer=1&head=2&row=20")
         expect(page.locator(f"#view-{view}")).to_be_visible()

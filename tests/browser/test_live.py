@@ -163,7 +163,7 @@ def test_a_head_is_cut_and_the_run_is_undone(shared_page: Page) -> None:
 
 
 def test_the_model_writes_what_the_library_writes(shared_page: Page, model: GPT) -> None:
-    show(shared_page, "view=cache")
+    show(shared_page, "view=write")
     shared_page.get_by_label("Prompt").fill("The sea was")
     shared_page.get_by_label("Number of tokens to generate").fill("5")
     shared_page.get_by_label("Temperature").fill("0")

@@ -319,7 +319,7 @@ def test_what_is_not_certified_is_marked_in_every_view_and_export(
     seen = captured(30, model="a model whose name is " + "very " * 40 + "long")
     doubt = Evidence(0.3, 1e-6, 1e-7, 30, 30, "causal", 0.5, problem="The output was changed after attention")
     seen.layers[1].evidence = doubt
-    address = saved(seen)
+    address = saved(seen, retained=seen.retained(["tova"], budget=[8]))
     for view in ("map", "text", "heads", "steps", "cache"):
         page.goto(f"{address}#view={view}&layer=1&row=9")
         expect(page.locator(f"#view-{view}")).to_contain_text("output was changed after attention")

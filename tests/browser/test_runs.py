@@ -212,8 +212,8 @@ def test_a_generation_is_said_to_be_without_the_cuts(
     page: Page, serve: Callable[..., BackgroundServer], model: Model
 ) -> None:
     site = serve(predicted(captured(30)), generate=lambda *_: iter(()), run_cut=model.run_cut)
-    page.goto(site.address + "#view=cache")
-    lead = page.locator("#view-cache p").first
+    page.goto(site.address + "#view=write")
+    lead = page.locator("#view-write p").first
     expect(lead).to_contain_text("Let the model continue a text")
     expect(lead).not_to_contain_text("without the cuts")
     page.get_by_role("tab", name="Heads").click()

@@ -109,7 +109,7 @@ def test_a_hostile_address_is_only_an_address(
     address = serve(captured(20), contents={"time": training_run}).address
     for view in ("time", "heads", "steps", "text", "cache"):
         odd = "score=constructor&scoredOn=__proto__&chosenHead=9/9&trainingStep=x&example=9.9"
-        odd += "&pair=0/0/0,9/x/y&scope=a&cacheWindow=-1&cacheSinks=NaN&label=__proto__&layerFilter=9"
+        odd += "&pair=0/0/0,9/x/y&scope=a&cachePolicy=x&label=__proto__&layerFilter=9"
         page.goto("about:blank")
         page.goto(f"{address}#view={view}&{odd}")
         expect(page.locator(f"#tab-{view}")).to_have_attribute("aria-selected", "true")

@@ -14,7 +14,7 @@ from playwright.sync_api import BrowserContext, FrameLocator, Page, expect
 from regard.recorder import Capture
 from tests.captures import captured
 
-ARITHMETIC = {"products", "weigh", "evictionOf", "rowSteps", "prepare"}
+ARITHMETIC = {"products", "weigh", "rowSteps", "prepare"}
 WORKER = "worker-src blob:"
 PLACE = "#layer=1&head=2&row=400&col=390"
 # Lists questions to the worker, their answers and frames, in order; the root element says what was answered.
@@ -75,7 +75,7 @@ def test_no_arithmetic_runs_on_the_thread_of_the_page(
     page.goto(saved(seen) + PLACE)
     read_a_cell(page, seen)
     assert len(page.workers) == 1
-    for view, question in (("map", "tile"), ("text", "row"), ("steps", "steps"), ("cache", "eviction")):
+    for view, question in (("map", "tile"), ("text", "row"), ("steps", "steps")):
         page.locator(f"#tab-{view}").click()
         expect(page.locator(f"html[data-{question}]")).to_have_count(1)
     ran = functions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(folder: Path, tmp_path: Path) -> None:
-    picture, file = tmp_path / "cache.png", tmp_path / "cache.json"
+    picture, file, page = (tmp_path / f"cache.{kind}" for kind in ("png", "json", "html"))
     shown = run(
         *("--model", folder, "--text", TEXT * 9, "--policy", "tova,streaming", "--budget", "8:32"),
-        *("--length", 48, "--loss", "--picture", picture, "--json", file),
+        *("--length", 48, "--loss", "--picture", picture, "--json", file, "--page", page),
     )
-    assert "(48 tokens)" in shown
+    assert re.search(r"\(48 tokens, the first of \d+: --length reads more\)", shown)
     model = GPT.from_pretrained(folder)
     ids = torch.tensor([model.tokenizer.encode(TEXT * 9).ids[:48]])
     curve = regard.capture(model, inputs=(ids,), values=True).retained(["tova", "streaming"], [8, 16, 32])
@@ -40,6 +41,8 @@ def test_a_table_a_picture_and_a_file_show_what_every_head_keeps(folder: Path, t
     assert data["policies"]["tova"]["rise of the loss"][0] == pytest.approx(rise, abs=1e-6)
     assert f"{rise:+.3f}" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "<title>" in page.read_text("utf-8")
+    assert "#view=cache" in shown
 
 
 def test_budgets_beyond_the_text_are_answered_with_a_sentence(folder: Path) -> None:
@@ -64,6 +67,8 @@ def test_wrong_budgets_are_refused(text: str) -> None:
         (("--length", "0"), "^--length: expected at least 2 tokens, got 0$"),
         (("--json", "heads.csv"), "--json: expected a file that ends with .json, got heads.csv"),
         (("--picture", "c.xyz"), "--picture: expected a file that ends with .png or .svg or .pdf, got c.xyz"),
+        (("--page", "c.pdf"), "--page: expected a file that ends with .html, got c.pdf"),
+        (("--text", "a", "--text", "b"), "^text: expected one text to measure, got 2$"),
         (("--picture", "no/c.png"), "--picture: expected a file in a folder that exists"),
     ],
 )

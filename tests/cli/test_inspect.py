@@ -145,9 +145,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         shortened = {"text": "the cat " * 20, "first": 64}
         assert ask(address, "api/capture", shortened)[-1] == {"text": 3}
         assert len(ask(address, "api/meta")[0]["texts"][3]["tokens"]) == 64
-        start, *steps, end = ask(
-            address, "api/generate", {"text": "the", "tokens": 3, "window": 2, "sinks": 1}
-        )
+        start, *steps, end = ask(address, "api/generate", {"text": "the", "tokens": 3})
         assert "".join(start["start"]["tokens"]) == "the"
         assert [len(step["step"]["lost"]) for step in steps] == [2, 2, 2]
         assert steps[1]["step"]["computed"] == {"cached": 1, "recomputed": 4}

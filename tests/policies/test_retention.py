@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor
 
 import regard
 from regard import policies
-from regard.heads.measures.eviction import eviction_loss
-from regard.policies import CacheState
+from regard.policies import CacheState, SelectionState
 from regard.policies.retention import RetentionCurve
 from tests.captures import captured, hybrid
 
@@ -41,9 +41,10 @@ def test_a_streaming_policy_is_the_head_score_eviction() -> None:
     """The score keeps the first 4 and the latest 64 keys, token by token: a budget of 68 keys."""
     seen = captured(120)
     found = seen.retained("streaming", budget=68, every=1, baselines=False)
-    positions = torch.arange(120)
+    keys = torch.arange(120)
+    evicted = (keys >= 4) & (keys <= keys[:, None] - 64)
     for number, m in enumerate(seen):
-        loss = eviction_loss(m.to_dense()[0], positions, torch.tensor([64]), 4)[..., 0]
+        loss = (m.to_dense()[0].double() * evicted).sum(-1)
         torch.testing.assert_close(1 - found.share[number, 0], loss, atol=1e-6, rtol=0)
     scores = {(str(row.key), row.head): row.scores["eviction"].value for row in seen.heads(shuffled=None)}
     for row in found.heads:
@@ -136,3 +137,57 @@ def test_wrong_names_and_budgets_are_answered_with_a_sentence(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         captured(24).retained(policy, budget=budget)
+
+
+def test_results_print_themselves_in_a_line() -> None:
+    seen = captured(16)
+    curve = seen.retained(["h2o"], budget=[8, 4])
+    assert repr(curve) == "RetentionCurve(h2o, random, best; budgets 4, 8; 8 heads)"
+    assert repr(seen.rounded(4)) == "Rounded(4 bits, keys by channel, values by token, 8 heads)"
+    assert str(seen.retained("h2o", budget=1)).startswith("h2o with 1 key: ")
+
+
+@pytest.mark.parametrize("policy", ["quest", regard.window(4)])
+def test_what_evicts_nothing_has_no_rounds_of_eviction(policy: object) -> None:
+    budget = 8 if policy == "quest" else None
+    with pytest.raises(ValueError, match=r"^every: expected none, since .* evicts no keys, got 2$"):
+        captured(16).retained(policy, budget=budget, every=2)
+
+
+def test_a_policy_that_writes_to_its_positions_changes_no_cache() -> None:
+    def latest(cache: CacheState) -> Tensor:
+        scores = cache.positions.double()
+        cache.positions.zero_()
+        return scores
+
+    seen = captured(32)
+    found = seen.retained(latest, budget=8, every=1, baselines=False)
+    expected = torch.stack([m.mass(regard.window(8)) for m in seen]).double()
+    torch.testing.assert_close(found.share, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda scores: None, r"expected scores \(1, 4, 16, 4\), .* got NoneType"),
+        (lambda scores: scores[..., :1], r"or the same for 2 key/value heads, got \(1, 4, 16, 1\)"),
+        (lambda scores: scores[:, :1], r"got \(1, 1, 16, 4\)"),
+        (lambda scores: scores * math.nan, "expected a number for each block, got NaN"),
+        (lambda scores: scores + 1j, "expected a number for each block, got complex ones"),
+    ],
+)
+def test_wrong_scores_of_blocks_are_refused(change: Callable[[Tensor], Tensor], sentence: str) -> None:
+    def score(state: SelectionState) -> Tensor:
+        return change(state.products(state.key_blocks().mean(3)))
+
+    with pytest.raises(ValueError, match=sentence):
+        captured(16).retained(policies.Selection("mine", score, 4), budget=8, baselines=False)
+
+
+def test_blocks_may_have_whole_numbers() -> None:
+    def oldest(state: SelectionState) -> Tensor:
+        return -torch.arange(4).expand(1, 2, 16, 4)
+
+    found = captured(16).retained(policies.Selection("oldest", oldest, 4), budget=8, baselines=False)
+    expected = captured(16)[0].to_dense()[..., :8].sum(-1).double()
+    torch.testing.assert_close(found.share[0], expected, atol=1e-6, rtol=0)

@@ -42,7 +42,7 @@ function opened({ T = 6, D = 4, missing = "" } = {}) {
     ...{ rows: T, cols: T, block: "layer-0-0", mask_block: "mask-0", values_block: "values-0-0" },
   };
   const meta = {
-    ...{ tile: 256, thumb: 64, scores: [], strongest: 12, eviction_queries: 256, eviction_sinks: [0, 1] },
+    ...{ tile: 256, thumb: 64, scores: [], strongest: 12 },
     texts: [{ layers: [layer] }],
   };
   const blocks = Object.fromEntries(Object.entries(file).map(([name, { fields }]) => [name, fields]));
@@ -75,9 +75,6 @@ test("every question is answered with what its method computes", async (t) => {
   const steps = await weights.ask("steps", { ...place, row: 5 });
   assert.equal(steps.visible, 6);
   near(steps.output[0], 1, 1e-6); // a mean of ones
-  const eviction = await weights.ask("eviction", { text: 0, layer: "0" });
-  assert.deepEqual(eviction.sinks, [0, 1]);
-  assert.equal(eviction.lost.length, 2);
 });
 
 test("mean takes all heads and all layers", async (t) => {
@@ -121,7 +118,7 @@ test("an error reaches the one who asked, with its sentence, and others are answ
   const wrong = weights.ask("row", { ...place, head: 5, index: 0 });
   const right = weights.ask("row", { ...place, index: 0 });
   await assert.rejects(wrong, { name: "Error", message: "Layer 0 has no head 5." });
-  await assert.rejects(weights.ask("eviction", { text: 0, layer: "x" }), /There is no layer x\./);
+  await assert.rejects(weights.ask("steps", { ...place, layer: "x", row: 0 }), /There is no layer x\./);
   assert.equal((await right).length, 6);
 });
 

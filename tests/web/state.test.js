@@ -12,10 +12,10 @@ test("an empty address is the default, and the default an empty address", () => 
 });
 
 test("what is named is taken, with its type", () => {
-  const state = parse("#view=text&layer=decoder.3&head=5&zoom=12.5&direction=by&cacheWindow=16");
-  const named = { view: "text", layer: "decoder.3", head: 5, zoom: 12.5, direction: "by", cacheWindow: 16 };
+  const state = parse("#view=text&layer=decoder.3&head=5&zoom=12.5&direction=by&trainingStep=16");
+  const named = { view: "text", layer: "decoder.3", head: 5, zoom: 12.5, direction: "by", trainingStep: 16 };
   assert.deepEqual(state, { ...DEFAULTS, ...named });
-  assert.equal(format(state), "#view=text&layer=decoder.3&head=5&zoom=12.5&direction=by&cacheWindow=16");
+  assert.equal(format(state), "#view=text&layer=decoder.3&head=5&zoom=12.5&direction=by&trainingStep=16");
 });
 
 test("a link may name a head with its layer, a token, and a text to be read", () => {

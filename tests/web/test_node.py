@@ -13,9 +13,19 @@ FOLDER = Path(__file__).parent
 
 def test_there_is_a_file_for_every_module_that_computes() -> None:
     names = {path.name.removesuffix(".test.js") for path in FOLDER.glob("*.test.js")}
-    views = {"cache", "curves", "heads", "map", "predictions", "runs", "selection", "text"}
+    views = {
+        "curves",
+        "heads",
+        "map",
+        "measurements",
+        "predictions",
+        "retention",
+        "runs",
+        "selection",
+        "text",
+    }
     parts = {"camera", "chart", "colours", "lru", "quantity", "score_words", "state", "tiles", "tokens"}
-    sources = {"eviction", "model", "packed", "responder", "weights"}
+    sources = {"model", "packed", "responder", "weights"}
     assert views | parts | sources <= names
 
 

@@ -51,6 +51,10 @@ def cache(
         bool,
         typer.Option("--loss", help="Also run the model with each policy, and show how much the loss rises."),
     ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="FILE.html", help="Write a page whose Cache view shows every head."),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="Draw the curves as PNG, SVG or PDF.")
     ] = None,
@@ -69,6 +73,7 @@ def cache(
       regard cache
       regard cache --model smollm2 --file letter.txt --budget 64:512
       regard cache --policy tova --budget 32 --loss --picture cache.png
+      regard cache --policy streaming,quest --page cache.html
     """
     from rich.console import Console
     from rich.text import Text
@@ -82,21 +87,27 @@ def cache(
     # Before the model is opened, which may take minutes.
     _check_file("--json", json_file, (".json",))
     _check_file("--picture", picture, PICTURES)
+    _check_file("--page", page, (".html",))
     check_length(length)
     parse_budgets(budget, length)
     names = [name.strip() for name in policy.split(",")]
     find_budgeted(names)
     names += [name for name in BASELINES if name not in names]
     texts = read_texts(text, file, STORY)
+    if len(texts) > 1:
+        raise ValueError(f"text: expected one text to measure, got {len(texts)}")
     screen, words = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
     with words.status(Text(f"opening {escape(model)}")):
         opened = Model.open(model)
         ids = cut_windows(opened, texts, length, 1)[0]
+        whole = len(opened.encode(texts[0], whole=True))
         budgets = parse_budgets(budget, len(ids))
         inputs = model_inputs(opened.module, {"input_ids": ids[None]})
-        seen = capture(opened.module, inputs=inputs, values=True)
+        seen = capture(opened.module, inputs=inputs, values=True, tokenizer=opened.tokenizer)
     total = len(seen) * len(names) * len(budgets)
+    words.print(f"Measuring {len(names)} policies at {len(budgets)} budgets in {len(seen)} layers")
     with progress_bar(words, "measuring policies") as report:
+        report(0, total)
         done = iter(range(1, total + 1))
         layers = cached_layers(seen.layers)
         curve = draw_budgets(layers, names, budgets, report=lambda: report(next(done), total))
@@ -104,7 +115,8 @@ def cache(
     if measure_loss:
         with progress_bar(words, "running the model by each policy") as report:
             losses = _losses(opened.module, ids, names, budgets, report)
-    screen.print(Text.assemble((escape(opened.title), "bold"), (f" ({len(ids):,} tokens)\n", "dim")))
+    cut = "" if whole <= len(ids) else f", the first of {whole:,}: --length reads more"
+    screen.print(Text.assemble((escape(opened.title), "bold"), (f" ({len(ids):,} tokens{cut})\n", "dim")))
     screen.print(Text(str(curve)))
     for line in _sentences(curve, names, len(ids)):
         screen.print(Text(line))
@@ -114,6 +126,9 @@ def cache(
             screen.print(Text(f"  {name:<18}" + "".join(f"{rise:>+9.3f}" for rise in rises)))
     if picture is not None:
         curve.figure(losses).savefig(picture, dpi=150)
+    if page is not None:
+        seen.to_html(page, retained=curve)
+        typer.echo(f"Open {escape(str(page))}#view=cache in any browser: it needs no server and no network.")
     if json_file is not None:
         json_file.write_text(json.dumps(_as_json(curve, losses)), encoding="utf-8")
 
@@ -134,8 +149,10 @@ def parse_budgets(text: str | None, tokens: int) -> list[int]:
     >>> parse_budgets("256:2048", 4096), parse_budgets("64,100", 4096), parse_budgets(None, 1024)
     ([256, 512, 1024, 2048], [64, 100], [64, 128, 256, 512])
     """
+    from regard.policies.retention import usual_budgets
+
     if text is None:
-        return sorted({max(tokens // n, 1) for n in (16, 8, 4, 2)})
+        return usual_budgets(tokens)
     parts = text.split(":")
     numbers = parts if len(parts) == 2 else text.split(",")
     if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
@@ -173,9 +190,13 @@ def _losses(
 
 def _sentences(curve: RetentionCurve, names: list[str], tokens: int) -> list[str]:
     """What to say beside the table: budgets beyond the text, and heads that need more than any budget."""
+    from regard.policies.retention import number_of_keys
+
     lines = []
     if beyond := [budget for budget in curve.budgets if budget >= tokens]:
-        lines.append(f"A budget of {beyond[0]:,} keys holds the whole text, so that nothing is lost.")
+        lines.append(
+            f"A budget of {number_of_keys(beyond[0])} holds the whole text, so that nothing is lost."
+        )
     for name in names:
         needy = [
             f"{layer}.{head}"
@@ -185,7 +206,9 @@ def _sentences(curve: RetentionCurve, names: list[str], tokens: int) -> list[str
         if needy and name not in BASELINES:
             more = f" and {len(needy) - SHOWN} more" if len(needy) > SHOWN else ""
             shown = ", ".join(needy[:SHOWN])
-            lines.append(f"{name}: {shown}{more} keep less than 95% with {curve.budgets[-1]:,} keys.")
+            most = number_of_keys(curve.budgets[-1])
+            keep = "keeps" if len(needy) == 1 else "keep"
+            lines.append(f"{name}: {shown}{more} {keep} less than 95% with {most}.")
     return lines
 
 

@@ -158,6 +158,8 @@ def inspect(
     # A served page asks the model for this when a reader wants it; a written one has to hold it.
     if opened is not None and opened.can_generate:
         contents.generation = _written(console, opened, texts[0][1], contents)
+    with console.status("Measuring cache policies …"):
+        contents.record_retention()
     if opened is not None and opened.predicts and inside is None:
         from regard.show.data.lookup import record_lookup
 
@@ -242,7 +244,7 @@ def _written(console: Any, opened: Model, text: str, contents: Any) -> list[Mapp
     ids: list[int] = []
     start = text.strip()[:OPENING].partition(". ")[0]
     with console.status("Writing a few tokens …"):
-        for line in opened.generate(start, tokens=24, window=64, sinks=4):
+        for line in opened.generate(start, tokens=24):
             lines.append(line)
             if isinstance(step := line.get("step"), dict):
                 ids.append(step["token_id"])

@@ -17,14 +17,28 @@ from regard.policies.policy import Eviction
 FIRST = 2.0**52  # above every position, and exact in float64
 
 
+def is_evicted(
+    query_positions: Tensor, key_positions: Tensor, window: int, is_first: Tensor | bool = False
+) -> Tensor:
+    """Whether a cache of the first keys and the `window` latest ones, a query's own included, lost a key.
+
+    `is_first` says which keys are the first ones. The policy `streaming` and the head score "eviction" both
+    ask this.
+    """
+    is_first = torch.as_tensor(is_first, device=key_positions.device)
+    return (key_positions <= query_positions - window) & ~is_first
+
+
 def streaming(sinks: int = 4) -> Eviction:
     """Keep the first `sinks` keys and the latest (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453)."""
     sinks = check_whole_number("sinks", sinks, 0)
 
     def score(cache: CacheState) -> Tensor:
         rank = cache.visible.cumsum(-1)  # from 1: padding before the text has 0
+        newest = torch.as_tensor(cache.now - 1, device=rank.device)
+        may_go = is_evicted(newest, cache.positions, 0, (rank <= sinks) & cache.visible)
         # Above every position, and the first ones highest, which stay if there is no room for all of them.
-        return cache.positions.double().where((rank > sinks) | ~cache.visible, FIRST - rank.double())
+        return cache.positions.double().where(may_go, FIRST - rank.double())
 
     return Eviction("streaming", score, "arXiv:2309.17453")
 

@@ -8,6 +8,7 @@ rows at a time. No T×S matrix is built.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -123,14 +124,20 @@ def measure_own(m: AttentionMap, v: Tensor | None) -> MapRetention:
     return _compare(m, attend_whole(m, v, everything), iter([kept]), concerned)
 
 
-def check_cached(m: AttentionMap) -> None:
-    """Raise a ValueError unless every query is there, and none sees a later key."""
+def check_square(m: AttentionMap) -> None:
+    """Raise a ValueError unless a map has as many queries as keys."""
     _, _, T, S = m.matrix
     if T != S:
         raise ValueError(
             f"policy: expected the attention of a text to itself, got {T} queries and {S} "
             "keys: capture the whole text at once"
         )
+
+
+def check_cached(m: AttentionMap) -> None:
+    """Raise a ValueError unless every query is there, and none sees a later key."""
+    check_square(m)
+    S = m.matrix[3]
     if is_plainly_causal(m) or m.mask.is_causal:
         return
     for rows in row_blocks(m):
@@ -182,7 +189,9 @@ def evicted_positions(
         if policy.accumulates:
             received = torch.cat([received, received.new_zeros(B, G, len(added))], -1)
             received += _sum_received(m, rows, positions, budget)
-        state = CacheState(m, positions, stop, budget, received if policy.accumulates else None)
+        # A copy of the positions: a policy that writes to them would change which keys are cached.
+        known = received if policy.accumulates else None
+        state = CacheState(m, positions.clone(), stop, budget, known)
         scores = _check_scores(policy, policy.score(state), positions.shape)
         scores = scores.masked_fill(~state.visible, -torch.inf)
         # Stable: of equal scores, as those of keys that nobody sees, the oldest keys are evicted.
@@ -220,8 +229,27 @@ def _check_scores(policy: Eviction, scores: Tensor, shape: tuple[int, ...]) -> T
         raise ValueError(
             f"policy {policy}: expected scores {tuple(shape)}, one for each cached key, got {got}"
         )
-    if bool(scores.isnan().any()):
-        raise ValueError(f"policy {policy}: expected a number for each cached key, got NaN")
+    return _check_numbers(policy, scores, "cached key")
+
+
+def _check_block_scores(policy: Selection, scores: Tensor, state: SelectionState) -> Tensor:
+    """Return a policy's scores for all query heads, or raise a ValueError if a block has no number."""
+    (B, H, _, _), G = state.map.matrix, state.map.k.shape[1]
+    rows, blocks = state.rows.stop - state.rows.start, -(-state.keys.stop // state.block)
+    shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    if shape not in ((B, G, rows, blocks), (B, H, rows, blocks)):
+        raise ValueError(
+            f"policy {policy}: expected scores {(B, H, rows, blocks)}, one for each query and block, "
+            f"or the same for {G} key/value heads, got {shape}"
+        )
+    return _check_numbers(policy, scores, "block").repeat_interleave(H // scores.shape[1], 1)
+
+
+def _check_numbers(policy: Policy, scores: Tensor, what: str) -> Tensor:
+    """Return scores that can be compared as floats, or raise a ValueError if some are NaN or complex."""
+    if scores.is_complex() or bool(scores.isnan().any()):
+        got = "complex ones" if scores.is_complex() else "NaN"
+        raise ValueError(f"policy {policy}: expected a number for each {what}, got {got}")
     # Positions, ranks and counts are good scores; −inf, which is no integer, marks keys that nobody sees.
     return scores if scores.is_floating_point() else scores.double()
 
@@ -237,21 +265,41 @@ def _find_kept(
 
 
 def _evict(m: AttentionMap, v: Tensor, policy: Eviction, budget: int, every: int) -> Iterator[KeptKeys]:
-    plain = is_plainly_causal(m)
-    for rows, positions in evicted_positions(m, policy, budget, every):
+    plain, runs = is_plainly_causal(m), evicted_positions(m, policy, budget, every)
+    if math.prod(m.matrix) <= NUMBERS:
+        # Hundreds of small attentions take ten times as long as the scores of a short text, all at once.
+        yield from _join_runs(m, v, runs)
+        return
+    for rows, positions in runs:
         # Earlier keys are seen by all rows, and the last keys are the rows' own: causal, and nothing else.
         mask = causal if plain else find_visible(m, rows, positions).mask()
         keys, values = (gather_keys(x, positions) for x in (m.k, v))
         yield KeptKeys(rows, keys, values, mask, positions.shape[-1] == rows.stop)
 
 
+def _join_runs(m: AttentionMap, v: Tensor, runs: Iterator[tuple[slice, Tensor]]) -> Iterator[KeptKeys]:
+    """The rows of a short text after the first eviction, all at once, each with the keys of its run."""
+    (B, H, T, S), G = m.matrix, m.k.shape[1]
+    cached = torch.zeros(B, G, T, S, dtype=torch.bool, device=m.device)
+    first = T
+    for rows, positions in runs:
+        if positions.shape[-1] < rows.stop:
+            first = min(first, rows.start)
+            at = positions.unsqueeze(2).expand(-1, -1, rows.stop - rows.start, -1)
+            cached[:, :, rows].scatter_(-1, at, True)
+    if first == T:
+        return
+    rows = slice(first, T)
+    allowed = m.mask.tile(rows, slice(0, S), m.matrix, device=m.device)
+    chosen = cached[:, :, rows].repeat_interleave(H // G, 1) & allowed
+    yield KeptKeys(rows, m.k, v, m.mask, (chosen == allowed).all(-1), chosen)
+
+
 def _select(m: AttentionMap, v: Tensor, policy: Selection, budget: int) -> Iterator[KeptKeys]:
-    H = m.matrix[1]
     size = min(policy.block, budget)  # a block that is larger than the budget would exceed it
     for rows in row_blocks(m):
         state = SelectionState(m, rows, size)
-        scores, seen = policy.score(state), state.allowed
-        scores = scores.repeat_interleave(H // scores.shape[1], 1)  # (B, H, rows, blocks)
+        scores, seen = _check_block_scores(policy, policy.score(state), state), state.allowed
         if size > 1:
             # The last block may be shorter.
             padded = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % size))

@@ -10,6 +10,10 @@ from regard.policies.evictions import h2o, key_norm, random, snapkv, streaming, 
 from regard.policies.policy import Eviction, Policy, Selection
 from regard.policies.selections import best, blocks, quest
 
+USUAL = ("streaming", "h2o", "snapkv")
+"""The policies that a command and a page measure unless others are named."""
+BASELINES = ("random", "best")
+"""What every policy stands beside."""
 OWN = "own"
 """The name of what the layers themselves do not see: their windows, or a sparse selection."""
 POLICIES: dict[str, Callable[[], Policy]] = {

@@ -21,7 +21,7 @@ from regard.maps import AttentionMap
 from regard.policies.evictions import random
 from regard.policies.measurement import MapRetention, attend_whole, measure, measure_own
 from regard.policies.named_policies import find_policy
-from regard.policies.policy import Policy
+from regard.policies.policy import Eviction, Policy
 from regard.policies.selections import best
 from regard.support.cell_output import PrintedOutput
 from regard.support.imports import data_frame
@@ -138,7 +138,9 @@ class Retained(PrintedOutput):
 
     def __str__(self) -> str:
         rows = [row for row in self.heads if not math.isnan(row.share)]
-        what = f"{self.policy}" if self.budget is None else f"{self.policy} with {self.budget:,} keys"
+        what = (
+            f"{self.policy}" if self.budget is None else f"{self.policy} with {number_of_keys(self.budget)}"
+        )
         if not rows:
             limit = "the policy keeps" if self.budget is None else f"{self.budget:,}"
             return f"{what}: nothing is lost, since no query sees more keys than {limit}."
@@ -168,6 +170,10 @@ class RetentionCurve(PrintedOutput):
     """(policies, budgets, heads): the mean over queries that see more keys than the budget; NaN if none."""
     errors: Tensor
     """The same for the relative error of the output; NaN without values."""
+
+    def __repr__(self) -> str:
+        policies, budgets = ", ".join(self.policies), ", ".join(map(str, self.budgets))
+        return f"RetentionCurve({policies}; budgets {budgets}; {len(self.places)} heads)"
 
     def needed(self, policy: str, share: float = ENOUGH) -> list[int | None]:
         """For each head, the smallest budget with this mean `share` under `policy`; None if none has it."""
@@ -263,6 +269,7 @@ def retain(
 ) -> Retained | RetentionCurve:
     """Measure a policy at a budget, or several of either, beside random keys and the best possible."""
     several = isinstance(policy, list | tuple)
+    _check_every(policy if several else [policy], every)
     # "32" is a sequence, too, and no number.
     budgets = list(budget) if isinstance(budget, Sequence) and not isinstance(budget, str) else None
     if several or budgets is not None:
@@ -272,6 +279,13 @@ def retain(
             found += [one for one in (random(), best()) if str(one) not in names]
         return draw_budgets(layers, found, [budget] if budgets is None else budgets, every=every)
     return _retain_one(layers, policy, budget, every, baselines)
+
+
+def _check_every(policies: Sequence[Any], every: int | None) -> None:
+    """Raise a ValueError if `every` is given and no policy evicts keys."""
+    found = [find_policy(policy) for policy in policies]
+    if every is not None and found and not any(isinstance(one, Eviction) for one in found):
+        raise ValueError(f"every: expected none, since {found[0]} evicts no keys, got {every}")
 
 
 def _retain_one(
@@ -314,13 +328,31 @@ def find_budgeted(policies: Sequence[Any]) -> list[Policy]:
 
 
 def check_budgets(budgets: Sequence[object]) -> list[int]:
-    """Return several budgets, or raise a ValueError unless they are different numbers of keys."""
+    """Return several budgets in order, or raise a ValueError unless they are different numbers of keys."""
     sizes = [check_whole_number("budget", budget) for budget in budgets]
     if not sizes:
         raise ValueError("budget: expected one number of keys at least, got an empty list")
     if twice := _repeated(sizes):
         raise ValueError(f"budget: expected different numbers of keys, got {twice} twice")
-    return sizes
+    return sorted(sizes)
+
+
+def number_of_keys(count: int) -> str:
+    """A number of keys in words.
+
+    >>> number_of_keys(1), number_of_keys(1024)
+    ('1 key', '1,024 keys')
+    """
+    return f"{count:,} key{'' if count == 1 else 's'}"
+
+
+def usual_budgets(tokens: int) -> list[int]:
+    """The budgets that are measured on a text unless others are named: from a sixteenth to a half of it.
+
+    >>> usual_budgets(1024)
+    [64, 128, 256, 512]
+    """
+    return sorted({max(tokens // n, 1) for n in (16, 8, 4, 2)})
 
 
 def _repeated(values: Sequence[Any]) -> Any:

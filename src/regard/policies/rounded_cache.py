@@ -112,6 +112,10 @@ class Rounded(PrintedOutput):
             raise ValueError("error: the values were not stored: capture with values=True")
         return torch.stack(errors)
 
+    def __repr__(self) -> str:
+        heads = sum(len(numbers) for _, numbers in self.places)
+        return f"Rounded({self.bits} bits, keys by {self.keys}, values by {self.values}, {heads} heads)"
+
     def __str__(self) -> str:
         parts = [f"{x} by {by}" for x, by in (("keys", self.keys), ("values", self.values)) if by is not None]
         heads = {

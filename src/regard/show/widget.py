@@ -29,7 +29,7 @@ with extra("widget", "seen.widget()"):
 
 HOST = Path(__file__).parent / "web" / "notebook" / "host.js"
 HEIGHT = 720  # pixels of the page in a cell
-VIEWS = ("map", "text", "heads", "steps", "cache", "time")
+VIEWS = ("map", "text", "heads", "steps", "write", "cache", "time")
 LONGEST_ID = 64  # letters of a request's number
 
 
@@ -39,7 +39,7 @@ class CaptureWidget(anywidget.AnyWidget):
     - `w.head`: the layer and the head that are shown. Assign to it (`w.head = (5, 3)`) and the page follows.
     - `w.cell`: the chosen (query, key) as positions; (query, None) if only a token is chosen, None for none.
     - `w.text`: the number of the text, if there are several.
-    - `w.view`: the view: "map", "text", "heads", "steps", "cache" or "time".
+    - `w.view`: the view: "map", "text", "heads", "steps", "write", "cache" or "time".
 
     `w.observe(function, "cell")` calls a function whenever the reader chooses another cell.
 

@@ -29,8 +29,8 @@ def test_the_meta_is_json_whatever_the_tokens() -> None:
 
 def test_the_meta_holds_the_constants_and_the_words_that_the_page_shares_with_python() -> None:
     meta = json.loads(json.dumps(Contents(captured()).meta))
-    shared = ("tile", "thumb", "strongest", "eviction_queries", "eviction_sinks")
-    assert [meta[name] for name in shared] == [256, 64, 12, 256, [0, 1, 2, 4, 8, 16]]
+    shared = ("tile", "thumb", "strongest")
+    assert [meta[name] for name in shared] == [256, 64, 12]
     assert meta["scores"][0] == {
         "name": "previous_token",
         "title": "previous token",

@@ -80,7 +80,7 @@ def test_every_style_sheet_of_the_page_is_linked_and_saved() -> None:
 
 def test_the_worker_has_the_arithmetic_and_knows_no_page() -> None:
     worker = bundled("source/arithmetic/worker")
-    assert {f"source/arithmetic/{name}.js" for name in ("weights", "eviction", "row_steps")} <= worker
+    assert {f"source/arithmetic/{name}.js" for name in ("weights", "row_steps")} <= worker
     for name in worker | bundled("model/worker"):
         text = (bundle.FOLDER / name).read_text("utf-8")
         assert not re.search(r"\b(document|window|location|navigator)\.", text), name

@@ -83,10 +83,8 @@ def reader(text: str, report: ReportProgress) -> Capture:
     return captured(len(text.split()), seed=1)
 
 
-def writer(
-    text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0
-) -> Iterator[dict[str, object]]:
-    yield {"start": {"window": window, "sinks": sinks, "temperature": temperature}}
+def writer(text: str, *, tokens: int, temperature: float = 0) -> Iterator[dict[str, object]]:
+    yield {"start": {"temperature": temperature}}
     for number in range(tokens):
         yield {"step": {"token": f"<{number}>"}}
 
@@ -363,9 +361,9 @@ def test_a_text_is_read_while_the_page_is_told_how_far_it_is(serve: Callable[...
 
 
 def test_generating_comes_line_by_line(shared: BackgroundServer) -> None:
-    asked = {"text": "a", "tokens": 2, "window": 5, "sinks": 1, "temperature": 0.5}
+    asked = {"text": "a", "tokens": 2, "temperature": 0.5}
     lines = ask(shared, "/api/generate", body=asked).lines
-    assert lines[0] == {"start": {"window": 5, "sinks": 1, "temperature": 0.5}}
+    assert lines[0] == {"start": {"temperature": 0.5}}
     assert [line["step"]["token"] for line in lines[1:]] == ["<0>", "<1>"]
 
 
@@ -390,8 +388,6 @@ def test_generating_comes_line_by_line(shared: BackgroundServer) -> None:
         ("capture", b"x" * 5000, 413, "at most 4,096 bytes"),
         ("generate", {"text": "a", "tokens": 9}, 400, "tokens: expected a whole number from 1 to 8, got 9"),
         ("generate", {"text": "a", "tokens": True}, 400, "tokens: expected a whole number"),
-        ("generate", {"text": "a", "window": 0}, 400, "window: expected a whole number"),
-        ("generate", {"text": "a", "sinks": -1}, 400, "sinks: expected a whole number"),
         (
             "generate",
             {"text": "a", "temperature": 9},
@@ -539,9 +535,7 @@ def test_the_work_ends_when_the_one_who_asked_has_left(serve: Callable[..., Back
 def test_generating_ends_when_the_one_who_asked_has_left(serve: Callable[..., BackgroundServer]) -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def endless(
-        text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0
-    ) -> Iterator[dict[str, object]]:
+    def endless(text: str, *, tokens: int, temperature: float = 0) -> Iterator[dict[str, object]]:
         try:
             while True:
                 yield {"step": {}}
@@ -611,9 +605,7 @@ def test_a_request_that_breaks_off_is_no_mistake_of_ours(
 
 
 def test_a_client_that_reads_nothing_holds_nobody_up(serve: Callable[..., BackgroundServer]) -> None:
-    def flood(
-        text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0
-    ) -> Iterator[dict[str, object]]:
+    def flood(text: str, *, tokens: int, temperature: float = 0) -> Iterator[dict[str, object]]:
         for _ in range(400):
             yield {"step": {"token": "x" * 100_000}}
 

@@ -247,9 +247,7 @@ class Model:
         model = self._gpt
         return model.stream(prompt, stop=[*model.config.eos_token_id, *stop], **options)
 
-    def generate(
-        self, text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0.0
-    ) -> Iterator[dict[str, object]]:
+    def generate(self, text: str, *, tokens: int, temperature: float = 0.0) -> Iterator[dict[str, object]]:
         """Continue a text for the page, which shows what a cache saves.
 
         The lines are {"start": …}, a {"step": …} for each token, and {"end": …}.
@@ -260,9 +258,7 @@ class Model:
 
         model = self._gpt
         ids = encode_text(self.tokenizer, text)["input_ids"]
-        steps = compare_with_and_without_cache(
-            model, ids[0].tolist(), tokens=tokens, window=window, sinks=sinks, temperature=temperature
-        )
+        steps = compare_with_and_without_cache(model, ids[0].tolist(), tokens=tokens, temperature=temperature)
         config = model.config
         yield {
             "start": {
@@ -271,8 +267,6 @@ class Model:
                 "heads": config.num_heads,
                 "kv_heads": config.num_kv_heads,
                 "context": config.context_length,
-                "window": window,
-                "sinks": sinks,
             }
         }
         written: list[int] = []

@@ -18,7 +18,6 @@ from regard.attention.masks.named_masks import window as window_mask
 from regard.attention.masks.position_masks import causal
 from regard.heads.corpus_survey.tallies import MOST_TOKENS, Tallies
 from regard.heads.measures.chosen_keys import mass_on, sees, sees_any, several_columns, weights_on
-from regard.heads.measures.eviction import eviction_loss_from_sums
 from regard.heads.measures.induction import TokenBlock, copy_mass, copy_mass_by_kernel, find_blocks
 from regard.heads.measures.offsets import offset_sums, sample_rows
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
@@ -27,6 +26,7 @@ from regard.heads.measures.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
 from regard.pictures.patch_layout import PatchAxes
+from regard.policies.evictions import is_evicted
 
 NAMES = (
     "previous_token",
@@ -241,8 +241,10 @@ class TextScorer:
         scores["distance"] = QueryScore(stats.distance, torch.zeros_like(active) if later else active)
         if later:
             return
-        sums = self.row_sums(m)
-        loss = eviction_loss_from_sums(sums, band.latest, first, first_columns, positions, window)
+        # What `streaming` loses when it evicts keys one by one, from sums that are there already.
+        would_be_lost = is_evicted(positions.unsqueeze(-1), first[:, None, None], window)  # (B, 1, T, n)
+        kept = first_columns.where(would_be_lost, 0.0).sum(-1)
+        loss = (self.row_sums(m) - band.latest - kept).clamp(min=0.0)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
         loses = (
             active & ((loss * self.visibility.keys).round() > 0) if null is None else null["eviction"].defined

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.heads.measures.eviction import is_evicted
 from regard.heads.measures.query_scores import QueryScore, TextScorer
 from regard.heads.measures.sink import SINK
 from regard.maps import AttentionMap
+from regard.policies.evictions import is_evicted
 
 MIN_REST = 1e-3  # of a row beside the sink; rows with less do not count
 

@@ -1,1 +1,1 @@
-"""The data that the page shows: captures, tiles, thumbnails, steps and eviction losses."""
+"""The data that the page shows: captures, tiles, thumbnails, steps and what caches keep."""

@@ -20,9 +20,10 @@ from regard.heads.tables.score_words import SCORE_WORDS
 from regard.heads.telling_head import find_selective_head, find_telling_head
 from regard.maps import AttentionMap, LinearAttentionMap, WeightedMap
 from regard.maps.index import Axes
+from regard.policies import RetentionCurve
 from regard.recorder import Capture, Layer
 from regard.recorder.contributions import Attribution
-from regard.show.data import contributions, eviction, predictions, row_steps
+from regard.show.data import contributions, predictions, retention, row_steps
 from regard.show.data.copies import first_copies
 from regard.show.data.cuts import Cut
 from regard.show.data.head_rows import TextHeads
@@ -34,6 +35,7 @@ from regard.show.data.map_view.thumbnails import Thumbnail
 from regard.show.data.map_view.tiles import TileCells, TilePyramid
 from regard.show.data.map_view.units import axis_edges, text_units
 from regard.show.data.patch_tokens import describe_pictures, patch_axes, token_lists
+from regard.show.data.retention import LayerTable
 from regard.show.data.stage_example import build_example
 from regard.show.data.survey_rows import describe_survey
 from regard.show.data.telling_token import telling_query
@@ -91,6 +93,7 @@ class Contents:
         time: a training run, as `read_run` reads it.
         generation: the lines of a recorded generation, for a page without a model.
         survey: what a survey of a corpus found, as `read_survey` reads it.
+        retained: what cache policies keep of the first text: `seen.retained([…], budget=[…])`.
         start: the layer key and the head that a reader sees first. "auto" chooses the most telling head of
             the first text (see `telling_head`), None the first one.
     """
@@ -105,6 +108,7 @@ class Contents:
         time: dict[str, Any] | None = None,
         generation: Sequence[Mapping[str, Any]] | None = None,
         survey: SurveyResult | None = None,
+        retained: RetentionCurve | None = None,
         start: tuple[str, int] | Literal["auto"] | None = "auto",
     ) -> None:
         self._lock = threading.RLock()  # several threads add, remove and describe texts
@@ -119,13 +123,15 @@ class Contents:
         self.survey = survey
         self.lookup: dict[str, Any] | None = None
         """What `record_lookup` recorded, for a page without a model."""
+        self.retention: dict[int, dict[str, LayerTable]] = {}
+        """What cache policies keep, by text and layer, for a page without Python; see `record_retention`."""
         self.left_out: list[str] = []
         """The heads that a page leaves out to stay small, as "4.0"; see `kept_heads`."""
         self._tiles: LRUCache[TileCells] = LRUCache(CACHED_TILES)
         self._maps: LRUCache[LayerMap] = LRUCache(CACHED_MAPS)
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
         self._heads: dict[int, TextHeads] = {}
-        self._evictions: dict[tuple[int, str], dict[str, Any]] = {}
+        self._retained: dict[tuple[int, str], LayerTable] = {}
         self._units: dict[int, dict[str, dict[str, list[int]]]] = {}
         self._telling: dict[int, int] = {}
         self._factors: LRUCache[Tensor] = LRUCache(CACHED_MAPS)
@@ -135,6 +141,12 @@ class Contents:
             self.add(capture, titles[number] if titles else None)
         if not self.texts:
             raise ValueError("captures: expected at least one capture to show, got none")
+        if retained is not None:
+            curve, first = retention.check_curve(retained, self.texts[0]), self.texts[0]
+            linear = [layer for layer in first.layers if layer.is_linear]
+            self.retention[0] = retention.describe_curve(curve, first.layers[0].shape[3]) | {
+                str(layer.key): retention.measure_layer(layer.map, layer.key, layer.heads) for layer in linear
+            }
         self._start = start
 
     @property
@@ -194,9 +206,9 @@ class Contents:
         self.removed.add(number)
         self.texts[number] = Capture(model=self.texts[number].model)
         self.forget_meta()
-        for by_text in (self._heads, self._units, self._telling):
+        for by_text in (self._heads, self._units, self._telling, self.retention):
             by_text.pop(number, None)
-        for kept in (self._thumbnails, self._evictions):
+        for kept in (self._thumbnails, self._retained):
             for key in [key for key in list(kept) if key[0] == number]:  # others may add to it meanwhile
                 kept.pop(key, None)
         for cache in (self._tiles, self._maps, self._factors, self._attributions):
@@ -236,6 +248,7 @@ class Contents:
                 "generate": False,
                 "capture": False,
                 "cut": False,
+                "retained": bool(self.retention),
                 **self.can,
                 "values": values,
             },
@@ -250,8 +263,6 @@ class Contents:
             "tile": tiles.SIDE,
             "thumb": thumbnails.SIDE,
             "strongest": row_steps.STRONGEST,
-            "eviction_queries": eviction.QUERIES,
-            "eviction_sinks": list(eviction.SINKS),
             "scores": [score._asdict() for score in SCORE_WORDS],
             "invisible": ABBREVIATIONS,
         }
@@ -518,12 +529,23 @@ class Contents:
         tokens = self.texts[text].tokens
         return None if tokens is None else tokens[self.batch_index]
 
-    def eviction(self, text: int, layer: str | int) -> dict[str, Any]:
-        """Return the attention that evicting keys would lose, for every head of a layer (see `eviction`)."""
-        key = (text, str(self.layer(text, layer).key))
-        if key not in self._evictions:
-            self._evictions[key] = eviction.layer_eviction(for_display(self.layer_map(*key)))
-        return self._evictions[key]
+    def retained(self, text: int, layer: str | int) -> LayerTable:
+        """Return what cache policies keep of every head of a layer (see `retention`)."""
+        chosen = self.layer(text, layer)
+        key = (text, str(chosen.key))
+        if (table := self.retention.get(text, {}).get(key[1])) is not None:
+            return table
+        if key not in self._retained:
+            self._retained[key] = retention.measure_layer(self.layer_map(*key), chosen.key, chosen.heads)
+        return self._retained[key]
+
+    def record_retention(self) -> None:
+        """Measure cache policies on all texts, for a page without Python; a model of many layers has none."""
+        for text, capture in enumerate(self.texts):
+            if len(capture.layers) <= retention.MOST_LAYERS:
+                layers = [str(layer.key) for layer in capture.layers]
+                self.retention[text] = {key: self.retained(text, key) for key in layers}
+        self.forget_meta()
 
     def _find_telling_head(self) -> tuple[str, int] | None:
         """Return the layer key and number of the most telling head of the first text."""

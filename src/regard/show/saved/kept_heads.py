@@ -12,6 +12,7 @@ from typing import Any
 from regard.recorder import Capture, Layer
 from regard.recorder.map_preparation import select_heads
 from regard.show.data.contents import Contents
+from regard.show.data.retention import select_table_heads
 from regard.show.saved.pack import estimate_size
 
 MOST = 30_000_000  # bytes of queries and keys in a page; with all else it stays below 40 MB
@@ -48,6 +49,10 @@ def keep_telling_heads(contents: Contents, most: int = MOST) -> Contents:
         start=first[0],
     )
     smaller.edited, smaller.lookup = contents.edited, contents.lookup
+    smaller.retention = {
+        text: {str(x.key): select_table_heads(tables[str(x.key)], x.heads) for x in captures[text].layers}
+        for text, tables in contents.retention.items()
+    }
     every = [(str(layer.key), head) for layer in contents.texts[0].layers for head in layer.heads]
     smaller.left_out = [f"{layer}.{head}" for layer, head in every if (layer, head) not in kept[0]]
     smaller.forget_meta()

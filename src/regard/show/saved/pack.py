@@ -133,6 +133,7 @@ def pack(
     if any("values_block" not in layer for layer in shown):
         meta["can"]["values"] = False
     meta["precision"] = {"relative": relative, "absolute": absolute, "rows": SAMPLED_ROWS}
+    meta["can"]["retained"] = bool(contents.retention)  # of a page that was served, too
     meta["rounding"] = model.change if isinstance(model, RoundedModel) else None
     head = {
         "meta": meta,
@@ -145,6 +146,7 @@ def pack(
         "attributions": [
             _stored_attributions(contents, text, quantities) for text, quantities in enumerate(stored)
         ],
+        "retained": [contents.retention.get(text) for text in range(len(contents.texts))],
         "words": [_words(capture.predictions, contents.batch_index) for capture in contents.texts],
         "model": None if packed_model is None else packed_model.description,
     }

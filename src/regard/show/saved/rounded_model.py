@@ -62,7 +62,7 @@ def read_again(contents: Contents, model: GPT) -> Contents:
     """Return the same contents as another model reads them; what it cannot read stays as it is."""
     entry = contents.batch_index
     captures = [_read(model, seen) if can_read(seen, entry) else seen for seen in contents.texts]
-    return Contents(
+    again = Contents(
         captures,
         batch_index=entry,
         titles=contents.titles,
@@ -72,6 +72,8 @@ def read_again(contents: Contents, model: GPT) -> Contents:
         survey=contents.survey,
         start=contents.start,
     )
+    again.retention = contents.retention
+    return again
 
 
 def _read(model: GPT, seen: Capture) -> Capture:

@@ -37,7 +37,7 @@ from regard.support.characters import escape
 
 MAX_NUMBER = 1 << 31  # of any number in a request
 RANDOM_TOKENS = 1024  # of a text up to which a cut is compared with random heads, which takes as long again
-PATIENCE = {"thumbs": 1, "layer_heads": 2, "heads": 3, "eviction": 3}
+PATIENCE = {"thumbs": 1, "layer_heads": 2, "heads": 3, "retained": 3}
 """How long the answers that take a while may wait, see `work_queue`; all others are urgent."""
 
 
@@ -71,9 +71,7 @@ class RunCut(Protocol):
 class Generate(Protocol):
     """A function that continues a text; every item is a line for the page (see `regard.gpt.cache_demo`)."""
 
-    def __call__(
-        self, text: str, *, tokens: int, window: int, sinks: int, temperature: float = 0.0
-    ) -> Iterable[Line]: ...
+    def __call__(self, text: str, *, tokens: int, temperature: float = 0.0) -> Iterable[Line]: ...
 
 
 @dataclass(frozen=True)
@@ -143,6 +141,7 @@ class Answers:
             "capture": self.read is not None,
             "generate": self.generate is not None,
             "cut": self.run_cut is not None,
+            "retained": True,
         }
         self.contents.forget_meta()
         self.computed: dict[str, Callable[[Query], Json | bytes]] = {
@@ -155,7 +154,7 @@ class Answers:
             "row": self._row,
             "column": self._column,
             "steps": self._steps,
-            "eviction": self._eviction,
+            "retained": self._retained,
             "prediction": self._prediction,
             "survey_head": self._survey_head,
         }
@@ -229,8 +228,8 @@ class Answers:
         text, head, row = (query.number(name) for name in ("text", "head", "row"))
         return Json(self.contents.steps(text, query["layer"], head, row))
 
-    def _eviction(self, query: Query) -> Json:
-        return Json(self.contents.eviction(query.number("text"), query["layer"]))
+    def _retained(self, query: Query) -> Json:
+        return Json(self.contents.retained(query.number("text"), query["layer"]))
 
     def _prediction(self, query: Query) -> Json:
         return Json(self.contents.prediction(query.number("text"), query.number("position")))
@@ -318,12 +317,10 @@ class Answers:
         generate, text = self.generate, check_text(body.get("text"), self.limits)
         most = self.limits.generated
         tokens = check_number("tokens", body.get("tokens", min(32, most)), 1, most)
-        window = check_number("window", body.get("window", 64), 1, MAX_NUMBER)
-        sinks = check_number("sinks", body.get("sinks", 4), 0, MAX_NUMBER)
         temperature = check_temperature(body.get("temperature", 0))
 
         def work(send_line: SendLine) -> None:
-            for line in generate(text, tokens=tokens, window=window, sinks=sinks, temperature=temperature):
+            for line in generate(text, tokens=tokens, temperature=temperature):
                 send_line(line)
 
         return ModelJob("generating", work)

@@ -10,6 +10,7 @@ import { mapExports } from "./map/exports.js";
 import { StepsView } from "./steps/steps.js";
 import { SurveyView } from "./survey/survey.js";
 import { TimeView } from "./time/time.js";
+import { WriteView } from "./write/write.js";
 import { addViews } from "./views.js";
 
 /** Makes them known to the page. */
@@ -20,6 +21,7 @@ export function addLaterViews() {
     heads: HeadsView,
     compare: CompareView,
     steps: StepsView,
+    write: WriteView,
     cache: CacheView,
     survey: SurveyView,
     time: TimeView,

@@ -213,7 +213,7 @@ function firstView(meta, text) {
  */
 function makeTabs(views, app) {
   const tabs = views.map((view) => {
-    const names = { class: "tab", id: `tab-${view.name}`, text: view.titleOf?.(app.meta) ?? view.title };
+    const names = { class: "tab", id: `tab-${view.name}`, text: view.title };
     const tab = element("button", { ...names, type: "button", role: "tab" });
     tab.setAttribute("aria-controls", `view-${view.name}`);
     tab.addEventListener("click", () => app.set({ view: view.name }));

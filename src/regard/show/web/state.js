@@ -49,9 +49,7 @@ export const DEFAULTS = {
   example: "", // a stage of the small example and its head, as in "3.1"; "" is the model
 
   // Cache
-  cacheWindow: -1, // latest keys that are kept; -1 is the usual number
-  cacheSinks: -1, // first keys that are kept, likewise
-  measuredOn: "text", // or "generation"
+  cachePolicy: "", // the name of a policy; "" is the first
 
   // Survey
   surveyAcross: "", // the scores of the scatter; "" is the first that there is, and

@@ -47,7 +47,7 @@ interface Meta extends SharedSettings {
   version: number;
   model: string;
   texts: TextMeta[];
-  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean };
+  can: { generate: boolean; capture: boolean; values: boolean; cut: boolean; retained: boolean };
   time: TrainingRun | null;
   survey: Survey | null;
   example: StageExample;
@@ -57,10 +57,6 @@ interface Meta extends SharedSettings {
   start: HeadOfLayer | null;
   /** Keys that the steps of a row show, beside the first one and the query's own. */
   strongest: number;
-  /** The most queries that losses of a cache are averaged over. */
-  eviction_queries: number;
-  /** Numbers of first keys that a cache may keep. */
-  eviction_sinks: number[];
   /** By how much a saved page's weights are off, at most; a served page's are not. */
   precision?: { relative: number; absolute: number; rows: number };
   /** The lookup at the telling token of the first text, recorded where the page has no model. */
@@ -342,7 +338,8 @@ interface Source {
   /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
   attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
-  eviction(text: number, layer: string): Promise<Eviction>;
+  /** What cache policies keep of a layer's heads; it refuses for a text that Python has not measured. */
+  retained(text: number, layer: string): Promise<LayerRetention>;
   prediction(text: number, position: number): Promise<Prediction>;
   /** What a survey kept of a head, where `meta.survey` is one that has this head. */
   surveyHead(layer: string, head: number): Promise<SurveyHead>;
@@ -367,7 +364,7 @@ interface Source {
     options?: ReadingOptions,
   ): Promise<number>;
   generate(
-    options: { text: string; tokens: number; window: number; sinks: number; temperature: number },
+    options: { text: string; tokens: number; temperature: number },
     onLine: (line: GenerationLine) => void,
     signal: AbortSignal,
   ): Promise<void>;
@@ -481,14 +478,16 @@ interface KeySteps {
   v: number[] | null;
 }
 
-/** What a cache of first and latest keys would lose, for every head of a layer. */
-interface Eviction {
-  windows: number[];
-  sinks: number[];
-  lost: (number | null)[][][]; // head, window, sinks
-  queries: number;
-  /** Some queries look ahead, so that there is no cache. */
-  ahead: boolean;
+/** What cache policies keep of the attention of a layer's heads, beside two baselines: "random" and "best". */
+interface LayerRetention {
+  /** Why the layer was not measured, as a sentence; it then has nothing else. */
+  why?: string;
+  heads: number[];
+  tokens: number;
+  policies: string[];
+  budgets: number[]; // numbers of keys, increasing
+  shares: (number | null)[][][]; // policy, budget, head; null where nothing is lost
+  needed: (number | null)[][]; // policy, head: the budget that keeps 95 %, null if none does
 }
 
 /** How a text is read. */
@@ -528,8 +527,6 @@ interface GenerationLine {
 interface GenerationStart {
   tokens: string[];
   layers: number;
-  window: number;
-  sinks: number;
 }
 
 /** The same number of both ways. */
@@ -544,12 +541,6 @@ interface BothTimes {
   recomputed: number | null;
 }
 
-/** A generation as far as it went. */
-interface Generated {
-  steps: GenerationStep[];
-  start: GenerationStart;
-}
-
 interface GenerationStep {
   token: string;
   token_id: number;
@@ -558,11 +549,9 @@ interface GenerationStep {
   computed: BothWays;
   keys_read: BothWays;
   cache_bytes: number;
-  policy_bytes: number;
   /** Between the logits of both ways, and whether both choose the same token; null without the second. */
   difference: number | null;
   same: boolean | null;
-  lost: number[][]; // layer, head
 }
 
 /** A saved page's block of data. */
@@ -578,6 +567,7 @@ interface SavedData {
   sinks: Record<string, Thumbs["sinks"]>[]; // text
   heads: HeadScores[][]; // text
   attributions: Attribution[][]; // text
+  retained: (Record<string, LayerRetention> | null)[]; // text, layer
   words: string[][]; // text: of the tokens that are likely somewhere
   /** The model that this file holds; null if there is none. */
   model: ModelData | null;
@@ -707,7 +697,6 @@ interface Answers {
   row: [LineQuestion, Float32Array];
   column: [LineQuestion, Float32Array];
   steps: [StepsQuestion, RowSteps];
-  eviction: [LayerQuestion, Eviction];
 }
 
 type ToWorker =
@@ -936,12 +925,6 @@ interface WrittenText {
 
 /** A name and a value to read beside the map. */
 type Fact = [name: string, value: string];
-
-/** The latest and the first keys that a cache keeps. */
-interface CacheSize {
-  window: number;
-  sinks: number;
-}
 
 /** The parts of a head's card in the gallery. */
 interface HeadCard {

@@ -20,15 +20,7 @@ function hasTwoHeads({ texts }) {
   return texts.length > 1 || texts[0].layers.reduce((sum, { heads }) => sum + heads.length, 0) > 1;
 }
 
-/**
- * The model writes there; where it cannot, and did not when the page was saved, there is the cache alone.
- * @param {Meta} meta
- */
-function cacheTitle({ can, generation }) {
-  return can.generate || generation ? "Write" : "Cache";
-}
-
-/** @typedef {{ name: string, title: string, View?: ViewClass, titleOf?(meta: Meta): string, needs?(meta: Meta): boolean }} ViewEntry */
+/** @typedef {{ name: string, title: string, View?: ViewClass, needs?(meta: Meta): boolean }} ViewEntry */
 
 /** @type {ViewEntry[]} */
 export const VIEWS = [
@@ -38,7 +30,8 @@ export const VIEWS = [
   { name: "heads", title: "Heads" },
   { name: "compare", title: "Compare", needs: hasTwoHeads },
   { name: "steps", title: "Steps" },
-  { name: "cache", title: "Cache", titleOf: cacheTitle, needs: hasText },
+  { name: "write", title: "Write", needs: ({ can, generation }) => can.generate || Boolean(generation) },
+  { name: "cache", title: "Cache", needs: (meta) => meta.can.retained && hasText(meta) },
   { name: "survey", title: "Survey", needs: (meta) => Boolean(meta.survey) },
   { name: "time", title: "Time", needs: (meta) => Boolean(meta.time) },
 ];

@@ -1,23 +1,30 @@
 // @ts-check
-// The Write view: the model continues a text, with its KV cache and without; what the cache saves, and what eviction loses.
-// It knows the lines that a generation sends (cli/model.py) and the tables of `eviction.py`.
+// The Cache view: what a cache of bounded size keeps of the attention of every head, by policy and by budget.
+// It draws the tables of `retention.py`, which Python measures as `seen.retained` does.
 
-import { element } from "../parts/dom.js";
-import { some } from "../data/format.js";
+import { last } from "../data/arrays.js";
+import { doubts, layerOf } from "../data/layers.js";
+import { count, some } from "../data/format.js";
+import { chart } from "../parts/chart.js";
+import { latest, rampBar, select } from "../parts/controls.js";
+import { element, makeButton } from "../parts/dom.js";
+import { headTable } from "../parts/head_table.js";
 import { exportMenu } from "../picture/menu.js";
-import { cacheExports } from "./exports.js";
-import { GenerationFigures } from "./figures.js";
-import { GeneratedText } from "./generated_text.js";
-import { EvictionPolicy } from "./policy.js";
-import { savings } from "./measurements.js";
-import { openingSentence } from "./prompt.js";
+import { retentionExports } from "./exports.js";
+import {
+  firstMeasured,
+  retainedSentence,
+  meanShares,
+  neededPlace,
+  ownPolicies,
+  policySentence,
+  retentionChart,
+  sharesOf,
+} from "./retention.js";
 
-const TOKENS = 24;
-const RECORDED =
-  "This generation was recorded when the page was saved. Every token was computed twice, with the KV cache and " +
-  "without it, and both were measured.";
-/** @type {Record<string, string>} */
-const ENDS = { end: "The model ended the text.", context: "The model’s context is full.", tokens: "" };
+const ABOUT =
+  "A cache of bounded size evicts keys, and a policy chooses which. Each cell is the smallest cache, in keys, with " +
+  "which a head keeps 95% of its attention. Shares are of the full run, in which nothing was evicted.";
 
 export class CacheView {
   /**
@@ -26,193 +33,152 @@ export class CacheView {
    */
   constructor(root, app) {
     this.app = app;
-    /** @type {State | null} */
-    this.state = null;
-    /** @type {GenerationStart | null} */
-    this.start = null;
-    /** @type {GenerationStep[]} */
-    this.steps = [];
-    /** @type {AbortController | null} */
-    this.running = null; // what stops it
-    this.form = makeForm(() => this.generate());
-    this.lead = element("p", { class: "lead" });
+    this.state = app.state;
+    /** @type {(LayerRetention | undefined)[]} */
+    this.tables = []; // of the layers, in order, as they come
+    this.text = -1; // that they are of
+    this.failure = "";
+    this.which = select("Policy", (value) => app.set({ cachePolicy: value }));
+    const save = exportMenu(app, retentionExports(app, this));
+    this.lead = element("p", { class: "lead", "aria-live": "polite" });
     this.said = element("p", { class: "note", role: "status" });
-    this.figures = new GenerationFigures();
-    this.opening = new GeneratedText(app);
-    this.policy = new EvictionPolicy(app, () => this.generated());
-    const save = exportMenu(app, cacheExports(app, this));
-    const top = element("div", { class: "cache-top" }, this.lead, save);
-    this.figures.written.after(this.opening.box);
-    const parts = [top, this.form.box, this.said, this.figures.box, this.policy.box];
-    const column = element("div", { class: "column" }, ...parts);
-    root.append(element("div", { class: "scroll", tabindex: "-1" }, column));
+    this.table = headTable("Keys that every head needs", (layer, head) => app.set({ layer, head }), {
+      numbered: true,
+    });
+    this.ramp = rampBar();
+    this.without = element("p", { class: "note" });
+    this.doubt = element("p", { class: "note heads-warning" });
+    this.title = element("h2");
+    this.head = element("p", { class: "note", "aria-live": "polite" });
+    this.lines = chart(260, (policy) => this.choose(policy));
+    this.means = chart(260, (policy) => this.choose(policy));
+    this.figures = this.layout();
+    const about = element("p", { class: "note", text: ABOUT });
+    this.column = element("div", { class: "column" }, this.lead, about, this.said, this.figures);
+    root.append(
+      element("div", { class: "bar-of-choices" }, this.which, save),
+      element("div", { class: "scroll", tabindex: "-1" }, this.column),
+    );
+    this.fetchAll = latest((fresh, /** @type {number} */ text) => this.fetch(fresh, text));
   }
 
-  /** @returns {Generated | null} */
-  generated() {
-    return this.start && this.steps.length ? { steps: this.steps, start: this.start } : null;
+  layout() {
+    const open = makeButton("Open in Map", () => this.app.set({ view: "map" }));
+    open.dataset.offPaper = "";
+    const heading = element("div", { class: "retention-heading" }, this.title, open);
+    const needs = element("h2", { text: "Keys that each head needs" });
+    return element(
+      "div",
+      { class: "retention-grid" },
+      element("section", {}, needs, this.table, this.ramp, this.without, this.doubt),
+      element("section", { class: "retention-head" }, heading, this.head, this.lines),
+      element("section", {}, element("h2", { text: "All heads" }), this.means),
+    );
   }
 
-  async generate() {
-    if (this.running) {
-      this.running.abort();
-      return;
-    }
-    this.running = new AbortController();
-    const { said, form } = this;
-    form.button.textContent = "Stop";
-    this.steps = [];
-    this.start = null;
-    said.textContent = "Running the prompt, with the cache and without it…";
-    this.figures.begin([]);
-    const options = { ...form.values(), ...this.policy.size };
-    this.opening.begin(options.text);
-    try {
-      await this.app.source.generate(options, (line) => this.take(line), this.running.signal);
-    } catch (error) {
-      said.textContent =
-        error.name === "AbortError" ? `Stopped after ${some(this.steps.length, "token")}.` : error.message;
-    } finally {
-      this.running = null;
-      this.opening.offer(this.steps);
-      form.button.textContent = "Generate";
-    }
+  /** @param {string} policy */
+  choose(policy) {
+    if (policy !== "random" && policy !== "best") this.app.set({ cachePolicy: policy });
   }
 
-  /**
-   * Takes one line of a generation.
-   * @param {GenerationLine} line
-   */
-  take({ start, step, again, end, captured }) {
-    if (start) {
-      this.start = start;
-      this.figures.begin(start.tokens);
-    } else if (step) {
-      this.steps.push(step);
-      this.figures.write(step);
-      const without = step.difference === null ? "" : " and without it";
-      this.said.textContent = `Token ${this.steps.length}, with the cache${without}.`;
-      this.draw();
-    } else if (again) {
-      const { step: number, seconds, ...compared } = again;
-      const one = this.steps[number];
-      this.steps[number] = { ...one, ...compared, seconds: { ...one.seconds, recomputed: seconds } };
-      const written = some(this.steps.length, "token");
-      this.said.textContent = `${written} generated with the cache. Now without it: token ${number + 1}.`;
-      this.draw();
-    } else if (captured !== undefined) this.opening.number = captured;
-    else if (end) {
-      const written = some(this.steps.length, "token");
-      const finding = savings(this.steps, this.start?.layers ?? 0);
-      this.said.textContent = `${written} generated, each with the cache and without it. ${ENDS[end.why] ?? ""} ${finding}`;
-    }
-  }
-
-  draw() {
-    this.figures.show(this.steps, this.start?.layers ?? 0);
-    if (this.state) this.policy.show(this.state);
+  /** The policy that is shown. */
+  get policy() {
+    const table = firstMeasured(this.tables);
+    const own = table ? ownPolicies(table) : [];
+    return own.includes(this.state.cachePolicy) ? this.state.cachePolicy : (own[0] ?? "");
   }
 
   /** @param {State} state */
   show(state) {
-    const first = this.state === null;
     this.state = state;
-    const { meta } = this.app;
-    const recorded = meta.generation;
-    const can = meta.can.generate;
-    this.form.box.hidden = !can;
-    if (first) this.form.prompt.value = openingSentence(meta.texts[state.text]);
-    if (first && recorded) recorded.forEach((line) => this.take(line));
-    if (!can) this.opening.offer(this.steps);
-    const uncut = can && this.app.runs.edited ? " It continues without the cuts of the edited run." : "";
-    const finding = !can && recorded ? savings(this.steps, this.start?.layers ?? 0) : "";
-    this.lead.textContent = finding || leadOf(can, Boolean(recorded)) + uncut;
-    if (finding) this.said.textContent = RECORDED;
+    if (this.text !== state.text) this.fetchAll(state.text);
+    else this.draw();
+  }
+
+  hide() {}
+
+  /**
+   * Fetches the tables of all layers, and draws each as it comes.
+   * @param {() => boolean} fresh
+   * @param {number} text
+   */
+  async fetch(fresh, text) {
+    this.text = text;
+    const { layers } = this.app.meta.texts[text];
+    this.tables = layers.map(() => undefined);
+    this.failure = "";
+    for (const [n, { key }] of layers.entries()) {
+      this.said.textContent = `Measuring layer ${n + 1} of ${layers.length}…`;
+      try {
+        const table = await this.app.source.retained(text, key);
+        if (!fresh()) return;
+        this.tables[n] = table;
+      } catch (error) {
+        if (!fresh()) return;
+        this.failure = error.message;
+        break;
+      }
+      this.draw();
+    }
+    this.said.textContent = "";
     this.draw();
   }
 
-  hide() {
-    this.running?.abort();
-    this.opening.stop();
-  }
-}
-
-/**
- * What the view shows, by what there is to show.
- * @param {boolean} can whether the model can generate
- * @param {boolean} recorded whether there is a generation of before
- */
-function leadOf(can, recorded) {
-  if (can)
-    return (
-      "Let the model continue a text. Every token is computed twice, with the KV cache and without it, " +
-      "and both are measured."
+  draw() {
+    const { tables, state, policy } = this;
+    const measured = firstMeasured(tables);
+    const { layers } = this.app.meta.texts[this.text];
+    const whys = tables.flatMap((table) => table?.why ?? []);
+    const done = tables.every(Boolean);
+    this.which.hidden = this.figures.hidden = !measured;
+    this.lead.textContent = this.failure || (done ? policySentence(tables, policy) || whys[0] : "");
+    if (!measured) return;
+    const { budgets, tokens } = measured;
+    this.which.fill(
+      ownPolicies(measured).map((name) => [name, name]),
+      policy,
     );
-  if (recorded) return RECORDED;
-  return (
-    "Generation needs the model: run regard inspect to measure what a KV cache saves. What a cache with eviction " +
-    "would lose is computed from the maps."
-  );
-}
+    const chosen = layerOf(this.app.meta, this.text, state.layer);
+    this.table.fill(layers, {
+      top: budgets.length,
+      value: (y, x) => neededPlace(tables[y], policy, x),
+      say: (place) =>
+        place < budgets.length
+          ? `95% with ${some(budgets[place], "key")}`
+          : `less than 95% with ${some(last(budgets), "key")}`,
+      brief: (place) => (place < budgets.length ? count(budgets[place]) : "more"),
+      chosen: `${chosen.key}/${state.head}`,
+    });
+    this.ramp.show(some(budgets[0], "key"), `more than ${count(last(budgets))}`);
+    const part = tokens < layers[0].rows ? [`Measured on the first ${count(tokens)} tokens.`] : [];
+    this.without.textContent = [...part, ...whys].join(" ");
+    this.doubt.textContent = doubts(layers);
+    this.doubt.hidden = !this.doubt.textContent;
+    this.drawHead(chosen, policy);
+    const shares = (/** @type {string} */ name) => meanShares(tables, name);
+    this.means.draw(retentionChart({ table: measured, policy, of: "all heads on average", shares }));
+  }
 
-/**
- * The prompt, the number of tokens and the button.
- * @param {() => void} submit
- */
-function makeForm(submit) {
-  const prompt = element("textarea", {
-    class: "prompt",
-    rows: 3,
-    maxlength: 20000,
-    "aria-label": "Prompt",
-    spellcheck: "false",
-  });
-  const tokens = element("input", {
-    type: "number",
-    class: "place-input",
-    min: 1,
-    max: 256,
-    value: TOKENS,
-    "aria-label": "Number of tokens to generate",
-  });
-  const temperature = element("input", {
-    type: "number",
-    class: "place-input",
-    min: 0,
-    max: 5,
-    step: 0.1,
-    value: 0.8,
-    "aria-describedby": "sampling",
-  });
-  const sampling = element("span", {
-    class: "quiet small",
-    id: "sampling",
-    text: "0: always the likeliest token. 1: drawn with the model’s own probabilities.",
-  });
-  const button = element("button", { class: "button strong", type: "button", text: "Generate" });
-  /** @param {string} text @param {HTMLElement} input */
-  const field = (text, input) =>
-    element("label", { class: "field" }, element("span", { class: "quiet small", text }), input);
-  const fields = element(
-    "div",
-    { class: "fields" },
-    field("Tokens", tokens),
-    field("Temperature", temperature),
-    sampling,
-    button,
-  );
-  button.addEventListener("click", submit);
-  prompt.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
-  });
-  return {
-    box: element("div", { class: "cache-form", "data-off-paper": "" }, prompt, fields),
-    prompt,
-    button,
-    values: () => ({
-      text: prompt.value,
-      tokens: Number(tokens.value),
-      temperature: Number(temperature.value),
-    }),
-  };
+  /**
+   * @param {Layer} layer
+   * @param {string} policy
+   */
+  drawHead(layer, policy) {
+    const { layers } = this.app.meta.texts[this.text];
+    const table = this.tables[layers.indexOf(layer)];
+    const at = Math.max(0, layer.heads.indexOf(this.state.head));
+    this.title.textContent = `Layer ${layer.key}, head ${layer.heads[at]}`;
+    this.lines.hidden = !table?.budgets;
+    this.head.textContent = table?.budgets ? retainedSentence(table, policy, at) : (table?.why ?? "");
+    if (!table?.budgets) return;
+    this.lines.draw(
+      retentionChart({
+        table,
+        policy,
+        of: `layer ${layer.key}, head ${layer.heads[at]}`,
+        shares: (name) => sharesOf(table, name, at),
+        mark: neededPlace(table, policy, at) ?? undefined,
+      }),
+    );
+  }
 }

@@ -1,13 +1,12 @@
 // @ts-check
-// What the Cache view can save: its figures, and what was measured for every generated token.
+// What the Cache view can save: its figures, and the share of every head by policy and budget.
 
-import { plainToken } from "./prompt.js";
 import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/figure.js";
 import { textWords } from "../picture/words.js";
 
 /**
- * @typedef {Pick<import("./cache.js").CacheView, "steps" | "figures" | "policy" | "state">} CacheOnPaper
+ * @typedef {Pick<import("./cache.js").CacheView, "column" | "tables" | "text">} CacheOnPaper
  */
 
 /**
@@ -15,30 +14,27 @@ import { textWords } from "../picture/words.js";
  * @param {CacheOnPaper} view
  * @returns {Exported}
  */
-export function cacheExports(app, view) {
+export function retentionExports(app, view) {
   return {
     name: () => "cache",
-    picture: async () => {
-      const words = textWords(app, "the KV cache", app.state.text);
-      return viewFigure([view.figures.box, view.policy.box], words);
-    },
-    numbers: { CSV: async () => cacheCsv(view) },
+    picture: async () => viewFigure([view.column], textWords(app, "what a cache keeps", app.state.text)),
+    numbers: { CSV: async () => retentionCsv(app, view) },
   };
 }
 
-/** @param {CacheOnPaper} view */
-function cacheCsv({ steps }) {
-  if (!steps.length) throw new Error("generate some tokens first");
-  const measured = /** @type {const} */ (["seconds", "computed", "keys_read"]);
-  const names = measured.flatMap((name) => [`${name}_with_cache`, `${name}_without`]);
-  return writeCsv([
-    ["position", "token", ...names, "cache_bytes", "logit_difference"],
-    ...steps.map((step) => [
-      step.position,
-      plainToken(step.token),
-      ...measured.flatMap((name) => [step[name].cached, step[name].recomputed]),
-      step.cache_bytes,
-      step.difference,
-    ]),
-  ]);
+/**
+ * @param {App} app
+ * @param {CacheOnPaper} view
+ */
+function retentionCsv({ meta }, { tables, text }) {
+  const rows = meta.texts[text].layers.flatMap(({ key, heads }, y) => {
+    const table = tables[y];
+    if (!table?.budgets) return [];
+    return table.policies.flatMap((policy, p) =>
+      table.budgets.flatMap((budget, b) =>
+        heads.map((head, x) => [key, head, policy, budget, table.shares[p][b][x] ?? 1]),
+      ),
+    );
+  });
+  return writeCsv([["layer", "head", "policy", "budget", "share"], ...rows]);
 }

@@ -1,6 +1,6 @@
 // @ts-check
 // Continues a text token by token with a KV cache and, if asked, without one as well, and measures both.
-// The lines that it tells are those of `cli/model.py`, which the Cache view draws.
+// The lines that it tells are those of `cli/model.py`, which the Write view draws.
 
 import { Cache } from "./forward.js";
 import { sampleToken } from "./predictions.js";
@@ -21,9 +21,8 @@ class TimedRun {
   /**
    * @param {number[]} ids
    * @param {Cache} cache
-   * @param {LayerNote | null} note
    */
-  async logits(ids, cache, note) {
+  async logits(ids, cache) {
     const began = performance.now();
     let waited = 0; // for others, which is no time of the model
     const pause = async () => {
@@ -31,45 +30,11 @@ class TimedRun {
       await this.pause();
       waited += performance.now() - since;
     };
-    const states = await this.model.states(ids, cache, { pause, note });
+    const states = await this.model.states(ids, cache, { pause });
     const { vocab_size } = this.model.config;
     const logits = { data: new Float64Array(vocab_size), at: 0, step: vocab_size };
     this.model.logits(states, ids.length - 1, 1, logits);
     return { logits: logits.data, seconds: (performance.now() - began - waited) / 1000 };
-  }
-}
-
-/** Notes the attention of the newest token on keys that a policy would have evicted. */
-class EvictedAttention {
-  /**
-   * @param {ModelConfig} config
-   * @param {CacheSize} policy
-   * @param {number} newest position
-   */
-  constructor({ num_layers, num_heads }, { window, sinks }, newest) {
-    this.newest = newest;
-    this.from = sinks;
-    this.to = newest + 1 - window;
-    this.lost = Array.from({ length: num_layers }, () => new Array(num_heads).fill(0));
-  }
-
-  /**
-   * The notes of a run whose first token stands at `start`.
-   * @param {number} start
-   * @returns {LayerNote}
-   */
-  of(start) {
-    return {
-      queries: () => {},
-      outputs: () => {},
-      added: () => {},
-      row: (layer, first, row, head, _lse, weights, at) => {
-        if (start + first + row !== this.newest) return;
-        let sum = 0;
-        for (let key = this.from; key < this.to; key++) sum += weights[at + key];
-        this.lost[layer][head] = sum;
-      },
-    };
   }
 }
 
@@ -82,7 +47,6 @@ class EvictedAttention {
  */
 export async function generate(model, prompt, options, { pause, tell, texts }) {
   const { config } = model;
-  const { window, sinks } = options;
   const run = new TimedRun(model, pause);
   const limit = Math.min(options.tokens, config.context_length - prompt.length);
   const cache = new Cache(config, prompt.length + limit);
@@ -90,22 +54,21 @@ export async function generate(model, prompt, options, { pause, tell, texts }) {
   /** @type {Float64Array[]} */
   const steps = []; // the logits of each
   let ended = false;
-  tell({ start: { tokens: texts(prompt), layers: config.num_layers, window, sinks } });
+  tell({ start: { tokens: texts(prompt), layers: config.num_layers } });
   while (steps.length < limit && !ended) {
     const fresh = ids.slice(cache.length);
-    const evicted = new EvictedAttention(config, options, ids.length - 1);
-    const { logits, seconds } = await run.logits(fresh, cache, evicted.of(cache.length));
+    const { logits, seconds } = await run.logits(fresh, cache);
     const id = sampleToken(logits, options.temperature);
     const token = texts([...ids.slice(prompt.length), id].slice(-MOST_PIECES)).at(-1) ?? "";
-    const counts = countStep(config, options, ids.length, fresh.length);
-    tell({ step: { token, token_id: id, ...counts, ...measured(seconds), lost: evicted.lost } });
+    const counts = countStep(config, ids.length, fresh.length);
+    tell({ step: { token, token_id: id, ...counts, ...measured(seconds) } });
     ids.push(id);
     steps.push(logits);
     ended = config.eos_token_id.includes(id);
   }
   for (const [step, cached] of steps.entries()) {
     const before = ids.slice(0, prompt.length + step);
-    const { logits, seconds } = await run.logits(before, new Cache(config, before.length), null);
+    const { logits, seconds } = await run.logits(before, new Cache(config, before.length));
     const same = sampleToken(logits, 0) === sampleToken(cached, 0);
     tell({ again: { step, seconds, difference: furthest(cached, logits), same } });
   }
@@ -123,11 +86,10 @@ function measured(seconds) {
 /**
  * What a step takes, by counting.
  * @param {ModelConfig} config
- * @param {CacheSize} policy
  * @param {number} position the number of tokens before the new one
  * @param {number} fresh tokens that are not in the cache
  */
-function countStep(config, { window, sinks }, position, fresh) {
+function countStep(config, position, fresh) {
   return {
     position,
     computed: { cached: fresh, recomputed: position },
@@ -135,8 +97,7 @@ function countStep(config, { window, sinks }, position, fresh) {
       cached: keysRead(config, position, fresh),
       recomputed: keysRead(config, position, position),
     },
-    cache_bytes: keptBytes(config, position, Infinity),
-    policy_bytes: keptBytes(config, position, window + sinks),
+    cache_bytes: cacheBytes(config, position),
   };
 }
 
@@ -154,13 +115,12 @@ function keysRead({ windows, num_kv_heads }, T, queries) {
 }
 
 /**
- * Bytes of the keys and values of at most `most` of T tokens, in single precision.
+ * Bytes of the keys and values of T tokens, in single precision.
  * @param {ModelConfig} config
  * @param {number} T
- * @param {number} most
  */
-function keptBytes({ windows, num_kv_heads, head_dim }, T, most) {
-  const tokens = windows.map((window) => Math.min(T, window ?? T, most));
+function cacheBytes({ windows, num_kv_heads, head_dim }, T) {
+  const tokens = windows.map((window) => Math.min(T, window ?? T));
   return tokens.reduce((a, b) => a + b, 0) * num_kv_heads * head_dim * 2 * 4;
 }
 

@@ -174,7 +174,7 @@ interface CutQuestion {
   random: boolean;
 }
 
-interface GenerateQuestion extends CacheSize {
+interface GenerateQuestion {
   text: string;
   tokens: number;
   temperature: number;

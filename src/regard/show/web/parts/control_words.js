@@ -51,9 +51,7 @@ export const CONTROL_WORDS = {
   "Strongest keys": "How many of the keys with the largest weights are listed. The others are added up.",
 
   // Cache
-  "Latest keys kept": "How many of the latest keys a small cache would keep.",
-  "First keys kept": "How many of the first keys it would keep beside them. They often are sinks.",
-  "policy-on": "What is evicted: keys of the text, or of what the model just wrote.",
+  Policy: "How a full cache chooses the keys that it evicts.",
 
   // Survey
   Across: "The score by which heads are placed from left to right.",

@@ -10,7 +10,7 @@ const THINGS = Object.entries({
   heads:
     "One score of every head. A dark cell at induction is a head that looks up what came after earlier copies.",
   steps: "The numbers behind one row: scores, mask, softmax, values. They add up.",
-  cache: "The model goes on with a text. Above its measurements stands what it wrote.",
+  cache: "How small a cache may get: the keys that each head needs, and what its policies keep of it.",
 });
 
 /** @type {HTMLElement | null} */

@@ -11,6 +11,8 @@ import { RemoteWeights } from "./remote_weights.js";
 import { openWorkerPort } from "./worker_port.js";
 
 const KEPT = 96; // tiles
+const UNMEASURED =
+  "Cache policies are measured by Python, and were not on this text: regard inspect and regard cache do it.";
 
 /**
  * Takes the text of a block out of the page: it is needed once only.
@@ -28,7 +30,7 @@ function takeBlock(name) {
 export async function openSaved() {
   const opening = openWorkerPort(); // while the data is read
   /** @type {SavedData} */
-  const { meta, blocks, sinks, heads, attributions, words, model } = await unpackJson(
+  const { meta, blocks, sinks, heads, attributions, retained, words, model } = await unpackJson(
     takeBlock("regard-data"),
   );
   const weights = opening.then((port) => {
@@ -41,8 +43,6 @@ export async function openSaved() {
   const tiles = new LRU(KEPT);
   /** @type {Map<string, Promise<Uint8Array>>} */
   const pictures = new Map(); // of a text
-  /** @type {Map<string, Promise<Eviction>>} */
-  const evictions = new Map();
   /** @type {Map<string, Promise<Record<string, SurveyHead>>>} */
   const surveys = new Map(); // one at most, by layer/head
   /** @type {Map<number, Promise<PredictionArrays>>} */
@@ -101,7 +101,11 @@ export async function openSaved() {
     remove: () => Promise.reject(new Error("A saved page keeps all of its texts.")),
     capture: () => Promise.reject(new Error("A saved page has no model that could read a text.")),
     generate: () => Promise.reject(new Error("A saved page has no model that could go on with a text.")),
-    eviction: (text, layer) => once(evictions, `${text} ${layer}`, () => ask("eviction", { text, layer })),
+    async retained(text, layer) {
+      const table = retained[text]?.[layer];
+      if (!table) throw new Error(UNMEASURED);
+      return table;
+    },
   };
   if (!model || (await opening) instanceof MessagePort) return source; // there is no worker
   return withModel(source, ask);

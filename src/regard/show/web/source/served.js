@@ -129,8 +129,8 @@ export async function openServed({ ask, follow }, firstMeta = ask("meta", {})) {
       once(`steps ${text} ${layer} ${head} ${row}`, async () =>
         (await ask("steps", { text, layer, head, row })).json(),
       ),
-    eviction: (text, layer) =>
-      once(`eviction ${text} ${layer}`, async () => (await ask("eviction", { text, layer })).json()),
+    retained: (text, layer) =>
+      once(`retained ${text} ${layer}`, async () => (await ask("retained", { text, layer })).json()),
     prediction: (text, position) =>
       once(`prediction ${text} ${position}`, async () =>
         (await ask("prediction", { text, position })).json(),

@@ -4,7 +4,6 @@
 
 import { LRU, once } from "../../data/lru.js";
 import { inUnits } from "../../data/units.js";
-import { evictionOf, noEviction } from "./eviction.js";
 import { LinearHead } from "./linear_weights.js";
 import { unpackArrays } from "./packed.js";
 import { rowSteps } from "./row_steps.js";
@@ -108,18 +107,6 @@ export class SavedWeights {
     const [one, v] = await Promise.all([this.head(text, layer, head), this.values(text, layer, head)]);
     if (!(one instanceof Head)) throw new Error(`Layer ${layer} has no softmax, and no steps of one.`);
     return rowSteps(one, v, namedLayer(this.meta, text, layer), row, this.meta.strongest);
-  }
-
-  /**
-   * @param {LayerQuestion} question
-   * @param {Pause} pause
-   */
-  async eviction({ text, layer }, pause) {
-    const { heads, recurrence, cols } = namedLayer(this.meta, text, layer);
-    const { eviction_queries: queries, eviction_sinks: sinks } = this.meta;
-    if (recurrence) return noEviction(heads.length, cols, sinks);
-    const all = await Promise.all(heads.map((number) => this.head(text, layer, number)));
-    return evictionOf(all, { queries, sinks }, pause);
   }
 
   /**

@@ -1,15 +1,7 @@
-// The Cache view's arithmetic: what a generation measured, and what a bounded cache would lose.
+// The Write view's arithmetic: what a generation measured.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import {
-  cacheSize,
-  generationLoss,
-  lossCurve,
-  lossOf,
-  meanOf,
-  nearestTo,
-} from "../../src/regard/show/web/cache/losses.js";
 import {
   agreement,
   gainOf,
@@ -17,8 +9,8 @@ import {
   medianTimes,
   savings,
   timeChart,
-} from "../../src/regard/show/web/cache/measurements.js";
-import { openingSentence, plainToken } from "../../src/regard/show/web/cache/prompt.js";
+} from "../../src/regard/show/web/write/measurements.js";
+import { openingSentence, plainToken } from "../../src/regard/show/web/write/prompt.js";
 import { near } from "./helpers.js";
 
 const step = (position, cached, recomputed, parts = {}) => ({
@@ -29,12 +21,11 @@ const step = (position, cached, recomputed, parts = {}) => ({
   cache_bytes: 1024 * position,
   difference: 1e-6,
   same: true,
-  lost: [[0.5, 0.25]],
   ...parts,
 });
 const STEPS = [
   step(10, 0.1, 0.1, { computed: { cached: 10, recomputed: 10 } }),
-  step(11, 0.002, 0.02, { lost: [[0.25, 0.75]] }),
+  step(11, 0.002, 0.02),
   step(12, 0.004, 0.06),
   step(13, 0.003, 0.04, { same: false, difference: 2e-5 }),
 ];
@@ -86,55 +77,4 @@ test("a prompt is the first sentence, without special tokens", () => {
   assert.equal(openingSentence({ tokens: ["a".repeat(300)] }).length, 200);
   assert.equal(openingSentence({ tokens: null }), "");
   assert.equal(plainToken(" a\n\tb"), " a\n⇥b");
-});
-
-const table = (parts = {}) => ({
-  windows: [16, 32, 64],
-  sinks: [0, 4],
-  lost: [
-    [
-      [0.5, 0.25],
-      [0.25, 0.125],
-      [null, null],
-    ],
-    [
-      [0.75, 0.5],
-      [0.5, 0.25],
-      [null, null],
-    ],
-  ],
-  ahead: false,
-  ...parts,
-});
-
-test("the nearest value that there is; a negative one stands for the usual", () => {
-  assert.equal(nearestTo([16, 32, 64], 40, 64), 32);
-  assert.equal(nearestTo([16, 32, 64], -1, 64), 64);
-  assert.equal(nearestTo([], -1, 64), 64);
-  assert.deepEqual(cacheSize(table(), { cacheWindow: -1, cacheSinks: -1 }), { window: 32, sinks: 4 });
-  assert.deepEqual(cacheSize(table(), { cacheWindow: 17, cacheSinks: 0 }), { window: 16, sinks: 0 });
-  assert.deepEqual(cacheSize(undefined, { cacheWindow: -1, cacheSinks: -1 }), { window: 64, sinks: 4 });
-});
-
-test("the loss of a head, if there is a cache that could evict", () => {
-  assert.equal(lossOf(table(), 1, { window: 32, sinks: 4 }), 0.25);
-  assert.equal(lossOf(table(), 1, { window: 64, sinks: 4 }), null);
-  assert.equal(lossOf(table(), 1, { window: 99, sinks: 4 }), null);
-  assert.equal(lossOf(table({ ahead: true }), 1, { window: 32, sinks: 4 }), null);
-  assert.equal(lossOf(undefined, 1, { window: 32, sinks: 4 }), null);
-});
-
-test("the curve is the mean over all heads of all layers", () => {
-  assert.deepEqual(lossCurve([table(), table()], 0), [
-    [0, 0.625],
-    [1, 0.375],
-    [2, null],
-  ]);
-  assert.equal(meanOf([null, 1, 3]), 2);
-  assert.equal(meanOf([null]), null);
-});
-
-test("a generation's loss is the mean over its steps", () => {
-  near(generationLoss(STEPS, 0, 0), 0.4375, 1e-12);
-  near(generationLoss(STEPS, 0, 1), 0.375, 1e-12);
 });

@@ -30,7 +30,7 @@ export class GenerationFigures {
       this.written,
       element(
         "div",
-        { class: "cache-figures" },
+        { class: "write-figures" },
         element("section", {}, element("h2", { text: "Measurements" }), this.table, this.agreement),
         element("section", {}, element("h2", { text: "Time per token" }), this.times),
         this.computed(),
