@@ -198,10 +198,13 @@ def _visible_padding(text: ComparedText, layer: Layer, queries: slice, keys: sli
     rows = range(T)[queries]
     height = max(1, TILE_NUMBERS // max(1, S * H))
     counts = [
-        sum(
-            m.mask.tile(rows[start : start + height], outside, m.matrix).expand(1, H, -1, -1)[0].sum(-1)
-            for outside in (range(keys.start), range(keys.stop, S))
-        )
+        torch.cat(
+            [
+                m.mask.tile(rows[start : start + height], outside, m.matrix).expand(1, H, -1, -1)[0]
+                for outside in (range(keys.start), range(keys.stop, S))
+            ],
+            -1,
+        ).sum(-1)
         for start in range(0, len(rows), height)
     ]
     return torch.cat(counts, 1) if counts else None
