@@ -1,4 +1,4 @@
-"""The wheel: built from a source distribution of the files in git, installed in a clean environment, and used.
+"""The wheel: built from a source distribution of the files in git, installed in a clean environment, used.
 
 The environment gets PyTorch and the other dependencies as links to those of this Python, and nothing else:
 what the wheel's metadata does not ask for cannot be imported in it.
