@@ -131,3 +131,19 @@ def test_what_eager_code_rounds_by_itself_is_no_cause(dtype: torch.dtype) -> Non
     model.set_attn_implementation("eager")
     b = regard.capture(model.to(dtype), inputs=(IDS,), values=True)
     assert regard.compare(a, b).parting().rounding_only
+
+
+def test_left_padding_that_one_run_sees_is_named_in_the_layer_that_sees_it() -> None:
+    model, pads = small_llama(), 3
+    ids = torch.nn.functional.pad(IDS, (pads, 0))
+    is_token = torch.nn.functional.pad(torch.ones_like(IDS), (pads, 0))
+    batch = {"input_ids": ids, "position_ids": (is_token.cumsum(1) - 1).clamp(min=0)}
+    hidden = regard.capture(model, inputs={**batch, "attention_mask": is_token}, values=True)
+    seen = regard.capture(model, inputs=batch, values=True)
+    seen.attention_mask = is_token.bool()  # which the model was not told
+    right = capture(model)
+    assert regard.compare(right, hidden).parting().rounding_only
+    assert regard.compare(seen, seen).parting().rounding_only
+    for other in (right, hidden):
+        for found in (regard.compare(other, seen).parting(), regard.compare(seen, other).parting()):
+            assert (found.layer, found.parts) == (0, ("mask",)), str(found)

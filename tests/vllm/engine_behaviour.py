@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from vllm import SamplingParams
 
 import regard
 from regard.vllm import engine_capture
@@ -122,6 +123,42 @@ def test_half_precision_is_certified_and_a_fault_in_it_is_not(
             print(name, seen.certificate)
             assert seen[0].q.dtype == torch.float16
             assert [layer.evidence.certified for layer in seen.layers] == [name == "none"] * 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral"])
+def test_the_last_token_of_a_request_equals_its_capture(
+    family: str, folders: dict[str, Path], reference: dict[str, torch.nn.Module], tmp_path: Path
+) -> None:
+    """Three requests of one batch: one is captured, one asks for its last token, one for nothing."""
+    text, spans = prompt(149), {"begin": [0, 30], "question": [100, 149]}
+    how = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "detokenize": False}
+    marks = ["capture", {"spans": spans}, None]
+    parameters = [
+        SamplingParams(**how, skip_reading_prefix_cache=True, extra_args={"regard": mark} if mark else None)
+        for mark in marks
+    ]
+    with engine(folders[family]) as llm:
+        plain = generate(llm, [text], tokens=8)
+        llm.collective_rpc("start", args=(str(tmp_path),), kwargs={"marked_only": True})
+        outputs = llm.generate([{"prompt_token_ids": text}] * 3, parameters, use_tqdm=False)
+        (collected,) = llm.collective_rpc("collect")
+        (written,) = llm.collective_rpc("stop")
+    assert [[*text, *output.outputs[0].token_ids] for output in outputs] == plain * 3
+    captured_id, reduced_id, plain_id = (output.request_id for output in outputs)
+    assert plain_id not in written
+    seen, last = regard.load(written[captured_id]["folder"]), collected[reduced_id]
+    assert (last["position"], last["certified"]) == (155, True)
+    worst = 0.0
+    for layer in seen.layers:
+        row, shares = layer.map.to_dense()[0, :, -1], last["layers"][str(layer.key)]
+        before, after = row[:, :149].sum(1) / 149, row[:, 149:].sum(1) / 7
+        pairs = {"sink": row[:, 0], "lookback": before / (before + after)}
+        pairs |= {name: row[:, first:stop].sum(1) for name, (first, stop) in spans.items()}
+        for name, expected in pairs.items():
+            share = torch.tensor(shares["spans"].get(name, shares.get(name)))
+            worst = max(worst, float((share - expected).abs().max()))
+    print(family, "largest difference from the capture", worst, "rows compared", last["rows"])
+    assert worst < 1e-5
 
 
 def test_a_compiled_engine_in_its_own_process(

@@ -125,6 +125,7 @@ class Text:
     prompt_token_ids: list[int]
     tensors: dict[str, tuple[Tensor, Tensor, Tensor]]
     blocks: list[int] = field(default_factory=list)
+    sampling_params: Any = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -11,8 +11,8 @@ import torch
 
 import regard
 from regard.vllm import engine_capture
-from regard.vllm.attention_settings import AttentionSettings
-from regard.vllm.engine_capture import EngineCapture, place_heads
+from regard.vllm.attention_settings import AttentionSettings, place_heads
+from regard.vllm.engine_capture import EngineCapture
 from tests.vllm.paged_engine import (
     HEADS,
     Attention,

@@ -128,6 +128,6 @@ def test_the_attention_of_an_encoder_is_refused() -> None:
         read_settings(layer)
 
 
-def test_the_worker_adds_two_names_only() -> None:
+def test_the_worker_adds_three_names_only() -> None:
     """vLLM refuses an extension with a name that its worker has."""
-    assert [name for name in dir(Worker) if not name.startswith("__")] == ["start", "stop"]
+    assert [name for name in dir(Worker) if not name.startswith("__")] == ["collect", "start", "stop"]

@@ -160,6 +160,7 @@ class ComparedInputs:
     values: Tensor | None  # (H, S, E)
     map: AttentionMap
     heads: Tensor  # which heads of the map are shared
+    padding: Tensor | None  # how many keys of the padding each query sees, (H, T); None: there is none
     tolerance_used: float  # of the certificate; above 1, the output is not that of these inputs
     own_rounding: float  # how much of the tolerance eager code may use in this dtype; 1 in float32
     dtype: torch.dtype
@@ -172,19 +173,41 @@ class ComparedInputs:
         m = text.map(layer, (rows, columns))
         heads = torch.tensor([i for i, head in enumerate(layer.heads) if head in others], device=m.device)
         H = m.matrix[1]
+        queries, keys = text_positions(text.seen, layer).extents(text.batch, *layer.shape[2:])
         values = layer.values
         if values is not None:
-            values = values[text.batch].to(m.device)
-            if (is_token := text_positions(text.seen, layer).keys) is not None:
-                places = is_token[text.batch].nonzero().flatten()
-                values = values[:, int(places[0]) : int(places[-1]) + 1]
+            values = values[text.batch, :, keys].to(m.device)
             values = _by_query_head(values[:, columns.to(m.device)], H)[heads]
+        padding = _visible_padding(text, layer, queries, keys)
+        if padding is not None:
+            padding = padding[:, rows.to(padding.device)][heads.to(padding.device)]
         evidence = layer.evidence
         used = 0.0 if evidence.certified else max(evidence.tolerance_used, 2.0)
         used = math.inf if evidence.problem is not None else used
         q, k = m.q[0][heads], _by_query_head(m.k[0], H)[heads]
         own = _eager_rounding(m.q.dtype, evidence.scores)
-        return ComparedInputs(q, k, values, m, heads, used, own, m.q.dtype)
+        return ComparedInputs(q, k, values, m, heads, padding, used, own, m.q.dtype)
+
+
+def _visible_padding(text: ComparedText, layer: Layer, queries: slice, keys: slice) -> Tensor | None:
+    """Return how many keys before and after a text its queries see, (H, T), or None if there are none."""
+    _, H, T, S = layer.shape
+    if keys == slice(0, S):
+        return None
+    m = layer.softmax_map("comparison").select(slice(text.batch, text.batch + 1), slice(0, H))
+    rows = range(T)[queries]
+    height = max(1, TILE_NUMBERS // max(1, S * H))
+    counts = [
+        torch.cat(
+            [
+                m.mask.tile(rows[start : start + height], outside, m.matrix).expand(1, H, -1, -1)[0]
+                for outside in (range(keys.start), range(keys.stop, S))
+            ],
+            -1,
+        ).sum(-1)
+        for start in range(0, len(rows), height)
+    ]
+    return torch.cat(counts, 1) if counts else None
 
 
 def _eager_rounding(dtype: torch.dtype, largest_score: float) -> float:
@@ -259,6 +282,11 @@ def _compare_masks(a: ComparedInputs, b: ComparedInputs) -> tuple[float, float]:
         # Implementations differ in what a query without a visible key gets, uniform weights or zeros.
         alive = visible[0].any(-1, keepdim=True) & other.any(-1, keepdim=True)
         different += int(((visible[0] != other) & alive).sum())
+        # Padding is no part of the text that is compared, so a run that sees it would be named a layer late.
+        padding = [x.padding[:, rows.start : rows.stop] for x in (a, b) if x.padding is not None]
+        if padding:
+            seen = padding[0] if len(padding) == 1 else padding[0] - padding[1].to(padding[0].device)
+            different += int((seen.to(alive.device).abs() * alive[..., 0]).sum())
         total += visible[0].numel()
         both = visible[0] & other
         one, two = (x.double().to(both.device).masked_fill(~both, 0.0) for x in biases)

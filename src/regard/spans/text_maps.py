@@ -26,13 +26,17 @@ class TextPositions(NamedTuple):
     def select(self, m: AttentionMap, b: int) -> AttentionMap:
         """The map of sequence b, (1, H, tokens, tokens), without padding before or after its text."""
         one = m.select(slice(b, b + 1), slice(0, m.matrix[1]))
-        rows, keys = (
-            slice(0, length) if is_token is None else _extent(is_token[b])
-            for is_token, length in zip(self, m.matrix[2:], strict=True)
-        )
-        part = select_region(one, rows, keys)
+        part = select_region(one, *self.extents(b, *m.matrix[2:]))
         assert isinstance(part, AttentionMap)
         return part
+
+    def extents(self, b: int, T: int, S: int) -> tuple[slice, slice]:
+        """Where the text of sequence b lies among T queries and S keys: from its first token to its last."""
+        queries, keys = (
+            slice(0, length) if is_token is None else _extent(is_token[b])
+            for is_token, length in zip(self, (T, S), strict=True)
+        )
+        return queries, keys
 
 
 def text_positions(seen: Capture, layer: Layer) -> TextPositions:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal, window
+from regard.recorder.placement import Placement
 
 IMPLEMENTATIONS = (
     "CPUAttentionBackendImpl",
@@ -48,6 +49,10 @@ class AttentionSettings(NamedTuple):
         """Which keys a query sees; the last query is aligned with the last key."""
         return causal if self.window is None else causal & window(self.window)
 
+    def first_visible(self, position: int) -> int:
+        """The first key that the query at a position sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
 
 def read_settings(layer: Any) -> AttentionSettings:
     """Return the settings of an attention layer, or raise an `UnsupportedLayerError` that says why not."""
@@ -78,6 +83,23 @@ def read_settings(layer: Any) -> AttentionSettings:
         softcap=implementation.logits_soft_cap or None,
         sinks=implementation.sinks,
     )
+
+
+def place_heads(settings: AttentionSettings, rank: int, ranks: int, total_kv_heads: int) -> Placement | None:
+    """Return where a rank's heads are in the layer of the model, or None if it has them all.
+
+    vLLM deals them out in order. If there are more ranks than key/value heads, several ranks have the same.
+    """
+    if ranks == 1:
+        return None
+    if settings.kv_heads != max(1, total_kv_heads // ranks):
+        raise UnsupportedLayerError(
+            f"its {settings.kv_heads} key/value heads on this rank are not its share of the model's "
+            f"{total_kv_heads}, so that they cannot be numbered"
+        )
+    total = settings.heads * ranks
+    heads = range(rank * settings.heads, (rank + 1) * settings.heads)
+    return Placement(total, tuple(sorted({head // (total // total_kv_heads) for head in heads})))
 
 
 def _window_size(window: int | tuple[int, int] | None) -> int | None:

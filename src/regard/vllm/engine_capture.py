@@ -28,8 +28,14 @@ from regard.recorder.placement import Placement, ShardId
 from regard.recorder.result import Capture
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.storage.shard_folder import save_shard
-from regard.vllm.attention_settings import AttentionSettings, UnsupportedLayerError, read_settings
+from regard.vllm.attention_settings import (
+    AttentionSettings,
+    UnsupportedLayerError,
+    place_heads,
+    read_settings,
+)
 from regard.vllm.block_layout import BlockLayout, CachedTokens
+from regard.vllm.last_token import LastToken, RequestMark, read_mark
 from regard.vllm.request_record import CachedPrefix, LayerRecord, LayerStep, RequestRecord
 
 STEP = "regard_step"
@@ -68,12 +74,13 @@ class EngineCapture:
 
     - `runner`: the worker's model runner.
     - `modules`: the attention modules of the model, by name.
-    - `folder`: gets a folder for each request.
+    - `folder`: gets a folder for each request; None if none is captured.
     - `rank`, `ranks`: the number of this worker among those that share the heads, and how many these are.
     - `total_kv_heads`: the number of key/value heads in a layer of the model, on all ranks.
     - `layers`: the numbers or names of the layers to capture; None captures all.
     - `values`: whether to store the values too.
     - `verify`: whether to compare every row with the output, and not 64 of each step.
+    - `marked_only`: whether to leave requests alone that have no mark in their `extra_args`.
     - `model`: the name of the model; `decode` turns token ids (1, S) into text.
     """
 
@@ -81,7 +88,7 @@ class EngineCapture:
         self,
         runner: Any,
         modules: dict[str, Any],
-        folder: Path,
+        folder: Path | None,
         *,
         rank: int = 0,
         ranks: int = 1,
@@ -89,6 +96,7 @@ class EngineCapture:
         layers: Collection[int | str] | None = None,
         values: bool = False,
         verify: bool = False,
+        marked_only: bool = False,
         model: str = "",
         decode: Callable[[Tensor], list[list[str]]] | None = None,
     ) -> None:
@@ -96,6 +104,7 @@ class EngineCapture:
         self.rank, self.ranks, self.total_kv_heads = rank, ranks, total_kv_heads
         self.values, self.max_rows = values, None if verify else ROWS
         self.model, self.decode = model, decode
+        self.unmarked = None if marked_only or folder is None else RequestMark(True, {})
         self.is_whole = layers is None
         self.error: Exception | None = None
         """What ended the capture before `finish`."""
@@ -106,6 +115,8 @@ class EngineCapture:
         """What was written of each request, as `Worker.stop` returns it."""
         self._layouts: dict[str, BlockLayout] = {}
         self._records: dict[str, RequestRecord] = {}
+        self._marks: dict[str, RequestMark | None] = {}
+        self._last_tokens: dict[str, LastToken] = {}
         self._undo = ExitStack()
 
     def _choose_layers(self, layers: Collection[int | str] | None) -> dict[str, WatchedLayer]:
@@ -156,7 +167,14 @@ class EngineCapture:
             raise RuntimeError(f"the capture ended before it was stopped: {self.error}") from self.error
         for request_id in list(self._records):
             self._write(request_id)
-        return self.written
+        return self.written | self.collect()
+
+    def collect(self) -> dict[str, dict[str, Any]]:
+        """Return the shares of the last token of every request that asks for them; forget finished ones."""
+        answers = {RANDOM_SUFFIX.sub("", name): last.answer() for name, last in self._last_tokens.items()}
+        for request_id in [x for x in self._last_tokens if x not in self.runner.requests]:
+            del self._last_tokens[request_id]
+        return answers
 
     def _build(
         self,
@@ -236,7 +254,11 @@ class EngineCapture:
         for i, request_id in enumerate(step.request_ids):
             rows = slice(step.starts[i], step.starts[i + 1])
             first = step.lengths[i] - (rows.stop - rows.start)  # the position of the first row
-            if rows.start == rows.stop:
+            mark = self._mark(request_id)
+            if rows.start == rows.stop or mark is None:
+                continue
+            if not mark.captured:
+                self._read_last_row(name, request_id, mark, query[rows], output[rows], cache, step, i)
                 continue
             record = self._records.setdefault(request_id, RequestRecord())
             if is_first:
@@ -244,6 +266,43 @@ class EngineCapture:
             layer = self.watched[name]
             out = output.view(len(output), layer.settings.heads, -1)[rows]
             self._record_rows(layer, record, first, query[rows], out, cache, step.blocks[i])
+
+    def _mark(self, request_id: str) -> RequestMark | None:
+        """What a request asks for, read when it first runs. A mark that makes no sense is answered."""
+        if request_id not in self._marks:
+            parameters = self.runner.requests[request_id].sampling_params  # None for a pooling model
+            try:
+                mark = read_mark(getattr(parameters, "extra_args", None)) or self.unmarked
+                if mark is not None and mark.captured and self.folder is None:
+                    raise ValueError("extra_args: a capture was asked for, and start was given no folder")
+            except ValueError as error:
+                mark = None
+                self.written[RANDOM_SUFFIX.sub("", request_id)] = {"refused": str(error)}
+            self._marks[request_id] = mark
+        return self._marks[request_id]
+
+    def _read_last_row(
+        self,
+        name: str,
+        request_id: str,
+        mark: RequestMark,
+        query: Tensor,
+        output: Tensor,
+        cache: Tensor,
+        step: EngineStep,
+        i: int,
+    ) -> None:
+        """Reduce the last row of a request's step to its shares, and compare that row with vLLM's output."""
+        layer, settings, stop = self.watched[name], self.watched[name].settings, step.lengths[i]
+        visible = settings.first_visible(stop - 1)
+        cached = self._layout(layer, cache).read(cache, step.blocks[i], visible, stop)
+        call = attention_call(settings, query[-1:], cached, output[-1:].view(1, settings.heads, -1))
+        m = call.attention_map()
+        evidence = examine(m, call.v, call.output, max_rows=None)
+        last = self._last_tokens.setdefault(request_id, LastToken(mark.spans))
+        prompt = self.runner.requests[request_id].num_prompt_tokens
+        weights = m.to_dense()[0, :, 0].float()
+        last.read(str(layer.layer_id.key), layer.heads, weights, visible, prompt, evidence)
 
     def _read_tokens(self, record: RequestRecord, request_id: str, first: int, rows: slice) -> None:
         """Note the tokens that a step reads."""
@@ -266,7 +325,7 @@ class EngineCapture:
     ) -> None:
         """Record rows of a request: queries (T, H, D) of the positions from `first` on, and their output."""
         settings, stop = layer.settings, first + len(query)
-        visible = 0 if settings.window is None else max(0, first - settings.window + 1)
+        visible = settings.first_visible(first)
         cached = self._layout(layer, cache).read(cache, blocks, visible, stop)
         call = attention_call(settings, query, cached, output)
         m = call.attention_map()
@@ -328,6 +387,7 @@ class EngineCapture:
         """Write the requests that the engine has finished. One that is preempted has not."""
         for request_id in [x for x in self._records if x not in self.runner.requests]:
             self._write(request_id)
+        self._marks = {x: mark for x, mark in self._marks.items() if x in self.runner.requests}
 
     def _write(self, request_id: str) -> None:
         """Write a request as a capture, and forget it."""
@@ -348,6 +408,7 @@ class EngineCapture:
             is_whole=self.is_whole,
         )
         seen.seal()
+        assert self.folder is not None
         # A request's id may be any text that a client sends.
         path = self.folder / re.sub(r"[^\w.-]", "_", name)
         if self.ranks > 1:
@@ -361,23 +422,6 @@ class EngineCapture:
             "first_row": length - layers[0].shape[2],
             "certified": seen.certificate.certified,
         }
-
-
-def place_heads(settings: AttentionSettings, rank: int, ranks: int, total_kv_heads: int) -> Placement | None:
-    """Return where a rank's heads are in the layer of the model, or None if it has them all.
-
-    vLLM deals them out in order. If there are more ranks than key/value heads, several ranks have the same.
-    """
-    if ranks == 1:
-        return None
-    if settings.kv_heads != max(1, total_kv_heads // ranks):
-        raise UnsupportedLayerError(
-            f"its {settings.kv_heads} key/value heads on this rank are not its share of the model's "
-            f"{total_kv_heads}, so that they cannot be numbered"
-        )
-    total = settings.heads * ranks
-    heads = range(rank * settings.heads, (rank + 1) * settings.heads)
-    return Placement(total, tuple(sorted({head // (total // total_kv_heads) for head in heads})))
 
 
 def attention_call(

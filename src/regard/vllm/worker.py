@@ -19,36 +19,42 @@ from regard.vllm.engine_capture import EngineCapture
 
 
 class Worker:
-    """The methods that vLLM's worker gets: `collective_rpc("start", args=(folder,))` and `("stop")`.
+    """The methods that vLLM's worker gets: `collective_rpc("start", args=(folder,))`, `collect` and `stop`.
 
-    Between the two every request is captured and certified. Before and after, vLLM runs as it is.
+    Between start and stop every request is captured and certified, or those only that ask for it by their
+    own `extra_args={"regard": …}`: "capture", "last token" or {"spans": {name: [first, stop]}}. Before and
+    after, vLLM runs as it is.
     """
 
     def start(
         self,
-        folder: str,
+        folder: str | None = None,
         *,
         layers: Collection[int | str] | None = None,
         values: bool = False,
         verify: bool = False,
+        marked_only: bool = False,
     ) -> dict[str, Any]:
-        """Begin to capture every request; return the `layers` that are captured and those that are `missing`.
+        """Begin to capture requests; return the `layers` that are captured and those that are `missing`.
 
-        - `folder`: gets a folder for each request, named by its id, when the request has finished.
+        - `folder`: gets a folder for each request, named by its id, when the request has finished. Without
+          one nothing is captured, and requests can ask for the shares of their last token.
         - `layers`: the numbers or the names of the layers to capture, by default all.
         - `values`: whether to store the values too.
         - `verify`: whether to compare every row with vLLM's output, and not 64 of each step.
+        - `marked_only`: whether to leave requests alone that do not ask for anything by their `extra_args`.
         """
         worker: Any = self
         if getattr(worker, "regard_capture", None) is not None:
             raise RuntimeError('start: a capture is running: end it by collective_rpc("stop")')
         check_engine(worker.vllm_config)
-        path = Path(folder).absolute()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error("folder", path, error) from None
-        check_folder_writable("folder", path)
+        path = None if folder is None else Path(folder).absolute()
+        if path is not None:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise write_error("folder", path, error) from None
+            check_folder_writable("folder", path)
         parallel = worker.vllm_config.parallel_config
         capture = EngineCapture(
             worker.model_runner,
@@ -60,6 +66,7 @@ class Worker:
             layers=layers,
             values=values,
             verify=verify,
+            marked_only=marked_only,
             model=worker.vllm_config.model_config.model,
             decode=_decoder(worker.vllm_config.model_config),
         )
@@ -68,20 +75,37 @@ class Worker:
         kinds = {name: type(layer.module.impl).__name__ for name, layer in capture.watched.items()}
         return {"layers": kinds, "missing": capture.missing}
 
+    def collect(self) -> dict[str, dict[str, Any]]:
+        """Return the shares of the last token of each request that asks for them, while the engine goes on.
+
+        For each request: the `position` of its last token, how many `rows` were compared with vLLM's output
+        and whether all are `certified`, and for each of the `layers` lists by head: `sink`, the share of the
+        first key; `sink_logit`, that of a sink logit; `lookback`, the lookback ratio; and the `spans`.
+        """
+        answers: dict[str, dict[str, Any]] = _running(self, "collect").collect()
+        return answers
+
     def stop(self) -> dict[str, dict[str, Any]]:
         """End the capture; return for each request its `folder`, `tokens`, `first_row` and `certified`.
 
-        `first_row` is the position of the first query that ran: 0, or where a cached prefix ended.
+        `first_row` is the position of the first query that ran: 0, or where a cached prefix ended. Requests
+        that ask for their last token are answered as by `collect`; a mark that makes no sense is `refused`.
         """
         worker: Any = self
-        capture = getattr(worker, "regard_capture", None)
-        if capture is None:
-            raise RuntimeError(
-                'stop: no capture is running: begin one by collective_rpc("start", args=(folder,))'
-            )
+        capture = _running(worker, "stop")
         worker.regard_capture = None
         written: dict[str, dict[str, Any]] = capture.finish()
         return written
+
+
+def _running(worker: Any, method: str) -> EngineCapture:
+    """Return the capture of a worker, or raise a RuntimeError if none is running."""
+    capture: EngineCapture | None = getattr(worker, "regard_capture", None)
+    if capture is None:
+        raise RuntimeError(
+            f'{method}: no capture is running: begin one by collective_rpc("start", args=(folder,))'
+        )
+    return capture
 
 
 def attention_modules(config: Any) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""Requests that ask for the shares of their last token: equal to a capture of the same request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.vllm import engine_capture
+from regard.vllm.engine_capture import EngineCapture
+from regard.vllm.last_token import read_mark
+from tests.vllm.paged_engine import HEADS, FlashAttentionImpl, PagedEngine
+
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+SPANS = {"begin": [0, 3], "middle": [2, 9]}
+
+
+def run(folder: Path | None, marks: list[Any], length: int = 12, **options: Any) -> dict[str, dict[str, Any]]:
+    """Run one text as often as there are marks, 9 tokens of prompt and the rest one by one."""
+    everything = FlashAttentionImpl(scale=0.7, window=6, softcap=2.0, sinks=SINKS, packed=True)
+    engine = PagedEngine(FlashAttentionImpl(), everything)
+    capture = EngineCapture(engine.runner, engine.modules, folder, **options)
+    capture.attach()
+    for i, mark in enumerate(marks):
+        name = f"{i}-0123abcd"
+        text = engine.add(name, 9, length)
+        text.sampling_params = SimpleNamespace(extra_args=None if mark is None else {"regard": mark})
+        engine.step((name, 0, 7))
+        engine.step((name, 7, 9))
+        for position in range(9, length):
+            engine.step((name, position, position + 1))
+        collected = capture.collect()
+        assert set(collected) == ({str(i)} if mark not in (None, "capture", "nonsense") else set())
+        engine.end(name)
+        capture.collect()
+    return capture.finish()
+
+
+@pytest.mark.parametrize("length", [9, 12])
+def test_the_shares_are_those_of_a_capture(tmp_path: Path, length: int) -> None:
+    everything = FlashAttentionImpl(scale=0.7, window=6, softcap=2.0, sinks=SINKS, packed=True)
+    engine = PagedEngine(FlashAttentionImpl(), everything)
+    capture = EngineCapture(engine.runner, engine.modules, tmp_path)
+    capture.attach()
+    for name, mark in (("whole", None), ("last", {"spans": SPANS})):
+        text = engine.add(name, 9, length)
+        text.sampling_params = SimpleNamespace(extra_args={"regard": mark} if mark else {})
+        for first, stop in [(0, 7), (7, 9), *((i, i + 1) for i in range(9, length))]:
+            engine.step((name, first, stop))
+    answers = capture.finish()
+    seen, last = regard.load(answers["whole"]["folder"]), answers["last"]
+    assert (last["position"], last["rows"], last["certified"]) == (length - 1, 2 + length - 9, True)
+    for layer in seen.layers:
+        row = layer.map.to_dense()[0, :, -1]
+        shares = last["layers"][str(layer.key)]
+        assert shares["heads"] == list(range(HEADS))
+        expected = {name: row[:, first:stop].sum(1) for name, (first, stop) in SPANS.items()}
+        for name, share in {**shares["spans"], "sink": shares["sink"]}.items():
+            torch.testing.assert_close(torch.tensor(share), expected.get(name, row[:, 0]))
+        if layer.map.sinks is not None:
+            torch.testing.assert_close(torch.tensor(shares["sink_logit"]), 1 - row.sum(1))
+        if length == 9:
+            assert shares["lookback"] is None
+        else:
+            before, after = row[:, :9].sum(1) / 9, row[:, 9:].sum(1) / (length - 9)
+            torch.testing.assert_close(torch.tensor(shares["lookback"]), before / (before + after))
+
+
+def test_only_requests_that_ask_are_looked_at(tmp_path: Path) -> None:
+    answers = run(tmp_path, [None, "capture", "last token", "nonsense"], marked_only=True)
+    assert set(answers) == {"1", "3"}  # the answer of request 2 was collected
+    assert answers["1"]["certified"]
+    assert answers["3"]["refused"].startswith("extra_args: expected 'regard' to be")
+    assert run(None, [None, "last token"]) == {}
+    assert "start was given no folder" in run(None, ["capture"])["0"]["refused"]
+
+
+def test_a_wrong_reading_is_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = engine_capture.read_settings
+    monkeypatch.setattr(engine_capture, "read_settings", lambda layer: read(layer)._replace(scale=0.5))
+    engine = PagedEngine(FlashAttentionImpl())
+    capture = EngineCapture(engine.runner, engine.modules, None)
+    capture.attach()
+    engine.add("0", 9, 9).sampling_params = SimpleNamespace(extra_args={"regard": "last token"})
+    engine.step(("0", 0, 9))
+    assert not capture.finish()["0"]["certified"]
+
+
+@pytest.mark.parametrize("mark", ["all", {}, {"spans": [1]}, {"spans": {"a": [3, 3]}}, {"spans": {}, "x": 1}])
+def test_a_mark_that_makes_no_sense_is_refused(mark: Any) -> None:
+    with pytest.raises(ValueError, match="extra_args: expected 'regard' to be"):
+        read_mark({"regard": mark})
+    assert read_mark({"other": mark}) is None
