@@ -22,6 +22,7 @@ import torch
 from torch import fx, nn
 
 from regard.attention.attend import attend
+from regard.support.torch_internals import OpOverload
 
 # The operator @ as this Python writes it in bytecode: an operation and its argument, a byte each.
 _MATMUL = next(
@@ -53,7 +54,7 @@ def function_name(function: Any) -> str:
     # Objects that are called, such as partials, have no name.
     name = str(getattr(function, "__name__", ""))
     # Operators of exported graphs carry their overload: `softmax.int`.
-    return name.partition(".")[0] if isinstance(function, torch._ops.OpOverload) else name
+    return name.partition(".")[0] if isinstance(function, OpOverload) else name
 
 
 @functools.cache
