@@ -44,6 +44,7 @@ from regard.recorder.sources.structure_of_models.head_order import (
     note_axes,
 )
 from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
+from regard.recorder.sources.structure_of_models.packed_heads import are_packed, unpack
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS, mixes_tokens
 from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
@@ -72,6 +73,8 @@ class CallListener(NamedTuple):
     """Whether it may change the output; the others then receive the edited call."""
     wants_overview: Callable[[], bool] = bool
     """Whether the attention that is called now should hand out an overview; by default it should not."""
+    query_shape: Sequence[int] | None = None
+    """The shape (B, H, T, D) of the queries before a function of Transformers packs heads; None elsewhere."""
 
 
 open_listeners: ContextEntries[CallListener] = ContextEntries("attention_listeners")
@@ -355,12 +358,14 @@ def _observed(
     # Nested listeners (Transformers' interface) already get (B, H, T, D).
     axes = leading_axes(query, value, key) if _instead.get() is None else None
     counts = [] if axes is None else head_counts(calling_module())
+    is_packed = any(are_packed(x.query_shape, query, key) for x in listeners)
+    overview = wants_overview(listeners) and not is_packed
     # Autocast lowers the function itself, but not the operators under it that return the lse.
     query, key, value = autocast(query, key, value)
     kept: KeptOverview | None = None
     try:
         output, lse, kept = _run_with_lse(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, wants_overview(listeners)
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, overview
         )
     except (RuntimeError, NotImplementedError, TypeError):  # tensors that only the function itself takes
         output, lse = None, None
@@ -373,6 +378,8 @@ def _observed(
         try:
             if axes is not None:
                 tensors, mask = _with_heads(axes, counts, tensors, mask)
+            if is_packed:
+                tensors, mask, lse = unpack(tensors, mask, lse)
             call = read_or_explain(attention_call, *tensors, mask, is_causal, scale, lse)
         except HeadOrderError as error:
             call = UnreadableCall(str(error))
