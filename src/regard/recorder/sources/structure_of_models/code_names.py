@@ -65,8 +65,12 @@ def called_names(kind: Any) -> frozenset[str]:
     the name "matmul".
     """
     bases = ("torch.", "transformers.modeling_utils", "builtins")
+    # Since Python 3.14 a class holds a partial as a static method, or else it is bound to the object.
     values = [
-        x for base in kind.__mro__ if not base.__module__.startswith(bases) for x in vars(base).values()
+        x.__func__ if isinstance(x, staticmethod) else x
+        for base in kind.__mro__
+        if not base.__module__.startswith(bases)
+        for x in vars(base).values()
     ]
     tables = (x for x in values if isinstance(x, (*TABLES, functools.partial)))
     return _names_in([*values, *(function for table in tables for function in _functions_in(table))])
