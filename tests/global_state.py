@@ -35,7 +35,11 @@ LEARNED = (
 )  # pytest sets one, and importing PyTorch another
 WARNINGS = "__warningregistry__"  # Python adds it to a module that warns for the first time
 # What torch.compile and Transformers put there for good when they are first used.
-TAGGED = ("__init__", "__setstate__", "___needs_generation_tag_patch", "smart_apply")
+TAGGED = (
+    *("__init__", "__setstate__", "smart_apply"),
+    "__annotations_cache__",  # Python 3.14, when the annotations of a class are first read
+    *("___needs_generation_tag_patch", "___has_generation_tag_patch"),  # until PyTorch 2.14, and since
+)
 # Started once, used until the end: what forks for multiprocessing, the browser's driver, a watch on bars, and
 # the event loop of Jupyter's client.
 LASTING = (

@@ -105,6 +105,8 @@ def test_a_wrong_call_is_answered_as_ever():
         function(q, q, q, mask=regard.documents(torch.zeros(3, 8)))
 
 
+# PyTorch 2.15 reads `.grad` of tensors that are no leaves in `opcheck` itself.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("return_lse", [True, False])
 def test_the_operator_keeps_pytorchs_rules_for_operators(return_lse):
     q, k, v, sinks = draw(sinks=True)

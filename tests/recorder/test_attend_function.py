@@ -384,7 +384,8 @@ class Table(nn.Module):
 
 
 class Partial(nn.Module):
-    function = functools.partial(attend, mask=regard.causal)
+    # Python 3.14 makes a method of a partial that is not static.
+    function = staticmethod(functools.partial(attend, mask=regard.causal))
 
     def forward(self, x: Tensor) -> Any:
         return self.function(x[:, None], x[:, None], x[:, None])

@@ -22,6 +22,7 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import Mask, full
 from regard.attention.masks.description import rebuild_mask
 from regard.attention.masks.named_masks import causal
+from regard.support.torch_internals import current_transform
 
 
 def choose_form(
@@ -48,7 +49,7 @@ def choose_form(
 
 def _in_transformation() -> bool:
     """Whether `torch.func.vmap`, `grad` or another transformation runs: the operator has no rule for them."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return current_transform() is not None
 
 
 _in_transformation._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -105,7 +106,14 @@ def _read(text: str, numbers: list[int], tensors: list[Tensor]) -> Mask:
     return rebuild_mask(description, {str(i): tensor for i, tensor in enumerate(tensors)})
 
 
-@torch.library.custom_op("regard::attention", mutates_args=())
+# The schemas are written out because PyTorch 2.6 cannot read `list[Tensor]` from a signature.
+_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor[] tensors"
+_NUMBERS = "int[] numbers, str text, float? scale, float? softcap"
+_FORWARD = f"({_TENSORS}, {_NUMBERS}, str backend, bool return_lse) -> (Tensor, Tensor)"
+_BACKWARD = f"(Tensor grad, {_TENSORS}, {_NUMBERS}) -> Tensor[]"
+
+
+@torch.library.custom_op("regard::attention", mutates_args=(), schema=_FORWARD)
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -134,7 +142,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype), lse
 
 
-@torch.library.custom_op("regard::attention_backward", mutates_args=())
+@torch.library.custom_op("regard::attention_backward", mutates_args=(), schema=_BACKWARD)
 def _attention_backward(
     grad: Tensor,
     q: Tensor,

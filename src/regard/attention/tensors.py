@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.support.torch_internals import is_batched_tensor, is_transformed_tensor
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -27,7 +29,7 @@ def check_tensor(name: str, x: object, *, values: bool = True) -> Tensor:
         raise ValueError(f"{name}: expected an ordinary dense tensor, got {reason}")
     if values and x.is_meta:
         raise ValueError(f"{name}: expected a tensor with values, got one on the meta device")
-    if values and is_transformed(x) and torch._C._functorch.is_batchedtensor(x):
+    if values and is_transformed(x) and is_batched_tensor(x):
         raise ValueError(f"{name}: expected a tensor with values, got one that torch.func.vmap maps over")
     return x
 
@@ -64,7 +66,7 @@ def check_whole_numbers(name: str, x: object, expected: str = "whole numbers") -
 
 def is_transformed(x: Tensor) -> bool:
     """Whether a tensor stands for several inside `torch.func.vmap`, or is differentiated by `torch.func`."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return not torch.compiler.is_compiling() and is_transformed_tensor(x)
 
 
 def _oddity(x: Tensor) -> str | None:

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from regard.interventions.edit import CallPlace, Edit
@@ -20,6 +19,7 @@ from regard.recorder.layer import LayerId
 from regard.recorder.observation import choose_sources, observed
 from regard.recorder.receiver import CallReceiver, Slot
 from regard.recorder.sources.compilation import original_model
+from regard.support.torch_internals import current_graph_task
 
 UNKNOWN_PLACES: dict[Part, str] = {
     "beside": "it cuts its tokens into windows and attends in each",
@@ -122,8 +122,8 @@ class Intervention(CallReceiver):
             if not self._is_alone():
                 raise RuntimeError(self.refusal)
             # Gradient checkpointing computes the call again in the backward pass, where the edit has to act
-            # as well. Private, but nothing else says that a backward pass is running.
-            if torch._C._current_graph_task_id() != -1:
+            # as well.
+            if current_graph_task() != -1:
                 slot = (layer_id.name, 0)
                 if self._calls[layer_id.name] > 1:
                     raise RuntimeError(

@@ -44,6 +44,7 @@ from regard.recorder.waiting_call import (
     own_tensors,
     with_call_facts,
 )
+from regard.support.torch_internals import DisableTorchFunction, current_graph_task
 
 UNUSED = "the module that computed it did not use its output"
 EARLIER_STATE = "it goes on from a state of earlier tokens, which its map does not show"
@@ -147,12 +148,10 @@ class Recording(CallReceiver):
     def record(self, layer_id: LayerId, call: Call) -> Call:
         """Record an attention call that a module has made, and return it."""
         is_again = isinstance(call, AttentionCall) and call.again
-        # Private, but nothing else says whether a backward pass is running, which computes checkpointed
-        # blocks again.
-        if torch._C._current_graph_task_id() != -1 or is_again:
+        if current_graph_task() != -1 or is_again:
             return call  # recomputed in a backward pass (gradient checkpointing), and recorded before
         # Without `DisableTorchFunction` every operation here goes through the mode that listens to the model.
-        with self._lock, token_order.paused(), torch._C.DisableTorchFunction():
+        with self._lock, token_order.paused(), DisableTorchFunction():
             if not self._is_alone():
                 return call
             if isinstance(call, UnreadableCall):
@@ -258,7 +257,7 @@ class Recording(CallReceiver):
         with (
             # The comparison is not the model's, and is to cost as little as it can.
             token_order.paused(),
-            torch._C.DisableTorchFunction(),
+            DisableTorchFunction(),
             torch.no_grad(),
             without_autocast(waiting[0].call.q.device),
         ):

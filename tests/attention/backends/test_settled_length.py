@@ -29,9 +29,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return int(chosen.value)
 
     monkeypatch.setattr(settled_length, "SETTLED", 4)
-    monkeypatch.setattr(torch, "_scaled_dot_product_flash_attention", stand_in("flash"))
-    monkeypatch.setattr(torch, "_scaled_dot_product_cudnn_attention", stand_in("cudnn"))
-    monkeypatch.setattr(torch, "_fused_sdp_choice", choice)
+    monkeypatch.setattr(settled_length, "flash_attention", stand_in("flash"))
+    monkeypatch.setattr(settled_length, "cudnn_attention", stand_in("cudnn"))
+    monkeypatch.setattr(settled_length, "fused_sdp_choice", choice)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return called
 

@@ -26,11 +26,15 @@ from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import full
 from regard.attention.masks.memo import memoize_on_mask
 from regard.attention.masks.named_masks import causal
+from regard.support.torch_internals import (
+    cudnn_attention,
+    efficient_attention,
+    flash_attention,
+    flash_attention_for_cpu,
+    flash_attention_with_window,
+    fused_sdp_choice,
+)
 
-# Private operators, tested with PyTorch 2.13: the public function returns no lse and takes no window.
-aten = torch.ops.aten
-_cpu_kernel = torch._scaled_dot_product_flash_attention_for_cpu
-_flash_kernel = aten._flash_attention_forward.default
 SHORT = 2**32
 """The scores of a band times their width, up to which PyTorch's flash kernel is faster than Triton's."""
 FEW = 128
@@ -67,7 +71,7 @@ def unsupported_reason(problem: AttentionProblem) -> str | None:
 def kernel(problem: AttentionProblem) -> SDPBackend | None:
     """The fused kernel that PyTorch would choose, or None if it would build the matrix."""
     p = problem
-    chosen = torch._fused_sdp_choice(
+    chosen = fused_sdp_choice(
         p.q,
         p.k,
         p.v,
@@ -184,7 +188,7 @@ def _by_flash(
     if first:
         k, v = k[:, :, first:], v[:, :, first:]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    output, lse, *_ = _flash_kernel(
+    output, lse, *_ = flash_attention_with_window(
         q, k, v, None, None, q.shape[1], k.shape[1], dropout, False, False,
         scale=scale, window_size_left=behind, window_size_right=ahead,
     )  # fmt: skip
@@ -194,9 +198,11 @@ def _by_flash(
 def _on_cpu(p: AttentionProblem, return_lse: bool) -> tuple[Tensor, Tensor]:
     """PyTorch's CPU kernel. In half precision its lse is off by 5e-5, so it is computed again in float32."""
     if p.mask.is_padding:
-        output, lse = _cpu_kernel(p.q, p.k, p.v, p.dropout, False, attn_mask=_padding_bias(p), scale=p.scale)
+        output, lse = flash_attention_for_cpu(
+            p.q, p.k, p.v, p.dropout, False, attn_mask=_padding_bias(p), scale=p.scale
+        )
     elif _known_mask(p):
-        output, lse = _cpu_kernel(p.q, p.k, p.v, p.dropout, p.mask is causal, scale=p.scale)
+        output, lse = flash_attention_for_cpu(p.q, p.k, p.v, p.dropout, p.mask is causal, scale=p.scale)
     else:
         output, lse = _by_row_blocks(p.q, p.k, p.v, p.scale, _row_blocks(p))
     if return_lse and p.q.dtype in (torch.float16, torch.bfloat16):
@@ -216,7 +222,9 @@ def _by_row_blocks(
         whole = keys.stop - keys.start == k.shape[2]
         rows_k, rows_v = (k, v) if whole else (k[:, :, keys], v[:, :, keys])
         rows_q = q if len(blocks) == 1 else q[:, :, rows]
-        results.append(_cpu_kernel(rows_q, rows_k, rows_v, 0.0, False, attn_mask=bias, scale=scale))
+        results.append(
+            flash_attention_for_cpu(rows_q, rows_k, rows_v, 0.0, False, attn_mask=bias, scale=scale)
+        )
     if len(blocks) == 1:
         return results[0]
     output, lse = (torch.cat(parts, 2) for parts in zip(*results, strict=True))
@@ -270,7 +278,7 @@ def bind(problem: AttentionProblem) -> Callable[[Tensor, Tensor, Tensor], Tensor
     # PyTorch counts cuDNN's kernel as not deterministic, and SettledLength has no gradients.
     if p.mask is full and not (p.dropout or p.needs_grad or torch.are_deterministic_algorithms_enabled()):
         return SettledLength(p.scale)
-    dropout, scale, flash = p.dropout, p.scale, torch._scaled_dot_product_flash_attention
+    dropout, scale, flash = p.dropout, p.scale, flash_attention
     return lambda q, k, v: flash(q, k, v, dropout, is_causal, False, scale=scale)[0]
 
 
@@ -316,20 +324,14 @@ def run(
     if on_cpu:
         output, lse = _on_cpu(p, return_lse)
     elif chosen == SDPBackend.CUDNN_ATTENTION:
-        output, lse, *_ = aten._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, p.dropout, is_causal, False, scale=p.scale
-        )
+        output, lse, *_ = cudnn_attention(q, k, v, None, True, p.dropout, is_causal, False, scale=p.scale)
     elif chosen == SDPBackend.FLASH_ATTENTION:
         missing = -q.shape[-1] % 8  # this kernel needs widths that are multiples of 8
-        padded = (pad(x, (0, missing)) if missing else x for x in (q, k, v))
-        output, lse, *_ = aten._scaled_dot_product_flash_attention(
-            *padded, p.dropout, is_causal, False, scale=p.scale
-        )
+        q8, k8, v8 = (pad(x, (0, missing)) if missing else x for x in (q, k, v))
+        output, lse, *_ = flash_attention(q8, k8, v8, p.dropout, is_causal, False, scale=p.scale)
         output = output[..., : v.shape[-1]]
     else:
-        output, lse, *_ = aten._scaled_dot_product_efficient_attention(
-            q, k, v, None, True, p.dropout, is_causal, scale=p.scale
-        )
+        output, lse, *_ = efficient_attention(q, k, v, None, True, p.dropout, is_causal, scale=p.scale)
     # Some kernels pad the rows of lse, or keep a last dimension of one.
     B, H, T = q.shape[:3]
     return output, lse.detach().reshape(B, H, -1)[:, :, :T] if return_lse else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -22,6 +21,17 @@ from regard.attention.backends.problem import AttentionProblem, prepare, with_fo
 from regard.attention.backends.settled_length import SettledLength
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal
+from regard.support.torch_internals import (
+    cudnn_sdp_enabled,
+    current_transform,
+    deterministic_algorithms,
+    dispatch_mode_count,
+    efficient_sdp_enabled,
+    flash_sdp_enabled,
+    function_mode_count,
+    sdp_priority_order,
+    tracing_state,
+)
 
 MAXSIZE = 512
 """How many plans are cached; then the oldest ones go. A step of decoding makes one for each kind of layer."""
@@ -29,12 +39,8 @@ MAXSIZE = 512
 # A subclass of Tensor may override every operation by __torch_function__.
 PLAIN = frozenset({Tensor, Parameter})  # types that compute as PyTorch does
 
-# Each call of `attend` asks most of these: a name is found faster than an attribute of an attribute.
-_function_modes, _dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-_transformation, _trace = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
-_flash_enabled, _efficient_enabled = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
-_cudnn_enabled, _priority_order = torch._C._get_cudnn_sdp_enabled, torch._C._get_sdp_priority_order
-_deterministic, _forced_backend = torch._C._get_deterministic_algorithms, forced_backend.get
+# Each call of `attend` asks this: a name is found faster than an attribute.
+_forced_backend = forced_backend.get
 
 
 class Plan(NamedTuple):
@@ -89,7 +95,7 @@ def attend_anew(
 
     Under a mode nothing is cached, since there the questions about a kernel may have other answers.
     """
-    if key is not None and (_function_modes() or _dispatch_modes()):
+    if key is not None and (function_mode_count() or dispatch_mode_count()):
         key = None
     problem = prepare(q, k, v, mask=mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
     name = choose(problem, backend)
@@ -129,8 +135,8 @@ def find_plan(
         or type(backend) is not str
         or not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN)
         or forward_ad._current_level >= 0
-        or _transformation() is not None
-        or _trace() is not None
+        or current_transform() is not None
+        or tracing_state() is not None
     ):
         return None, None
     needs_grad = is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -144,7 +150,7 @@ def find_plan(
         shape, k_shape, v_shape, k_step, v_step = q.shape, k.shape, v.shape, k.stride(), v.stride()
         others = (
             q.stride(), dtype, device, scale, softcap, dropout, backend, _forced_backend(), needs_grad,
-            _flash_enabled() if q.is_cpu else _settings(),
+            flash_sdp_enabled() if q.is_cpu else _settings(),
         )  # fmt: skip
         # The hash of a mask takes a microsecond.
         key: tuple[Any, ...] = (shape, k_shape, v_shape, k_step, v_step), mask is causal or mask, others
@@ -175,5 +181,5 @@ def _store(key: tuple[Any, ...], plan: Plan) -> None:
 
 def _settings() -> tuple[Any, ...]:
     """The settings of PyTorch that its choice of a kernel for a GPU depends on."""
-    enabled = _flash_enabled(), _efficient_enabled(), _cudnn_enabled()
-    return enabled, _deterministic(), *_priority_order()
+    enabled = flash_sdp_enabled(), efficient_sdp_enabled(), cudnn_sdp_enabled()
+    return enabled, deterministic_algorithms(), *sdp_priority_order()

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from regard.support.torch_internals import cudnn_attention, flash_attention, fused_sdp_choice
+
 SETTLED = 4096
 """Calls in a row with keys of one length, from which on cuDNN runs them; each layer of a model makes one a
 step."""
@@ -41,7 +43,7 @@ class SettledLength:
                 self.calls, self.by_cudnn = 0, self._is_for_cudnn(q, k, v)
         if self.by_cudnn:
             return self.run_cudnn(q, k, v)
-        return torch._scaled_dot_product_flash_attention(q, k, v, scale=self.scale)[0]
+        return flash_attention(q, k, v, scale=self.scale)[0]
 
     def has_settled(self, k: Tensor, v: Tensor) -> bool:
         """Whether `run_cudnn` is the kernel for all calls with such keys and values from now on."""
@@ -49,10 +51,10 @@ class SettledLength:
 
     def run_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The attention by cuDNN's kernel."""
-        return torch._scaled_dot_product_cudnn_attention(q, k, v, None, False, scale=self.scale)[0]
+        return cudnn_attention(q, k, v, None, False, scale=self.scale)[0]
 
     def _is_for_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether PyTorch would choose cuDNN."""
         grouped = q.shape[1] != k.shape[1]
-        chosen = torch._fused_sdp_choice(q, k, v, scale=self.scale, enable_gqa=grouped)
+        chosen = fused_sdp_choice(q, k, v, scale=self.scale, enable_gqa=grouped)
         return SDPBackend(chosen) == SDPBackend.CUDNN_ATTENTION

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject.roles_of_parts.observe import ObservedSubject
+from regard.support.torch_internals import DisableTorchFunction
 
 _SLACK = 1e-6
 
@@ -127,7 +128,7 @@ class _SeekTensor(TorchFunctionMode):
     def _equals(self, result: Tensor, wanted: Tensor) -> bool:
         if result.numel() != wanted.numel():
             return False
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             numbers = result.detach().double().flatten().sort().values
             return bool((numbers - wanted).abs().max() < 1e-6)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from regard.checker.reports.report import Check, Report
 from regard.checker.subject.reply import CallMonitor
@@ -19,6 +18,7 @@ from regard.checker.whole_models.differences import add_mistake, differ
 from regard.checker.whole_models.layer_judge import calls_by_unit
 from regard.checker.whole_models.model_run import ModelRun, attention_unit, mixes_batch, with_targets
 from regard.recorder.attention_call import AttentionCall
+from regard.support.torch_internals import BatchNorm
 
 
 def check_cross_attention(report: Report, run: ModelRun) -> None:
@@ -115,7 +115,7 @@ def check_training(report: Report, run: ModelRun) -> None:
         return
     detail = f"output {leak[0]} depends on token {leak[1]} in training mode, though not in eval mode"
     modules = run.module.named_modules()
-    norm = next(((name, part) for name, part in modules if isinstance(part, _BatchNorm)), None)
+    norm = next(((name, part) for name, part in modules if isinstance(part, BatchNorm)), None)
     if norm is None:
         add_mistake(report, "causality in training", detail, "")
         return

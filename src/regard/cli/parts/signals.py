@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
-# Ctrl-C is not among them: Python raises KeyboardInterrupt for it already.
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+# Ctrl-C is not among them: Python raises KeyboardInterrupt for it already. Windows has no SIGHUP.
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.gpt.training.settings import TrainingSettings
+from regard.support.torch_internals import foreach_add_, foreach_lerp_, foreach_mul_
 
 
 def make_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
@@ -80,16 +81,15 @@ class Muon(torch.optim.Optimizer):
                         self.state[weight]["momentum"] = torch.zeros_like(weight)
                 gradients = [weight.grad for weight in weights if weight.grad is not None]
                 momenta = [self.state[weight]["momentum"] for weight in weights]
-                # _foreach_lerp_ is private but what torch.optim itself uses: one kernel for all matrices of a
-                # shape.
-                torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+                # One kernel for all matrices of a shape.
+                foreach_lerp_(momenta, gradients, 1 - group["momentum"])
                 # Nesterov's step: the momentum as it would be after this gradient once more.
                 ahead = torch.lerp(torch.stack(gradients), torch.stack(momenta), group["momentum"])
                 updates = list(orthogonalise(ahead).to(ahead.dtype).unbind())
                 # Jordan's factor for matrices with more outputs than inputs.
                 rate = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
-                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(weights, updates, alpha=-rate)
+                foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+                foreach_add_(weights, updates, alpha=-rate)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

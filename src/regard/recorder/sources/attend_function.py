@@ -26,6 +26,7 @@ from regard.recorder.map_preparation import without_autocast
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.sdpa_call import attention_call
 from regard.support.override import SharedOverride
+from regard.support.torch_internals import current_transform
 
 _override = SharedOverride()
 
@@ -61,7 +62,7 @@ def observed_attend(
     with sdpa.computing():
         # Without a width there is no output to compare; the model is to go on all the same.
         unreadable = "its values have a width of 0" if v.shape[-1] == 0 else None
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if current_transform() is not None:
             unreadable = "it runs inside a transform of torch.func, which hides its numbers"
         if unreadable is not None:
             sdpa.notify(listeners, UnreadableCall(unreadable))

@@ -7,7 +7,6 @@ The three ways of `torch.compile` are served: `torch.compile(model)`, `model.com
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 
 from regard.recorder.sources.structure_of_models.structure import modules_of
 from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
+from regard.support.torch_internals import compiled_module_class
 
 _captured: ContextEntries[frozenset[nn.Module]] = ContextEntries("captured_modules")
 """The modules of the models that are captured in a context."""
@@ -24,14 +24,8 @@ _override = SharedOverride()
 
 def original_model(model: nn.Module) -> nn.Module:
     """Return the model that was passed to `torch.compile`, or the model itself."""
-    kind = _compiled_kind()
+    kind = compiled_module_class()
     return model._orig_mod if kind is not None and isinstance(model, kind) else model  # type: ignore[return-value]
-
-
-def _compiled_kind() -> type[nn.Module] | None:
-    """Return the class of compiled modules; None before anything is compiled, as importing it is slow."""
-    file = sys.modules.get("torch._dynamo.eval_frame")
-    return None if file is None else file.OptimizedModule
 
 
 @contextmanager
@@ -46,13 +40,13 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         # Private, but the only place where `torch.compile(function)` keeps the function.
         original = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
         # A compiled module has such a `forward` as well, and is replaced by its `__call__` below.
-        if original is not None and not isinstance(module, _compiled_kind() or ()):
+        if original is not None and not isinstance(module, compiled_module_class() or ()):
             wrappers.add(module, "forward", _in_place_of(original))
         # Transformers generates with it if the cache is static.
         if hasattr(module, "get_compiled_call"):
             wrappers.add(module, "get_compiled_call", functools.partial(_plain_call, module))
     with _override.opened(), _captured.added(frozenset(modules)), wrappers.active():
-        if (kind := _compiled_kind()) is not None:
+        if (kind := compiled_module_class()) is not None:
             _override.replace(kind, "__call__", _original_call)
         yield
 

@@ -39,6 +39,7 @@ from regard.recorder.sources.structure_of_models.structure import modules_of, re
 from regard.recorder.sources.structure_of_models.token_mixers import computes_softmax_attention, kind_of
 from regard.recorder.sources.torch_modules import torch_mha
 from regard.support.override import ContextEntries, MethodWrappers
+from regard.support.torch_internals import current_transform
 
 SHARED_KEYS = (
     "all its heads share their keys, and nothing shows which axis of its queries counts heads: "
@@ -377,7 +378,7 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
         if (module := listener.module_of(attention.modules)) is not None
     ]
     # A transform of torch.func hides its numbers; `TokenMixers` then names the module as missing.
-    if not takers or torch._C._functorch.peek_interpreter_stack() is not None:
+    if not takers or current_transform() is not None:
         return None
     # Editors first, so that a recording receives the call as it was edited.
     takers.sort(key=lambda taker: not taker.is_editor)

@@ -21,9 +21,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 # PyTorch has no public way to see which modes are on, or to leave one for a block.
-from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
-from torch.overrides import _get_current_function_mode as _current_mode
-from torch.overrides import _get_current_function_mode_stack as _modes
+from torch.overrides import TorchFunctionMode
 
 from regard.attention.backends import fused_attention
 from regard.attention.backends.problem import AttentionProblem, prepare
@@ -46,9 +44,18 @@ from regard.recorder.sources.structure_of_models.head_order import (
     note_axes,
 )
 from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
+from regard.recorder.sources.structure_of_models.packed_heads import are_packed, unpack
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS, mixes_tokens
 from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
+from regard.support.torch_internals import (
+    current_function_mode,
+    current_transform,
+    flash_attention_for_cpu,
+    function_modes,
+    fused_sdp_choice,
+    pop_function_mode,
+)
 
 aten = torch.ops.aten
 original = functional.scaled_dot_product_attention
@@ -66,6 +73,8 @@ class CallListener(NamedTuple):
     """Whether it may change the output; the others then receive the edited call."""
     wants_overview: Callable[[], bool] = bool
     """Whether the attention that is called now should hand out an overview; by default it should not."""
+    query_shape: Sequence[int] | None = None
+    """The shape (B, H, T, D) of the queries before a function of Transformers packs heads; None elsewhere."""
 
 
 open_listeners: ContextEntries[CallListener] = ContextEntries("attention_listeners")
@@ -159,7 +168,7 @@ def _names_in_mode(model: nn.Module) -> tuple[str, ...]:
 
 def run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a module's `forward` with an `AttentionMode`. The modes of a thread are a stack: one is enough."""
-    if any(isinstance(mode, AttentionMode) for mode in _modes()):  # type: ignore[no-untyped-call]
+    if any(isinstance(mode, AttentionMode) for mode in function_modes()):  # type: ignore[no-untyped-call]
         return forward(*args, **kwargs)
     with AttentionMode():
         return forward(*args, **kwargs)
@@ -167,8 +176,8 @@ def run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def without_mode() -> AbstractContextManager[Any]:
     """Return a block whose operations do not go through the `AttentionMode`, which costs each 10 µs."""
-    is_on = isinstance(_current_mode(), AttentionMode)  # type: ignore[no-untyped-call]
-    return _pop_mode_temporarily() if is_on else nullcontext()
+    is_on = isinstance(current_function_mode(), AttentionMode)  # type: ignore[no-untyped-call]
+    return pop_function_mode() if is_on else nullcontext()
 
 
 class AttentionMode(TorchFunctionMode):
@@ -247,7 +256,7 @@ def run_and_disown(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     if unused:
         unused.keep_unless([output, *(output.values() if isinstance(output, dict) else ())])
     # Without a mode, as in Transformers' own code, nothing shows which functions took an output.
-    if any(isinstance(mode, AttentionMode) for mode in _modes()):  # type: ignore[no-untyped-call]
+    if any(isinstance(mode, AttentionMode) for mode in function_modes()):  # type: ignore[no-untyped-call]
         unused.disown()
     return output
 
@@ -341,7 +350,7 @@ def _observed(
         with reading_mode(listeners), listening():
             notify(listeners, read_or_explain(attention_call, *own, attn_mask, is_causal, scale))
         return result
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if current_transform() is not None:
         reason = "it runs inside a transform of torch.func, which hides its numbers"
         notify(listeners, UnreadableCall(reason))
         return run(query, key, value)
@@ -349,12 +358,14 @@ def _observed(
     # Nested listeners (Transformers' interface) already get (B, H, T, D).
     axes = leading_axes(query, value, key) if _instead.get() is None else None
     counts = [] if axes is None else head_counts(calling_module())
+    is_packed = any(are_packed(x.query_shape, query, key) for x in listeners)
+    overview = wants_overview(listeners) and not is_packed
     # Autocast lowers the function itself, but not the operators under it that return the lse.
     query, key, value = autocast(query, key, value)
     kept: KeptOverview | None = None
     try:
         output, lse, kept = _run_with_lse(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, wants_overview(listeners)
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, overview
         )
     except (RuntimeError, NotImplementedError, TypeError):  # tensors that only the function itself takes
         output, lse = None, None
@@ -367,6 +378,8 @@ def _observed(
         try:
             if axes is not None:
                 tensors, mask = _with_heads(axes, counts, tensors, mask)
+            if is_packed:
+                tensors, mask, lse = unpack(tensors, mask, lse)
             call = read_or_explain(attention_call, *tensors, mask, is_causal, scale, lse)
         except HeadOrderError as error:
             call = UnreadableCall(str(error))
@@ -448,11 +461,9 @@ def _run_with_lse(
         problem = prepare(q, k, v, mask=causal if is_causal else None, scale=given_scale(q, scale))
         if overview and (results := attend_with_overview(problem)) is not None:
             return results
-    # Private, but the function itself asks this; the model's output would have other bits on another kernel.
+    # The function itself asks this; the model's output would have other bits on another kernel.
     choice = SDPBackend(
-        torch._fused_sdp_choice(
-            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        fused_sdp_choice(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     )
     if is_cpu:
         if choice != SDPBackend.FLASH_ATTENTION:  # not `is`: PyTorch makes a new object each time
@@ -460,9 +471,7 @@ def _run_with_lse(
         # The operator adds its mask; the function turns booleans into numbers like these before it calls it.
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
-        output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
-        )
+        output, lse = flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
         return output, lse.detach(), None
     if problem is None or choice not in fused_attention.FUSED:
         return None, None, None

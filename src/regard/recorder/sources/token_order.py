@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# The stack of modes is private, but only a mode that is off it costs nothing.
-from torch.utils._python_dispatch import (
+from regard.support.torch_internals import (
     TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
+    dispatch_modes,
+    pop_dispatch_mode,
+    push_dispatch_mode,
 )
 
 _active: ContextVar[TokenOrder | None] = ContextVar("token_order", default=None)
@@ -34,14 +33,14 @@ _paused: ContextVar[bool] = ContextVar("token_order_paused", default=False)
 def paused() -> Iterator[None]:
     """Inside the block nothing is noted: the operators are not the model's own, or keep tokens in order."""
     token = _paused.set(True)
-    modes = _get_current_dispatch_mode_stack()
+    modes = dispatch_modes()
     # A mode that is off the stack costs nothing; one under another mode stays there.
-    watch = _pop_mode() if modes and isinstance(modes[-1], TokenOrder) else None
+    watch = pop_dispatch_mode() if modes and isinstance(modes[-1], TokenOrder) else None
     try:
         yield
     finally:
         if watch is not None:
-            _push_mode(watch)
+            push_dispatch_mode(watch)
         _paused.reset(token)
 
 

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from regard.checker.interpretation.intent import TOLERANCE, Intent
 from regard.checker.oracle.oracle import (
@@ -35,6 +34,7 @@ from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.reply import CallMonitor, Reply
+from regard.support.torch_internals import BatchNorm
 
 
 def probe_dropout(session: CheckSession) -> None:
@@ -93,7 +93,7 @@ def _check_training(session: CheckSession, places: list[str]) -> None:
     """
     assert session.module is not None
     # PyTorch has no public name for the base class of BatchNorm1d, 2d and 3d and SyncBatchNorm.
-    if any(isinstance(part, _BatchNorm) for part in session.module.modules()):
+    if any(isinstance(part, BatchNorm) for part in session.module.modules()):
         return  # it is meant to differ
     plain = session.cases.plain("training", seed=61)
     own = session.subject.runnable(session.dtype)

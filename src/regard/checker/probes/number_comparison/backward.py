@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
 from regard.checker.subject.reply import Reply
+from regard.support.torch_internals import TorchDispatchMode, tree_leaves
 
 _NO_DERIVATIVE = re.compile(
     r"not implemented|no autograd formula|derivative for|backward (pass )?(is )?not|not support(ed)? backward"

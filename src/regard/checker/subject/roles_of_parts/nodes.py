@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.checker.oracle.question import Question
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
+from regard.support.torch_internals import TorchDispatchMode
 
 
 class Node(NamedTuple):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.support.torch_internals import TorchDispatchMode
 
 
 class MadeTensor(NamedTuple):

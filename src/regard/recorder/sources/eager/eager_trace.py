@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.recorder.attention_call import dropout_problem
@@ -39,6 +38,7 @@ from regard.recorder.sources.eager.eager_scores import (
 from regard.recorder.sources.eager.products import Product, arrange
 from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import head_counts, leading_axes, note_axes
+from regard.support.torch_internals import function_modes
 
 Hear = Callable[[EagerAttention], Tensor | None]
 """Receives an attention; returns what the product returns instead, or None for its own result."""
@@ -57,7 +57,7 @@ def paused() -> Iterator[None]:
 
 def run_traced(hear: Hear, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a module's `forward` in an `EagerTrace`. The modes of a thread are a stack: one is enough."""
-    if any(isinstance(mode, EagerTrace) for mode in _modes()):  # type: ignore[no-untyped-call]
+    if any(isinstance(mode, EagerTrace) for mode in function_modes()):  # type: ignore[no-untyped-call]
         return forward(*args, **kwargs)
     with EagerTrace(hear):
         return forward(*args, **kwargs)

@@ -22,6 +22,7 @@ import torch
 from torch import fx, nn
 
 from regard.attention.attend import attend
+from regard.support.torch_internals import OpOverload
 
 # The operator @ as this Python writes it in bytecode: an operation and its argument, a byte each.
 _MATMUL = next(
@@ -53,7 +54,7 @@ def function_name(function: Any) -> str:
     # Objects that are called, such as partials, have no name.
     name = str(getattr(function, "__name__", ""))
     # Operators of exported graphs carry their overload: `softmax.int`.
-    return name.partition(".")[0] if isinstance(function, torch._ops.OpOverload) else name
+    return name.partition(".")[0] if isinstance(function, OpOverload) else name
 
 
 @functools.cache
@@ -64,8 +65,12 @@ def called_names(kind: Any) -> frozenset[str]:
     the name "matmul".
     """
     bases = ("torch.", "transformers.modeling_utils", "builtins")
+    # Since Python 3.14 a class holds a partial as a static method, or else it is bound to the object.
     values = [
-        x for base in kind.__mro__ if not base.__module__.startswith(bases) for x in vars(base).values()
+        x.__func__ if isinstance(x, staticmethod) else x
+        for base in kind.__mro__
+        if not base.__module__.startswith(bases)
+        for x in vars(base).values()
     ]
     tables = (x for x in values if isinstance(x, (*TABLES, functools.partial)))
     return _names_in([*values, *(function for table in tables for function in _functions_in(table))])

@@ -23,6 +23,7 @@ from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.sources.transformers_library.mask_recognition import as_rule
+from regard.support.torch_internals import masked_softmax, transform_bias_rescale_qkv
 
 NAN_OUTPUT = "the model's own output is NaN, which PyTorch gives for rows without a visible key"
 
@@ -128,7 +129,7 @@ def _run_operations(layer: EncoderLayer) -> tuple[Tensor, AttentionCall]:
     B, T, width = x.shape
     normed = layer.norm_1(x) if layer.norm_first else x
     qkv = torch.matmul(normed, layer.qkv_weight.t())  # (B, T, 3 · width), without the bias
-    scaled_q, k, v = torch._transform_bias_rescale_qkv(qkv, layer.qkv_bias, heads)  # (B, H, T, D) each
+    scaled_q, k, v = transform_bias_rescale_qkv(qkv, layer.qkv_bias, heads)  # (B, H, T, D) each
     weights = torch.bmm(scaled_q.flatten(0, 1), k.flatten(0, 1).mT).view(B, heads, T, T)
     # lse is the score of a key minus the logarithm of its weight: of the largest weight, for its digits.
     if layer.mask is None:
@@ -136,7 +137,7 @@ def _run_operations(layer: EncoderLayer) -> tuple[Tensor, AttentionCall]:
         torch.softmax(weights, -1, out=weights)
         largest = weights.amax(-1)
     else:
-        weights = torch._masked_softmax(weights, layer.mask, 3, layer.mask_type)
+        weights = masked_softmax(weights, layer.mask, 3, layer.mask_type)
         largest, key = weights.max(-1)
         top = torch.linalg.vecdot(scaled_q, k.gather(2, key[..., None].expand_as(k)))
     # The softmax of a row without a visible key is NaN.

@@ -125,7 +125,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
         def wants_overview() -> bool:
             return any(x.wants_overview(module) for x in listeners)
 
-        collector = sdpa.CallListener(edit_and_collect, bool(editors), wants_overview)
+        collector = sdpa.CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
         with sdpa.listening(collector), eager_trace.paused():
             result = run(module, query, *args, **kwargs)

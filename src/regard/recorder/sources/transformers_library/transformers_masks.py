@@ -22,6 +22,7 @@ from regard.attention.masks.position_masks import Chunks, Window
 from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.sources.transformers_library.mask_recognition import Origin
+from regard.support.torch_internals import DisableTorchFunctionSubclass, indexing_by_tensors
 
 Predicate = Callable[..., Any]
 
@@ -65,7 +66,7 @@ class RuleMask(Tensor):
     def dense_tensor(self) -> Tensor:
         """Return the mask as a dense boolean tensor."""
         # Its own shape would come back to `__torch_function__` otherwise.
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             B, H, T, S = self.shape
             allowed = self.rule.tile(range(T), range(self.keys), (B, H, T, self.keys), device=self.device)
             allowed = allowed.expand(B, H, T, self.keys)
@@ -75,11 +76,11 @@ class RuleMask(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _INSPECTIONS:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         first = args[0] if args else None
         if isinstance(first, RuleMask) and func in _MAYBE_UNCHANGED:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 # The result for one entry, or for the view, shows whether anything but the device changes.
                 small = first if func in _VIEWS else torch.zeros((), dtype=torch.bool, device=first.device)
                 result = func(small, *args[1:], **kwargs)
@@ -275,10 +276,6 @@ def _predicate_mask(predicate: Predicate, part: MatrixPart, use_vmap: bool) -> M
         if not use_vmap:
             allowed: Tensor = predicate(b, h, q, k)
             return allowed
-        # Private, but Transformers itself uses it for these functions: vmap cannot index a tensor by a tensor
-        # without.
-        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
         each = predicate
         for dims in (
             (None, None, None, 0),
@@ -287,7 +284,7 @@ def _predicate_mask(predicate: Predicate, part: MatrixPart, use_vmap: bool) -> M
             (0, None, None, None),
         ):
             each = torch.vmap(each, in_dims=dims)
-        with TransformGetItemToIndex():
+        with indexing_by_tensors():
             allowed = each(b.flatten(), h.flatten(), q.flatten(), k.flatten())
         return allowed
 
