@@ -15,7 +15,7 @@ GROUPS = "k, v = np.repeat(k, H // G, 1), np.repeat(v, H // G, 1)"
 BLOCKS = "np.split(logits, range(16, S, 16), -1)"
 SLICES = "q[a : a + n], k[b : b + m], v[b : b + m]"
 APPENDED = "keys, values = np.concatenate([keys, k[:, :, new]], 2), np.concatenate([values, v[:, :, new]], 2)"
-CALL = "output, lse = attention(case, q[:, :, new], keys, values)"
+CALL = "output, lse = attention(case, q[:, :, new], keys, values, padding=there, sinks=sinks)"
 
 UNGUARDED = ("np.where(total > 0, total, 1)", "total")
 OUTPUT = """results[f"{case['name']}.output"], results"""
@@ -43,7 +43,7 @@ WRONG = {
     "scaled-by-width": [(SCALE, "scale = 1 / q.shape[-1]")],  # the numbers of scaled-twice
     "scale-from-model-width": [(SCALE, "scale = (H * q.shape[-1]) ** -0.5")],
     "scale-multiplied": [(SCALE, "scale = q.shape[-1]**0.5")],
-    "scale-by-length": [(SCALE, "scale = S**-0.5")],
+    "scale-by-length": [(SCALE, "scale = max(S, 1)**-0.5")],
     "constant-scale": [(SCALE, "scale = 0.125")],
     "scale-ignored": [(SCALE, "scale = q.shape[-1]**-0.5")],
     "softmax-over-queries": [(WEIGHTS, "weights = softmax(logits, -2)[..., :S]"), UNGUARDED],
@@ -142,8 +142,8 @@ WRONG = {
     ],
     "sequences-attend-to-each-other": [
         (
-            "def packed(case, q, k, v):",
-            "def packed(case, q, k, v):\n    case = case | {'lengths': {'queries': [len(q)], 'keys': [len(k)]}}",
+            "def packed(case, q, k, v, sinks=None):",
+            "def packed(case, q, k, v, sinks=None):\n    case = case | {'lengths': {'queries': [len(q)], 'keys': [len(k)]}}",
         ),
     ],
     "cu-seqlens-off-by-one": [(SLICES, "q[a : a + n], k[b : b + m + 1], v[b : b + m + 1]")],
@@ -152,13 +152,20 @@ WRONG = {
     "cached-key-lost": [
         (
             CALL,
-            "output, lse = attention(case, q[:, :, new], keys[:, :, bool(start) :], values[:, :, bool(start) :])",
+            CALL.replace(
+                "keys, values, padding=there",
+                "keys[:, :, bool(start) :], values[:, :, bool(start) :], padding=None if there is None else there[:, bool(start) :]",
+            ),
         )
     ],
     "new-token-unseen": [
         (
             CALL,
-            "seen = slice(0, start or n)\n        output, lse = attention(case, q[:, :, new], keys[:, :, seen], values[:, :, seen])",
+            "seen = slice(0, start or n)\n        "
+            + CALL.replace(
+                "keys, values, padding=there",
+                "keys[:, :, seen], values[:, :, seen], padding=None if there is None else there[:, seen]",
+            ),
         ),
     ],
     "cache-half-written": [(APPENDED, APPENDED.replace("[values,", "[values * 0,"))],
