@@ -283,7 +283,7 @@ def _packed(drawn: CaseDraw) -> list[ConformanceCase]:
             "packed, a sequence without queries and one without keys",
         ),
         ConformanceCase(
-            ask("packed-blocks", (70, 1, 33), (100, 1, 33), H=2, G=1, D=70, **causal),
+            ask("packed-blocks", (70, 2, 33), (100, 2, 33), H=2, G=1, D=70, **causal),
             "packed, sequences of several blocks",
         ),
         ConformanceCase(replace(large, q=large.q * LARGE), "packed, with large scores", large=True),

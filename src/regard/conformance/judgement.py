@@ -158,6 +158,10 @@ class Judgement:
         if any(verdict.problem for verdict in self.verdicts):
             return "Results of another shape or kind of number are not examined for mistakes."
         wrong = [verdict for verdict in self._outputs if not verdict.right]
+        if not wrong:
+            kinds = ", ".join(dict.fromkeys(v.result for v in self.verdicts if not v.right))
+            right = "Every output is right" if self._outputs else "No output is there"
+            return f"{right}; wrong is {kinds}, and no mistake of the catalogue explains it."
         place = (
             f" Wrong are exactly the outputs of cases with: {', '.join(self.where)}." if self.where else ""
         )
@@ -169,7 +173,8 @@ class Judgement:
                 f"{self.nearest}, which explains some of them: attention {CATALOGUE[self.nearest].what}."
                 f"{place}"
             )
-        question = "" if place else " Were they computed from the inputs of this folder?"
+        is_right_mostly = 2 * len(wrong) < len(self._outputs)
+        question = "" if is_right_mostly else " Were they computed from the inputs of this folder?"
         return f"Neither one mistake of the catalogue nor two together explain the results.{place}{question}"
 
 

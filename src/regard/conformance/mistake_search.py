@@ -58,21 +58,29 @@ def name_mistakes(
     wrong = {(v.case, v.result): v for v in verdicts if not v.right}
     # Zeros tell of no mistake; results of another shape cannot be compared.
     usable = {v.case for v in verdicts if v.result == "output" and not v.problem}
-    usable -= {case for (case, result), v in wrong.items() if v.numbers.startswith("all zeros")}
+    usable -= {v.case for v in wrong.values() if v.result == "output" and v.numbers.startswith("all zeros")}
     judged = [case for case in cases if case.name in usable]
     observed = {case.name: _observe(case, found[f"{case.name}.output"]) for case in judged}
     outputs = [case for case in judged if (case.name, "output") in wrong]
     only_empty = [case for case in outputs if _is_right_elsewhere(case, observed[case.name], wrong)]
     named = NamedMistakes()
     explained: set[str] = set()
+    finite = {case.name for case in judged if bool(found[f"{case.name}.output"].isfinite().any())}
+    # NaN in a case without a mask is not that of a mask times infinity.
+    is_nan = not any(case.name in finite for case in outputs)
+    if is_nan and any(_is_unmasked(case) for case in outputs):
+        return named
     for group in _groups(judged):
         group_wrong = [case for case in group if case in outputs and case not in only_empty]
         if group_wrong:
-            explained |= _explain_group(named, group, group_wrong, observed)
+            explained |= _explain_group(named, group, group_wrong, observed, finite)
+            # What explains another group alone would say too much.
+            if not explained:
+                break
     rest = [case for case in outputs if case.name not in explained]
     special = list(dict.fromkeys(_special_mistakes(rest, only_empty, observed, outputs)))
     if not explained:
-        special += [name for name in _other_results(judged, found, tensors, wrong) if name not in special]
+        special = list(dict.fromkeys([*special, *_other_results(judged, found, tensors, wrong)]))
         named.mistakes = named.mistakes or special
         named.nearest = "" if named.mistakes else named.nearest
     else:
@@ -102,17 +110,23 @@ def _explain_group(
     group: list[ConformanceCase],
     wrong: list[ConformanceCase],
     observed: dict[str, Observation],
+    finite: set[str],
 ) -> set[str]:
-    """Name the mistake that explains a group of cases; return the names of those that it explains."""
+    """Name the mistake that explains a group of cases; return the names of those that it explains.
+
+    Arguments:
+        named: the mistakes that are named so far, to which this one is added.
+        group: cases that are alike.
+        wrong: those of them with a wrong output.
+        observed: the outputs of all cases, by name.
+        finite: the names of the cases whose output has a finite number.
+    """
     if all(_ignores_scale(case, observed[case.name]) for case in wrong):
         _note(named, ["scale-ignored"])
         return {case.name for case in group}
     # NaN everywhere tells nothing of its cause, unless there is nothing else.
-    finite = [case for case in group if _has_numbers(observed[case.name])]
-    group = finite if any(case in finite for case in wrong) else group
-    # NaN in a case without a mask is not that of a mask times infinity.
-    if not finite and all(_is_unmasked(case) for case in group):
-        return set()
+    if any(case.name in finite for case in wrong):
+        group = [case for case in group if case.name in finite]
     intents = [Intent(group[0].wiring, causal=False)]
     # Programs differ in what they do where there are more queries than keys: that may be a mistake apart.
     usual = [case for case in group if not _has_more_queries(case)]
@@ -127,7 +141,7 @@ def _explain_group(
     if pairs := diagnose_pairs(observations, intents):
         named.together = list(pairs[0].names)
         return {case.name for case in group}
-    if not named.nearest and (parts := explain_parts(observations, intents)):
+    if parts := explain_parts(observations, intents):
         named.nearest = parts[0].names[0]
     return set()
 
@@ -163,10 +177,6 @@ def _is_right_elsewhere(
     """Return whether an output is wrong in rows alone that see no key."""
     right = expected_answer(case.question, case.wiring)
     return relative_error(observation.answer, right) < wrong[case.name, "output"].tolerance
-
-
-def _has_numbers(observation: Observation) -> bool:
-    return bool(observation.answer.output.isfinite().any())
 
 
 def _is_unmasked(case: ConformanceCase) -> bool:
@@ -215,7 +225,8 @@ def _special_mistakes(
         yield "softmax-overflow"
     if any(not _is_finite(observed[case.name]) for case in only_empty):
         yield "empty-row-nan"
-    finite = [case for case in only_empty if _is_finite(observed[case.name])]
+    # In a cache the rows of a piece see fewer keys than the variants do.
+    finite = [case for case in only_empty if _is_finite(observed[case.name]) and case.pieces is None]
     if finite and all(_hides_with_a_number(case, observed[case.name]) for case in finite):
         yield "finite-mask-value"
     half = [case for case in rest if case.dtype != "float32"]
