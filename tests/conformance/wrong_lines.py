@@ -96,6 +96,13 @@ WRONG = {
     "top-left-causal": [(CAUSAL, "masks.append(j <= i - S + T)\n")],
     "square-mask-sliced-by-columns": [(CAUSAL, "masks.append(j <= (i if S == T else S))\n")],
     "grouped-heads-tiled": [(GROUPS, "k, v = np.tile(k, (1, H // G, 1, 1)), np.tile(v, (1, H // G, 1, 1))")],
+    "grouped-heads-tiled/packed": [
+        (
+            GROUPS,
+            "k, v = (np.tile(x, (1, H // G, 1, 1)) if case['lengths'] else np.repeat(x, H // G, 1) for x in (k, v))",
+        )
+    ],
+    "top-left-causal/packed": [(CAUSAL, "masks.append(j <= (i - S + T if case['lengths'] else i))\n")],
     "sink-dropped": [("if sinks is not None:", "if False:")],
     "sink-added-twice": [(SINKS, "np.broadcast_to(sinks[:, None, None], (B, H, T, 2))")],
     "sink-of-another-head": [(SINKS, SINKS.replace("sinks[", "np.roll(sinks, -1)["))],
@@ -217,18 +224,5 @@ UNNAMED = {
         [],
     ),
     "the maximum without the sink": ([(WEIGHTS, SINK_ABOVE)], ["sinks", "large"]),
-    "packed heads tiled": (
-        [
-            (
-                GROUPS,
-                "k, v = (np.tile(x, (1, H // G, 1, 1)) if case['lengths'] else np.repeat(x, H // G, 1) for x in (k, v))",
-            ),
-        ],
-        [],
-    ),
-    "packed, causal from the top left": (
-        [(CAUSAL, "masks.append(j <= (i - S + T if case['lengths'] else i))\n")],
-        [],
-    ),
 }
 """Kernels that are wrong in a corner: their lines, and the features of the cases that show it, if any do."""
