@@ -188,9 +188,6 @@ WRONG = {
 }
 
 FIRST_HEAD = "(mask if mask.ndim < 4 else mask[:, :1])"
-SINK_ABOVE = """weights = np.exp(logits - peak(scores))
-    total = weights.sum(-1, keepdims=True)
-    weights = (weights / np.where(total > 0, total, 1))[..., :S]"""
 UNNAMED = {
     "only 64 numbers of a head are read": (
         [(SCORES, f"q, k = q[..., :64], k[..., :64]\n    {SCORES}")],
@@ -223,6 +220,5 @@ UNNAMED = {
         [(WINDOW, 'j > np.arange(T)[:, None] - case["window"]')],
         [],
     ),
-    "the maximum without the sink": ([(WEIGHTS, SINK_ABOVE)], ["sinks", "large"]),
 }
 """Kernels that are wrong in a corner: their lines, and the features of the cases that show it, if any do."""
