@@ -79,7 +79,7 @@ def attention(case, q, k, v, mask=None, padding=None, bias=None, sinks=None):
 
 
 def peak(scores, axis=-1):
-    highest = scores.max(axis, keepdims=True)
+    highest = scores.max(axis, keepdims=True, initial=-np.inf)  # there may be no key at all
     return np.where(np.isfinite(highest), highest, 0)
 
 
@@ -89,24 +89,25 @@ def softmax(scores, axis=-1):
     return weights / np.where(total > 0, total, 1)  # a row without a visible key is zeros
 
 
-def packed(case, q, k, v):
+def packed(case, q, k, v, sinks=None):
     outputs, lses, a, b = [], [], 0, 0
     for n, m in zip(case["lengths"]["queries"], case["lengths"]["keys"], strict=True):
         parts = (np.swapaxes(x, 0, 1)[None] for x in (q[a : a + n], k[b : b + m], v[b : b + m]))
-        output, lse = attention(case, *parts)
+        output, lse = attention(case, *parts, sinks=sinks)
         outputs.append(np.swapaxes(output[0], 0, 1))
         lses.append(lse[0].T)
         a, b = a + n, b + m
     return np.concatenate(outputs), np.concatenate(lses)
 
 
-def cached(case, q, k, v):
+def cached(case, q, k, v, padding=None, sinks=None):
     outputs, lses, start = [], [], 0
     keys, values = k[:, :, :0], v[:, :, :0]
     for n in case["pieces"]:
         new = slice(start, start + n)
         keys, values = np.concatenate([keys, k[:, :, new]], 2), np.concatenate([values, v[:, :, new]], 2)
-        output, lse = attention(case, q[:, :, new], keys, values)
+        there = None if padding is None else padding[:, : start + n]
+        output, lse = attention(case, q[:, :, new], keys, values, padding=there, sinks=sinks)
         outputs.append(output)
         lses.append(lse)
         start += n

@@ -15,7 +15,7 @@ GROUPS = "k, v = np.repeat(k, H // G, 1), np.repeat(v, H // G, 1)"
 BLOCKS = "np.split(logits, range(16, S, 16), -1)"
 SLICES = "q[a : a + n], k[b : b + m], v[b : b + m]"
 APPENDED = "keys, values = np.concatenate([keys, k[:, :, new]], 2), np.concatenate([values, v[:, :, new]], 2)"
-CALL = "output, lse = attention(case, q[:, :, new], keys, values)"
+CALL = "output, lse = attention(case, q[:, :, new], keys, values, padding=there, sinks=sinks)"
 
 UNGUARDED = ("np.where(total > 0, total, 1)", "total")
 OUTPUT = """results[f"{case['name']}.output"], results"""
@@ -43,7 +43,7 @@ WRONG = {
     "scaled-by-width": [(SCALE, "scale = 1 / q.shape[-1]")],  # the numbers of scaled-twice
     "scale-from-model-width": [(SCALE, "scale = (H * q.shape[-1]) ** -0.5")],
     "scale-multiplied": [(SCALE, "scale = q.shape[-1]**0.5")],
-    "scale-by-length": [(SCALE, "scale = S**-0.5")],
+    "scale-by-length": [(SCALE, "scale = max(S, 1)**-0.5")],
     "constant-scale": [(SCALE, "scale = 0.125")],
     "scale-ignored": [(SCALE, "scale = q.shape[-1]**-0.5")],
     "softmax-over-queries": [(WEIGHTS, "weights = softmax(logits, -2)[..., :S]"), UNGUARDED],
@@ -96,6 +96,13 @@ WRONG = {
     "top-left-causal": [(CAUSAL, "masks.append(j <= i - S + T)\n")],
     "square-mask-sliced-by-columns": [(CAUSAL, "masks.append(j <= (i if S == T else S))\n")],
     "grouped-heads-tiled": [(GROUPS, "k, v = np.tile(k, (1, H // G, 1, 1)), np.tile(v, (1, H // G, 1, 1))")],
+    "grouped-heads-tiled/packed": [
+        (
+            GROUPS,
+            "k, v = (np.tile(x, (1, H // G, 1, 1)) if case['lengths'] else np.repeat(x, H // G, 1) for x in (k, v))",
+        )
+    ],
+    "top-left-causal/packed": [(CAUSAL, "masks.append(j <= (i - S + T if case['lengths'] else i))\n")],
     "sink-dropped": [("if sinks is not None:", "if False:")],
     "sink-added-twice": [(SINKS, "np.broadcast_to(sinks[:, None, None], (B, H, T, 2))")],
     "sink-of-another-head": [(SINKS, SINKS.replace("sinks[", "np.roll(sinks, -1)["))],
@@ -142,8 +149,8 @@ WRONG = {
     ],
     "sequences-attend-to-each-other": [
         (
-            "def packed(case, q, k, v):",
-            "def packed(case, q, k, v):\n    case = case | {'lengths': {'queries': [len(q)], 'keys': [len(k)]}}",
+            "def packed(case, q, k, v, sinks=None):",
+            "def packed(case, q, k, v, sinks=None):\n    case = case | {'lengths': {'queries': [len(q)], 'keys': [len(k)]}}",
         ),
     ],
     "cu-seqlens-off-by-one": [(SLICES, "q[a : a + n], k[b : b + m + 1], v[b : b + m + 1]")],
@@ -152,13 +159,20 @@ WRONG = {
     "cached-key-lost": [
         (
             CALL,
-            "output, lse = attention(case, q[:, :, new], keys[:, :, bool(start) :], values[:, :, bool(start) :])",
+            CALL.replace(
+                "keys, values, padding=there",
+                "keys[:, :, bool(start) :], values[:, :, bool(start) :], padding=None if there is None else there[:, bool(start) :]",
+            ),
         )
     ],
     "new-token-unseen": [
         (
             CALL,
-            "seen = slice(0, start or n)\n        output, lse = attention(case, q[:, :, new], keys[:, :, seen], values[:, :, seen])",
+            "seen = slice(0, start or n)\n        "
+            + CALL.replace(
+                "keys, values, padding=there",
+                "keys[:, :, seen], values[:, :, seen], padding=None if there is None else there[:, seen]",
+            ),
         ),
     ],
     "cache-half-written": [(APPENDED, APPENDED.replace("[values,", "[values * 0,"))],
@@ -172,3 +186,39 @@ WRONG = {
         (APPENDED, "keys, values = (values, keys) if start else (keys, values)\n        " + APPENDED),
     ],
 }
+
+FIRST_HEAD = "(mask if mask.ndim < 4 else mask[:, :1])"
+UNNAMED = {
+    "only 64 numbers of a head are read": (
+        [(SCORES, f"q, k = q[..., :64], k[..., :64]\n    {SCORES}")],
+        ["wide"],
+    ),
+    "the maximum begins at 0": ([("highest, 0)", "highest, 0).clip(0)")], []),
+    "groups of a power of two": (
+        [
+            (
+                GROUPS,
+                "n = np.minimum(np.arange(H) >> (H // G).bit_length() - 1, G - 1)\n    k, v = k[:, n], v[:, n]",
+            )
+        ],
+        [],
+    ),
+    "the first head's mask": ([(MASK, MASK.replace("mask !=", f"{FIRST_HEAD} !="))], []),
+    "the first head's bias": (
+        [("scores = scores + bias", "scores = scores + (bias if bias.ndim < 3 else bias[:1])")],
+        ["bias", "grouped"],
+    ),
+    "padding as a count": (
+        [(PADDING, "masks.append((np.arange(S) < padding.sum(-1)[:, None])[:, None, None, :])")],
+        [],
+    ),
+    "the cap before the scale": (
+        [(CAP, 'scores = scale * case["softcap"] * np.tanh(scores / scale / case["softcap"])')],
+        ["softcap"],
+    ),
+    "a window from the top left": (
+        [(WINDOW, 'j > np.arange(T)[:, None] - case["window"]')],
+        [],
+    ),
+}
+"""Kernels that are wrong in a corner: their lines, and the features of the cases that show it, if any do."""

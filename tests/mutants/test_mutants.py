@@ -177,3 +177,5 @@ def test_a_target_is_left_out_by_name_with_a_reason():
     assert why_left_out(window, {"window"}, "") == ""
     packed_only = MUTANTS["sequences-attend-to-each-other"]
     assert "packed" in why_left_out(packed_only, set(), "")
+    paged = Mutant("page-tail-read", {"reach": "page"})
+    assert why_left_out(paged, set(), "") == "only a target with paged inputs can have it"

@@ -105,7 +105,12 @@ def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkey
     before, temporary = everything(project), tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     names = ["no-scale", "top-left-causal", "window-dropped"]
-    report = mutate(["test_it.py"], "package.kernels:attention", mistakes=names, jobs=2)
+    told = []
+    report = mutate(["test_it.py"], "package.kernels:attention", mistakes=names, jobs=2, tell=told.append)
+    assert sorted(told) == [
+        "killed   no-scale",
+        "survived top-left-causal: a test that kills it was found",
+    ], "progress names no survivor before it is known to be one"
     assert report.killed == ["no-scale"]
     (survivor,) = report.survivors
     assert survivor.name == "top-left-causal"
@@ -115,7 +120,9 @@ def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkey
     assert report.left_out == {"window-dropped": "the target has no argument for window or left window"}
     assert report.badge == "attention mistakes noticed: 1 of 2"
     assert report.baseline["calls"] == 3, "one for each name"
-    assert json.loads(report.to_json())["results"][1]["verified"] is True
+    as_json = json.loads(report.to_json())
+    assert as_json["results"][1]["verified"] is True
+    assert as_json["baseline"]["calls"] == 3, "as the attribute is called"
     for text in (report.badge, survivor.why, "killed: no-scale", "left out"):
         assert text in str(report)
     assert everything(project) == before, "nothing is left behind"
@@ -131,6 +138,8 @@ def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkey
         ("x = 1", "the suite has no tests"),
         ("def test_it(): pass", "passes without a single call of package.kernels:attention"),
         ("import os\ndef test_it(): os._exit(3)", "the suite exits before its end"),
+        ("import sys\nsys.exit(2)", r"test_it.py ends the process by exit\(2\) while it is imported"),
+        ("import sys\ndef test_it(): sys.exit(2)", r"the suite fails without any mistake: .*SystemExit"),
         (
             "def test_it():\n    while True: pass",
             "did not finish within 3 s without any mistake: a test hangs",

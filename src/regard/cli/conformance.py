@@ -45,7 +45,7 @@ def judge(
 ) -> None:
     """Compare an implementation's results with the right ones, and name its mistake.
 
-    Exit code: 0 right, 1 wrong, 2 the files could not be read, 3 there was no result to judge.
+    Exit code: 0 right, 1 wrong, 2 the files could not be read, 3 there was no output to judge.
 
     \b
     Example:

@@ -1,50 +1,35 @@
 """The judgement of an implementation by its results: which cases are right, and which mistake it makes.
 
 The results are a safetensors file with `CASE.output` for each case that the implementation can do, and
-`CASE.lse`, `CASE.dq`, `CASE.dk` and `CASE.dv` if it has them. What is not there is not judged.
+`CASE.lse`, `CASE.dq`, `CASE.dk` and `CASE.dv` if it has them. What is not there is not judged, and listed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.diagnose import diagnose, diagnose_pairs, explain_parts
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.cache_variant import CacheVariant
-from regard.checker.oracle.oracle import describe_difference, relative_difference, relative_error
-from regard.checker.oracle.wiring import Affine, Wiring
-from regard.conformance.case_folder import GRADIENTS, TOLERANCES, read_cases
-from regard.conformance.cases import ConformanceCase, make_cases
+from regard.checker.oracle.oracle import relative_difference
+from regard.conformance.case_folder import TOLERANCES, read_cases
+from regard.conformance.case_table import make_cases
+from regard.conformance.cases import ConformanceCase
+from regard.conformance.mistake_search import NamedMistakes, name_mistakes
+from regard.conformance.result_comparison import RESULTS, CaseVerdict, compare_result
 from regard.support.files import FileError, shorten
 from regard.support.safetensor_files import SafetensorFile
 
 WIDTH = 100  # columns
 SEEDS = 10  # the first seeds, of which one may be that of results for other inputs
-INTENTS = [Intent(Wiring(), causal=False)]  # attention on queries, keys and values as they are
-SPECIAL = ("scale", "empty-rows", "large-scores", "cache")  # cases that have names of their own for mistakes
-
-
-@dataclass(frozen=True)
-class CaseVerdict:
-    """How one result of one case compares: `error` is relative to the largest right number."""
-
-    case: str
-    result: str  # "output", "lse", "dq", "dk" or "dv"
-    right: bool
-    error: float
-    problem: str = ""  # a wrong shape, in words
 
 
 @dataclass
@@ -59,21 +44,29 @@ class Judgement:
     nearest: str = ""  # the mistake that explains most of them, if neither one nor two explain them all
     other_seed: int | None = None  # the seed of the folder for which the results are right
     elsewhere: list[str] = field(default_factory=list)
-    """Mistakes that explain what the first one does not: cases with sink logits, or packed ones."""
+    """Mistakes that explain what the first one does not: cases with sink logits, packed ones, empty rows."""
     uncompared: list[str] = field(default_factory=list)
-    """Wrong outputs that were not compared with what the mistakes give."""
+    """Wrong outputs that the mistakes do not explain, or that were not compared with what these give."""
+    absent: dict[str, list[str]] = field(default_factory=dict)
+    """The cases without a result, by the kind of result: "output", "lse", "dq", "dk" and "dv"."""
+    untried: list[str] = field(default_factory=list)  # features of cases that no compared output has
+    where: list[str] = field(default_factory=list)  # features that every wrong output has, and no right one
 
     @property
     def verdict(self) -> str:
-        """One of "right", "wrong" and "undecided"; the last if there is no result to judge."""
-        if not self.verdicts:
-            return "undecided"
-        return "right" if all(verdict.right for verdict in self.verdicts) else "wrong"
+        """One of "right", "wrong" and "undecided"; the last if there is no output to judge."""
+        if not all(verdict.right for verdict in self.verdicts):
+            return "wrong"
+        return "right" if self._outputs else "undecided"
 
     @property
     def ok(self) -> bool:
-        """Whether every result that is there is right."""
+        """Whether every result that is there is right, and an output is there."""
         return self.verdict == "right"
+
+    @property
+    def _outputs(self) -> list[CaseVerdict]:
+        return [verdict for verdict in self.verdicts if verdict.result == "output"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the judgement as plain data that JSON can hold; None stands for NaN or inf."""
@@ -85,8 +78,11 @@ class Judgement:
             "nearest": self.nearest,
             "elsewhere": self.elsewhere,
             "uncompared": self.uncompared,
+            "where": self.where,
             "other_seed": self.other_seed,
             "missing": self.missing,
+            "absent": self.absent,
+            "untried": self.untried,
             "unknown": self.unknown,
         }
         return found | {"results": verdicts}
@@ -97,39 +93,59 @@ class Judgement:
 
     def __str__(self) -> str:
         wrong = [verdict for verdict in self.verdicts if not verdict.right]
-        title = {"right": "right", "wrong": "WRONG", "undecided": "undecided: there is no result to judge"}
-        name = f": {self.mistakes[0]}" if self.mistakes else ""
-        name = f": {' and '.join(self.together)}" if self.together else name
-        name = f"{name}, and {', '.join(self.elsewhere)}" if name and self.elsewhere else name
-        count = len(self.verdicts) - len(wrong)
-        lines = [f"{title[self.verdict]}{name} ({count} of {len(self.verdicts)} results are right)"]
-        for verdict in wrong:
-            problem = verdict.problem or describe_difference(verdict.error)
-            lines.append(f"  ✗ {verdict.case}.{verdict.result}: {problem}")
+        lines = [self._title(len(wrong)), *(f"  ✗ {verdict}" for verdict in wrong)]
         for mistake in self.together or self.mistakes[:1]:
-            entry = CATALOGUE[mistake]
             both = ", with the other mistake at once" if self.together else ""
-            text = f"The results equal attention {entry.what}{both}. {entry.effect}"
-            lines += ["", f"  {mistake}", *_wrap(text), *_wrap(f"fix: {entry.fix}")]
+            lines += _explain(mistake, "The results equal", both)
         for mistake in self.elsewhere:
-            entry = CATALOGUE[mistake]
-            text = f"Other cases equal attention {entry.what}. {entry.effect}"
-            lines += ["", f"  {mistake}", *_wrap(text), *_wrap(f"fix: {entry.fix}")]
-        if self.uncompared and (self.mistakes or self.together):
+            lines += _explain(mistake, "Other cases equal")
+        is_named = bool(self.mistakes or self.together)
+        if self.uncompared and is_named:
             names = ", ".join(self.uncompared)
-            lines += [
-                "",
-                *_wrap(f"wrong as well, and not compared with what this mistake gives: {names}", "  "),
-            ]
-        if self.verdict == "wrong" and not self.mistakes and not self.together:
+            lines += ["", *_wrap(f"wrong as well, and not explained by this: {names}", "  ")]
+        if self.verdict == "wrong" and not is_named:
             lines += ["", *_wrap(self._say_unexplained(), "  ")]
         if len(self.mistakes) > 1:
             lines += _wrap(f"or: {', '.join(self.mistakes[1:])}")
-        if self.missing:
-            lines += ["", *_wrap(f"not judged: {', '.join(self.missing)}", "  ")]
-        if self.unknown:
-            lines += ["", *_wrap(f"no result of a case: {shorten(', '.join(self.unknown))}", "  ")]
+        for paragraph in self._say_compared():
+            lines += ["", *_wrap(paragraph, "  ")]
         return "\n".join(lines)
+
+    def _title(self, wrong: int) -> str:
+        """The first line."""
+        count = f"({len(self.verdicts) - wrong} of {len(self.verdicts)} results are right)"
+        if self.verdict == "wrong":
+            names = " and ".join(self.together) or next(iter(self.mistakes), "")
+            names = ", and ".join([names, *self.elsewhere]) if names else ""
+            return f"WRONG{': ' if names else ''}{names} {count}"
+        if self.verdict == "undecided":
+            if not self.verdicts:
+                return "undecided: there is no result to judge"
+            return f"undecided: no output is there, and an implementation is judged by it {count}"
+        cases = len(self._outputs) + len(self.missing)
+        part = f" in {len(self._outputs)} of {cases} cases" if self.missing else ""
+        return f"right{part} {count}"
+
+    def _say_compared(self) -> Iterator[str]:
+        """What was compared with which tolerance, and what was not compared."""
+        tolerances = {v.dtype: TOLERANCES[v.dtype] for v in self.verdicts if not v.problem}
+        if tolerances:
+            shares = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in sorted(tolerances.items()))
+            yield f"tolerance, relative to the largest number of an output: {shares}"
+        if self.missing:
+            yield f"not compared, since there is no output: {', '.join(self.missing)}"
+        if self.untried and self._outputs:
+            yield f"so no output was compared with: {', '.join(self.untried)}"
+        parts = []
+        for result, cases in self.absent.items():
+            names = [name for name in cases if name not in self.missing]
+            if result != "output" and names:
+                every = len(names) == len({v.case for v in self.verdicts} - set(self.missing))
+                parts.append(f"any {result}" if every else f"{result} of {', '.join(names)}")
+        if parts:
+            yield f"not compared, since it is not there: {'; '.join(parts)}"
+        if self.unknown:
+            yield f"no result of a case: {shorten(', '.join(self.unknown))}"
 
     def _say_unexplained(self) -> str:
         """What is said of wrong results that no mistake explains."""
@@ -141,15 +157,43 @@ class Judgement:
             )
         if any(verdict.problem for verdict in self.verdicts):
             return "Results of another shape or kind of number are not examined for mistakes."
+        wrong = [verdict for verdict in self._outputs if not verdict.right]
+        if not wrong:
+            kinds = ", ".join(dict.fromkeys(v.result for v in self.verdicts if not v.right))
+            right = "Every output is right" if self._outputs else "No output is there"
+            return f"{right}; wrong is {kinds}, and no mistake of the catalogue explains it."
+        place = (
+            f" Wrong are exactly the outputs of cases with: {', '.join(self.where)}." if self.where else ""
+        )
+        if wrong and all(verdict.numbers for verdict in wrong):
+            return f"{_say_odd_numbers(wrong, len(self._outputs))}{place}"
         if self.nearest:
             return (
                 f"Neither one mistake of the catalogue nor two together explain every result. Nearest is "
                 f"{self.nearest}, which explains some of them: attention {CATALOGUE[self.nearest].what}."
+                f"{place}"
             )
-        return (
-            "Neither one mistake of the catalogue nor two together explain the results. Were they computed "
-            "from the inputs of this folder?"
-        )
+        is_right_mostly = 2 * len(wrong) < len(self._outputs)
+        question = "" if is_right_mostly else " Were they computed from the inputs of this folder?"
+        return f"Neither one mistake of the catalogue nor two together explain the results.{place}{question}"
+
+
+def _say_odd_numbers(wrong: list[CaseVerdict], outputs: int) -> str:
+    """What is said if every wrong output is zeros, or has NaN or inf."""
+    zeros = sum(verdict.numbers.startswith("all zeros") for verdict in wrong)
+    parts = []
+    if zeros:
+        parts.append(f"{zeros} of {outputs} outputs are all zeros: nothing was written there")
+    if zeros < len(wrong):
+        parts.append(f"{len(wrong) - zeros} of {outputs} outputs have NaN or inf")
+    return f"{', and '.join(parts)}. Such numbers tell of no mistake."
+
+
+def _explain(mistake: str, equal: str, both: str = "") -> list[str]:
+    """Return a mistake with what it is, what it does and how to fix it, in lines."""
+    entry = CATALOGUE[mistake]
+    text = f"{equal} attention {entry.what}{both}. {entry.effect}"
+    return ["", f"  {mistake}", *_wrap(text), *_wrap(f"fix: {entry.fix}")]
 
 
 def _wrap(text: str, indent: str = "    ") -> list[str]:
@@ -162,31 +206,47 @@ def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Ju
     Arguments:
         folder: what `write_cases` wrote.
         results: a safetensors file with `CASE.output` and, if the implementation has them, `CASE.lse`,
-            `CASE.dq`, `CASE.dk` and `CASE.dv`, in the shapes of the right answers and any float dtype.
+            `CASE.dq`, `CASE.dk` and `CASE.dv`, in the shapes of the right answers, as float64, float32,
+            float16 or bfloat16. The tolerance is that of the dtype in which a result is written.
     """
     seed, cases, tensors = read_cases(folder)
     file = SafetensorFile(Path(results), FileError)
     if "plain.q" in file.shapes:
         raise FileError(f"{results}: expected the results of an implementation, got the cases themselves")
-    found = {name: file.read(name) for name in file.shapes if name in tensors}
-    verdicts, missing = [], []
+    # The weights and the inputs are no results.
+    names = {f"{case.name}.{result}" for case in cases for result in RESULTS}
+    found = {name: file.read(name) for name in file.shapes if name in names}
+    verdicts = []
+    absent: dict[str, list[str]] = {result: [] for result in RESULTS}
     for case in cases:
-        if f"{case.name}.output" not in found:
-            missing.append(case.name)
-        for result in ("output", "lse", *GRADIENTS):
+        for result in RESULTS:
             if (name := f"{case.name}.{result}") in found:
-                verdicts.append(_compare(case, result, found[name], tensors[name]))
-    judgement = Judgement(verdicts, missing, [], sorted(file.shapes.keys() - tensors.keys()))
+                verdicts.append(compare_result(case, result, found[name], tensors[name]))
+            else:
+                absent[result].append(case.name)
+    judgement = Judgement(verdicts, absent["output"], [], sorted(file.shapes.keys() - names), absent=absent)
+    features = {case.name: case.features() for case in cases}
+    tried = {name for case, names in features.items() if case not in absent["output"] for name in names}
+    judgement.untried = [name for name in dict.fromkeys(sum(features.values(), ())) if name not in tried]
     if judgement.verdict == "wrong":
         judgement.other_seed = _find_seed(cases, found, seed)
         if judgement.other_seed is None:
-            _name_mistakes(judgement, cases, found, tensors)
+            named = name_mistakes(verdicts, cases, found, tensors)
+            _add(judgement, named)
+            judgement.where = _find_features(verdicts, features)
     return judgement
+
+
+def _add(judgement: Judgement, named: NamedMistakes) -> None:
+    judgement.mistakes, judgement.together = named.mistakes, named.together
+    judgement.nearest, judgement.elsewhere = named.nearest, named.elsewhere
+    judgement.uncompared = named.unexplained
 
 
 def _find_seed(cases: list[ConformanceCase], found: dict[str, Tensor], own: int) -> int | None:
     """Return the seed of other inputs for which an output is right, if it is one of the first."""
-    names = [case.name for case in cases if f"{case.name}.output" in found]
+    # In a case of one key, or with scores far from 0, an output says little about its inputs.
+    names = [case.name for case in cases if f"{case.name}.output" in found and not case.large]
     for seed in range(SEEDS if names else 0):
         case = next(case for case in make_cases(seed) if case.name == names[0])
         right, got = case.answers()["output"], found[f"{case.name}.output"]
@@ -200,140 +260,16 @@ def _find_seed(cases: list[ConformanceCase], found: dict[str, Tensor], own: int)
     return None
 
 
-def _compare(case: ConformanceCase, result: str, got: Tensor, right: Tensor) -> CaseVerdict:
-    problem = ""
-    if not got.is_floating_point():
-        problem = f"expected floating-point numbers, got {got.dtype}".replace("torch.", "")
-    elif got.shape != right.shape:
-        problem = f"expected {tuple(right.shape)}, got {tuple(got.shape)}"
-    if problem:
-        return CaseVerdict(case.name, result, False, math.inf, problem)
-    error = relative_difference(got.double(), right.double())
-    # Gradients are sums of more terms than an output is.
-    limit = TOLERANCES[case.dtype] * (5 if result in GRADIENTS else 1)
-    return CaseVerdict(case.name, result, error < limit, error)
-
-
-def _name_mistakes(
-    judgement: Judgement,
-    cases: list[ConformanceCase],
-    found: dict[str, Tensor],
-    tensors: dict[str, Tensor],
-) -> None:
-    """Name the mistakes that explain all results of some kind of case: plain, packed, then the special."""
-    verdicts = judgement.verdicts
-    wrong = {(v.case, v.result) for v in verdicts if not v.right}
-    comparable = {v.case for v in verdicts if v.result == "output" and not v.problem}
-    judged = [case for case in cases if case.name in comparable]
-    kinds: dict[str, list[ConformanceCase]] = {"plain": [], "sinks": [], "packed": []}
-    for case in judged:
-        if case.dtype == "float32" and case.name not in SPECIAL:
-            # With sink logits the variants have a softmax of their own, which is right.
-            kind = "sinks" if case.question.sinks is not None else case.question.layout or "plain"
-            kinds[kind].append(case)
-    explained: set[str] = set()
-    for alike in kinds.values():
-        if not any((case.name, "output") in wrong for case in alike):
-            continue
-        observations = [Observation(case.question, Answer(_unpacked(case, found))) for case in alike]
-        if not explained:
-            explained = {case.name for case in alike}
-            # NaN everywhere tells nothing of its cause, unless there is nothing else.
-            finite = [o for o in observations if bool(o.answer.output.isfinite().any())]
-            names = {o.question.name for o in finite}
-            if any(case == name for case, result in wrong if result == "output" for name in names):
-                observations = finite
-            # NaN in a case without a mask is not that of a mask times infinity.
-            if finite or not all(_is_unmasked(case) for case in alike):
-                _diagnose(judgement, observations)
-            continue
-        # One mistake may explain these cases, too; another one is said beside it.
-        named = [name for match in diagnose(observations, INTENTS) for name in match.names]
-        if named and not set(named) & {*judgement.mistakes, *judgement.together}:
-            judgement.elsewhere.append(named[0])
-        if named:
-            explained |= {case.name for case in alike}
-    if explained:
-        outputs = (case.name for case in judged if (case.name, "output") in wrong)
-        judgement.uncompared = [f"{name}.output" for name in outputs if name not in explained]
-        return
-    judgement.mistakes = list(dict.fromkeys(_special_mistakes(judged, found, tensors, wrong)))
-
-
-def _diagnose(judgement: Judgement, observations: list[Observation]) -> None:
-    """Name one mistake, two that are made together, or the one that explains most of the observations."""
-    if matches := diagnose(observations, INTENTS):
-        judgement.mistakes = list(dict.fromkeys(name for match in matches for name in match.names))
-    elif pairs := diagnose_pairs(observations, INTENTS):
-        judgement.together = list(pairs[0].names)
-    elif parts := explain_parts(observations, INTENTS):
-        judgement.nearest = parts[0].names[0]
-
-
-def _is_unmasked(case: ConformanceCase) -> bool:
-    """Whether no key of a case is hidden from any query."""
-    q = case.question
-    return not q.causal and all(x is None for x in (q.mask, q.padding, q.window, q.lengths))
-
-
-def _unpacked(case: ConformanceCase, found: dict[str, Tensor]) -> Tensor:
-    """Return the output of a case as (B, H, T, E), in float64."""
-    output = found[f"{case.name}.output"].double()
-    if case.question.lengths is None:
-        return output
-    parts = torch.split(output, list(case.question.lengths[0]))
-    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True).transpose(1, 2)
-
-
-def _special_mistakes(
-    judged: list[ConformanceCase],
-    found: dict[str, Tensor],
-    tensors: dict[str, Tensor],
-    wrong: set[tuple[str, str]],
-) -> Iterator[str]:
-    """Yield the mistakes that show in one kind of case or result alone."""
-    outputs = {case for case, result in wrong if result == "output"}
-    for case in judged:
-        if case.name == "cache" and case.name in outputs:
-            yield from _cache_mistakes(case, found["cache.output"])
-        if case.name == "scale" and case.name in outputs:
-            ignoring = replace(case, scale=None).answers()["output"]
-            if relative_difference(found["scale.output"].double(), ignoring) < TOLERANCE:
-                yield "scale-ignored"
-    if "large-scores" in outputs and not bool(found["large-scores.output"].isfinite().all()):
-        yield "softmax-overflow"
-    if "empty-rows" in outputs and bool(found["empty-rows.output"].isnan().any()):
-        yield "empty-row-nan"
-    if outputs and all(case.startswith(("float16", "bfloat16")) for case in outputs):
-        yield "precision-lost"
-    for case in judged:
-        if (case.name, "lse") in wrong:
-            base_2 = tensors[f"{case.name}.lse"] / math.log(2)
-            if relative_difference(found[f"{case.name}.lse"].double(), base_2) < 1e-4:
-                yield "lse-base-2"
-        if (case.name, "dq") in wrong and not outputs and not bool(found[f"{case.name}.dq"].any()):
-            yield "weights-detached"
-
-
-def _cache_mistakes(case: ConformanceCase, output: Tensor) -> list[str]:
-    """Return the mistakes of a cache that give this output."""
-    question = case.question
-    H, D = question.q.shape[1], question.q.shape[3]
-    # The cache's oracle projects one sequence; here that holds queries, keys and values side by side.
-    x = torch.cat([t.transpose(1, 2).flatten(2) for t in (question.q, question.k, question.v)], -1)
-    picks = torch.split(torch.eye(3 * H * D, dtype=torch.float64, device=x.device), H * D, 1)
-    query, key, value = (Affine(pick) for pick in picks)
-    wiring = Wiring(H, H, query, key, value, splits=True)
-    asked = replace(question, q=x, k=x, v=x)
-    merged = output.double().transpose(1, 2).flatten(2)
-    found: list[tuple[int, str]] = []
-    for mistake in CATALOGUE.values():
-        for change in mistake.cache_changes:
-            try:
-                with torch.no_grad():
-                    wrong = CacheVariant(**change).answer(asked, wiring, case.pieces or ())
-            except (RuntimeError, ValueError, IndexError):
-                continue
-            if relative_error(Answer(merged), Answer(wrong)) < TOLERANCE:
-                found.append((len(change), mistake.name))
-    return [name for _, name in sorted(found, key=lambda match: match[0])]
+def _find_features(verdicts: list[CaseVerdict], features: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return one or two features that every wrong output has, and no right one; [] if there are none."""
+    outputs = [verdict for verdict in verdicts if verdict.result == "output"]
+    right = [set(features[verdict.case]) for verdict in outputs if verdict.right]
+    wrong = [features[verdict.case] for verdict in outputs if not verdict.right]
+    if not wrong or not right:
+        return []
+    common = [name for name in wrong[0] if all(name in names for names in wrong)]
+    for size in (1, 2):
+        for group in itertools.combinations(common, size):
+            if not any(set(group) <= names for names in right):
+                return list(group)
+    return []

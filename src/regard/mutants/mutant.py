@@ -92,7 +92,9 @@ def why_left_out(mutant: Mutant, options: set[str], layout: str) -> str:
     """Return why a target with these options cannot have a mistake; "" if it can."""
     layouts = CATALOGUE[mutant.mistake].layouts
     if layouts and layout not in layouts:
-        return f"only a target with {' or '.join(layouts)} inputs can have it"
+        # "paged or not" is a kernel that takes pages if it is given a table of them.
+        kinds = dict.fromkeys(kind.removesuffix(" or not") for kind in layouts)
+        return f"only a target with {' or '.join(kinds)} inputs can have it"
     for name in mutant.change:
         if name in _OPTIONS and not options & set(_OPTIONS[name]):
             return f"the target has no argument for {' or '.join(_OPTIONS[name][:2])}"

@@ -35,6 +35,7 @@ class SuiteObserver:
     def __init__(self, replace: Callable[[], None], only: str) -> None:
         self.replace, self.only = replace, only
         self.passed, self.failure, self.collected = 0, "", 0
+        self.exit = ""  # how a file ends the process while it is imported
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the tests of one file, if one is named: the others are collected for their conftest files."""
@@ -59,6 +60,15 @@ class SuiteObserver:
             self._note(report.nodeid, getattr(crash, "message", ""))
         elif report.passed and report.when == "call":
             self.passed += 1
+
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Note an exit(), which pytest takes for an error of its own if it comes while a file is imported."""
+        if isinstance(excinfo.value, SystemExit):
+            file = os.path.basename(str(excinfo.traceback[-1].path))
+            self.exit = (
+                f"{file} ends the process by exit({excinfo.value.code!r}) while it is imported: put that "
+                "under `if __name__ == '__main__':`, or into the test that needs it"
+            )
 
     def _note(self, test: str, message: str) -> None:
         first = (message.strip().splitlines() or [""])[0].strip()
@@ -101,6 +111,8 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
         code = int(pytest.main([*_options(folder), *run["tests"]], plugins=[observer]))
     except SystemExit as error:
         raise CheckError(f"the suite calls exit() while it is collected (code {error.code})") from None
+    if observer.exit:
+        raise CheckError(f"the suite cannot be run: {observer.exit}")
     report = {
         "code": code,
         "collected": observer.collected,

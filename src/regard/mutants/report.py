@@ -77,7 +77,7 @@ class MutationReport:
                 asdict(result) | {"why": "" if result.killed else result.why} for result in self.results
             ],
             "left_out": self.left_out,
-            "suite": {
+            "baseline": {
                 name: self.baseline[name] for name in ("collected", "passed", "calls", "read", "unread")
             },
             "seconds": round(self.seconds, 1),

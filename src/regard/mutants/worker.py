@@ -56,18 +56,21 @@ def run_mutants(request: dict[str, Any], write_line: Callable[..., None]) -> dic
     mutants, left_out = _choose(request["mistakes"], baseline)
 
     def note(index: int, line: dict[str, Any]) -> None:
-        result = _judge(mutants[index], line)
-        write_line(tell=f"{'killed  ' if result.killed else 'survived'} {result.name}")
+        # Whether one that was not killed is a survivor is known when a test for it was searched.
+        if (result := _judge(mutants[index], line)).killed:
+            write_line(tell=f"killed   {result.name}")
 
     done = runs.run([{"mutant": mutant.name} for mutant in mutants], limit, note)
     results = [_judge(mutant, line) for mutant, line in zip(mutants, done, strict=True)]
     survivors = [result for result in results if not result.killed]
     left_out |= _suggest(survivors, runs, limit, lambda line: write_line(tell=line))
+    for result in survivors:
+        if result.name in left_out:
+            write_line(tell=f"left out {result.name}: {left_out[result.name]}")
+            continue
+        verified = "a test that kills it was found" if result.verified else "its test is not verified"
+        write_line(tell=f"survived {result.name}: {verified if result.test else 'no test was found'}")
     results = [result for result in results if result.name not in left_out]
-    for result in results:
-        if result.test:
-            verified = "a test kills it" if result.verified else "its test is not verified"
-            write_line(tell=f"{verified}: {result.name}")
     return {"results": [asdict(result) for result in results], "left_out": left_out, "baseline": baseline}
 
 
