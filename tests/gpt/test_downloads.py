@@ -114,7 +114,7 @@ def test_what_is_not_there_yet_says_how_to_get_it(cache: Path, requested: list[s
     with pytest.raises(ValueError, match=r"is not in .*cache yet: download it with `regard data small`"):
         downloads.cached_path("small")
     assert requested == []
-    with pytest.raises(ValueError, match="name: expected one of shakespeare, .*, small, got 'gpt5'"):
+    with pytest.raises(ValueError, match=r"name: expected one of shakespeare, .*, small, got 'gpt5'"):
         downloads.fetch("gpt5")
 
 
