@@ -297,6 +297,9 @@ def test_a_second_hint_about_the_same_says_more(tmp_path: Path) -> None:
     assert "A second --hint says more." in first
     second = learn(tmp_path, "1", "--hint").output
     assert "more:\ndef simplified_self_attention(x):" in second
+    # Another try at the same mistake begins with the first hint, even if it gets the same message.
+    write(tmp_path, SIMILARITY.solution.replace("scores, dim=-1", "scores, -2"))
+    assert "more:" not in learn(tmp_path, "1", "--hint").output
     write(tmp_path, SIMILARITY.solution.replace("x @ x.mT", "x @ x"))
     assert "more:" not in learn(tmp_path, "1", "--hint").output
 
@@ -313,12 +316,28 @@ def test_what_the_code_prints_is_shown_and_bounded(tmp_path: Path) -> None:
     assert len(learn(tmp_path, "1", "--check").output.splitlines()) < 50
 
 
-def test_the_tour_names_its_command_and_is_done_when_the_learner_says_so(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_a_second_hint_does_not_give_a_number_away(tmp_path: Path) -> None:
+    scale = LESSONS[3]
+    program = plain_solution(scale.solution).replace("= math.sqrt(64)", "= 16")
+    (tmp_path / "lesson3.py").write_text(program, encoding="utf-8")
+    learn(tmp_path, "3", "--hint")
+    second = learn(tmp_path, "3", "--hint").output
+    assert "more:" in second
+    assert "is 8" not in second
+    assert "sqrt(64)" not in second
+
+
+def test_the_tour_names_its_command_and_is_done_when_its_question_is_answered(tmp_path: Path) -> None:
     begun = learn(tmp_path, "18")
     assert "regard inspect" in begun.output
     assert "regard learn 18 --check" in begun.output
+    asked = learn(tmp_path, "18", "--check")
+    assert asked.exit_code == 3
+    assert "--answer induction|previous-token|sink" in asked.output
+    assert learn(tmp_path, "18", "--answer", "sink").exit_code == 1
     assert 18 not in read_progress(tmp_path).done
-    assert learn(tmp_path, "18", "--check").exit_code == 0
+    assert learn(tmp_path, "18", "--answer", "Induction").exit_code == 0
     assert 18 in read_progress(tmp_path).done
 
 

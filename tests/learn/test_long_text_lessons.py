@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -67,14 +68,14 @@ ONLINE_SOFTMAX = {
     "Python's exp": ((SHRINK, "math.exp(highest - new_highest)"), "math.exp takes one number"),
     "not subtracted": (("scores - new_highest[..., None]", "scores"), "exponentials = torch.exp(scores -"),
     "axis": (("mixed / total[..., None]", "mixed / total"), "adds an axis of 1"),
-    "no maximum in lse": (("highest + torch.log(total)", "torch.log(total)"), "`lse` is off"),
+    "no maximum in lse": (("highest + torch.log(total)", "torch.log(total)"), "has to be added again"),
     "one result": (
         ("    return out, lse\n\n\ndef", "    return out\n\n\ndef"),
         "expected it to return out, lse",
     ),
     "logarithms added": ((LSE, "lse_a + lse_b"), "the logarithm of a product"),
     # `out` is wrong as well, since it is made of `lse`.
-    "larger one": ((LSE, "torch.maximum(lse_a, lse_b)"), "with 3 and 5 keys, `lse` is off"),
+    "larger one": ((LSE, "torch.maximum(lse_a, lse_b)"), "`lse` is the larger of the two"),
     "overflow": ((LSE, "torch.log(torch.exp(lse_a) + torch.exp(lse_b))"), "overflows where lse"),
     "other function": ((LSE, "torch.logsumexp(lse_a, lse_b)"), "sums along an axis"),
 }
@@ -267,8 +268,8 @@ def test_a_wrong_guess_does_not_give_the_answer_away(
     assert right in program
     outcome = judged(lesson, program.replace(right, guess), tmp_path)[-1]
     assert outcome.status == "wrong"
-    number_itself = outcome.more.removeprefix("it is ")
-    for text in (outcome.message, outcome.hint):
+    number_itself = right.split("= ")[1]
+    for text in (outcome.message, outcome.hint, outcome.more):
         assert number_itself not in text
     assert outcome.hint
 
@@ -279,6 +280,13 @@ def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: Functio
     answers = [variant.answer for variant in every.variants(function.cases())]
     for a, b in combinations(answers, 2):
         assert a.shape != b.shape or largest_difference(a, b) > 10 * TOLERANCE
+    module = ModuleType("lesson")
+    if function.after:
+        setattr(module, function.after.name, function.after.right)
+    for way in function.wrong_ways:
+        outcome = function.judge(way.compute, module)
+        assert (outcome.mistake, outcome.hint) == (way.mistake, way.hint), outcome
+        assert outcome.message.startswith(way.said)
 
 
 HEADS = (

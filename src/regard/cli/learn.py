@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
+import hashlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +49,8 @@ def learn(
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Write lessonN.py anew, after asking.")] = False,
     answer: Annotated[
-        str | None, typer.Option("--answer", metavar="NAME", help="Your answer to the last hunt.")
+        str | None,
+        typer.Option("--answer", metavar="NAME", help="Your answer to the last hunt, or to lesson 18."),
     ] = None,
     give_up: Annotated[bool, typer.Option("--give-up", help="Show the mistake of the last hunt.")] = False,
     grade: Annotated[
@@ -116,6 +119,8 @@ def learn(
             _write_notebook(chosen, folder)
         elif watch:
             _watch(chosen, folder, timeout)
+        elif chosen.question and (check or answer):
+            raise typer.Exit(_judge_answer(chosen, folder, answer))
         elif check or hint:
             raise typer.Exit(_judge(chosen, folder, hint, timeout))
         else:
@@ -178,7 +183,7 @@ def _begin(lesson: Lesson, folder: Path, again: bool, open_: bool) -> None:
         else:
             typer.echo(f"{path} is there already and stays as it is.")
     # A lesson without code is done by reading it; nothing else would ever mark it.
-    elif not lesson.command:
+    elif not lesson.question:
         progress = read_progress(folder)
         progress.done.setdefault(lesson.number, _today())
         write_progress(folder, progress)
@@ -247,11 +252,6 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
 
     console = Console(highlight=False)
     progress = read_progress(folder)
-    if lesson.command:
-        progress.done.setdefault(lesson.number, _today())
-        write_progress(folder, progress)
-        _celebrate(console, lesson, [], folder)
-        return 0
     if not lesson.has_code:
         raise ValueError(
             f"lesson {lesson.number} has nothing to write: go on with regard learn {_next_argument(lesson)}"
@@ -273,11 +273,14 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
         typer.echo(f"regard: {escape(str(error))}", err=True)
         return 2
     _print_printed(printed)
-    hinted = progress.hinted.get(lesson.number, []) if hint else None
+    program = (folder / lesson.file).read_text(encoding="utf-8")
+    keys = {outcome.task: _key(outcome, program) for outcome in outcomes if outcome.hint}
+    before = progress.hinted.get(lesson.number, [])
+    hinted = {task for task, key in keys.items() if key in before} if hint else None
     _print_outcomes(console, lesson, outcomes, hinted)
     if hint:
         # Only what is wrong now: the same mistake made again later begins with the first hint.
-        progress.hinted[lesson.number] = [_key(outcome) for outcome in outcomes if outcome.hint]
+        progress.hinted[lesson.number] = list(keys.values())
     progress.tries[lesson.number] = progress.tries.get(lesson.number, 0) + 1
     met = [outcome.mistake for outcome in outcomes if outcome.mistake]
     progress.met = list(dict.fromkeys([*progress.met, *met]))
@@ -295,18 +298,54 @@ def _print_printed(printed: str) -> None:
         typer.echo("Your code printed:\n" + "\n".join(f"  {escape(x)}" for x in printed.splitlines()) + "\n")
 
 
-def _key(outcome: Outcome) -> str:
-    """What is wrong with which task: asked about the same again, a hint says more."""
-    return f"{outcome.task}: {outcome.message}"
+def _judge_answer(lesson: Lesson, folder: Path, answer: str | None) -> int:
+    """Ask the question of a lesson without code, or judge the answer to it; return the exit code."""
+    from rich.console import Console
+
+    from regard.learn.progress import read_progress, write_progress
+
+    answers = dict(lesson.answers)
+    right, *_ = answers
+    given = (answer or "").strip().lower().replace(" ", "-").replace("_", "-")
+    if given not in answers:
+        typer.echo(f"{MARKS['unfinished']} {lesson.question}")
+        typer.echo(f"regard learn {lesson.number} --answer {'|'.join(sorted(answers))}")
+        return EXIT_CODES["unfinished"]
+    status = "done" if given == right else "wrong"
+    typer.echo(f"{MARKS[status]} {given}: {answers[given]}")
+    if status == "done":
+        progress = read_progress(folder)
+        progress.done.setdefault(lesson.number, _today())
+        write_progress(folder, progress)
+        _celebrate(Console(highlight=False), lesson, [], folder)
+    return EXIT_CODES[status]
+
+
+def _key(outcome: Outcome, program: str) -> str:
+    """What is wrong in which code: asked about the same again, a hint says more."""
+    from regard.learn.exercise import find_names
+
+    code = [ast.dump(x) for x in ast.parse(program).body if outcome.task in find_names(x)]
+    digest = hashlib.sha256("".join(code).encode()).hexdigest()[:8]
+    return f"{outcome.task} {digest}: {outcome.message}"
+
+
+def _second_hint(lesson: Lesson, outcome: Outcome) -> str:
+    """What a second hint adds: the lines of the task. A number to predict is not given away."""
+    from regard.learn.exercise import solution_of
+
+    if outcome.more:
+        return outcome.more
+    code = solution_of(lesson.solution, outcome.task)
+    is_code = code.startswith(("def ", "class "))
+    return code if is_code else f"regard learn {lesson.number} --solution has the answer"
 
 
 def _print_outcomes(
-    console: Any, lesson: Lesson, outcomes: list[Outcome], hinted: Sequence[str] | None
+    console: Any, lesson: Lesson, outcomes: list[Outcome], hinted: Collection[str] | None
 ) -> None:
-    """Print what came of each task, with hints unless `hinted` is None: the keys of those given before."""
+    """Print what came of each task, with hints unless `hinted` is None: the tasks that had theirs before."""
     from rich.text import Text
-
-    from regard.learn.exercise import solution_of
 
     for outcome in outcomes:
         head = f"{MARKS[outcome.status]} {outcome.task}"
@@ -317,12 +356,12 @@ def _print_outcomes(
         if hinted is not None and (outcome.hint or outcome.status == "wrong"):
             text = outcome.hint or f"none for this; regard learn {lesson.number} --solution has the lines"
             console.print(Text.assemble(("  hint: ", "cyan"), escape(text)))
-            if _key(outcome) in hinted:
-                more = outcome.more or solution_of(lesson.solution, outcome.task)
+            if outcome.task in hinted:
+                more = _second_hint(lesson, outcome)
                 console.print(Text.assemble(("  more:\n", "cyan"), escape(more)), soft_wrap=True)
     if hinted is None and any(outcome.hint for outcome in outcomes):
         console.print(f"\nHow to fix it: regard learn {lesson.number} --hint", style="dim")
-    elif hinted == [] and any(outcome.hint for outcome in outcomes):
+    elif hinted is not None and not hinted and any(outcome.hint for outcome in outcomes):
         console.print("\nA second --hint says more.", style="dim")
     mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake), "")
     if mistake and (f"| `{mistake}` |" in lesson.text or lesson.number >= OWN_CODE):

@@ -136,6 +136,18 @@ LESSONS = (
         "A tour of the inspector",
         "four things to see in a trained model, each with its number",
         command="regard inspect",
+        question="Which of the three kinds of lesson 11 is the head that the page opens on?",
+        answers=(
+            (
+                "induction",
+                "its short diagonals lie where a phrase is said again: it reads what came next then",
+            ),
+            (
+                "previous-token",
+                "such a head has one line, just below the main diagonal; this one has short ones",
+            ),
+            ("sink", "such a head has a dark first column and little else; look at the short diagonals"),
+        ),
     ),
 )
 

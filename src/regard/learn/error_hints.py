@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+# A line that multiplies tensors of different shapes number by number.
+STAR_ERROR = re.compile(r"line \d+, .*[\w)\]] \* [\w(].*must match the size")
+STAR = "`*` multiplies number by number, and `@` is the product of matrices, rows times columns"
 # In order: the first that fits is given, so that particular messages come before general ones.
 PARTICULAR: tuple[tuple[str, str], ...] = (
     (
@@ -16,6 +19,7 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
     ),
     (r"NameError: name '(sqrt|inf|pi|cos|sin|exp)'", r"\1 is in the module math: math.\1"),
     (r"NameError: name '(softmax|tril|triu|ones|zeros|cat|arange|Tensor)'", r"\1 belongs to torch: torch.\1"),
+    (r"NameError: name '(math|torch)'", r"`import \1` belongs at the top of the file"),
     (r"NameError: name '(np|numpy)'", "NumPy is not imported, nor needed: torch and math have it all"),
     (r"NameError: name '(\w+)'", r"`\1` is not known here: a name has to be assigned or imported first"),
     (
@@ -39,6 +43,7 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
         "a comparison of tensors has one answer for each number: .any() or .all() makes it one",
     ),
     (r"softmax\(\) (received|missing)", "softmax needs the axis to sum over, dim=-1"),
+    (r"must be Tensor, not list", "a list is no tensor: torch.stack(…) makes one of a list of tensors"),
     (
         r"sqrt\(\): argument 'input' .* must be Tensor, not int",
         "torch.sqrt is for tensors; a width is a whole number, and math.sqrt is for those",
@@ -91,7 +96,7 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
     ),
     (r"but got float|'float' object cannot be interpreted", "// divides whole numbers, / gives a fraction"),
     (r"'ellipsis'", "a line is still `...`: write it first"),
-    (r"'NoneType' object", "something is None: does a function end without `return`?"),
+    (r"'NoneType'", "something is None: does a function end without `return`?"),
 )
 # What fits many errors, and says less than the line to write, where that is known.
 _GENERAL_HINTS: tuple[tuple[str, str], ...] = (

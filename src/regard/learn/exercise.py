@@ -159,12 +159,6 @@ def find_blanks(program: str, name: str) -> list[Blank]:
     return sorted(blanks)  # ast.walk visits the lines after a loop before those in it
 
 
-def has_loop(program: str, name: str) -> bool:
-    """Return whether there is a loop in the top-level definition of `name`."""
-    definitions = (statement for statement in ast.parse(program).body if name in find_names(statement))
-    return any(isinstance(node, ast.For | ast.While) for x in definitions for node in ast.walk(x))
-
-
 def find_names(statement: ast.stmt) -> set[str]:
     """Return the names that a top-level statement defines."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):

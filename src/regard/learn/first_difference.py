@@ -8,40 +8,24 @@ solution's line is what to write there. This file knows no lesson and no mistake
 from __future__ import annotations
 
 import ast
-import builtins
-import copy
 import math
-import sys
+import re
 import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.learn.exercise import has_loop
 from regard.learn.lesson import Trial
+from regard.learn.trial_run import Assignment, Key, Program, TrialRun, load, run_trial, targets_of
 
 TOLERANCE = 1e-5
-Key = tuple[str, str]  # of a function and of a variable
-
-
-class Assignment(NamedTuple):
-    """What a statement has given to a name of a function; the name of a result is "return"."""
-
-    function: str
-    name: str
-    statement: ast.stmt
-    value: Any
-
-    @property
-    def key(self) -> Key:
-        """What an assignment of the other run must share to be compared with this one."""
-        return self.function, self.name
+# What a test of the learner's answers in the end: it is right by chance, whatever the lines before it do.
+CONSTANT = re.compile(r"return (True|False|None)")
+MOST = 6  # lines that are followed, one after another
 
 
 class LineDifference(NamedTuple):
@@ -59,25 +43,14 @@ class LineDifference(NamedTuple):
     after: bool = False
 
 
-class Program(NamedTuple):
-    """A program that is loaded: its text, the name under which its frames are known, and what it defines."""
-
-    text: str
-    file: str
-    names: dict[str, Any]
-
-
-def load_solution(text: str) -> Program:
-    """Run the text of a solution, and return it as a program."""
-    program = Program(text, "<solution>", {"__name__": "solution"})
-    exec(compile(text, program.file, "exec"), program.names)
-    return program
-
-
 def find_first_difference(
     task: str, trial: Trial, module: ModuleType, solution: str
 ) -> LineDifference | None:
-    """Return where the learner's `task` first differs from that of the solution; None if it does not.
+    """Return where the learner's `task` first differs from that of the solution; None if it cannot be told.
+
+    The line to write is put into the learner's program and run, and so is what differs next. Only if this
+    leads to the solution's result, and never to a new error, the line is returned: a learner may have divided
+    the work otherwise, and then a line of the solution has no place in it.
 
     Arguments:
         task: the name of a function or class, in both programs.
@@ -88,43 +61,38 @@ def find_first_difference(
     path = str(module.__file__)
     with open(path, encoding="utf-8") as file:
         mine = Program(file.read(), path, vars(module))
-    right = load_solution(solution)
-    # Inside a loop a line does one part of what the solution's does at once, and is no line to replace.
-    if has_loop(mine.text, task) and not has_loop(solution, task):
-        return None
+    right = load(solution, "<solution>")
+    first, had_error = None, True
     # fork_rng: the judges' random state stays as it was.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        own, error, state = _run(mine, task, trial, {})
-        expected, _, _ = _run(right, task, trial, state)
-    difference = _compare(_Runs(own, expected, right, mine), error, mine)
-    return difference if difference and _can_be_written(difference, mine) else None
-
-
-def _can_be_written(difference: LineDifference, program: Program) -> bool:
-    """Whether the function or class around a line has every name that the right line reads.
-
-    A learner may have chosen other names, and a line that needs ours would raise an error.
-    """
-    line = difference.right
-    around = [x for x in ast.parse(program.text).body if x.lineno <= difference.line <= (x.end_lineno or 0)]
-    nodes = [node for tree in (ast.parse(line), *around) for node in ast.walk(tree)]
-    known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    known |= program.names.keys() | vars(builtins).keys()
-    return all(name.id in known for name in ast.walk(ast.parse(line)) if isinstance(name, ast.Name))
+        for _ in range(MOST):
+            own = run_trial(mine, task, trial, {})
+            expected = run_trial(right, task, trial, own.state)
+            # A yes or no may be right by chance, and a module has attributes beside its result.
+            is_telling = trial.init is None and isinstance(expected.result, Tensor | tuple)
+            if own.error is None and _agree(own.result, expected.result) and (first or is_telling):
+                return first
+            if own.error is not None and not had_error:
+                return None
+            had_error = own.error is not None
+            difference = _compare(_Runs(own, expected, right, mine), own.error, mine)
+            if difference is None or CONSTANT.fullmatch(difference.right):
+                return None
+            first = first or difference
+            mine = mine.with_line(difference.line, difference.right, difference.after)
+    return None
 
 
 class _Runs:
     """The assignments of both runs, by their keys and in their order."""
 
-    def __init__(
-        self, own: list[Assignment], expected: list[Assignment], solution: Program, mine: Program
-    ) -> None:
-        self.own, self.expected, self.solution, self.mine = own, expected, solution, mine
+    def __init__(self, own: TrialRun, expected: TrialRun, solution: Program, mine: Program) -> None:
+        self.own, self.expected = own.assignments, expected.assignments
+        self.solution, self.mine = solution, mine
         self.own_by_key: dict[Key, list[Assignment]] = defaultdict(list)
         self.expected_by_key: dict[Key, list[Assignment]] = defaultdict(list)
-        for assignments, by_key in ((own, self.own_by_key), (expected, self.expected_by_key)):
+        for assignments, by_key in ((self.own, self.own_by_key), (self.expected, self.expected_by_key)):
             for assignment in assignments:
                 by_key[assignment.key].append(assignment)
 
@@ -133,17 +101,23 @@ class _Runs:
         line = _line(match.statement, self.solution)
         return LineDifference(assignment.statement.lineno, assignment.name, said, line)
 
+    def lone_expression(self, match: Assignment) -> ast.Expr | None:
+        """The right expression, where it stands with nothing to hold its result."""
+        value = getattr(match.statement, "value", None)
+        for node in ast.walk(ast.parse(self.mine.text)):
+            if isinstance(node, ast.Expr) and value and ast.dump(node.value) == ast.dump(value):
+                return node
+        return None
+
     def missing(self, match: Assignment) -> LineDifference | None:
         """The difference that a line of the solution is which was left out."""
         said = f"a line that changes `{match.name}` is missing, or its result is not assigned"
-        # The right expression may stand there, with nothing to hold its result.
-        for node in ast.walk(ast.parse(self.mine.text)):
-            value = getattr(match.statement, "value", None)
-            if isinstance(node, ast.Expr) and value and ast.dump(node.value) == ast.dump(value):
-                right = _line(match.statement, self.solution)
-                return LineDifference(node.lineno, match.name, said, right)
+        if match.name.endswith("()"):
+            said = f"the call {match.name.removesuffix('()')}(…) is missing"
+        if lone := self.lone_expression(match):
+            return LineDifference(lone.lineno, match.name, said, _line(match.statement, self.solution))
         # A line that does a part of it, such as `q = rotate(q)` for both q and k, is the one to replace.
-        for name in _targets(match.statement):
+        for name in targets_of(match.statement):
             number = _position(self.expected_by_key[match.function, name], match.statement)
             made = self.own_by_key[match.function, name]
             if number is not None and number < len(made):
@@ -202,7 +176,7 @@ def _beside(runs: _Runs, assignment: Assignment, match: Assignment, counts: dict
 
     For `q, k, v = rotate(q), …`, where only v is wrong, it is that of q and k.
     """
-    for name in _targets(assignment.statement):
+    for name in targets_of(assignment.statement):
         number = counts[assignment.function, name] - 1
         matches = runs.expected_by_key[assignment.function, name]
         if 0 <= number < len(matches):
@@ -230,12 +204,13 @@ def _find_unset(runs: _Runs, has_ended: bool = True) -> LineDifference | None:
             continue
         # Another line may have been written in its place.
         is_call = match.name.endswith(")")
-        others = [a for a in made if a.key not in known and "." in a.name and a.name.endswith(")") == is_call]
+        others = [a for a in made if a.key not in known and "." in a.name]
         if function_result := [a for a in made if a.name == "return" and a.key not in known]:
             others = function_result
         if others:
             return runs.replaced(others[0], match, f"{match.function} needs another line")
-        if is_result or number or match.name.startswith("self.") or match.name.endswith(")"):
+        is_attribute = match.name.startswith("self.")
+        if is_result or number or is_attribute or is_call or runs.lone_expression(match):
             return runs.missing(match) or runs.replaced(made[-1], match, f"{match.function} needs this line")
     return None
 
@@ -248,7 +223,7 @@ def _unknown_line(error: Exception, runs: _Runs, mine: Program) -> int | None:
     frame, line = frames[-1]
     for statement in ast.walk(ast.parse(mine.text)):
         if isinstance(statement, ast.stmt) and statement.lineno == line:
-            names = ["return"] if isinstance(statement, ast.Return) else _targets(statement)
+            names = ["return"] if isinstance(statement, ast.Return) else targets_of(statement)
             known = any(runs.expected_by_key[frame.f_code.co_name, name] for name in names)
             return line if names and not known else None
     return None
@@ -256,117 +231,6 @@ def _unknown_line(error: Exception, runs: _Runs, mine: Program) -> int | None:
 
 def _is_same(mine: ast.stmt, right: ast.stmt) -> bool:
     return ast.dump(mine) == ast.dump(right)
-
-
-def _run(
-    program: Program, task: str, trial: Trial, state: dict[str, Tensor]
-) -> tuple[list[Assignment], Exception | None, dict[str, Tensor]]:
-    """Run a task; return its assignments, the error that it ended with, and the weights of its module."""
-    assignments: list[Assignment] = []
-    inputs = copy.deepcopy(trial.inputs() if callable(trial.inputs) else trial.inputs)
-    torch.manual_seed(0)
-    try:
-        with _recording(program, assignments):
-            thing = program.names[task]
-            if trial.init is not None:
-                thing = thing(**trial.init).train(trial.training)
-                # Norms begin as ones: with other numbers no two parts are taken for each other.
-                for parameter in thing.parameters():
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-                _load(thing, state)
-                state = {name: value.clone() for name, value in thing.state_dict().items()}
-                method = getattr(thing, "attention", None)
-                # A block has a part of this name, too; a method gives the weights beside the output.
-                thing = thing if method is None or isinstance(method, nn.Module) else method
-            trial.then(thing(*inputs), *inputs)
-    except Exception as error:
-        return assignments, error, state
-    return assignments, None, state
-
-
-def _load(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give a module those weights of another that fit."""
-    own = module.state_dict()
-    module.load_state_dict(
-        {name: value for name, value in state.items() if name in own and own[name].shape == value.shape},
-        strict=False,
-    )
-
-
-@contextmanager
-def _recording(program: Program, assignments: list[Assignment]) -> Iterator[None]:
-    """Record what every statement of a program assigns, while the block runs."""
-    statements = {
-        line: statement
-        for statement in ast.walk(ast.parse(program.text))
-        if isinstance(statement, ast.Assign | ast.AugAssign | ast.Return | ast.Expr)
-        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    }
-    pending: dict[FrameType, ast.stmt | None] = {}
-
-    def trace(frame: FrameType, event: str, value: Any) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename != program.file:
-            return None
-        statement = pending.get(frame)
-        following = statements.get(frame.f_lineno)
-        if event == "exception":
-            pending[frame] = None
-        elif event == "return":
-            pending.pop(frame, None)
-            if isinstance(statement, ast.Return):
-                assignments.append(Assignment(frame.f_code.co_name, "return", statement, _keep(value)))
-            elif statement is not None:
-                assignments.extend(_assigned(frame, statement))
-        elif event == "line" and following is not statement:
-            if statement is not None:
-                assignments.extend(_assigned(frame, statement))
-            pending[frame] = following
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def _assigned(frame: FrameType, statement: ast.stmt) -> Iterator[Assignment]:
-    """The assignments that a statement of a frame has made."""
-    for name in _targets(statement):
-        if name.endswith("()"):
-            yield Assignment(frame.f_code.co_name, name, statement, None)
-            continue
-        holder, _, attribute = name.rpartition(".")
-        value = frame.f_locals.get(holder or name)
-        value = getattr(value, attribute, None) if holder else value
-        yield Assignment(frame.f_code.co_name, name, statement, _keep(value))
-
-
-def _targets(statement: ast.stmt) -> list[str]:
-    """The names that a statement assigns: variables, attributes of self, and what an index is set of.
-
-    A call that stands alone counts as one by the name of what it calls, "head.eval()".
-    """
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return [f"{ast.unparse(statement.value.func)}()"]
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    names = []
-    for target in targets:
-        for node in target.elts if isinstance(target, ast.Tuple) else [target]:
-            node = node.value if isinstance(node, ast.Subscript) else node
-            if isinstance(node, ast.Name | ast.Attribute):
-                names.append(ast.unparse(node))
-    return names
-
-
-def _keep(value: Any) -> Any:
-    """A value as it is now: tensors may be changed later."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (tuple, list):
-        return type(value)(_keep(part) for part in value)
-    return value
 
 
 def _describe(assignment: Assignment, expected: Any) -> str:
@@ -390,13 +254,15 @@ def _describe(assignment: Assignment, expected: Any) -> str:
 def _kind(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
+    if isinstance(value, nn.Module):
+        return f"a module, {type(value).__name__}"
     return "a tensor" if isinstance(value, Tensor) else f"{value!r:.70}"
 
 
 def _agree(value: Any, expected: Any) -> bool:
     """Whether two values are the same, up to rounding; kinds that cannot be compared count as the same."""
     if isinstance(expected, Tensor) and isinstance(value, Tensor):
-        same = value.shape == expected.shape
+        same = value.shape == expected.shape and (expected.dtype != torch.bool or value.dtype == torch.bool)
         return same and torch.allclose(
             value.double(), expected.double(), TOLERANCE, TOLERANCE, equal_nan=True
         )
@@ -433,7 +299,7 @@ def _find_raising(
         for statement in ast.walk(ast.parse(mine.text)):
             if not isinstance(statement, ast.stmt) or statement.lineno != line:
                 continue
-            names = ["return"] if isinstance(statement, ast.Return) else _targets(statement)
+            names = ["return"] if isinstance(statement, ast.Return) else targets_of(statement)
             for name in names:
                 matches = runs.expected_by_key[function, name]
                 number = min(counts[function, name] + 1, len(matches))

@@ -22,8 +22,8 @@ from regard.checker.errors import CheckError
 from regard.checker.sandbox import run_in_process
 from regard.checker.subject.construction.locate import import_place
 from regard.learn.course import get_lesson
-from regard.learn.error_hints import GENERAL, find_hint
-from regard.learn.exercise import Blank, find_blanks, plain_solution
+from regard.learn.error_hints import GENERAL, STAR, STAR_ERROR, find_hint
+from regard.learn.exercise import Blank, find_blanks, find_names, make_exercise, plain_solution
 from regard.learn.lesson import Lesson, Outcome, Task, UsualMistake
 from regard.learn.mistakes import find_mistake
 from regard.support.files import TextFileError, read_text
@@ -57,7 +57,9 @@ def judge_in_process(
 
     Raises `CheckError` with one sentence if the file cannot be judged at all.
     """
-    read_program(lesson, path)
+    # PyTorch takes two seconds to start, and an untouched file needs none of it.
+    if untouched := _find_untouched(lesson, read_program(lesson, path)):
+        return untouched
     request = {"lesson": lesson.number, "spec": str(path), "seed": seed}
     limit = lesson.timeout if timeout is None else timeout
     last = run_in_process(
@@ -93,10 +95,10 @@ def judge(
 ) -> list[Outcome]:
     """Judge the learner's file in this process. It runs the file: see `judge_in_process`."""
     program = read_program(lesson, path)
+    if untouched := _find_untouched(lesson, program):
+        return untouched
     tasks = tasks_of(lesson)
     blanks = {task.name: find_blanks(program, task.name) for task in tasks}
-    if all(blanks.values()):  # nothing is written yet: nothing to run
-        return [_unfinished(task.name, blanks[task.name]) for task in tasks]
     printed = _PrintedText()
     try:
         with contextlib.redirect_stdout(printed):
@@ -167,6 +169,14 @@ def judge_request(request: dict[str, Any], write_line: Callable[..., None]) -> l
         return [outcome.to_dict() for outcome in judge(lesson, Path(request["spec"]), write_line)]
 
 
+def _find_untouched(lesson: Lesson, program: str) -> list[Outcome]:
+    """What to say about each task as long as none of them is written; [] once one is."""
+    exercise = make_exercise(lesson.solution)
+    names = [name for x in ast.parse(exercise).body for name in find_names(x) if find_blanks(exercise, name)]
+    blanks = {name: find_blanks(program, name) for name in names}
+    return [_unfinished(name, blanks[name]) for name in names] if all(blanks.values()) else []
+
+
 def _unfinished(name: str, blanks: list[Blank]) -> Outcome:
     first, *others = blanks
     more = f"; also line {', '.join(str(blank.line) for blank in others)}" if others else ""
@@ -214,7 +224,10 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
         outcome = _with_name(outcome, task, module, lesson, difference)
     if difference is None:
         known = find_mistake(outcome.mistake)
-        return replace(outcome, hint=outcome.hint or (known.fix if known else ""))
+        hint = outcome.hint or (known.fix if known else "")
+        if STAR_ERROR.search(outcome.message):
+            hint = STAR if not hint or hint in GENERAL else f"{STAR}; {hint}"
+        return replace(outcome, hint=hint)
     write = f"{'after ' if difference.after else ''}line {difference.line}: {difference.right}"
     # The line that raised an error may not be the one to blame, and a hint for it would mislead.
     elsewhere = not difference.raised and outcome.hint not in task.error_hints
@@ -222,7 +235,20 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
     reason = "" if misleads or outcome.hint in difference.right else outcome.hint
     if not outcome.mistake or difference.after:
         reason = reason or difference.said
+    if not difference.after and _has_star_for_at(_line_of(module, difference.line), difference.right):
+        reason = STAR
     return replace(outcome, hint=f"{reason.rstrip('.')}; {write}" if reason else write)
+
+
+def _has_star_for_at(own: str, right: str) -> bool:
+    """Whether a line of the learner's has `*` where the right one has `@`."""
+    return own.count("@") < right.count("@") and own.count("*") > right.count("*")
+
+
+def _line_of(module: ModuleType, number: int) -> str:
+    """A line of the learner's file, without its comment."""
+    program = Path(str(module.__file__)).read_text(encoding="utf-8")
+    return program.splitlines()[number - 1].split("  #")[0].strip()
 
 
 def _find_difference(task: Task, module: ModuleType, lesson: Lesson) -> LineDifference | None:
@@ -250,8 +276,7 @@ def _with_name(
     The first wrong line is put into the solution, where it is the only mistake, and judged there.
     """
     solution = plain_solution(lesson.solution)
-    program = Path(str(module.__file__)).read_text(encoding="utf-8")
-    own = program.splitlines()[difference.line - 1].split("  #")[0].strip()
+    own = _line_of(module, difference.line)
     if difference.after or difference.raised or solution.count(difference.right) != 1:
         return outcome
     alone = ModuleType("alone")

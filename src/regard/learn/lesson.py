@@ -37,6 +37,8 @@ class Lesson:
     goal: str = ""  # what the learner's file has to do, as an infinitive; empty if there is nothing to write
     timeout: float = 30.0  # seconds that judging may take
     command: str = ""  # what to run beside the text, where there is nothing to write
+    question: str = ""  # about what the command shows
+    answers: tuple[tuple[str, str], ...] = ()  # each with what is said to it; the first is right
 
     @property
     def folder(self) -> Path:

@@ -173,7 +173,9 @@ def _link(folder: Path, token: Any) -> str:
         return f"<a href='lesson{number}.html' title='regard learn {number}'>"
     if target.startswith(("https://", "#")):
         return f"<a href='{html.escape(target, quote=True)}'>"
-    return f"<a href='{html.escape((folder / target).resolve().as_uri(), quote=True)}'>"
+    file = (folder / target).resolve()
+    # The documentation is not in an installed package.
+    return f"<a href='{html.escape(file.as_uri(), quote=True)}'>" if file.exists() else "<a>"
 
 
 def _code(text: str) -> str:

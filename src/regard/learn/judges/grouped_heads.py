@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from regard.learn.lesson import UsualMistake
 GIGABYTES = 2 * 80 * 64 * 128 * 8192 * 2 / 1e9
 BYTES = "2 * layers * kv_heads * head_dim * tokens * bytes_per_number"
 REPEATED = "k = k.repeat_interleave(H // G, dim=1), and v the same"
+OWN_HEAD = f"query head h reads key/value head h // (H // G): {REPEATED}"
+NEW_TOKENS = "visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)"
 GROUPS = "groups = weight.view(kv_heads, num_heads // kv_heads, -1, d_model), then groups.mean(dim=1)"
 
 
@@ -28,11 +31,18 @@ def interleaved(x: Tensor, times: int) -> Tensor:
     return x.repeat_interleave(times, dim=1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, spread: Callable[[Tensor, int], Tensor] = interleaved) -> Tensor:
-    """Return causal attention in which `spread` makes a key/value head for each query head."""
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spread_keys: Callable[[Tensor, int], Tensor] = interleaved,
+    spread_values: Callable[[Tensor, int], Tensor] = interleaved,
+    diagonal: Callable[[int, int], int] = lambda T, S: S - T,
+) -> Tensor:
+    """Return causal attention in which each `spread` makes a key or value head for each query head."""
     T, S, times = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
-    k, v = spread(k, times), spread(v, times)
-    visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    k, v = spread_keys(k, times), spread_values(v, times)
+    visible = torch.ones(T, S, dtype=torch.bool).tril(diagonal(T, S))
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -torch.inf)
     return torch.softmax(scores, dim=-1) @ v
 
@@ -67,12 +77,22 @@ def summed(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
     return pooled(weight, num_heads, kv_heads) * (num_heads // kv_heads)
 
 
+def first_group(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
+    """Return the mean of the first group for every new head."""
+    rows = len(weight) // num_heads
+    return pooled(weight, num_heads, kv_heads)[:rows].repeat(kv_heads, 1)
+
+
 def grouped_cases() -> tuple[Case, ...]:
     """Return groups of three and two, with new tokens after a cache, and one group for all."""
     q, k, v = draw(2, 6, 7, 4, seed=0), draw(2, 2, 7, 4, seed=1), draw(2, 2, 7, 4, seed=2)
     return (
         Case("with 6 query heads on 2", (q, k, v)),
-        Case("with 4 query heads on 2 and 3 new tokens", (draw(2, 4, 3, 4, seed=3), k, v)),
+        Case(
+            "with 4 query heads on 2 and 3 new tokens",
+            (draw(2, 4, 3, 4, seed=3), k, v),
+            "The new tokens are the last of all, so the mask cannot begin at the first key.",
+        ),
         Case("with 6 query heads on 1", (q, k[:, :1], v[:, :1])),
     )
 
@@ -109,12 +129,54 @@ GROUPED = FunctionTask(
     grouped_cases,
     (Result("out", "(B, H, T, D)", REPEATED),),
     (
-        WrongWay(lambda q, k, v: attend(q, k, v, tiled), "grouped-heads-tiled", hint=REPEATED),
-        WrongWay(lambda q, k, v: attend(q, k, v, first), "first-group-for-all"),
+        WrongWay(
+            partial(attend, spread_keys=tiled, spread_values=tiled), "grouped-heads-tiled", "", OWN_HEAD
+        ),
+        WrongWay(
+            partial(attend, spread_keys=first, spread_values=first), "first-group-for-all", "", OWN_HEAD
+        ),
+        WrongWay(
+            partial(attend, spread_keys=tiled),
+            "grouped-heads-tiled",
+            "The keys are of the wrong group; the values are right.",
+            OWN_HEAD,
+        ),
+        WrongWay(
+            partial(attend, spread_values=tiled),
+            "grouped-heads-tiled",
+            "The values are of the wrong group; the keys are right.",
+            OWN_HEAD,
+        ),
+        WrongWay(
+            partial(attend, spread_keys=first),
+            "first-group-for-all",
+            "Every query head reads the keys of head 0; the values are right.",
+            OWN_HEAD,
+        ),
+        WrongWay(
+            partial(attend, spread_values=first),
+            "first-group-for-all",
+            "Every query head reads the values of head 0; the keys are right.",
+            OWN_HEAD,
+        ),
+        WrongWay(
+            partial(attend, diagonal=lambda T, S: 0),
+            "top-left-causal",
+            "The mask begins at the first key. The new tokens are the last T of S, so the first of them sees "
+            "S − T + 1 keys.",
+            NEW_TOKENS,
+        ),
+        WrongWay(
+            partial(attend, diagonal=lambda T, S: S - T - 1),
+            "missing-diagonal",
+            "No token sees itself, and the first sees nothing at all: softmax of an empty row is NaN.",
+            NEW_TOKENS,
+        ),
     ),
     "H maps from G key/value heads: the queries differ, the keys are shared.",
     (
         ("must match the size", f"q has H heads and k has G: {REPEATED}"),
+        ("out of bounds for dimension 1", OWN_HEAD),
         ("Expected size for first two dimensions", f"q has H heads and k has G: {REPEATED}"),
     ),
     attends=lambda function: function,
@@ -137,6 +199,7 @@ POOL = FunctionTask(
         ),
         WrongWay(first_of_group, said="only the first head of each group is left", hint=GROUPS),
         WrongWay(summed, said="this is the sum of the heads of a group, not their mean", hint=GROUPS),
+        WrongWay(first_group, said="every new head is the mean of the first group", hint=GROUPS),
     ),
     "fewer heads from trained ones: a start from which a little training makes up for the loss.",
     (("is invalid for input of size", GROUPS),),

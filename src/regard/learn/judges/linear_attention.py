@@ -23,18 +23,39 @@ PRODUCTS = ("aten::mv", "aten::mm", "aten::bmm")
 
 def linear(q: Tensor, k: Tensor, v: Tensor, how: str = "") -> Tensor:
     """Return linear attention, all tokens at once; `how` is a way to go wrong."""
+    scores = q @ k.mT
     q, k = (elu(x) + 1 for x in (q, k))
-    weights = q @ k.mT
+    weights = {
+        "no feature": scores,
+        "softmax": scores.exp(),
+        "softmax of weights": (q @ k.mT).exp(),
+        "feature of the score": elu(scores) + 1,
+        "read by key": k @ k.mT,
+        "roles exchanged": k @ q.mT,
+    }.get(how, q @ k.mT)
+    last = weights.diagonal().diag()
     seen = {
         "future": weights,
+        "state of all": weights,
+        "past hidden": weights.triu(),
         "before": weights.tril(-1),
-        "last": weights.diagonal().diag(),
+        "state before": weights.tril(-1),
+        "last": last,
+        "last over all": last,
     }.get(how, weights.tril())
-    if how == "last over all":
-        return weights.diagonal()[:, None] * v / weights.tril().sum(-1, keepdim=True)
-    if how == "total before":
-        return seen @ v / weights.tril(-1).sum(-1, keepdim=True)
-    return seen @ v if how == "not divided" else seen @ v / seen.sum(-1, keepdim=True)
+    divisor = {
+        "not divided": torch.ones_like(weights).diagonal().diag(),
+        "last over all": weights.tril(),
+        "state before": weights.tril(),
+        "total before": weights.tril(-1),
+        "total of one": last,
+        "total of all": weights,
+        "state of all": weights.tril(),
+        "one total": weights.tril().sum(0, keepdim=True).expand_as(weights),
+        "number of tokens": torch.ones_like(weights).tril(),
+        "total without query": k.sum(-1).expand_as(weights).tril(),
+    }.get(how, seen)
+    return seen @ v / divisor.sum(-1, keepdim=True)
 
 
 def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, how: str = "") -> tuple[Tensor, Tensor]:
@@ -50,7 +71,10 @@ def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, how: str = "") -> tuple
         }.get(how, b * torch.outer(k_t, v_t - old))
         kept = {"last": 0.0, "gate": 1 - b}.get(how, 1.0)
         state = kept * state + (b * torch.outer(k_t, v_t) if how == "gate" else change)
-        outputs.append(q_t @ (before if how == "before" else state))
+        if how == "own value fades":
+            written = before + b * torch.outer(k_t, v_t)
+            state = written - b * torch.outer(k_t, k_t @ written)
+        outputs.append((k_t if how == "by key" else q_t) @ (before if how == "before" else state))
     return torch.stack(outputs), state
 
 
@@ -132,6 +156,83 @@ LINEAR = FunctionTask(
             "`total` lacks the key of token t, which the state has.",
             "total = total + k[t] before it is used",
         ),
+        WrongWay(
+            partial(linear, how="state before"),
+            "new-token-unseen",
+            "The state lacks token t, which `total` has.",
+            f"{WRITE} before it is read",
+        ),
+        WrongWay(
+            partial(linear, how="total of one"),
+            "state-overwritten",
+            "`total` holds the key of token t alone; it is the sum of all keys so far.",
+            "total = total + k[t]",
+        ),
+        WrongWay(
+            partial(linear, how="total of all"),
+            "no-mask",
+            "`total` is the sum of the keys of the whole text; token t has seen those up to t.",
+            "total = total + k[t], inside the loop",
+        ),
+        WrongWay(
+            partial(linear, how="state of all"),
+            "no-mask",
+            "The state holds the whole text; token t may read what was written up to t.",
+            f"{WRITE}, inside the loop",
+        ),
+        WrongWay(
+            partial(linear, how="one total"),
+            said="this divides by one sum for all tokens; each divides by the sum of its own weights",
+            hint=READ,
+        ),
+        WrongWay(
+            partial(linear, how="softmax of weights"),
+            said="the weights are positive already: divide them by their sum, and take no softmax of them",
+            hint=READ,
+        ),
+        WrongWay(
+            partial(linear, how="number of tokens"),
+            said="this divides by the number of tokens; the weights do not sum to that",
+            hint=READ,
+        ),
+        WrongWay(
+            partial(linear, how="total without query"),
+            said="this divides by the sum of the keys alone; the weights are products with the query",
+            hint=READ,
+        ),
+        WrongWay(
+            partial(linear, how="no feature"),
+            said="`feature` is not used: products of q and k may be negative, and their sum may be near 0",
+            hint="q, k = feature(q), feature(k)",
+        ),
+        WrongWay(
+            partial(linear, how="softmax"),
+            said="these are the weights of softmax, exp(q · k), which no sum over keys can be made for in "
+            "advance; here a weight is feature(q) · feature(k)",
+            hint="q, k = feature(q), feature(k)",
+        ),
+        WrongWay(
+            partial(linear, how="feature of the score"),
+            said="`feature` is taken of the score; it is taken of q and of k, before their product",
+            hint="q, k = feature(q), feature(k)",
+        ),
+        WrongWay(
+            partial(linear, how="read by key"),
+            said="the state is read with the key; it is written with the key and read with the query",
+            hint=READ,
+        ),
+        WrongWay(
+            partial(linear, how="roles exchanged"),
+            "query-key-swapped",
+            "The state is written with the query and read with the key.",
+            f"{WRITE}; {READ}",
+        ),
+        WrongWay(
+            partial(linear, how="past hidden"),
+            "transposed-mask",
+            "Each token reads itself and the tokens after it: the triangle lies on the wrong side.",
+            f"{WRITE}, token by token from the first",
+        ),
         WrongWay(partial(linear, how="last"), "state-overwritten"),
         WrongWay(partial(linear, how="last over all"), "state-overwritten", hint=WRITE),
         WrongWay(
@@ -178,6 +279,16 @@ DELTA = FunctionTask(
             partial(delta, how="beta on old"),
             said="beta belongs to the whole difference: here the new value is written whatever beta is",
             hint=CORRECT,
+        ),
+        WrongWay(
+            partial(delta, how="by key"),
+            said="the output is read with the key; the query asks",
+            hint="out = q[t] @ state",
+        ),
+        WrongWay(
+            partial(delta, how="own value fades"),
+            said="the old value is read after the new one is written, so the new one is taken out as well",
+            hint=f"first old = k[t] @ state, then {CORRECT}",
         ),
         WrongWay(
             partial(delta, how="gate"),

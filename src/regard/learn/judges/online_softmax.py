@@ -17,6 +17,8 @@ from regard.learn.lesson import UsualMistake
 
 MEGABYTES = 8192 * 8192 * 4 / 1e6
 SHRINK = "total * shrink + exponentials.sum(dim=-1) and mixed * shrink[..., None] + exponentials @ v_block"
+SCORES = "scores = q @ k_block.mT / math.sqrt(q.shape[-1])"
+STARTS = "for start in range(0, k.shape[-2], block_size): every block that begins before the end is read"
 HIGHEST = "new_highest = torch.maximum(highest, scores.amax(dim=-1))"
 
 
@@ -31,24 +33,29 @@ def blockwise(
     subtract: str = "so far",
     divide: bool = True,
     begin: float = -torch.inf,
+    shifted: bool = True,
+    scale: Callable[[int], float] = math.sqrt,
+    starts: Callable[[int, int], range] = lambda keys, block_size: range(0, keys, block_size),
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp, computed block by block; each option is a way to go wrong.
 
     The factor of a sum is raised to a power: 0 leaves it out, −1 divides by it. From the exponents we
-    `subtract` the largest score "so far", that of this "block", or "nothing". Before the first block the
-    largest score is `begin`.
+    `subtract` the largest score "so far", that of this "block", that of "all" queries, or "nothing"; if they
+    are not `shifted`, only the factor knows it. Before the first block the largest score is `begin`. Blocks
+    begin at `starts`, and scores are divided by `scale` of the width.
     """
     highest, total = torch.tensor(begin), torch.tensor(0.0)
     mixed = torch.zeros(*q.shape[:-1], v.shape[-1])
-    for start in range(0, k.shape[-2], block_size):
+    for start in starts(k.shape[-2], block_size):
         block = slice(start, start + block_size)
-        scores = q @ k[..., block, :].mT / math.sqrt(q.shape[-1])
+        scores = q @ k[..., block, :].mT / scale(q.shape[-1])
         new = {
             "so far": torch.maximum(highest, scores.amax(-1)),
+            "all": torch.maximum(highest, scores.max()).expand(q.shape[:-1]),
             "block": scores.amax(-1),
             "nothing": torch.zeros(q.shape[:-1]),
         }[subtract]
-        exponentials = torch.exp(scores - new[..., None])
+        exponentials = torch.exp(scores - new[..., None] if shifted else scores)
         shrink = torch.exp(highest - new)
         total = total * shrink**shrink_total + exponentials.sum(-1)
         mixed = mixed * (shrink**shrink_mixed)[..., None] + exponentials @ v[..., block, :]
@@ -56,16 +63,34 @@ def blockwise(
     return mixed / total[..., None] if divide else mixed, highest + total.log()
 
 
+def with_lse(how: Callable[[Tensor, Tensor], Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return the right output, and a number for each query made of its largest score and its total."""
+    q, k, *_ = arguments
+    out, lse = blockwise(*arguments)
+    highest = (q @ k.mT / math.sqrt(q.shape[-1])).amax(dim=-1)
+    return out, how(highest, torch.exp(lse - highest))
+
+
 def joined(
     out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, how: str = ""
 ) -> tuple[Tensor, Tensor]:
     """Return two parts merged; `how` is a way to go wrong."""
-    lse = lse_a + lse_b if how == "logarithms added" else torch.logaddexp(lse_a, lse_b)
-    if how == "overflow":
-        lse = torch.log(torch.exp(lse_a) + torch.exp(lse_b))
+    lse = {
+        "logarithms added": lse_a + lse_b,
+        "larger one": torch.maximum(lse_a, lse_b),
+        "relative": torch.logaddexp(lse_a, lse_b) - torch.maximum(lse_a, lse_b),
+        "overflow": torch.log(torch.exp(lse_a) + torch.exp(lse_b)),
+    }.get(how, torch.logaddexp(lse_a, lse_b))
     shares = {
         "means": (torch.full_like(lse, 0.5), torch.full_like(lse, 0.5)),
         "not divided": (torch.exp(lse_a), torch.exp(lse_b)),
+        "larger subtracted": (
+            torch.exp(lse_a - torch.maximum(lse_a, lse_b)),
+            torch.exp(lse_b - torch.maximum(lse_a, lse_b)),
+        ),
+        "exchanged": (torch.exp(lse_b - lse), torch.exp(lse_a - lse)),
+        "logarithms": (lse_a / (lse_a + lse_b), lse_b / (lse_a + lse_b)),
+        "sums": (torch.ones_like(lse), torch.ones_like(lse)),
     }
     share_a, share_b = shares.get(how, (torch.exp(lse_a - lse), torch.exp(lse_b - lse)))
     return share_a[..., None] * out_a + share_b[..., None] * out_b, lse
@@ -78,8 +103,16 @@ def flash_cases() -> tuple[Case, ...]:
     # Of whole numbers, whose products are exact: in any order of its sums a right answer stays right.
     low = ((q + 20).round(), (k - 5).round())
     return (
-        Case("with all keys in one block", (q, k, v, 8)),
-        Case("with blocks of 3, 3 and 2 keys", (q, k, v, 3)),
+        Case(
+            "with all keys in one block",
+            (q, k, v, 8),
+            "With one block nothing has to shrink: look at the scores, the exponentials and the division.",
+        ),
+        Case(
+            "with blocks of 3, 3 and 2 keys",
+            (q, k, v, 3),
+            "With one block it is right: look at what happens to the sums so far, and at the last block.",
+        ),
         Case("with scores of 100 in the first block", (q, torch.cat([loud, k[:, 2:]], dim=1), v, 2)),
         Case("with scores of 100 in the last block", (q, torch.cat([k[:, 2:], loud], dim=1), v, 2)),
         Case("with scores of about -200", (*low, v, 3)),
@@ -130,6 +163,49 @@ FLASH = FunctionTask(
         Result("lse", "(…, T)", LSE),
     ),
     (
+        WrongWay(partial(blockwise, scale=lambda width: 1.0), "no-scale", hint=SCORES),
+        WrongWay(partial(blockwise, scale=float), "scaled-by-width", hint=SCORES),
+        WrongWay(
+            partial(blockwise, starts=lambda keys, size: range(0, keys - size + 1, size)),
+            said="The last block is left out where it is shorter than block_size: its keys are never read.",
+            hint=f"{STARTS}, also where S is no multiple of block_size",
+        ),
+        WrongWay(
+            partial(blockwise, starts=lambda keys, size: range(0, keys - size, size)),
+            said="The last block is never read, whether it is whole or not.",
+            hint=STARTS,
+        ),
+        WrongWay(
+            partial(with_lse, lambda highest, total: total.log()),
+            said="The largest score was subtracted from every exponent, and has to be added again in `lse`.",
+            hint=LSE,
+        ),
+        WrongWay(
+            partial(with_lse, lambda highest, total: total),
+            said="`lse` is the sum of exponentials itself, without its logarithm and without the largest "
+            "score that was subtracted.",
+            hint=LSE,
+        ),
+        WrongWay(
+            partial(with_lse, lambda highest, total: highest),
+            said="`lse` is the largest score alone; the logarithm of the sum is missing.",
+            hint=LSE,
+        ),
+        WrongWay(partial(with_lse, lambda highest, total: highest + total.log2()), "lse-base-2", hint=LSE),
+        WrongWay(
+            partial(blockwise, shifted=False),
+            "softmax-overflow",
+            "The largest score is not subtracted from this block's scores, and the sums so far shrink as if "
+            "it were.",
+            "exponentials = torch.exp(scores - new_highest[..., None])",
+        ),
+        WrongWay(
+            partial(blockwise, subtract="all"),
+            "softmax-overflow",
+            "The largest score of all queries is subtracted. For a query whose scores are far below it, all "
+            "exponentials are 0: each query needs a largest score of its own.",
+            HIGHEST,
+        ),
         WrongWay(partial(blockwise, shrink_total=0, shrink_mixed=0), "block-not-rescaled", hint=SHRINK),
         WrongWay(
             partial(blockwise, shrink_mixed=0),
@@ -171,6 +247,10 @@ FLASH = FunctionTask(
     ),
     "attention without a row of scores: only one block of them exists at a time.",
     (
+        (
+            "Expected reduction dim",
+            f"a block is empty, since it begins after the last key: {STARTS}",
+        ),
         ("return_types.max", f"{HIGHEST}: .max(dim=-1) gives the places too"),
         ("Boolean value", f"{HIGHEST}: Python's max cannot compare number by number"),
         ("must match the size", AXES),
@@ -206,6 +286,38 @@ MERGE = FunctionTask(
             "sum-not-divided",
             "The shares are not divided by their sum, exp(lse).",
             "share_a = torch.exp(lse_a - lse)",
+        ),
+        WrongWay(
+            partial(joined, how="larger subtracted"),
+            "sum-not-divided",
+            "The shares are relative to the larger part and do not sum to 1: divide by their sum.",
+            "share_a = torch.exp(lse_a - lse)",
+        ),
+        WrongWay(
+            partial(joined, how="sums"),
+            "sum-not-divided",
+            "The outputs are added. Each is a mean already, and the shares of the two have to sum to 1.",
+            "out = share_a[..., None] * out_a + share_b[..., None] * out_b",
+        ),
+        WrongWay(
+            partial(joined, how="exchanged"),
+            said="the shares are exchanged: each part is weighted by the other's",
+            hint="out = share_a[..., None] * out_a + share_b[..., None] * out_b",
+        ),
+        WrongWay(
+            partial(joined, how="logarithms"),
+            "logarithm-as-share",
+            hint="share_a = torch.exp(lse_a - lse)",
+        ),
+        WrongWay(
+            partial(joined, how="larger one"),
+            said="`lse` is the larger of the two; the smaller part belongs to the sum as well",
+            hint="lse = torch.logaddexp(lse_a, lse_b)",
+        ),
+        WrongWay(
+            partial(joined, how="relative"),
+            said="the larger one was subtracted before the exponentials, and has to be added again",
+            hint="lse = torch.logaddexp(lse_a, lse_b)",
         ),
         WrongWay(
             partial(joined, how="overflow"),

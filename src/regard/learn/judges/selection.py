@@ -31,9 +31,12 @@ def bounds(q: Tensor, k: Tensor, block_size: int, how: str = "") -> Tensor:
         "lowest": q * low,
         "smaller": torch.minimum(q * low, q * high),
         "middle": q * (low + high) / 2,
+        "magnitudes": q.abs() * blocks.abs().amax(1),
     }.get(how, torch.maximum(q * low, q * high))
     if how == "one bound for all channels":
         return torch.maximum((q * low).sum(-1), (q * high).sum(-1)) / math.sqrt(k.shape[-1])
+    if how == "largest score":
+        return (q[..., None, :] * blocks).sum(-1).amax(-1) / math.sqrt(k.shape[-1])
     return products.sum(-1) / math.sqrt(k.shape[-1])
 
 
@@ -106,6 +109,17 @@ BOUNDS = FunctionTask(
             hint=PRODUCTS,
         ),
         WrongWay(
+            partial(bounds, how="largest score"),
+            said="this is the largest score of each block itself, and every key was read for it. A bound "
+            "takes the extremes of each channel, two vectors a block",
+            hint=PRODUCTS,
+        ),
+        WrongWay(
+            partial(bounds, how="magnitudes"),
+            said="this is a bound, and a loose one: it takes every product as positive; the signs are known",
+            hint=PRODUCTS,
+        ),
+        WrongWay(
             partial(bounds, how="smaller"),
             said="these are the smaller products: a bound from below",
             hint=PRODUCTS,
@@ -168,6 +182,16 @@ SHARE = FunctionTask(
     share_cases,
     (Result("lost", "(T,)", "return 1 - torch.exp(lse_kept - lse)"),),
     (
+        WrongWay(
+            lambda kept, lse: torch.exp(lse) - torch.exp(kept),
+            said="this is the sum of exponentials that were left out; a share is divided by the sum of all",
+            hint="return 1 - torch.exp(lse_kept - lse)",
+        ),
+        WrongWay(
+            lambda kept, lse: 100 * (1 - torch.exp(kept - lse)),
+            said="this is in percent; a share is between 0 and 1",
+            hint="return 1 - torch.exp(lse_kept - lse)",
+        ),
         WrongWay(
             lambda kept, lse: torch.exp(kept - lse),
             said="this is the share that was kept",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -118,12 +119,14 @@ def judge_function(function: Any, module: ModuleType) -> Outcome:
 
 def _fails_on_a_batch(name: str, error: RuntimeError, module: ModuleType) -> Outcome:
     """The outcome for a function that works on one text only."""
-    evidence = (
-        f"It works on one text and fails on a batch: {describe_error(error, Path(str(module.__file__)))}"
-    )
-    return named_mistake(
-        name, "dot-t-on-a-batch", evidence, "scores = x @ x.mT, which swaps the last two axes only"
-    )
+    path = Path(str(module.__file__))
+    evidence = f"It works on one text and fails on a batch: {describe_error(error, path)}"
+    hint = "scores = x @ x.mT, which swaps the last two axes only"
+    if re.search(r"\.(T|t\(\)|transpose\(0, 1\))(?!\w)", path.read_text(encoding="utf-8")):
+        return named_mistake(name, "dot-t-on-a-batch", evidence, hint)
+    # A loop over x, for one: in a batch it runs over texts, not over tokens.
+    said = f"{evidence}. A batch is (B, T, d): its first axis counts texts, and len(x) is their number"
+    return Outcome(name, "wrong", said, hint=hint)
 
 
 def _compare(name: str, x: Tensor, out: Tensor, weights: Tensor) -> Outcome | None:

@@ -72,7 +72,7 @@ def _find_wrong_projections(name: str, made: nn.Module, projections: tuple[str, 
             said = (
                 f"expected `self.{projection}`, an nn.Linear: the lesson and its check find it by this name"
             )
-            return Outcome(name, "wrong", said)
+            return Outcome(name, "wrong", said, hint=f"in __init__: self.{projection} = nn.Linear(…)")
     # By identity: equal weights at the start are chance, one module for two roles is the mistake.
     if len({id(getattr(made, projection)) for projection in projections}) < len(projections):
         return named_mistake(
@@ -116,10 +116,14 @@ def _find_wrong_answer(
         said = f"{method} returns the weights first; expected the output first"
         return Outcome(name, "wrong", said, hint="return out, weights, in this order")
     given = " and ".join(str(tuple(x.shape)) for x in inputs)
-    for what, shape, expected in (("output", shapes[0], out), ("weights", shapes[1], weights)):
+    # The weights first: an output is made of them.
+    for what, shape, expected, hint in (
+        ("weights", shapes[1], weights, "a weight for each pair of tokens is softmax of q @ k.mT"),
+        ("output", shapes[0], out, "the output is a mix of the values, weights @ v"),
+    ):
         if shape != expected.sizes:
             said = f"for tokens {given}, expected the {what} {expected.sizes}, which is {expected.axes}"
-            return Outcome(name, "wrong", f"{said}; got {shape}")
+            return Outcome(name, "wrong", f"{said}; got {shape}", hint=hint)
     return None
 
 

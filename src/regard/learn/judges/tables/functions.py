@@ -27,10 +27,15 @@ NAN, INFINITY = 1.2345e5, 2.3456e5  # numbers that no right answer has, in place
 
 
 class Case(NamedTuple):
-    """Arguments that a function is called with, and what is special about them: "with blocks of 3 keys"."""
+    """Arguments that a function is called with, and what is special about them: "with blocks of 3 keys".
+
+    `reason` is said where no wrong way explains the first result and this is the first case in which it is
+    wrong.
+    """
 
     special: str
     arguments: tuple[Any, ...]
+    reason: str = ""
 
 
 class Result(NamedTuple):
@@ -121,18 +126,28 @@ class FunctionTask:
             if left_out := self.shortcut(function):
                 return Outcome(self.name, "unfinished", left_out, hint=self.results[0].hint)
             return Outcome(self.name, "done", self.done)
+        first = self._first_wrong(answers, expected)
         return (
-            find_variant(self.name, _flat(answers), self.variants(cases), TOLERANCE)
+            find_variant(self.name, _flat(answers, first), self.variants(cases, first), TOLERANCE)
             or wrong
             or self._checked(function, answers)
             or self._describe(cases, answers, expected)
         )
 
-    def variants(self, cases: tuple[Case, ...]) -> Iterator[Variant]:
-        """Yield what each wrong way gives on the cases."""
+    def variants(self, cases: tuple[Case, ...], result: int | None = None) -> Iterator[Variant]:
+        """Yield what each wrong way gives on the cases: all results, or the one with a number."""
         for way in self.wrong_ways:
             answers = [_tensors(way.compute(*_copied(case.arguments))) for case in cases]
-            yield Variant(_flat(answers), way.mistake, way.said, way.hint)
+            yield Variant(_flat(answers, result), way.mistake, way.said, way.hint)
+
+    def _first_wrong(self, answers: list[list[Tensor]], expected: list[list[Tensor]]) -> int:
+        """Return the number of the first result that is wrong in any case.
+
+        By it alone a wrong way is known: whether the others follow from it depends on how it is written.
+        """
+        order = sorted(range(len(self.results)), key=lambda n: self.results[n].name not in self.judged_first)
+        # The first if none is: a mask of 0.0 and 1.0 is wrong and has the right numbers.
+        return next((n for n in order if not _is_equal(_flat(answers, n), _flat(expected, n))), order[0])
 
     def _wrong_kind(self, answer: Any) -> Outcome | None:
         """Return what is wrong with the number or the types of the results; None if nothing is."""
@@ -179,13 +194,9 @@ class FunctionTask:
 
         The first result that is off in any case is named: others may follow from it.
         """
-        order = sorted(range(len(self.results)), key=lambda n: self.results[n].name not in self.judged_first)
-        table = [  # for each result its difference in each case
-            [largest_difference(a[index], b[index]) for a, b in zip(answers, expected, strict=True)]
-            for index in range(len(self.results))
-        ]
-        index = next(index for index in order if max(table[index]) > TOLERANCE)
-        result, differences = self.results[index], table[index]
+        index = self._first_wrong(answers, expected)
+        result = self.results[index]
+        differences = [largest_difference(a[index], b[index]) for a, b in zip(answers, expected, strict=True)]
         good = [case.special for case, x in zip(cases, differences, strict=True) if x <= TOLERANCE]
         at = next(at for at, x in enumerate(differences) if x > TOLERANCE)
         case, x = cases[at], differences[at]
@@ -199,7 +210,9 @@ class FunctionTask:
                 f"has {answer[row].int().tolist()} in row {row}, and should have {right[row].int().tolist()}"
             )
         also = f"; it is right {', '.join(good)}" if good else ""
-        return Outcome(self.name, "wrong", f"{case.special}, `{result.name}` {how}{also}", hint=result.hint)
+        why = f". {case.reason}" if case.reason and index == 0 else ""
+        said = f"{case.special}, `{result.name}` {how}{also}{why}"
+        return Outcome(self.name, "wrong", said, hint=result.hint)
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -216,7 +229,15 @@ def _tensors(answer: Any) -> list[Tensor]:
     return [torch.as_tensor(part).detach() for part in (answer if isinstance(answer, tuple) else (answer,))]
 
 
-def _flat(answers: list[list[Tensor]]) -> Tensor:
-    """The numbers of all answers in one row. NaN is a number there, so that a wrong way may give it too."""
-    numbers = torch.cat([part.double().flatten() for parts in answers for part in parts])
+def _is_equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and largest_difference(a, b) < TOLERANCE
+
+
+def _flat(answers: list[list[Tensor]], result: int | None = None) -> Tensor:
+    """The numbers of all results, or of the one with a number, in one row.
+
+    NaN is a number there, so that a wrong way may give it too.
+    """
+    chosen = [parts if result is None else parts[result : result + 1] for parts in answers]
+    numbers = torch.cat([part.double().flatten() for parts in chosen for part in parts])
     return torch.nan_to_num(numbers, nan=NAN, posinf=INFINITY, neginf=-INFINITY)

@@ -36,8 +36,8 @@ def guess_task(
             is in the comparison.
         near: the largest relative error of a guess that is marked as right, where any guess will do.
         answers_to: wrong numbers, each with the question that it is the answer to.
-        hint: how to find the number; whether it is more or less than the guess if empty. A second hint tells
-            the number.
+        hint: how to find the number; whether it is more or less than the guess if empty, which else a second
+            hint tells.
         waiting: what to say as long as the number cannot be computed from the learner's file.
     """
 
@@ -49,9 +49,9 @@ def guess_task(
             if not waiting:
                 raise
             return Outcome(name, "unfinished", waiting)
-        more = f"it is {_text(number)}"
         if isinstance(guess, int | float | Tensor):
             side = f"it is {'more' if number > float(guess) else 'less'} than that"
+            more = side if hint else ""
             for answer, reason in answers_to.items():
                 if math.isclose(float(guess), answer, rel_tol=2e-3):
                     return Outcome(name, "wrong", reason, hint=hint or side, more=more)

@@ -1,0 +1,288 @@
+"""Lessons written otherwise than the solution is: whole matrices, loops, names of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from regard.learn.course import get_lesson
+from regard.learn.exercise import plain_solution, solution_of
+from regard.learn.lesson import Outcome
+from tests.learn.in_process import judged
+
+LOOP_OVER_HEADS = """
+def grouped_attention(q, k, v):
+    B, H, T, D = q.shape
+    G, S = k.shape[1:3]
+    visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    out = torch.zeros(B, H, T, D)
+    for h in range(H):
+        g = h // (H // G)
+        scores = q[:, h] @ k[:, g].mT / math.sqrt(D)
+        weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+        out[:, h] = weights @ v[:, g]
+    return out
+"""
+EINSUM_OVER_HEADS = """
+def grouped_attention(q, k, v):
+    B, H, T, D = q.shape
+    G, S = k.shape[1:3]
+    q = q.reshape(B, G, H // G, T, D)
+    scores = torch.einsum("bgrtd,bgsd->bgrts", q, k) / math.sqrt(D)
+    visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+    return torch.einsum("bgrts,bgse->bgrte", weights, v).reshape(B, H, T, D)
+"""
+LOOP_OVER_GROUPS = """
+def pool_heads(weight, num_heads, kv_heads):
+    D, size = len(weight) // num_heads, num_heads // kv_heads
+    rows = []
+    for g in range(kv_heads):
+        heads = [weight[h * D : (h + 1) * D] for h in range(g * size, (g + 1) * size)]
+        rows.append(torch.stack(heads).mean(dim=0))
+    return torch.cat(rows)
+"""
+WHOLE_ROWS = """
+def flash_attention(q, k, v, block_size):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    highest = scores.amax(dim=-1, keepdim=True)
+    exponentials = torch.exp(scores - highest)
+    total = exponentials.sum(dim=-1, keepdim=True)
+    return exponentials @ v / total, (highest + torch.log(total)).squeeze(-1)
+"""
+OWN_BLOCKS = """
+def flash_attention(q, k, v, block_size):
+    S = k.shape[-2]
+    m = torch.full(q.shape[:-1], -torch.inf)
+    l = torch.zeros(q.shape[:-1])
+    acc = torch.zeros(*q.shape[:-1], v.shape[-1])
+    for i in range((S + block_size - 1) // block_size):
+        kb = k[..., i * block_size : (i + 1) * block_size, :]
+        vb = v[..., i * block_size : (i + 1) * block_size, :]
+        s = q @ kb.mT / math.sqrt(q.shape[-1])
+        m_new = torch.maximum(m, s.amax(dim=-1))
+        p = torch.exp(s - m_new[..., None])
+        a = torch.exp(m - m_new)
+        l = l * a + p.sum(dim=-1)
+        acc = acc * a[..., None] + p @ vb
+        m = m_new
+    return acc / l[..., None], m + torch.log(l)
+"""
+SOFTMAX_OF_TWO = """
+def merge(out_a, lse_a, out_b, lse_b):
+    both = torch.stack([lse_a, lse_b])
+    a, b = torch.softmax(both, dim=0)[..., None]
+    return a * out_a + b * out_b, torch.logsumexp(both, dim=0)
+"""
+WHOLE_MATRIX = """
+def linear_attention(q, k, v):
+    weights = torch.tril(feature(q) @ feature(k).mT)
+    return weights @ v / weights.sum(dim=-1, keepdim=True)
+"""
+RUNNING_SUMS = """
+def linear_attention(q, k, v):
+    q, k = feature(q), feature(k)
+    states = torch.cumsum(k[:, :, None] * v[:, None, :], dim=0)
+    totals = torch.cumsum(k, dim=0)
+    return torch.einsum("td,tde->te", q, states) / (q * totals).sum(dim=-1, keepdim=True)
+"""
+ERASE_AND_WRITE = """
+def delta_rule(q, k, v, beta):
+    S = torch.zeros(k.shape[-1], v.shape[-1])
+    eye = torch.eye(k.shape[-1])
+    out = torch.zeros(len(q), v.shape[-1])
+    for t in range(len(q)):
+        kt = k[t][:, None]
+        S = (eye - beta[t] * kt @ kt.mT) @ S + beta[t] * kt @ v[t][None]
+        out[t] = q[t] @ S
+    return out, S
+"""
+LARGEST_SCORES = """
+def block_bounds(q, k, block_size):
+    blocks = k.view(-1, block_size, k.shape[-1])
+    products = torch.maximum(q[:, None] * blocks.amin(dim=1), q[:, None] * blocks.amax(dim=1))
+    return products.sum(dim=-1) / math.sqrt(q.shape[-1])
+"""
+ALL_AT_ONCE = """
+def lost_weight(lse_kept, lse):
+    return 1 - torch.exp(lse_kept - lse)
+"""
+LOOP_OVER_TOKENS = """
+def simplified_self_attention(x):
+    scores = torch.stack([torch.stack([a @ b for b in x]) for a in x])
+    weights = torch.softmax(scores, dim=-1)
+    return weights @ x, weights
+"""
+ONE_LINE = """
+class UnscaledSelfAttention(nn.Module):
+    def __init__(self, d_model, head_dim):
+        super().__init__()
+        self.W_q = nn.Linear(d_model, head_dim, bias=False)
+        self.W_k = nn.Linear(d_model, head_dim, bias=False)
+        self.W_v = nn.Linear(d_model, head_dim, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)
+        weights = torch.softmax(q @ k.mT, dim=-1)
+        return weights @ v, weights
+"""
+# By lesson and form: what is replaced in it, by what, and a part of the answer: its name, message or hint.
+MISTAKES = {
+    (1, LOOP_OVER_TOKENS): (
+        (
+            "torch.stack([a @ b for b in x])",
+            "torch.softmax([a @ b for b in x], dim=0)",
+            "torch.stack(…) makes",
+        ),
+        ("torch.softmax(scores, dim=-1)", "torch.nn.Softmax(scores)", "is a module, Softmax"),
+        ("a @ b", "math.exp(a @ b)", "`import math`"),
+    ),
+    (2, ONE_LINE): (
+        ("weights @ v", "weights @ x", "a mix of the values"),
+        ("q @ k.mT", "q * k", "needs q (…, T, D)"),
+        ("nn.Linear(d_model, head_dim, bias=False)", "torch.rand(head_dim, d_model)", "self.W_q = nn.Linear"),
+    ),
+    (13, LOOP_OVER_HEADS): (
+        ("h // (H // G)", "h % G", "grouped-heads-tiled"),
+        ("h // (H // G)", "0", "first-group-for-all"),
+        ("h // (H // G)", "h // G", "reads key/value head h // (H // G)"),
+        ("v[:, g]", "v[:, 0]", "the values of head 0"),
+        ("v[:, g]", "v[:, h % G]", "values are of the wrong group"),
+        ("k[:, g]", "k[:, h % G]", "keys are of the wrong group"),
+        ("k[:, g]", "k[:, 0]", "the keys of head 0"),
+        ("tril(S - T)", "tril()", "top-left-causal"),
+        ("tril(S - T)", "tril(S - T - 1)", "missing-diagonal"),
+        ("math.sqrt(D)", "1", "no-scale"),
+        ("weights @ v", "weights * v", "`@` is the product of matrices"),
+    ),
+    (13, EINSUM_OVER_HEADS): (
+        ("q.reshape(B, G, H // G, T, D)", "q.view(B, H // G, G, T, D).mT.mT", "wrong"),
+    ),
+    (13, LOOP_OVER_GROUPS): (
+        ("range(g * size, (g + 1) * size)", "range(g, num_heads, kv_heads)", "stand apart"),
+        ("range(g * size, (g + 1) * size)", "range(size)", "the mean of the first group"),
+        ("torch.stack(heads).mean(dim=0)", "heads[0]", "only the first head"),
+        ("torch.stack(heads).mean(dim=0)", "sum(heads)", "not their mean"),
+    ),
+    (15, WHOLE_ROWS): (
+        (" / math.sqrt(q.shape[-1])", "", "no-scale"),
+        ("math.sqrt(q.shape[-1])", "q.shape[-1]", "scaled-by-width"),
+        ("scores.amax(dim=-1, keepdim=True)", "torch.zeros(1)", "softmax-overflow"),
+        ("scores.amax(dim=-1, keepdim=True)", "scores.max()", "a largest score of its own"),
+        ("@ v / total", "@ v", "sum-not-divided"),
+        ("(highest + torch.log(total))", "torch.log(total)", "has to be added again"),
+        ("(highest + torch.log(total))", "total", "without its logarithm"),
+        ("(highest + torch.log(total))", "highest", "the largest score alone"),
+        ("torch.log(total)", "torch.log2(total)", "lse-base-2"),
+        ("exponentials @ v", "exponentials * v", "`@` is the product of matrices"),
+    ),
+    (15, OWN_BLOCKS): (
+        ("(S + block_size - 1) // block_size", "S // block_size", "shorter than block_size"),
+        ("(S + block_size - 1) // block_size", "S // block_size + 1", "a block is empty"),
+        ("-torch.inf", "0.0", "begins at 0"),
+        ("torch.maximum(m, s.amax(dim=-1))", "s.amax(dim=-1)", "of this block alone"),
+        ("torch.exp(m - m_new)", "torch.exp(m_new - m)", "Every number is NaN"),
+        ("l * a + p", "l + p", "block-not-rescaled"),
+        ("acc * a[..., None] +", "acc +", "block-not-rescaled"),
+        ("acc / l[..., None]", "acc", "sum-not-divided"),
+        ("s - m_new[..., None]", "s", "as if it were"),
+        ("p @ vb", "torch.softmax(s, dim=-1) @ vb", "With one block nothing has to shrink"),
+        ("p @ vb", "p * vb", "`@` is the product of matrices"),
+    ),
+    (15, SOFTMAX_OF_TWO): (
+        ("a * out_a + b * out_b", "b * out_a + a * out_b", "the shares are exchanged"),
+        ("a * out_a + b * out_b", "out_a + out_b", "The outputs are added"),
+        ("a * out_a + b * out_b", "(out_a + out_b) / 2", "merge-without-lse"),
+        ("torch.logsumexp(both, dim=0)", "lse_a + lse_b", "the logarithm of a product"),
+        ("torch.logsumexp(both, dim=0)", "both.amax(dim=0)", "the smaller part belongs to the sum"),
+        ("torch.logsumexp(both, dim=0)", "torch.log(both.exp().sum(dim=0))", "overflows where lse"),
+    ),
+    (16, WHOLE_MATRIX): (
+        ("torch.tril(feature(q) @ feature(k).mT)", "feature(q) @ feature(k).mT", "no-mask"),
+        ("torch.tril", "torch.triu", "transposed-mask"),
+        (".mT)", ".mT, -1)", "new-token-unseen"),
+        (" / weights.sum(dim=-1, keepdim=True)", "", "sum-not-divided"),
+        ("weights.sum(dim=-1, keepdim=True)", "weights.sum()", "one sum for all tokens"),
+        ("feature(q) @ feature(k).mT", "q @ k.mT", "`feature` is not used"),
+        ("feature(q) @ feature(k).mT", "feature(q @ k.mT)", "taken of the score"),
+        ("feature(q) @ feature(k).mT", "torch.exp(q @ k.mT)", "the weights of softmax"),
+        ("weights @ v", "weights * v", "`@` is the product of matrices"),
+    ),
+    (16, RUNNING_SUMS): (
+        (
+            "torch.cumsum(k[:, :, None] * v[:, None, :], dim=0)",
+            "k[:, :, None] * v[:, None, :]",
+            "overwritten",
+        ),
+        ("torch.cumsum(k, dim=0)", "k", "the key of token t alone"),
+        ("torch.cumsum(k, dim=0)", "k.sum(dim=0)", "of the whole text"),
+        ("torch.cumsum(k, dim=0)", "torch.cumsum(k, dim=0) - k", "lacks the key of token t"),
+        ("(q * totals)", "totals", "the sum of the keys alone"),
+    ),
+    (16, ERASE_AND_WRITE): (
+        ("eye - beta[t] * kt @ kt.mT", "eye", "old-value-kept"),
+        ("eye - beta[t] * kt @ kt.mT", "eye - kt @ kt.mT", "taken out whatever beta is"),
+        ("eye - beta[t] * kt @ kt.mT", "1 - beta[t]) * (eye", "the whole state fades"),
+        ("@ S + beta[t] * kt @ v[t][None]", "@ (S + beta[t] * kt @ v[t][None])", "taken out as well"),
+        ("q[t] @ S", "k[t] @ S", "read with the key"),
+    ),
+    (17, LARGEST_SCORES): (
+        (
+            "products = torch.maximum(q[:, None] * blocks.amin(dim=1), q[:, None] * blocks.amax(dim=1))",
+            "products = q.abs()[:, None] * blocks.abs().amax(dim=1)",
+            "a loose one",
+        ),
+        (
+            "return products.sum(dim=-1)",
+            "return (q @ k.mT).unflatten(-1, (-1, block_size)).amax(dim=-1)",
+            "every key was read for it",
+        ),
+    ),
+    (17, ALL_AT_ONCE): (
+        (
+            "1 - torch.exp(lse_kept - lse)",
+            "torch.exp(lse) - torch.exp(lse_kept)",
+            "is divided by the sum of all",
+        ),
+        ("1 - torch.exp(lse_kept - lse)", "100 * (1 - torch.exp(lse_kept - lse))", "in percent"),
+    ),
+}
+CASES = [(number, form, swap, said) for (number, form), rows in MISTAKES.items() for *swap, said in rows]
+
+
+def judge_form(number: int, form: str, folder: Path) -> Outcome:
+    """Judge a lesson whose solution has another form of one function."""
+    lesson = get_lesson(number)
+    name = form.split()[1].partition("(")[0]
+    program = plain_solution(lesson.solution)
+    program = program.replace(solution_of(lesson.solution, name), form.strip("\n"))
+    (outcome,) = (outcome for outcome in judged(lesson, program, folder) if outcome.task == name)
+    return outcome
+
+
+@pytest.mark.parametrize(("number", "form"), MISTAKES)
+def test_another_form_has_the_right_numbers(number: int, form: str, tmp_path: Path) -> None:
+    outcome = judge_form(number, form, tmp_path)
+    rightly = ("the numbers are right", "It works on one text")
+    assert outcome.status == "done" or outcome.message.startswith(rightly), outcome
+    assert not outcome.mistake
+
+
+@pytest.mark.parametrize(("number", "form", "swap", "said"), CASES)
+def test_a_mistake_is_known_in_every_form(
+    number: int, form: str, swap: list[str], said: str, tmp_path: Path
+) -> None:
+    assert swap[0] in form
+    outcome = judge_form(number, form.replace(*swap), tmp_path)
+    assert outcome.status == "wrong"
+    assert said in f"{outcome.status} {outcome.mistake} {outcome.message} {outcome.hint}", outcome
+
+
+@pytest.mark.parametrize(
+    "body", ["    return False\n", "    return (attention(x)[0] == attention(x)[0]).all()\n"]
+)
+def test_no_hint_says_which_answer_to_return(body: str, tmp_path: Path) -> None:
+    outcome = judge_form(4, f"\ndef finds_leak(attention, x):\n{body}", tmp_path)
+    assert outcome.status == "wrong"
+    assert "return True" not in outcome.hint.partition("; line")[2]
