@@ -91,7 +91,8 @@ class SelectionState:
 
         They are (B, H, rows, blocks).
         """
-        q = self.queries if queries is None else queries
+        # Not in half precision, whose rounding makes ties that every machine breaks in its own way.
+        q = (self.queries if queries is None else queries).to(self.map.dtype)
         B, H, R, _ = q.shape
         folded = q.reshape(B, vectors.shape[1], -1, q.shape[-1])  # heads that share keys in one matrix
         return (folded @ vectors.to(q.dtype).mT).view(B, H, R, -1)
