@@ -135,7 +135,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         assert address.startswith("http://127.0.0.1:")
         meta = ask(address, "api/meta")[0]
         assert meta["model"] == "tiny"
-        assert meta["can"] == {key: True for key in ("capture", "generate", "cut", "values")}
+        assert meta["can"] == {key: True for key in ("capture", "generate", "cut", "values", "retained")}
         assert ["".join(text["tokens"]) for text in meta["texts"]] == alike
         lines = ask(address, "api/capture", {"text": "the hat sat"})
         assert lines[0] == {"progress": {"doing": "reading", "done": 0, "of": 2}}

@@ -135,7 +135,7 @@ def test_numbers_are_those_of_the_library(serve: Callable[..., BackgroundServer]
 
 def test_everything_the_page_asks_for_is_there(shared: BackgroundServer) -> None:
     meta = ask(shared, "/api/meta").json
-    assert meta["can"] == {"generate": True, "capture": True, "cut": False, "values": True}
+    assert meta["can"] == {"generate": True, "capture": True, "cut": False, "values": True, "retained": True}
     assert len(meta["texts"][0]["tokens"]) == 40
     assert len(ask(shared, "/api/thumbs?text=0&layer=0").body) == 4 * 64 * 64 + 4 * 2 * 8
     heads = ask(shared, "/api/heads?text=0").json
