@@ -110,8 +110,11 @@ def test_one_text_that_looks_at_another(page: Page, opened: Callable[..., str]) 
     expect(page.locator("#view-text .ranked .token").first).to_have_text(f"k{best}")
     page.click("#tab-heads")
     expect(page.locator("#view-heads .card")).to_have_count(2)
-    page.click("#tab-cache")
-    expect(page.locator(".cache-policy [aria-live]")).to_contain_text("Not all layers are causal")
+    if page.url.startswith("file:"):  # a saved page has the view only if there was something to measure
+        expect(page.locator("#tab-cache")).to_have_count(0)
+    else:
+        page.click("#tab-cache")
+        expect(page.locator(".cache-policy [aria-live]")).to_contain_text("Not all layers are causal")
 
 
 def test_keys_go_from_token_to_token_and_the_number_of_keys_changes(

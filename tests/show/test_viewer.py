@@ -43,7 +43,9 @@ def test_the_browser_is_opened_only_where_there_is_a_screen(monkeypatch: pytest.
 @pytest.fixture
 def in_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = types.SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    # Matplotlib asks for the version when a process draws for the first time.
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
 
 
 @pytest.mark.usefixtures("in_notebook")
