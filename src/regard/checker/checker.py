@@ -19,32 +19,27 @@ from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
 from regard.checker.interpretation.understand_kernel import understand_kernel
-from regard.checker.interpreter.patched_functions import patched_functions
-from regard.checker.interpreter.triton_interpreter import prepare_interpreter
+from regard.checker.interpreter import patched_functions, prepare_interpreter
 from regard.checker.probes.cache import ADAPTER, probe_cache
-from regard.checker.probes.calls import probe_inputs_kept, probe_state
-from regard.checker.probes.dropout_comparison.dropout import probe_dropout
-from regard.checker.probes.inputs import probe_inputs
+from regard.checker.probes.dropout import probe_dropout
+from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
 from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
-from regard.checker.probes.long_text import probe_long_text
-from regard.checker.probes.many_heads import probe_many_heads
+from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
-from regard.checker.probes.number_comparison.number_probe import probe_numbers
+from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.options import probe_options
-from regard.checker.probes.other_sizes import probe_other_sizes
-from regard.checker.probes.output_comparison.masks import probe_masks
-from regard.checker.probes.output_comparison.output_probe import probe_output
-from regard.checker.probes.positions import probe_positions
-from regard.checker.probes.switches import probe_switches
+from regard.checker.probes.output import probe_output
+from regard.checker.probes.rebuilt import probe_many_heads, probe_switches
+from regard.checker.probes.sizes import probe_long_text, probe_other_sizes
 from regard.checker.ranks.distributed import check_on_processes
 from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.construction.construct import add_promises
-from regard.checker.subject.construction.error_place import error_place
-from regard.checker.subject.roles_of_parts.parts import attention_parts, model_sentence
+from regard.checker.subject.construct import add_promises
+from regard.checker.subject.reply import error_place
+from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
 from regard.checker.whole_models.model_run import find_model
 

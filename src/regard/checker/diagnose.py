@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation, fitting_intents
-from regard.checker.oracle.oracle import relative_error
-from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
+from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, fitting_intents, relative_error
+from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.variant import CORRECT, AttentionVariant, CaseSizes, Scale
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,17 @@ import torch
 from torch import nn
 
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import max_length
-from regard.checker.interpretation.intent import Observation
+from regard.checker.interpretation.cases import Cases, max_length
 from regard.checker.interpretation.understand import Understanding, first_form, understand
 from regard.checker.interpretation.understand_kernel import understand_kernel
-from regard.checker.probes.dependence import visible_heads, visible_tokens
+from regard.checker.oracle.oracle import Observation
+from regard.checker.probes.behaviour import visible_heads, visible_tokens
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt
 from regard.checker.subject.call_tensors import arguments_of
-from regard.checker.subject.construction.construct import SIZES, add_promises, constructor_arguments
+from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
 from regard.checker.subject.subject import SEQUENCES, Subject
 
 # The layouts of functions on split heads.

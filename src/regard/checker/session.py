@@ -12,15 +12,20 @@ from torch import nn
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
 from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
 from regard.checker.interpretation.understand import Understanding
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.oracle import Oracle, describe_agreement, relative_error
-from regard.checker.oracle.question import Question
+from regard.checker.oracle.oracle import (
+    TOLERANCE,
+    Intent,
+    Observation,
+    Oracle,
+    describe_agreement,
+    relative_error,
+)
+from regard.checker.oracle.question import Answer, Question
 from regard.checker.reports.report import Check, Diagnosis
 from regard.checker.shared_weights import WeightMatch
 from regard.checker.subject.call_tensors import copy_module, in_dtype
-from regard.checker.subject.construction.source import source_of
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
 
 # The checks that compare the output with the oracle's.
@@ -138,6 +143,13 @@ class CheckSession:
         """Return a question with the code's causal argument set, if that is free and right on its own."""
         is_free = "causal" in self.subject.arguments and self.options.get("causal") is None
         return replace(question, flag=True) if is_free and not self.has_failed("causal") else question
+
+    def with_explicit_mask(self, question: Question) -> Question:
+        """Return a question without the module's own causality, if a mask argument replaces that.
+
+        It does in Transformers, where the model passes a mask that is already causal.
+        """
+        return replace(question, flag=False) if self.subject.is_transformers else question
 
     def add_pass(self, name: str, detail: str = "") -> None:
         """Record a check that passed."""

@@ -20,15 +20,19 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.position_masks import causal
-from regard.checker.changes import top_left
-from regard.checker.interpretation.intent import WINDOW_CONVENTIONS, Intent, WindowConvention
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.oracle import relative_difference, relative_error
-from regard.checker.oracle.question import Question
+from regard.checker.catalogue import top_left
+from regard.checker.oracle.oracle import (
+    WINDOW_CONVENTIONS,
+    Intent,
+    WindowConvention,
+    relative_difference,
+    relative_error,
+)
+from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT, AttentionVariant
 from regard.checker.oracle.wiring import Wiring, split_heads
 from regard.checker.subject.call_tensors import from_heads, to_heads
-from regard.checker.subject.layouts.packed_sequences import pack
+from regard.checker.subject.kernel_layouts import pack
 from regard.mutants.call_signature import ROLES, CallSignature
 
 LARGEST = 1 << 27  # weights of a call that is read: more would take gigabytes and minutes

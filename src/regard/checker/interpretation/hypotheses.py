@@ -21,13 +21,11 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.masks.named_masks import window as window_rule
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation, looking_back
-from regard.checker.oracle.oracle import relative_error
+from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, looking_back, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.variant import CORRECT
-from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.construction.source import numbers_of, source_of, tensors_of
+from regard.checker.oracle.wiring import Rotation, Wiring
+from regard.checker.subject.source import numbers_of, source_of, tensors_of
 from regard.checker.subject.subject import Subject
 
 

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.diagnose import diagnose
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import (
+from regard.checker.interpretation.cases import (
+    Cases,
     causal_hypotheses,
     declared_causality,
     holds_causal_mask,
     max_length,
 )
 from regard.checker.interpretation.hypotheses import add_feature, find_features, head_width, likeliest, search
-from regard.checker.interpretation.intent import (
+from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
     Observation,
@@ -38,13 +38,12 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import apply_rotary
-from regard.checker.subject.construction.error_place import lines_reached
-from regard.checker.subject.construction.forms import forms, is_certain, with_open_masks
-from regard.checker.subject.construction.source import source_of
-from regard.checker.subject.reply import OutputShapeError, Reply
-from regard.checker.subject.roles_of_parts.observe import ObservedSubject, observed_wirings
-from regard.checker.subject.roles_of_parts.projections import find_wirings, head_counts
-from regard.checker.subject.roles_of_parts.roles import describe_core, named_roles, observe_core
+from regard.checker.subject.construct import forms, is_certain, with_open_masks
+from regard.checker.subject.observed import ObservedSubject, observed_wirings
+from regard.checker.subject.projections import find_wirings, head_counts
+from regard.checker.subject.reply import OutputShapeError, Reply, lines_reached
+from regard.checker.subject.roles import describe_core, named_roles, observe_core
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import SEQUENCES, Subject
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import causal_hypotheses, declared_causality
-from regard.checker.interpretation.intent import Intent
+from regard.checker.interpretation.cases import Cases, causal_hypotheses, declared_causality
 from regard.checker.interpretation.understand import (
     KERNEL_SIZES,
     Understanding,
@@ -18,9 +16,9 @@ from regard.checker.interpretation.understand import (
     most_plausible,
     run_once,
 )
+from regard.checker.oracle.oracle import Intent
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
-from regard.checker.subject.layouts.layout import KernelLayout
+from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout, PagedLayout
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checker.interpretation.declared_causality import described_causality
+from regard.checker.interpretation.cases import described_causality
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import name_visibility
-from regard.checker.probes.number_comparison.backward import BackwardPass, run_backward
+from regard.checker.probes.derivatives import BackwardPass, run_backward
 from regard.checker.session import CheckSession
-from regard.checker.subject.construction.source import source_of
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
 
 

@@ -11,19 +11,19 @@ import torch
 
 from regard.checker.diagnose import diagnose
 from regard.checker.interpretation.hypotheses import head_width
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import (
+    TOLERANCE,
+    Intent,
+    Observation,
     describe_agreement,
     describe_difference,
 )
-from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer
-from regard.checker.probes.number_comparison.gradients import gradient_failure
-from regard.checker.probes.output_comparison.failure import describe_failure
-from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
+from regard.checker.oracle.question import Answer, Question
+from regard.checker.probes.diagnosis import describe_failure
+from regard.checker.probes.gradients import gradient_failure
 from regard.checker.session import CheckSession
-from regard.checker.subject.construction.source import prose_of
-from regard.checker.subject.layouts.layout import parameters_of
+from regard.checker.subject.kernel_layouts import parameters_of
+from regard.checker.subject.source import prose_of
 from regard.checker.subject.subject import SEQUENCES
 
 _SCALE = 0.7  # unlike 1/√D of every width
@@ -102,7 +102,7 @@ def _mask_of_each_item(session: CheckSession, intent: Intent) -> None:
     on_heads = subject.layout in ("BHTD", "BTHD", "TBHD")
     if not (on_heads or subject.layout == "BTC") or not passed or form.rank not in (2, 4):
         return
-    plain = with_explicit_mask(session, cases.plain(B=3, seed=71))  # B is not H: no mask of heads fits
+    plain = session.with_explicit_mask(cases.plain(B=3, seed=71))  # B is not H: no mask of heads fits
     H = plain.q.shape[1] if on_heads else 1
     masks = [cases.masked(seed=72 + i).mask for i in range(3 * H)]
     each = torch.stack([mask for mask in masks if mask is not None])
@@ -175,7 +175,7 @@ def _agrees(
     fields = options[first].fields | options[second].fields
     if "window" in (first, second) and "causal" in options:
         fields = {"flag": True} | fields  # as it was asked alone
-    plain = with_explicit_mask(session, session.cases.plain(f"{first} and {second}", seed=74))
+    plain = session.with_explicit_mask(session.cases.plain(f"{first} and {second}", seed=74))
     question = replace(plain, **fields)
     reply = session.compared.run(question.to(session.dtype))
     if (answer := reply.answer) is None:

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import arguments_of, copy_module
-from regard.checker.subject.construction.construct import SIZES, build
-from regard.checker.subject.function_state import FunctionState
-from regard.checker.subject.layouts.layout import is_required
-from regard.checker.subject.layouts.recognize import recognize_layouts
-from regard.checker.subject.mask_form import MaskForm
+from regard.checker.subject.call_tensors import MaskForm, arguments_of, copy_module
+from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.kernel_layouts import is_required
+from regard.checker.subject.kernel_recognition import recognize_layouts
+from regard.checker.subject.reply import FunctionState
 from regard.checker.subject.subject import Subject
 
 # Values for required arguments, by their meaning, that ask for plain attention.

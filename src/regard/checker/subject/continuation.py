@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
-from regard.checker.subject.construction.call_values import make_values
-from regard.checker.subject.construction.construct import SIZES, annotated_class, constructor_arguments
+from regard.checker.subject.call_tensors import make_values
+from regard.checker.subject.construct import SIZES, annotated_class, constructor_arguments
 from regard.checker.subject.subject import Subject
 
 # Continues a sequence: step(module, x, state) -> (output, state). The first call gets state=None.

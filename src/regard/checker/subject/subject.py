@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.question import Question
+from regard.checker.oracle.question import Answer, Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import (
+    MaskForm,
+    RotaryTables,
     as_grid,
     as_sequence,
     copy_module,
@@ -26,18 +27,20 @@ from regard.checker.subject.call_tensors import (
     from_arrays,
     from_heads,
     in_dtype,
+    make_values,
     rows_sum_to_one,
     tensors_in_result,
     to_array,
     to_heads,
 )
-from regard.checker.subject.construction.call_values import make_values
-from regard.checker.subject.function_state import FunctionState
-from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
-from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of, to_device
-from regard.checker.subject.mask_form import MaskForm
-from regard.checker.subject.reply import CallMonitor, OutputShapeError, Reply, WatchedCall
-from regard.checker.subject.tables import RotaryTables
+from regard.checker.subject.kernel_layouts import (
+    CACHED_LAYOUTS,
+    KernelLayout,
+    is_required,
+    parameters_of,
+    to_device,
+)
+from regard.checker.subject.reply import CallMonitor, FunctionState, OutputShapeError, Reply, WatchedCall
 
 # Layouts of whole sequences; the others are of queries, keys and values of heads.
 SEQUENCES = {
