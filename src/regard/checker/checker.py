@@ -106,38 +106,18 @@ def check(
             "check again without that"
         )
     prepare_interpreter()
-    # Without devices=[], fork_rng would read the random state of every GPU, which starts CUDA.
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _one_thread(), _gradients():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
+    with _conditions():
+        promises: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+        promises |= {"scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
-        options: dict[str, Any] = {
-            "causal": causal,
-            "true_means": true_means,
-            "cached": cached,
-            "window": window,
-        }
-        options |= {"gradients": gradients, "device": device, "scale": scale, "call": call}
+        stated: dict[str, Any] = {"true_means": true_means, "gradients": gradients}
+        stated |= {"device": device, "call": call}
+        options = {"causal": causal, "window": window, "scale": scale, "cached": cached, **stated}
         if processes is not None:
             session = check_on_processes(thing, processes, given | (call or {}), options, scale, oracle)
             return _assemble(session, started, strict=strict)
         if oracle is not None:
-            own_check = partial(
-                check,
-                thing,
-                init=init,
-                call=call,
-                causal=causal,
-                window=window,
-                softcap=softcap,
-                scale=scale,
-                heads=heads,
-                true_means=true_means,
-                gradients=gradients,
-                device=device,
-                **arguments,
-            )
+            own_check = partial(check, thing, init=given, **promises, **stated)
             session = pair_with_reference(thing, oracle, given, options, promises)
             _run_probes(session)
             name_by_own_check(session, own_check)
@@ -169,19 +149,19 @@ def ask(
     always: dict[str, Any] | None = None,
 ) -> CheckSession:
     """Understand a subject and run every probe on it. The arguments are those of `check` and `understand`."""
-    causal, always = options.get("causal"), always or {}
+    promised: dict[str, Any] = {"causal": options.get("causal"), "scale": scale, "always": always or {}}
     if subject.kernel_layouts:
-        understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
+        understanding = understand_kernel(subject, **promised)
     else:
-        understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+        understanding = understand(subject, heads=heads, **promised)
     # (T, B, C) is tried second: the other order is more usual, and an interpretation that is right stays.
     if understanding.right_intent is None and _is_time_first(understanding):
         time_first = understanding.subject.replaced(layout="TBC")
-        understanding = understand(time_first, causal=causal, heads=heads, scale=scale, always=always)
+        understanding = understand(time_first, heads=heads, **promised)
     step = options.get("cached")
     if understanding.first.answer is None and step is not None and subject.module is not None:
-        alone = subject.replaced(step=step)  # it runs only with a cache, and the caller has said how
-        understanding = understand(alone, causal=causal, heads=heads, scale=scale, always=always)
+        # It runs only with a cache, and the caller has said how.
+        understanding = understand(subject.replaced(step=step), heads=heads, **promised)
     session = CheckSession(understanding, options)
     _run_probes(session)
     return session
@@ -211,21 +191,23 @@ def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
 
 
 @contextlib.contextmanager
-def _gradients() -> Iterator[None]:
-    """Record gradients inside the block, also if the author's file has switched them off for all code."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
+def _conditions() -> Iterator[None]:
+    """Run the block in one thread, with the random numbers of seed 0, without warnings and with gradients.
 
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute in one thread: the tensors of a check are small, and threads would wait for each other."""
-    before = torch.get_num_threads()
+    The tensors of a check are small, and threads would wait for each other. The author's file may have
+    switched gradients off for all code.
+    """
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    # Without devices=[], fork_rng would read the random state of every GPU, which starts CUDA.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.inference_mode(False):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _run_probes(session: CheckSession) -> None:

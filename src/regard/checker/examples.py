@@ -45,16 +45,12 @@ def program_file(kind: str) -> Path:
     return _PROGRAMS / f"{kind.replace(' ', '_')}.py"
 
 
-def _last_definition(source: str) -> str:
-    names: list[str] = re.findall(r"^(?:def|class) (\w+)", source, flags=re.MULTILINE)
-    return names[-1]
-
-
 KERNEL_TEMPLATES = {kind: read_program(kind) for kind in _KERNELS}
 DISTRIBUTED_TEMPLATES = {kind: read_program(kind) for kind in _ON_RANKS}
 TEMPLATES = {kind: read_program(kind) for kind in _MODULES} | KERNEL_TEMPLATES
 ALL_TEMPLATES = TEMPLATES | DISTRIBUTED_TEMPLATES  # those that run on several processes, too
-NAMES = {kind: _last_definition(source) for kind, source in ALL_TEMPLATES.items()}
+# The last function or class that a template defines.
+NAMES = {kind: re.findall(r"^(?:def|class) (\w+)", text, re.M)[-1] for kind, text in ALL_TEMPLATES.items()}
 
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +24,7 @@ from regard.checker.oracle.oracle import (
     relative_error,
 )
 from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.reports.report import Check, Diagnosis
 from regard.checker.shared_weights import WeightMatch
 from regard.checker.subject.call_tensors import copy_module, in_dtype
@@ -41,6 +44,21 @@ OUTPUT_CHECKS = (
     "value width",
     "float mask",
 )
+
+
+class Comparison(NamedTuple):
+    """What the code answered to a question, and how far that is from the oracle's answer."""
+
+    question: Question
+    answer: Answer | None  # None if it raised an error
+    error_line: str
+    error: float  # relative; inf if one of them has no answer
+    agrees: bool
+
+    @property
+    def distance(self) -> float:
+        """The error in tolerances."""
+        return self.error / TOLERANCE
 
 
 @dataclass
@@ -116,6 +134,41 @@ class CheckSession:
         """What says which answer is right before the output was compared: the likeliest interpretation."""
         understanding = self.understanding
         return self.reference or understanding.right_intent or understanding.intents[0]
+
+    def compare(
+        self, question: Question, oracle: Oracle | None = None, subject: Subject | None = None
+    ) -> Comparison:
+        """Ask the code, or `subject`, a question, and compare its answer with the oracle's."""
+        reply = (subject or self.compared).run(question.to(self.dtype))
+        error = math.inf
+        if reply.answer is not None:
+            error = (oracle or self.presumed_oracle).error(question, reply.answer)
+        return Comparison(question, reply.answer, reply.error_line, error, error < self.tolerance)
+
+    def name_variant(
+        self,
+        asked: Comparison,
+        intent: Intent,
+        variants: Iterable[tuple[str, dict[str, Any]]],
+        detail: str,
+        start: str = "Your output",
+        *,
+        warnings: Collection[str] = (),
+    ) -> bool:
+        """Record the first mistake whose variant gives a wrong answer; returns whether there is one.
+
+        `detail` and `start` say what was observed; `warnings` are mistakes that only warn here.
+        """
+        question = intent.apply(asked.question)
+        for name, change in variants if asked.answer is not None else ():
+            answer = replace(CORRECT, **change).answer(question, intent.wiring)
+            if asked.answer is not None and (error := relative_error(asked.answer, answer)) < self.tolerance:
+                evidence = f"{start} equals attention {get_mistake(name).what}, {describe_agreement(error)}."
+                only = name in warnings
+                check = asked.question.name
+                self.add_mistake(check, detail, name, evidence, error, distance=asked.distance, warning=only)
+                return True
+        return False
 
     def error(self, observation: Observation) -> float:
         """Return how far an answer is from right."""

@@ -111,7 +111,7 @@ class Asked:
 
     def reasons(self, change: dict[str, Any]) -> set[str]:
         """Return the reasons why a change to the variant can make no difference here; none if it can."""
-        return {_REASONS[name](self, value) for name, value in change.items() if name in _REASONS} - {""}
+        return {_why(self, name, value) for name, value in change.items()} - {""}
 
     def lacks(self, change: dict[str, Any]) -> bool:
         """Return whether the question has nothing that a change to the variant could act on."""
@@ -128,152 +128,90 @@ class Asked:
         return weights is not None and bool((weights == 0).any())
 
 
-def _why_causal(asked: Asked, value: Any) -> str:
-    T, S = asked.q.shape[2], asked.k.shape[2]
-    if not asked.question.causal:
-        return "there is no causal mask"
-    return "there is a single query" if T == 1 else "there are as many queries as keys" if T == S else ""
+def _first(*reasons: tuple[bool, str]) -> str:
+    """Return the first sentence that holds; "" if none does."""
+    return next((sentence for holds, sentence in reasons if holds), "")
 
 
-def _why_always_causal(asked: Asked, value: Any) -> str:
-    return (
-        "there is no argument that switches the causal mask off" if asked.question.flag is not False else ""
-    )
-
-
-def _why_window(asked: Asked, value: Any) -> str:
-    window, S = asked.question.window, asked.k.shape[2]
-    if window is None:
-        return "there is no window"
-    return f"the window of {window} is longer than the text of {S} keys" if window >= S else ""
-
-
-def _why_mask(asked: Asked, value: Any) -> str:
-    mask = asked.question.mask
-    if mask is None:
-        return "there is no mask"
-    if bool(mask.all()):
-        return "the mask hides nothing"
-    return "the mask is symmetric" if value == "transposed" and torch.equal(mask, mask.mT) else ""
-
-
-def _why_joined(asked: Asked, value: Any) -> str:
-    question = asked.question
-    masks = sum(x is not None for x in (question.mask, question.padding, question.window, question.rule))
-    return "there is no second mask" if masks + question.causal < 2 else ""
-
-
-def _why_padding(asked: Asked, value: Any) -> str:
-    padding = asked.question.padding
-    if padding is None:
-        return "there is no padding"
-    return "all lengths are equal, so nothing is padded" if bool(padding.all()) else ""
-
-
-def _why_softcap(asked: Asked, value: Any) -> str:
-    cap = asked.question.softcap
-    if cap is None:
-        return "there is no soft cap"
-    if value == "after":
-        return f"exp(−{cap:g}) is too little to show" if asked.hides else "no key is hidden"
-    return "the scores are far below the soft cap"
-
-
-def _why_masking(asked: Asked, value: Any) -> str:
-    if value == "scaled":
-        return "there is no float mask" if asked.question.bias is None else ""
-    return "" if asked.hides else "no key is hidden"
-
-
-def _why_fill(asked: Asked, value: Any) -> str:
-    return f"no visible score comes near {value:g}" if asked.hides else "no key is hidden"
-
-
-def _why_groups(asked: Asked, value: Any) -> str:
-    H, G = asked.q.shape[1], asked.k.shape[1]
-    if H == G:
-        return "there are as many key/value heads as query heads"
-    return "there is a single key/value head" if G == 1 else ""
-
-
-def _why_batch(asked: Asked, value: Any) -> str:
-    return "the batch has one item" if asked.q.shape[0] == 1 else ""
-
-
-def _why_scale(asked: Asked, value: Any) -> str:
-    D, S = asked.q.shape[3], asked.k.shape[2]
-    if S == 1:
-        return "there is a single key, whose weight is always 1"
-    if asked.wiring.scale is not None:
-        return f"the scale is {asked.wiring.scale:g}"
-    if S == D:
-        return f"there are {S} keys, as many as a head is wide"
-    return "there is a single head" if asked.q.shape[1] == 1 else ""
-
-
-def _why_ahead(asked: Asked, value: Any) -> str:
-    ahead = asked.question.ahead
-    if ahead is None:
-        return "there is no window to the right"
-    return "the window to the right holds every later key" if ahead >= asked.k.shape[2] - 1 else ""
-
-
-def _why_sinks(asked: Asked, value: Any) -> str:
-    sinks = asked.wiring.sinks if asked.question.sinks is None else asked.question.sinks
-    if sinks is None:
-        return "there is no sink logit"
-    if bool((sinks == -torch.inf).all()):
-        return "the sink logits are −∞, which takes no share"
-    return "all heads have the same sink logit" if bool((sinks == sinks[0]).all()) else ""
-
-
-def _why_chunk(asked: Asked, value: Any) -> str:
-    S = asked.k.shape[2]
-    if asked.question.splits is not None:
-        return "" if asked.question.splits > 1 else "the keys are worked on in one part"
-    if value is None:
-        return "there is no number of parts, in which the keys are worked on"
-    return f"a part of {value} keys holds the whole text of {S}" if value >= S else ""
-
-
-def _why_normalise(asked: Asked, value: Any) -> str:
-    if value == "exp":
-        return f"no score is above {LARGE:g}"
-    if value != "renormalise":
-        return ""
-    return "no hidden score is far above the visible ones" if asked.hides else "no key is hidden"
-
-
-def _why_roles(asked: Asked, value: Any) -> str:
-    return "queries, keys and values are the same tensor" if asked.question.q is asked.question.v else ""
-
-
-def _why_detach(asked: Asked, value: Any) -> str:
-    return "the output is right: only gradients show it"
-
-
-_REASONS: dict[str, Callable[[Asked, Any], str]] = {
-    "causal": _why_causal,
-    "always_causal": _why_always_causal,
-    "window": _why_window,
-    "mask_argument": _why_mask,
-    "padding": _why_padding,
-    "joined": _why_joined,
-    "softcap": _why_softcap,
-    "masking": _why_masking,
-    "fill": _why_fill,
-    "inverted": _why_masking,
-    "ahead": _why_ahead,
-    "sinks": _why_sinks,
-    "chunk": _why_chunk,
-    "block": _why_chunk,
-    "groups": _why_groups,
-    "batch": _why_batch,
-    "scale": _why_scale,
-    "normalise": _why_normalise,
-    "roles": _why_roles,
-    "detach": _why_detach,
-}
+def _why(one: Asked, field: str, value: Any) -> str:
+    """Return why another value of a variant's field makes no difference to a question; "" if it may."""
+    asked, (H, T, D), (G, S) = one.question, one.q.shape[1:], one.k.shape[1:3]
+    unhidden = "" if one.hides else "no key is hidden"
+    match field:
+        case "causal":
+            single, square = (
+                (T == 1, "there is a single query"),
+                (T == S, "there are as many queries as keys"),
+            )
+            return _first((not asked.causal, "there is no causal mask"), single, square)
+        case "always_causal":
+            return "there is no argument that switches the causal mask off" if asked.flag is not False else ""
+        case "window":
+            too_wide = f"the window of {asked.window} is longer than the text of {S} keys"
+            return _first((asked.window is None, "there is no window"), ((asked.window or 0) >= S, too_wide))
+        case "mask_argument" if asked.mask is None:
+            return "there is no mask"
+        case "mask_argument":
+            symmetric = value == "transposed" and torch.equal(asked.mask, asked.mask.mT)
+            return _first(
+                (bool(asked.mask.all()), "the mask hides nothing"), (symmetric, "the mask is symmetric")
+            )
+        case "padding" if asked.padding is None:
+            return "there is no padding"
+        case "padding":
+            return "all lengths are equal, so nothing is padded" if bool(asked.padding.all()) else ""
+        case "joined":
+            masks = sum(x is not None for x in (asked.mask, asked.padding, asked.window, asked.rule))
+            return "there is no second mask" if masks + asked.causal < 2 else ""
+        case "softcap" if asked.softcap is None:
+            return "there is no soft cap"
+        case "softcap" if value == "after":
+            return unhidden or f"exp(−{asked.softcap:g}) is too little to show"
+        case "softcap":
+            return "the scores are far below the soft cap"
+        case "masking" | "inverted":
+            return ("there is no float mask" if asked.bias is None else "") if value == "scaled" else unhidden
+        case "fill":
+            return unhidden or f"no visible score comes near {value:g}"
+        case "ahead":
+            every = "the window to the right holds every later key"
+            return _first(
+                (asked.ahead is None, "there is no window to the right"), ((asked.ahead or 0) >= S - 1, every)
+            )
+        case "sinks":
+            sinks = one.wiring.sinks if asked.sinks is None else asked.sinks
+            if sinks is None:
+                return "there is no sink logit"
+            nothing = bool((sinks == -torch.inf).all()), "the sink logits are −∞, which takes no share"
+            return _first(nothing, (bool((sinks == sinks[0]).all()), "all heads have the same sink logit"))
+        case "chunk" | "block" if asked.splits is not None:
+            return "" if asked.splits > 1 else "the keys are worked on in one part"
+        case "chunk" | "block" if value is None:
+            return "there is no number of parts, in which the keys are worked on"
+        case "chunk" | "block":
+            return f"a part of {value} keys holds the whole text of {S}" if value >= S else ""
+        case "groups":
+            equal = "there are as many key/value heads as query heads"
+            return _first((H == G, equal), (G == 1, "there is a single key/value head"))
+        case "batch":
+            return "the batch has one item" if one.q.shape[0] == 1 else ""
+        case "scale":
+            scale = one.wiring.scale
+            return _first(
+                (S == 1, "there is a single key, whose weight is always 1"),
+                (scale is not None, f"the scale is {scale or 0:g}"),
+                (S == D, f"there are {S} keys, as many as a head is wide"),
+                (H == 1, "there is a single head"),
+            )
+        case "normalise" if value == "exp":
+            return f"no score is above {LARGE:g}"
+        case "normalise" if value == "renormalise":
+            return unhidden or "no hidden score is far above the visible ones"
+        case "roles":
+            return "queries, keys and values are the same tensor" if asked.q is asked.v else ""
+        case "detach":
+            return "the output is right: only gradients show it"
+    return ""
 
 
 def measure_visibility(

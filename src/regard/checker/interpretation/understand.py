@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
@@ -37,7 +37,6 @@ from regard.checker.oracle.oracle import (
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import apply_rotary
 from regard.checker.subject.construct import forms, is_certain, with_open_masks
 from regard.checker.subject.observed import ObservedSubject, observed_wirings
 from regard.checker.subject.projections import find_wirings, head_counts
@@ -135,39 +134,34 @@ def _understand_heads(
 ) -> Understanding:
     """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
     intents = [Intent(Wiring(scale=scale), c) for c in causal_hypotheses(subject, causal, declared)]
-    tried: dict[str, tuple[Reply, Subject, torch.dtype]] = {}
+    tried: dict[str, Understanding] = {}
     # A layout in which the output is right.
     for form, layout in itertools.product(with_open_masks(subject), HEAD_LAYOUTS):
         candidate = form.replaced(layout=layout)
         cases = Cases(candidate, always=always, **sizes)
-        reply, dtype = run_once(candidate, cases.plain())
-        right = find_right_intent(reply, cases.plain(), intents)
-        if layout not in tried or tried[layout][0].error is not None:
-            tried[layout] = reply, candidate, dtype
-        if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
-            understanding = interpret(candidate, cases, intents, dtype, reply, declared)
+        found = attempt(candidate, cases, intents, *run_once(candidate, cases.plain()), declared)
+        if layout not in tried or tried[layout].first.error is not None:
+            tried[layout] = found
+        ran = [other for other in ("BHTD", "BTD") if other in tried and tried[other].first.error is None]
+        if found.right_intent is not None and not (layout == "TD" and ran):
+            understanding = interpret(found)
             understanding.fails_on_batch = any(
-                other.used_dot_t and other.error is not None for other, _, _ in tried.values()
+                other.first.used_dot_t and other.first.error is not None for other in tried.values()
             )
             return understanding
     # A layout in which it is right with a feature, or in which the code at least runs.
-    ran: list[Understanding] = []
-    for layout in ("BHTD", "BTHD", "BTD", "TD"):
-        reply, candidate, dtype = tried[layout]
-        if reply.error is None and not (layout == "TD" and ran):
-            cases = Cases(candidate, always=always, **sizes)
-            ran.append(interpret(candidate, cases, intents, dtype, reply, declared))
-            if ran[-1].right_intent is not None:
-                return ran[-1]
-    if ran:
-        return most_plausible([u for u in ran if u.subject.layout in ("BHTD", "BTHD")] or ran[:1])
+    usual = [tried[layout] for layout in ("BHTD", "BTHD", "BTD", "TD")]
+    running: list[Understanding] = []
+    for found in usual:
+        if found.first.error is None and not (found.subject.layout == "TD" and running):
+            running.append(interpret(found))
+            if running[-1].right_intent is not None:
+                return running[-1]
+    if running:
+        split = [found for found in running if found.subject.layout in ("BHTD", "BTHD")]
+        return most_plausible(split or running[:1])
     # It ran in none: the report shows the layout in which it came furthest, with its error.
-    reply, candidate, dtype = max(
-        (tried[layout] for layout in ("BHTD", "BTHD", "BTD", "TD")),
-        key=lambda attempt: lines_reached(attempt[0].error, subject.target),
-    )
-    cases = Cases(candidate, always=always, **sizes)
-    return Understanding(candidate, candidate, cases, intents, None, dtype, reply, [], declared)
+    return max(usual, key=lambda found: lines_reached(found.first.error, subject.target))
 
 
 def most_plausible(tried: list[Understanding]) -> Understanding:
@@ -196,10 +190,6 @@ def _smallest_error(understanding: Understanding) -> float:
     return min((intent.error(question, answer) for intent in understanding.intents), default=math.inf)
 
 
-def _ran(tried: dict[str, tuple[Reply, Subject, torch.dtype]], *layouts: str) -> bool:
-    return any(tried[layout][0].error is None for layout in layouts)
-
-
 def _understand_sequences(
     subject: Subject,
     causal: bool | None,
@@ -225,16 +215,14 @@ def _understand_sequences(
     tried: list[Understanding] = []
     for form in forms(subject):
         cases, reply, dtype = _first_run(form, wirings, always)
-        meant = _with_rotations(form, intents)
-        right = find_right_intent(reply, cases.plain(), meant)
-        tried.append(Understanding(form, form, cases, meant, right, dtype, reply, [], declared))
-        if right is not None or (reply.error is None and is_certain(form)):
+        tried.append(attempt(form, cases, _with_rotations(form, intents), reply, dtype, declared))
+        if tried[-1].right_intent is not None or (tried[-1].first.error is None and is_certain(form)):
             break
     best = max(tried, key=_success)
     dot_t = best.subject.layout == "TC" and tried[0].first.used_dot_t
     if dot_t and best.right_intent is None:
         best = tried[0]
-    understanding = interpret(best.subject, best.cases, best.intents, best.dtype, best.first, declared)
+    understanding = interpret(best)
     understanding.fails_on_batch = dot_t and best.right_intent is not None
     if understanding.right_intent is None and subject.module is not None:
         observed = _interpret_observed(understanding, hypotheses, heads, scale)
@@ -320,23 +308,29 @@ def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
     ]
 
 
-def interpret(
+def attempt(
     subject: Subject,
     cases: Cases,
     intents: list[Intent],
-    dtype: torch.dtype,
     reply: Reply,
+    dtype: torch.dtype,
     declared: bool | None,
 ) -> Understanding:
+    """Return a subject in one form with its reply to the plain question, which may be right in it."""
+    right = find_right_intent(reply, cases.plain(), intents)
+    return Understanding(subject, subject, cases, intents, right, dtype, reply, [], declared)
+
+
+def interpret(tried: Understanding) -> Understanding:
     """Find the interpretation under which several outputs are right: a plain one, or one with features.
 
     If there is none, those with an evident feature join the interpretations under which mistakes are sought.
     """
-    shapes = HEAD_LAYOUTS | SEQUENCES
+    subject, cases, intents, reply = tried.subject, tried.cases, tried.intents, tried.first
+    dtype, kernel, shapes = tried.dtype, subject.kernel_layout, HEAD_LAYOUTS | SEQUENCES
     width = f", C = {cases.width}" if subject.layout in SEQUENCES else ""
-    kernel = subject.kernel_layout
-    assumptions = [f"inputs {shapes[subject.layout] + width if kernel is None else kernel.description}"]
-    understanding = Understanding(subject, subject, cases, intents, None, dtype, reply, assumptions, declared)
+    inputs = f"inputs {shapes[subject.layout] + width if kernel is None else kernel.description}"
+    understanding = replace(tried, right_intent=None, assumptions=[inputs])
     if reply.answer is None or not intents:
         return understanding
     others = [cases.plain(B=3, T=5, D=6, H=3, seed=3), cases.longer()]
@@ -395,7 +389,9 @@ def _interpret_observed(
     if reply.answer is None or not wirings:
         return None
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    found = interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
+    found = interpret(
+        attempt(observed, understanding.cases, intents, reply, dtype, understanding.declared_causal)
+    )
     found.subject, found.first = subject, understanding.first
     found.roles = named_roles(core, subject.module) if core.sources == (0, 1, 2) else core.sources
     found.inputs_as_named = core.sources == (0, 1, 2)
@@ -433,16 +429,7 @@ def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[W
     declared = scale if scale is not None else _declared_scale(subject)
     double = subject.module_as(torch.float64, device="cpu")
     assert double is not None
-    wirings = find_wirings(double, heads=heads, declared=declared)
-    if subject.rotary is not None:
-        table = subject.rotary
-
-        def rotate(x: Tensor, start: int) -> Tensor:
-            cos, sin = table(start + x.shape[2], x.dtype)
-            return apply_rotary(x, cos[:, start:], sin[:, start:])
-
-        wirings = [replace(wiring, rotate=rotate) for wiring in wirings]
-    return wirings
+    return find_wirings(double, heads=heads, declared=declared)
 
 
 def _declared_scale(subject: Subject) -> float | None:

@@ -146,10 +146,6 @@ class WindowConvention:
     one_more: bool = False  # whether it differs from another convention by one key on a side
 
 
-def _one_more(n: int, question: Question) -> Question:
-    return replace(question, window=n + 1)
-
-
 def _to_both_sides(reach: Callable[[int], int], n: int, question: Question) -> Question:
     if question.causal:
         # `Intent.error` takes this for an interpretation that does not fit.
@@ -167,7 +163,7 @@ def looking_back(n: int) -> Mask:
 
 
 WINDOW_CONVENTIONS = (
-    WindowConvention("itself and n keys before it", _one_more, one_more=True),
+    WindowConvention("itself and n keys before it", lambda n, q: replace(q, window=n + 1), one_more=True),
     WindowConvention("n keys on either side", partial(_to_both_sides, lambda n: n), one_more=True),
     WindowConvention("fewer than n keys on either side", partial(_to_both_sides, lambda n: n - 1)),
     # Longformer's attention_window is the whole width.

@@ -323,9 +323,6 @@ def _transformers_step(session: CheckSession) -> Step:
         # Transformers' models pass the lowest number of the dtype where other code passes −inf.
         mask = torch.zeros(1, 1, T, S, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)
         keywords = {session.subject.arguments["cache"]: cache, session.subject.arguments["mask"]: mask}
-        if session.subject.rotary is not None:
-            cos, sin = session.subject.rotary(S, x.dtype)
-            keywords[session.subject.arguments["rotary"]] = (cos[:, start:], sin[:, start:])
         if session.subject.tables is not None:
             keywords |= session.subject.tables.make(T, x.dtype, start)
         result = module(x, **keywords)

@@ -314,13 +314,7 @@ def _lengths_convention(
         (_at_the_end, "the keys of a text are the last ones of its cache", "moves them there"),
     )
     for convention, meaning, change in conventions:
-        replies = [session.compared.run(convention(question).to(session.dtype)) for question in ragged]
-        answers = [
-            Observation(question, reply.answer)
-            for question, reply in zip(ragged, replies, strict=True)
-            if reply.answer is not None
-        ]
-        if len(answers) == len(ragged) and all(session.error(answer) < TOLERANCE for answer in answers):
+        if ragged and all(session.compare(convention(question)).agrees for question in ragged):
             return f"it is right if {meaning}, which only you know: if so, check a function that {change}"
     return ""
 

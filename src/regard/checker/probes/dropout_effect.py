@@ -284,7 +284,7 @@ def _parameters(session: CheckSession, question: Question) -> Iterator[RateParam
     except CheckError:
         return
     rated = {n: value for n, value in arguments.items() if vocabulary.size(n) in ("dropout", "keep")}
-    names = [n for n, value in rated.items() if _is_number(value)]
+    names = [n for n, value in rated.items() if type(value) in (float, int)]
     for name in names or [""]:  # without one, a configuration may hold them
         others = {n: _as_value(n, 0.0) for n in names if n != name}
         zero, low, high = (
@@ -296,10 +296,6 @@ def _parameters(session: CheckSession, question: Question) -> Iterator[RateParam
         is_own = re.search("drop|keep", name) and not OUTPUT_DROPOUT.search(name)
         whole = [training_run(session, question, side) for side in (low, high)] if is_own else []
         yield RateParameter(name or "dropout", whole, list(_parts(session, question, zero, low, high)))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def _as_value(name: str, rate: float) -> float:

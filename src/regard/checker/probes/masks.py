@@ -11,12 +11,11 @@ from regard.checker.catalogue import get_mistake
 from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
-    describe_agreement,
     describe_difference,
     relative_error,
 )
 from regard.checker.oracle.question import Answer, Question
-from regard.checker.oracle.variant import CORRECT, AttentionVariant
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.probes.gradients import NO_GRADIENT, bias_gradient_failure
 from regard.checker.probes.numbers import check_extreme, extreme_size
 from regard.checker.session import CheckSession
@@ -52,16 +51,14 @@ def _empty_rows(session: CheckSession, intent: Intent) -> None:
     mask = question.mask.clone()
     mask[1] = False
     question = replace(question, mask=mask)
-    reply = session.compared.run(question.to(session.dtype))
-    if reply.answer is None:
-        session.add_skip("empty rows", f"a query without a visible key raised {reply.error_line}")
+    asked, expected = session.compare(question, intent), intent.answer(question)
+    if asked.answer is None:
+        session.add_skip("empty rows", f"a query without a visible key raised {asked.error_line}")
         return
-    expected = intent.answer(question)
-    error = relative_error(reply.answer, expected)
     assert expected.free is not None
-    rows = reply.answer.output[expected.free.expand_as(reply.answer.output)]
-    if not error < TOLERANCE:
-        detail = f"with a row without a visible key, another {describe_difference(error)}"
+    rows = asked.answer.output[expected.free.expand_as(asked.answer.output)]
+    if not asked.agrees:
+        detail = f"with a row without a visible key, another {describe_difference(asked.error)}"
         session.add_failure("empty rows", detail)
     elif bool(rows.isnan().any()):
         evidence = "A query without a visible key gives NaN."
@@ -69,7 +66,7 @@ def _empty_rows(session: CheckSession, intent: Intent) -> None:
     else:
         # With a finite number for −inf, the scores of a row without a visible key are equal.
         uniform = replace(CORRECT, fill=-1e9).answer(intent.apply(question), intent.wiring).output
-        same = relative_error(reply.answer, Answer(uniform)) < TOLERANCE
+        same = relative_error(asked.answer, Answer(uniform)) < TOLERANCE
         session.add_pass("empty rows", "the mean over hidden keys" if same else "no NaN")
 
 
@@ -139,29 +136,17 @@ def _bias(session: CheckSession, intent: Intent) -> None:
     if session.subject.mask_form.rank == 4 and question.bias is not None and session.module is not None:
         B, T, S = question.q.shape[0], *question.bias.shape
         question = replace(question, bias=question.bias.expand(B, 1, T, S))
-    reply = session.compared.run(question.to(session.dtype))
-    if reply.answer is None:
+    asked = session.compare(question, intent)
+    if asked.answer is None:
         return
-    interpreted = intent.apply(question)
-    distance = relative_error(reply.answer, CORRECT.answer(interpreted, intent.wiring)) / TOLERANCE
-    if distance < 1:
+    if asked.agrees:
         session.add_pass("float mask", "added after the scale")
         _bias_gradient(session, intent, question)
         return
-    scaled: AttentionVariant = replace(CORRECT, masking="scaled")
-    error = relative_error(reply.answer, scaled.answer(interpreted, intent.wiring))
-    if error < TOLERANCE:
-        what = get_mistake("mask-scaled-too").what
-        session.add_mistake(
-            "float mask",
-            "scaled with the scores",
-            "mask-scaled-too",
-            f"Your output equals attention {what}, {describe_agreement(error)}.",
-            error,
-            distance=distance,
-        )
+    scaled = ("mask-scaled-too", {"masking": "scaled"})
+    if session.name_variant(asked, intent, [scaled], "scaled with the scores"):
         return
-    detail = f"with finite numbers in it, the output {describe_difference(distance * TOLERANCE)}"
+    detail = f"with finite numbers in it, the output {describe_difference(asked.error)}"
     if "bias" in session.subject.arguments:  # which says that it is added
         session.add_failure("float mask", detail)
     elif _takes_minus_infinity(session, intent, question):
@@ -179,11 +164,7 @@ def _takes_minus_infinity(session: CheckSession, intent: Intent, question: Quest
         return False
     bias = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)
     added = replace(question, bias=bias.expand(question.bias.shape))
-    reply = session.compared.run(added.to(session.dtype))
-    if reply.answer is None:
-        return False
-    expected = CORRECT.answer(intent.apply(added), intent.wiring)
-    return relative_error(reply.answer, expected) < TOLERANCE
+    return session.compare(added, intent).agrees
 
 
 def _bias_gradient(session: CheckSession, intent: Intent, question: Question) -> None:
@@ -203,28 +184,20 @@ def _alignment(session: CheckSession, intent: Intent) -> None:
     The top-left alignment is only a warning, since a function cannot know whether there is a cache.
     """
     question = replace(session.cases.plain("causal, T < S", T=3, S=7, seed=53), flag=True)
-    reply = session.compared.run(question.to(session.dtype))
-    if reply.answer is None:
-        session.add_skip("causal, T < S", f"{question.shapes()} raised {reply.error_line}")
-        return
-    interpreted = intent.apply(question)
-    wrong = intent.error(question, reply.answer)
-    if wrong < TOLERANCE:
+    asked = session.compare(question, intent)
+    names = ("top-left-causal", "square-mask-sliced-by-columns")
+    start = "With 3 queries and 7 keys your output"
+    if asked.answer is None:
+        session.add_skip("causal, T < S", f"{question.shapes()} raised {asked.error_line}")
+    elif asked.agrees:
         session.add_pass("causal, T < S", "queries align with the end of the keys, as a cache needs")
-        return
-    for name in ("top-left-causal", "square-mask-sliced-by-columns"):
-        variant = replace(CORRECT, **get_mistake(name).changes[0])
-        error = relative_error(reply.answer, variant.answer(interpreted, intent.wiring))
-        if error < TOLERANCE:
-            session.add_mistake(
-                "causal, T < S",
-                "not as a cache needs it",
-                name,
-                f"With 3 queries and 7 keys your output equals attention {get_mistake(name).what}, "
-                f"{describe_agreement(error)}.",
-                error,
-                distance=wrong / TOLERANCE,
-                warning=name == "top-left-causal",
-            )
-            return
-    session.add_failure("causal, T < S", f"with 3 queries and 7 keys it {describe_difference(wrong)}")
+    elif not session.name_variant(
+        asked,
+        intent,
+        [(name, get_mistake(name).changes[0]) for name in names],
+        "not as a cache needs it",
+        start,
+        warnings=names[:1],
+    ):
+        detail = f"with 3 queries and 7 keys it {describe_difference(asked.error)}"
+        session.add_failure("causal, T < S", detail)

@@ -197,12 +197,8 @@ def _check_lengths(session: CheckSession) -> None:
         if reply.answer is not None and session.compared is not session.subject:
             reply = session.compared.run(question.to(session.dtype))
         if reply.answer is not None:
-            error = 0.0
-            if session.right_intent is not None:
-                error = relative_error(
-                    reply.answer,
-                    session.right_intent.answer(question),
-                )
+            right = session.right_intent
+            error = 0.0 if right is None else right.error(question, reply.answer)
             if error < TOLERANCE:
                 session.add_pass(name, f"{T} tokens")
             else:

@@ -69,14 +69,13 @@ def _options_of_both(session: CheckSession, flag: dict[str, Any]) -> Iterator[Qu
         yield cases.plain(B=2, T=65, H=1, D=16, seed=5)
     if "window" in names and "window" not in cases.always:
         yield replace(cases.plain("window", seed=6), window=1, **flag)
-    if "scale" in names:
-        yield replace(cases.plain("scale", seed=13), scale=0.2)
-    if "mask" in names:
-        yield cases.masked(seed=11)
-    if "padding" in names:
-        yield cases.padded(seed=12)
-    if "bias" in names:
-        yield cases.biased(seed=14)
+    rows = {
+        "scale": replace(cases.plain("scale", seed=13), scale=0.2),
+        "mask": cases.masked(seed=11),
+        "padding": cases.padded(seed=12),
+        "bias": cases.biased(seed=14),
+    }
+    yield from (question for name, question in rows.items() if name in names)
 
 
 def _refusable_options(

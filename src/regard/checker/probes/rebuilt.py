@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,8 @@ from regard.checker.probes.output import probe_output
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.call_tensors import arguments_of
-from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.call_tensors import arguments_of, parameters_of
+from regard.checker.subject.construct import SIZES
 from regard.checker.subject.subject import SEQUENCES, Subject
 
 
@@ -47,28 +47,18 @@ def rebuild(
     except CheckError as error:
         return str(error)
     other.device = subject.device
-    understanding = understand(
-        # `adapt` guesses the layout anew, which was found out before.
-        other.replaced(layout=subject.layout),
-        causal=options.get("causal"),
-        heads=None,
-        scale=options.get("scale"),
-        always=session.always,
-    )
+    # `adapt` guesses the layout anew, which was found out before.
+    return understand_again(session, other.replaced(layout=subject.layout))
+
+
+def understand_again(session: CheckSession, subject: Subject) -> CheckSession | str:
+    """Return a session on the code in another form, with the same promises; a sentence if it does not run."""
+    options = session.options
+    causal, scale = options.get("causal"), options.get("scale")
+    understanding = understand(subject, causal=causal, heads=None, scale=scale, always=session.always)
     if understanding.first.answer is None:
         return f"it raised {understanding.first.error_line}"
     return CheckSession(understanding, options)
-
-
-def constructor_parameters(target: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a class's constructor, or of a function; none if they are not known."""
-    try:
-        return (
-            dict(inspect.signature(target).parameters) if isinstance(target, type) else arguments_of(target)
-        )
-    # Classes that are written in C may have no signature.
-    except (TypeError, ValueError):
-        return {}
 
 
 def check_output(
@@ -128,48 +118,33 @@ def probe_many_heads(session: CheckSession) -> None:
 
     Functions on heads are asked about nine among the other questions of `probe_output`.
     """
-    intent, options = session.right_intent, session.options
-    if intent is None or intent.wiring.heads == 1 or session.subject.layout not in SEQUENCES:
+    intent, subject = session.right_intent, session.subject
+    if intent is None or intent.wiring.heads == 1 or subject.layout not in SEQUENCES:
         return
+    name = subject.arguments.get("heads", "")
+    if any(vocabulary.size(key) == "heads" for key in subject.init) or name in subject.init:
+        return  # their number is the caller's
     failed = []
-    for heads, subject in _with_more_heads(session):
-        understanding = understand(
-            subject,
-            causal=options.get("causal"),
-            heads=None,
-            scale=options.get("scale"),
-            always=session.always,
-        )
-        if understanding.right_intent is not None:
+    for sizes in _SIZES:
+        heads = sizes["heads"]
+        if subject.module is None and name in subject.extra:
+            other = understand_again(session, subject.replaced(extra=subject.extra | {name: heads}))
+        elif subject.cls is not None and subject.step is None:
+            other = rebuild(session, sizes=sizes)
+        else:
+            return
+        if isinstance(other, str):
+            continue
+        if other.right_intent is not None:
             session.add_pass("many heads", f"{heads} of them")
-            question, right = understanding.cases.plain(seed=21), understanding.right_intent
-            if failure := gradient_failure(session, understanding.subject, question, right):
+            question = other.cases.plain(seed=21)
+            if failure := gradient_failure(session, other.subject, question, other.right_intent):
                 session.add_failure("gradients, many heads", failure)
             return
-        if understanding.first.error is None:
-            failed.append(heads)
+        failed.append(heads)
     if failed:
         detail = f"right with {intent.wiring.heads} heads, and wrong with {failed[0]}"
         session.add_failure("many heads", detail)
-
-
-def _with_more_heads(session: CheckSession) -> Iterator[tuple[int, Subject]]:
-    """Yield the subject with more heads, as far as their number is not the caller's and it can be built."""
-    subject = session.subject
-    name = subject.arguments.get("heads", "")
-    if any(vocabulary.size(key) == "heads" for key in subject.init) or name in subject.init:
-        return
-    for sizes in _SIZES:
-        if subject.module is None and name in subject.extra:
-            yield sizes["heads"], subject.replaced(extra=subject.extra | {name: sizes["heads"]})
-        elif subject.cls is not None and subject.step is None:
-            try:
-                module = build(subject.cls, subject.init, sizes)
-                other = adapt(module, {}, session.options.get("true_means"), subject.call)
-            except CheckError:
-                continue
-            other.device = subject.device
-            yield sizes["heads"], other.replaced(layout=subject.layout)
 
 
 _MOST = 6  # switches that are tried
@@ -220,7 +195,7 @@ def _try_switches(session: CheckSession) -> None:
     subject = session.subject
     if subject.cls is None or subject.module is None:
         return
-    parameters = constructor_parameters(subject.cls)
+    parameters = parameters_of(subject.cls)
     switches = [name for name, p in parameters.items() if _is_switch(name, p) and name not in subject.init]
     untried, tried, unknown = [], 0, 0
     right: dict[str, Any] = {}  # the switches with which, each alone, it is right
@@ -257,15 +232,11 @@ def _try(session: CheckSession, inner: CheckSession, check: str, turned: dict[st
         return
     if inner.right_intent is None:
         turns_causal = any(vocabulary.size(name) == "causal" for name in turned)
-        _narrow(inner, causal=None if turns_causal else intent.causal)
+        # Single mistakes only, in the likeliest interpretations: of one causality, if it is not turned.
+        inner.brief, understood = True, inner.understanding
+        meant = [i for i in understood.intents if turns_causal or i.causal == intent.causal]
+        understood.intents = meant[:12]
     check_output(session, inner, check, shown, mistakes)
-
-
-def _narrow(inner: CheckSession, *, causal: bool | None) -> None:
-    """Look for single mistakes only, in the likeliest interpretations: of the same causality, if not None."""
-    inner.brief = True
-    understood = inner.understanding
-    understood.intents = [i for i in understood.intents if causal is None or i.causal == causal][:12]
 
 
 def _is_switch(name: str, parameter: inspect.Parameter) -> bool:

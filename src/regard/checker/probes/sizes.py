@@ -21,9 +21,10 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.probes.diagnosis import COMPARE
 from regard.checker.probes.gradients import gradient_failure
 from regard.checker.probes.questions import asks_many_tokens, largest_block
-from regard.checker.probes.rebuilt import check_output, constructor_parameters, rebuild
+from regard.checker.probes.rebuilt import check_output, rebuild
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import arguments_of, parameters_of
 from regard.checker.subject.reply import CallHook
 from regard.checker.subject.source import BLOCK_NAME, block_sizes, whole_numbers
 from regard.checker.subject.subject import Subject
@@ -217,8 +218,10 @@ def block_parameters(parameters: dict[str, inspect.Parameter]) -> list[str]:
 def _probe_blocks(session: CheckSession) -> None:
     """Compare code whose sizes of blocks are parameters with small and unequal blocks."""
     subject, how = session.subject, "pass sizes with several blocks in 40 tokens: --with "
-    target = subject.target if subject.module is None else subject.cls
-    parameters = {} if target is None else constructor_parameters(target)
+    if subject.module is None:
+        parameters = arguments_of(subject.target)
+    else:
+        parameters = {} if subject.cls is None else parameters_of(subject.cls)
     names = [name for name in block_parameters(parameters) if name not in subject.init]
     if not names:
         probe_long_text(session)
@@ -246,13 +249,11 @@ def _compare_blocks(session: CheckSession, changes: dict[str, Any], shown: str) 
     questions = [replace(questions[0], flag=True), questions[1]] if flagged else questions[:1]
     if "mask" in subject.arguments:
         questions.append(session.cases.masked("several blocks", B=1, T=70, seed=62))
-    observations = []
-    for question in questions:
-        answer = blocked.run(question.to(session.dtype)).answer
-        if answer is None:
-            return False
-        observations.append(Observation(question, answer))
-    worst = max(intent.error(o.question, o.answer) for o in observations)
+    asked = [session.compare(question, intent, blocked) for question in questions]
+    observations = [Observation(one.question, one.answer) for one in asked if one.answer is not None]
+    if len(observations) < len(asked):
+        return False
+    worst = max(one.error for one in asked)
     if worst < TOLERANCE:
         session.add_pass("several blocks", shown)
         _compare_gradients(session, blocked, questions)
@@ -275,9 +276,7 @@ def _compare_gradients(session: CheckSession, subject: Subject, questions: list[
 def _probe_grouped_heads(session: CheckSession) -> None:
     """Check a class with two key/value heads, if a parameter sets their number and none is its default."""
     subject = session.subject
-    parameters = (
-        {} if subject.cls is None or subject.step is not None else constructor_parameters(subject.cls)
-    )
+    parameters = {} if subject.cls is None or subject.step is not None else parameters_of(subject.cls)
     for name, parameter in parameters.items():
         offered = vocabulary.size(name) == "groups" and parameter.default is None
         if offered and name not in subject.init:

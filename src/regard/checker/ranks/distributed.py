@@ -323,7 +323,8 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
     if understanding.right_intent is None:
         if softmax:
             _name_mistakes_of_processes(session, observations, processes)
-        wrong = min((o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE), key=_size)
+        failing = [o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE]
+        wrong = min(failing, key=lambda o: o.question.q.numel())
         expected = whole(intents[0], wrong.question).output
         difference = describe_failure(wrong.question, wrong.answer.output, expected)
         session.example = f"The smallest failing case:\n{difference}"
@@ -331,10 +332,6 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
     if understanding.right_intent is not None and lse is not None and expected_lse is not None:
         judge_lse(session, lse, expected_lse)
     session.add_skip("gradients and precision", "on several processes only the outputs are compared")
-
-
-def _size(observation: Observation) -> int:
-    return observation.question.q.numel()
 
 
 def _name_order(session: CheckSession, observations: list[Observation], processes: int) -> bool:

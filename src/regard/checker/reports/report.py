@@ -85,15 +85,12 @@ def _warnings(report: Report, width: int) -> list[Line]:
     explained = {d.name for d in report.diagnoses}
     lines: list[Line] = []
     for diagnosis in named:
-        lines += _warning(diagnosis, width)
+        named_so = f"{diagnosis.name}: {diagnosis.what}"
+        lines += _paragraph(f"  {MARKS['warning']} ", named_so, width, "warning")
+        lines += _paragraph("    fix: ", diagnosis.fix, width, "fix")
     for check in (check for check in report.warnings if check.mistake not in explained):
         lines += _paragraph(f"  {MARKS['warning']} ", str(check), width, "warning")
     return [Line(""), *lines] if lines else []
-
-
-def _warning(diagnosis: Diagnosis, width: int) -> list[Line]:
-    lines = _paragraph(f"  {MARKS['warning']} ", f"{diagnosis.name}: {diagnosis.what}", width, "warning")
-    return lines + _paragraph("    fix: ", diagnosis.fix, width, "fix")
 
 
 def _paragraph(start: str, text: str, width: int, style: str = "", *, whole: bool = False) -> list[Line]:

@@ -129,12 +129,6 @@ def _detach(value: Any) -> Any:
     return value
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (B, H, T, D) as Transformers does: channel i is paired with channel i + D/2."""
-    a, b = x.chunk(2, -1)
-    return x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None]
-
-
 def tensors_in_result(result: Any) -> Iterator[Tensor]:
     """Yield the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
     if isinstance(result, Tensor):
@@ -151,6 +145,14 @@ def describe_result(result: Any) -> str:
     if isinstance(result, list | tuple):
         return f"a {type(result).__name__} of {', '.join(type(x).__name__ for x in result) or 'nothing'}"
     return "nothing (None)" if result is None else f"a {type(result).__name__}"
+
+
+def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function, or of a class's constructor; none if they cannot be read."""
+    try:
+        return dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return {}
 
 
 def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -259,6 +261,7 @@ class RotaryTables:
     kind: str = "cos and sin"
     order: str = "halves"
     shape: str = "(T, D)"
+    usual: bool = False  # whether it is how Transformers passes them, which need not be found out
 
     @property
     def frequencies(self) -> Tensor:

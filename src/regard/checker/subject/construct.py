@@ -23,7 +23,7 @@ from torch import nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import MaskForm, table_forms
+from regard.checker.subject.call_tensors import MaskForm, parameters_of, table_forms
 from regard.checker.subject.subject import Subject
 
 SIZES: dict[str, Any] = {
@@ -142,7 +142,7 @@ def _consistent(sizes: dict[str, Any], init: dict[str, Any]) -> dict[str, Any]:
 
 def constructor_arguments(cls: type, init: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments with which to construct `cls`."""
-    parameters = _parameters(cls)
+    parameters = parameters_of(cls)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments: dict[str, Any] = {}
     used: set[str] = set()
@@ -178,20 +178,13 @@ def add_promises(thing: Any, init: dict[str, Any], promises: dict[str, Any]) -> 
     also gets them under a name of the same meaning (`heads=8` as `num_heads`).
     """
     completed = dict(init)
-    parameters = _parameters(thing) if callable(thing) else {}
+    parameters = parameters_of(thing) if callable(thing) else {}
     for meaning, value in promises.items():
         for name in parameters if value is not None else ():
             same = name == meaning or vocabulary.size(name) == meaning
             if same if isinstance(thing, type) else name == meaning == "heads":
                 completed.setdefault(name, value)
     return completed
-
-
-def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(target).parameters)
-    except (TypeError, ValueError):
-        return {}
 
 
 def _guess(cls: type, name: str, parameter: inspect.Parameter, sizes: dict[str, Any]) -> Any:
@@ -220,9 +213,9 @@ def _is_own_depth(meaning: str | None, default: Any) -> bool:
 def depth_left_out(cls: type, init: dict[str, Any]) -> str:
     """Return how many layers `build` gives a model that has more, or may: "2 of 24 layers"; else ""."""
     small = SIZES["layers"]
-    configs = [_config_class(cls, name) for name in _parameters(cls) if name in _CONFIGS]
+    configs = [_config_class(cls, name) for name in parameters_of(cls) if name in _CONFIGS]
     for owner in [cls, *(kind for kind in configs if kind is not None)]:
-        for name, parameter in _parameters(owner).items():
+        for name, parameter in parameters_of(owner).items():
             if (
                 vocabulary.size(name) != "layers"
                 or name in init
@@ -266,10 +259,10 @@ _SMALL |= {"inner_width", "keep"}
 
 
 def _construct_config(kind: type, init: dict[str, Any], sizes: dict[str, Any]) -> Any:
-    if not (is_dataclass(kind) or _parameters(kind)):
+    if not (is_dataclass(kind) or parameters_of(kind)):
         return GuessedConfig(sizes, init)
     small: dict[str, Any] = {}
-    for name, parameter in _parameters(kind).items():
+    for name, parameter in parameters_of(kind).items():
         meaning = vocabulary.size(name)
         if name in init:
             small[name] = init[name]
@@ -390,20 +383,20 @@ def with_open_masks(subject: Subject) -> Iterator[Subject]:
 
 def is_certain(form: Subject) -> bool:
     """Return whether a form that runs is the one to call the code in, right or wrong."""
-    return form.tables is None and not form.open_mask
+    return (form.tables is None or form.tables.usual) and not form.open_mask
 
 
 def _table_forms(subject: Subject) -> Iterator[Subject]:
     """Yield the subject with its rotary tables in every usual shape; as it is if it takes none."""
     names = tuple(subject.arguments[role] for role in ("cos", "sin", "rotary") if role in subject.arguments)
-    known = not names or subject.rotary is not None or any(name in subject.extra for name in names)
+    known = not names or subject.tables is not None or any(name in subject.extra for name in names)
     if known:
         yield subject
-    if known and (subject.rotary is None or any(name in subject.extra for name in names)):
+    if known and (subject.tables is None or any(name in subject.extra for name in names)):
         return
     # Transformers' tables are (1, T, D); gpt-oss takes half the width under the same name (5.22).
     for tables in table_forms(names, _head_width(subject.module)):
-        yield subject.replaced(tables=tables, rotary=None)
+        yield subject.replaced(tables=tables)
 
 
 def _head_width(module: nn.Module | None) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.oracle.question import Answer, Question, to_whole_pages
+from regard.checker.subject.call_tensors import tensors_in_result
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class KernelLayout(ABC):
         encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}
         keywords = {name: to_device(value, device) for name, value in (options | encoded).items()}
         result = target(**keywords)
-        tensors = tensors_in(result)
+        tensors = list(tensors_in_result(result))
         if not tensors and "out" in self.names:  # it wrote into the tensor that it was given
             tensors = [keywords[self.names["out"]]]
         if not tensors:
@@ -85,13 +86,6 @@ def to_device(value: Any, device: str) -> Any:
         tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
         value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
     return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
-
-
-def tensors_in(result: Any) -> list[Tensor]:
-    """Return the tensors of a result: the result itself, or those in a tuple, list or dict."""
-    parts = result.values() if isinstance(result, dict) else result
-    parts = parts if isinstance(result, list | tuple | dict) else [result]
-    return [x for x in parts if isinstance(x, Tensor)]
 
 
 def find_shape(tensors: list[Tensor], *shapes: tuple[int, ...]) -> Tensor:
@@ -112,14 +106,6 @@ def find_optional(tensors: list[Tensor], output: Tensor, *shapes: tuple[int, ...
 def int32(numbers: Any) -> Tensor:
     """Return integers as kernels take them."""
     return torch.tensor(numbers, dtype=torch.int32)
-
-
-def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function; none if they cannot be read."""
-    try:
-        return dict(inspect.signature(target).parameters)
-    except (TypeError, ValueError):
-        return {}
 
 
 def is_required(parameter: inspect.Parameter) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import parameters_of
 from regard.checker.subject.framework_layouts import InterfaceLayout, MaskInterfaceLayout, ModLayout
 from regard.checker.subject.kernel_layouts import (
     CacheLayout,
@@ -17,7 +18,6 @@ from regard.checker.subject.kernel_layouts import (
     PackedLayout,
     PagedLayout,
     is_required,
-    parameters_of,
 )
 
 _NAMES = {

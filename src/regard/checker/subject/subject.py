@@ -28,6 +28,7 @@ from regard.checker.subject.call_tensors import (
     from_heads,
     in_dtype,
     make_values,
+    parameters_of,
     rows_sum_to_one,
     tensors_in_result,
     to_array,
@@ -37,7 +38,6 @@ from regard.checker.subject.kernel_layouts import (
     CACHED_LAYOUTS,
     KernelLayout,
     is_required,
-    parameters_of,
     to_device,
 )
 from regard.checker.subject.reply import CallMonitor, FunctionState, OutputShapeError, Reply, WatchedCall
@@ -69,7 +69,6 @@ class Subject:
     mask_form: MaskForm = field(default_factory=MaskForm)
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     call: dict[str, Any] = field(default_factory=dict)  # those of them that the caller stated
-    rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
     mask_stated: bool = False  # whether the caller stated the convention of its masks
     padding_means: str = "hide"  # what True means in a padding mask: "hide" (PyTorch) or "look" (flash-attn)
     open_mask: bool = False  # whether a mask that hides nothing is passed if a question has none
@@ -246,8 +245,6 @@ class Subject:
         # F.scaled_dot_product_attention refuses grouped heads without enable_gqa.
         if "grouped" in names and question.k.shape[1] != question.q.shape[1]:
             keywords[names["grouped"]] = True
-        if self.rotary is not None and "rotary" in names:
-            keywords[names["rotary"]] = self.rotary(T, question.dtype)
         if self.tables is not None:
             keywords |= self.tables.make(T, question.dtype)
         if "head_width" in names and names["head_width"] not in keywords:

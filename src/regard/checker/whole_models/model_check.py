@@ -64,7 +64,8 @@ class LayerJudge:
             for diagnosis in alone.diagnoses:
                 self.diagnoses.setdefault(diagnosis.name, diagnosis)
             named = next((d.name for d in alone.diagnoses if not d.warning), "")
-            return replace(row, verdict="wrong", mistake=named, detail=_first_failure(alone))
+            detail = f"alone, {alone.failures[0]}" if alone.failures else ""
+            return replace(row, verdict="wrong", mistake=named, detail=detail)
         if not heard or len(heard) < len(calls):
             reason = next(
                 (c.reason for c in calls if isinstance(c, UnreadableCall)), "no call of it was seen"
@@ -166,10 +167,6 @@ def _parts(mask: Mask) -> Iterator[Mask]:
     yield mask
     for child in mask.children():
         yield from _parts(child)
-
-
-def _first_failure(report: Report) -> str:
-    return f"alone, {report.failures[0]}" if report.failures else ""
 
 
 def check_model(

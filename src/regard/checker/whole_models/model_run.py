@@ -87,11 +87,8 @@ class ModelRun:
                 result = self.call(x, **more)
         except (Exception, SystemExit):  # the author's code may raise anything
             return None
-        return next((y for y in tensors_in_result(result) if _is_sequence(y, x)), None)
-
-
-def _is_sequence(y: Tensor, x: Tensor) -> bool:
-    return y.is_floating_point() and y.ndim >= 3 and y.shape[:2] == x.shape[:2]
+        outputs = [y for y in tensors_in_result(result) if y.is_floating_point() and y.ndim >= 3]
+        return next((y for y in outputs if y.shape[:2] == x.shape[:2]), None)
 
 
 def find_model(thing: Any, init: dict[str, Any], call: dict[str, Any], device: str) -> ModelRun | None:

@@ -293,7 +293,9 @@ def check_shared_tensors(report: Report, run: ModelRun) -> None:
             values = [*zip(names[1:], args[1:], strict=False), *kwargs.items()]  # without the hidden states
             for name, value in values:
                 for x in value if isinstance(value, tuple | list) else (value,):
-                    if not isinstance(x, Tensor) or x.numel() < 2 or _has_batch(x, run):
+                    if not isinstance(x, Tensor) or x.numel() < 2:
+                        continue
+                    if x.ndim > 2 and x.shape[0] == run.draw(0).shape[0]:  # it may depend on tokens
                         continue
                     # The tensor is kept, too, so that its id is not given to another one.
                     before, copy, layer = first.setdefault((stack, name, id(x)), (x, x.clone(), unit))
@@ -314,11 +316,6 @@ def check_shared_tensors(report: Report, run: ModelRun) -> None:
     for name, layer, unit in changed.values():
         what = f"comparison of `{name}`, which is changed in place between `{layer}` and `{unit}`"
         report.checks.append(Check(what, "untried", "give every layer its own copy, or change it for none"))
-
-
-def _has_batch(x: Tensor, run: ModelRun) -> bool:
-    """Return whether a tensor has an entry for every sequence: then it may depend on tokens."""
-    return x.ndim > 2 and x.shape[0] == run.draw(0).shape[0]
 
 
 def check_training(report: Report, run: ModelRun) -> None:
