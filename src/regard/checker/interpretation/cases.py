@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
-from regard.checker.subject.subject import SEQUENCES, Subject
+from regard.checker.subject.call_tensors import SEQUENCES
+from regard.checker.subject.subject import Subject
 
 
 @dataclass(frozen=True)

@@ -37,33 +37,20 @@ from regard.checker.oracle.oracle import (
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
 from regard.checker.subject.construct import forms, is_certain, with_open_masks
-from regard.checker.subject.observed import ObservedSubject, observed_wirings
+from regard.checker.subject.observation import ObservedSubject, observed_wirings
 from regard.checker.subject.projections import find_wirings, head_counts
 from regard.checker.subject.reply import OutputShapeError, Reply, lines_reached
 from regard.checker.subject.roles import describe_core, named_roles, observe_core
 from regard.checker.subject.source import source_of
-from regard.checker.subject.subject import SEQUENCES, Subject
+from regard.checker.subject.subject import Subject
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
 KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
 
 
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost
-
-
-HEAD_LAYOUTS = {
-    "BHTD": "(B, H, T, D)",
-    "BTHD": "(B, T, H, D)",
-    "BTD": "(B, T, D)",
-    "TD": "(T, D)",
-    # Megatron's attention has the tokens first; taken for (B, T, H, D), it would mix the batch.
-    "TBHD": "(T, B, H, D)",
-    "TBD": "(T, B, D)",
-}
-
-
-"""The layouts of a function's queries, keys and values, in words, likeliest first."""
 
 
 @dataclass
@@ -327,9 +314,9 @@ def interpret(tried: Understanding) -> Understanding:
     If there is none, those with an evident feature join the interpretations under which mistakes are sought.
     """
     subject, cases, intents, reply = tried.subject, tried.cases, tried.intents, tried.first
-    dtype, kernel, shapes = tried.dtype, subject.kernel_layout, HEAD_LAYOUTS | SEQUENCES
+    dtype, kernel = tried.dtype, subject.kernel_layout
     width = f", C = {cases.width}" if subject.layout in SEQUENCES else ""
-    inputs = f"inputs {shapes[subject.layout] + width if kernel is None else kernel.description}"
+    inputs = f"inputs {spell(subject.layout) + width if kernel is None else kernel.description}"
     understanding = replace(tried, right_intent=None, assumptions=[inputs])
     if reply.answer is None or not intents:
         return understanding

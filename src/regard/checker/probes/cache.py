@@ -23,7 +23,7 @@ from regard.checker.probes.leaks import find_leak
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
-from regard.checker.subject.observed import ObservedWiring
+from regard.checker.subject.observation import ObservedWiring
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.source import source_of
 

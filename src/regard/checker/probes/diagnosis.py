@@ -29,7 +29,7 @@ from regard.checker.reports.evidence import (
 )
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import is_tensor
-from regard.checker.subject.observed import ObservedSubject
+from regard.checker.subject.observation import ObservedSubject
 from regard.checker.subject.source import prose_of
 
 _SMALL = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 3))  # batch sizes and lengths, the smallest first

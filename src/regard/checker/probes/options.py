@@ -22,9 +22,8 @@ from regard.checker.oracle.question import Answer
 from regard.checker.probes.diagnosis import describe_failure
 from regard.checker.probes.gradients import gradient_failure
 from regard.checker.session import CheckSession, Comparison
-from regard.checker.subject.call_tensors import parameters_of
+from regard.checker.subject.call_tensors import SEQUENCES, parameters_of
 from regard.checker.subject.source import prose_of
-from regard.checker.subject.subject import SEQUENCES
 
 _SCALE = 0.7  # unlike 1/√D of every width
 

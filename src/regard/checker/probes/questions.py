@@ -13,9 +13,8 @@ import torch
 
 from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession, Reference
-from regard.checker.subject.call_tensors import arguments_of
+from regard.checker.subject.call_tensors import SEQUENCES, arguments_of
 from regard.checker.subject.source import block_sizes
-from regard.checker.subject.subject import SEQUENCES
 
 
 def output_questions(session: CheckSession) -> tuple[list[Question], list[Question]]:

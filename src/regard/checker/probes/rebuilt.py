@@ -26,9 +26,9 @@ from regard.checker.probes.output import probe_output
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.call_tensors import arguments_of, parameters_of
+from regard.checker.subject.call_tensors import SEQUENCES, arguments_of, parameters_of
 from regard.checker.subject.construct import SIZES
-from regard.checker.subject.subject import SEQUENCES, Subject
+from regard.checker.subject.subject import Subject
 
 
 def rebuild(

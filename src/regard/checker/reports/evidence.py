@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
-from regard.checker.subject.observed import ObservedSubject
+from regard.checker.subject.observation import ObservedSubject
 from regard.checker.subject.reply import CallHook
 from regard.support.torch_internals import DisableTorchFunction
 

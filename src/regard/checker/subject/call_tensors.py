@@ -40,42 +40,38 @@ def as_grid(T: int) -> tuple[int, int]:
     return height, T // height
 
 
+# Layouts of whole sequences, by the letters of their axes.
+SEQUENCES = ("BTC", "TBC", "TC", "BCT", "BCHW", "BHWC")
+# Those of a function's queries, keys and values, likeliest first. Megatron's attention has the tokens first;
+# taken for (B, T, H, D), it would mix the batch.
+HEAD_LAYOUTS = ("BHTD", "BTHD", "BTD", "TD", "TBHD", "TBD")
+
+
+def spell(layout: str) -> str:
+    """Return a layout as it is written for a reader: "(B, H, T, D)"."""
+    return f"({', '.join(layout)})"
+
+
+def arrange(t: Tensor, axes: str, target: str) -> Tensor:
+    """Return a tensor whose axes are these letters, "BTHD", with the axes of another layout, "BHTD".
+
+    Of an axis that the target has not, the first entry is taken; one that it has alone is of size 1.
+    """
+    if axes == target:
+        return t
+    for axis in [axis for axis in axes if axis not in target]:
+        t, axes = t.select(axes.index(axis), 0), axes.replace(axis, "")
+    t = t.permute([axes.index(axis) for axis in target if axis in axes])
+    for place in [place for place, axis in enumerate(target) if axis not in axes]:
+        t = t.unsqueeze(place)
+    return t
+
+
 def as_sequence(t: Tensor, layout: str) -> Tensor | None:
     """Return a tensor of a layout of sequences as (B, T, C), or None if its dimensions do not fit."""
     if t.ndim != len(layout):
         return None
-    return {
-        "BTC": lambda: t,
-        "TBC": lambda: t.transpose(0, 1),
-        "TC": lambda: t[None],
-        "BCT": lambda: t.transpose(1, 2),
-        "BCHW": lambda: t.flatten(2).transpose(1, 2),
-        "BHWC": lambda: t.flatten(1, 2),
-    }[layout]()
-
-
-def to_heads(t: Tensor, layout: str) -> Tensor:
-    """Return a tensor of a layout of heads, one of `understand.HEAD_LAYOUTS`, as (B, H, T, D)."""
-    return {
-        "BHTD": lambda: t,
-        "BTHD": lambda: t.transpose(1, 2),
-        "BTD": lambda: t[:, None],
-        "TD": lambda: t[None, None],
-        "TBHD": lambda: t.permute(1, 2, 0, 3),
-        "TBD": lambda: t.transpose(0, 1)[:, None],
-    }[layout]()
-
-
-def from_heads(t: Tensor, layout: str) -> Tensor:
-    """Return a tensor (B, H, T, D) in a layout of heads; see `to_heads`."""
-    return {
-        "BHTD": lambda: t,
-        "BTHD": lambda: t.transpose(1, 2),
-        "BTD": lambda: t[:, 0],
-        "TD": lambda: t[0, 0],
-        "TBHD": lambda: t.permute(2, 0, 1, 3),
-        "TBD": lambda: t[:, 0].transpose(0, 1),
-    }[layout]()
+    return arrange(t, layout, "BHWC").flatten(1, 2) if "W" in layout else arrange(t, layout, "BTC")
 
 
 def to_array(value: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.oracle.question import Answer, Question, to_whole_pages
-from regard.checker.subject.call_tensors import tensors_in_result
+from regard.checker.subject.call_tensors import arrange, tensors_in_result
 
 
 @dataclass(frozen=True)
@@ -221,13 +221,8 @@ class CacheLayout(KernelLayout):
 
     def _encode_queries(self, question: Question) -> dict[str, Any]:
         lengths = question.all_lengths()[0]
-        shaped = {
-            "BHD": question.q[:, :, 0],
-            "BTHD": question.q.transpose(1, 2),
-            "BHTD": question.q,
-            "packed": pack(question.q, lengths),
-        }
-        q = shaped[self.queries]
+        packed = self.queries == "packed"
+        q = pack(question.q, lengths) if packed else arrange(question.q, "BHTD", self.queries)
         return {
             "query": q,
             "query starts": starts(lengths),
@@ -237,20 +232,11 @@ class CacheLayout(KernelLayout):
     def decode(self, tensors: list[Tensor], question: Question) -> Answer:
         B, H, T, E = (*question.q.shape[:3], question.v.shape[-1])
         lengths = question.all_lengths()[0]
-        shapes = {
-            "BHD": (B, H, E),
-            "BTHD": (B, T, H, E),
-            "BHTD": (B, H, T, E),
-            "packed": (sum(lengths), H, E),
-        }
-        output = find_shape(tensors, shapes[self.queries])
+        sizes, packed = {"B": B, "H": H, "T": T, "D": E}, self.queries == "packed"
+        shape = (sum(lengths), H, E) if packed else tuple(sizes[axis] for axis in self.queries)
+        output = find_shape(tensors, shape)
         lse = find_optional(tensors, output, (B, H, T), *([(B, H)] if T == 1 else []))
-        whole = {
-            "BHD": output[:, :, None] if self.queries == "BHD" else output,
-            "BTHD": output.transpose(1, 2),
-            "BHTD": output,
-        }
-        answer = unpack(output, lengths, question) if self.queries == "packed" else whole[self.queries]
+        answer = unpack(output, lengths, question) if packed else arrange(output, self.queries, "BHTD")
         return Answer(answer, None, None if lse is None else lse.reshape(B, H, T))
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from regard.checker.interpretation.cases import Cases
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
-from regard.checker.subject.observed import Axis, Core, Node, Place, node_at, watch
+from regard.checker.subject.observation import Axis, Core, Node, Place, node_at, watch
 from regard.checker.subject.subject import Subject
 
 # The axis of the tokens is told by its length, which must differ from every width of the module.
