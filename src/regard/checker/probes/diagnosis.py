@@ -314,7 +314,12 @@ def _lengths_convention(
         (_at_the_end, "the keys of a text are the last ones of its cache", "moves them there"),
     )
     for convention, meaning, change in conventions:
-        if ragged and all(session.compare(convention(question)).agrees for question in ragged):
+        # The right answers are those of the questions as they were.
+        asked = [session.compared.run(convention(question).to(session.dtype)) for question in ragged]
+        answers = [
+            Observation(q, r.answer) for q, r in zip(ragged, asked, strict=True) if r.answer is not None
+        ]
+        if len(answers) == len(ragged) and all(session.error(answer) < TOLERANCE for answer in answers):
             return f"it is right if {meaning}, which only you know: if so, check a function that {change}"
     return ""
 
