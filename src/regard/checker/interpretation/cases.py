@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attention.masks.base import Mask
 from regard.checker.oracle.question import Question
+from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import SEQUENCES
 from regard.checker.subject.subject import Subject
@@ -211,3 +213,61 @@ def is_triangular(tensor: Tensor) -> bool:
             if any(bool((mark == lower.tril(d)).all()) for d in (-1, 0, 1)):
                 return True
     return False
+
+
+def declared_scale(subject: Subject) -> float | None:
+    """Return the scale that a module of a known family declares. In other code the scale is to be checked."""
+    module = subject.module
+    trusted = subject.is_transformers or type(module).__module__.startswith("regard.")
+    for name in ("scaling", "scale"):
+        value = getattr(module, name, None)
+        if trusted and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+def declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
+    """Return the soft cap, window and mask that a module holds: the correct answer depends on them."""
+    module = subject.module
+    declared: dict[str, Any] = {}
+    if module is None:
+        return {}
+    for name, value in vars(module).items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if isinstance(value, Mask) and name in ("mask", "rule"):
+            declared["rule"] = value
+        elif vocabulary.size(name) == "softcap" and number and "softcap" not in always:
+            declared["softcap"] = float(value)
+        elif (
+            vocabulary.size(name) == "window" and isinstance(value, int) and number and "window" not in always
+        ):
+            declared["window"] = value
+    if subject.is_transformers:
+        declared.pop("window", None)  # the mask that the model passes contains it
+    return declared
+
+
+def input_widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
+    """Return the widths of the inputs of queries, keys and values."""
+    for wiring in wirings:
+        if wiring.query is not None and wiring.key is not None and wiring.value is not None:
+            layers = (wiring.query, wiring.key, wiring.value)
+            widths = [layer.weight.shape[0] for layer in layers]
+            return widths[0], widths[1], widths[2]
+    width = module_width(subject.module)
+    return width, width, width
+
+
+def module_width(module: nn.Module | None) -> int:
+    """Return the width of a module's input, judging by an attribute or by its first layer."""
+    if module is None:
+        return 40
+    for name, value in vars(module).items():
+        if vocabulary.size(name) == "width" and isinstance(value, int):
+            return value
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            return part.in_features
+        if isinstance(part, nn.Conv1d | nn.Conv2d):
+            return part.in_channels
+    return 48

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
@@ -23,7 +22,10 @@ from regard.checker.interpretation.cases import (
     Cases,
     causal_hypotheses,
     declared_causality,
+    declared_options,
+    declared_scale,
     holds_causal_mask,
+    input_widths,
     max_length,
 )
 from regard.checker.interpretation.hypotheses import add_feature, find_features, head_width, likeliest, search
@@ -36,7 +38,6 @@ from regard.checker.oracle.oracle import (
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
 from regard.checker.subject.construct import forms, is_certain, with_open_masks
 from regard.checker.subject.observation import ObservedSubject, observed_wirings
@@ -187,15 +188,15 @@ def _understand_sequences(
 ) -> Understanding:
     """Understand code on sequences (B, T, C): find its widths, its weights and a length that it takes."""
     # What the module declares of itself, and the interpretations of its weights.
-    declared_options = _declared_options(subject, always)
-    always = always | declared_options
+    own = declared_options(subject, always)
+    always = always | own
     hypotheses = causal_hypotheses(subject, causal, declared)
     if isinstance(rule := always.get("rule"), Mask) and rule == causal_rule:
         always.pop("rule")
         hypotheses = [True]
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    if "window" in declared_options:
+    if "window" in own:
         conventions = window_conventions(source_of(subject))
         intents += [replace(intent, convention=c) for c in conventions for intent in intents[:8]]
     # A form in which it is right, or at least runs.
@@ -266,7 +267,7 @@ def _first_run(
 
 def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> Iterator[Cases]:
     """Yield cases of the widths and lengths that the code may take, most plausible first."""
-    widths = _widths(subject, wirings)
+    widths = input_widths(subject, wirings)
     limit = max_length(subject)
     for length in (limit, None, 5, 4, 3, 2):
         yield Cases(subject, widths[0], widths[1], length, always, value_width=widths[2])
@@ -370,7 +371,7 @@ def _interpret_observed(
     question = understanding.cases.plain().to(dtype)
     counts = named if len(named) == 1 else list(range(1, 33))
     wirings = observed_wirings(
-        observed, question, counts, scale if scale is not None else _declared_scale(subject)
+        observed, question, counts, scale if scale is not None else declared_scale(subject)
     )
     reply = observed.run(question)
     if reply.answer is None or not wirings:
@@ -413,65 +414,7 @@ def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[W
         plain = Wiring(H, H, splits=True, width=40, scale=scale)
         # Tutorials teach attention without weights also without the scale.
         return [plain, replace(plain, scale=1.0)] if module is None and subject.inputs == "x" else [plain]
-    declared = scale if scale is not None else _declared_scale(subject)
+    declared = scale if scale is not None else declared_scale(subject)
     double = subject.module_as(torch.float64, device="cpu")
     assert double is not None
     return find_wirings(double, heads=heads, declared=declared)
-
-
-def _declared_scale(subject: Subject) -> float | None:
-    """Return the scale that a module of a known family declares. In other code the scale is to be checked."""
-    module = subject.module
-    trusted = subject.is_transformers or type(module).__module__.startswith("regard.")
-    for name in ("scaling", "scale"):
-        value = getattr(module, name, None)
-        if trusted and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    return None
-
-
-def _declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
-    """Return the soft cap, window and mask that a module holds: the correct answer depends on them."""
-    module = subject.module
-    declared: dict[str, Any] = {}
-    if module is None:
-        return {}
-    for name, value in vars(module).items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        if isinstance(value, Mask) and name in ("mask", "rule"):
-            declared["rule"] = value
-        elif vocabulary.size(name) == "softcap" and number and "softcap" not in always:
-            declared["softcap"] = float(value)
-        elif (
-            vocabulary.size(name) == "window" and isinstance(value, int) and number and "window" not in always
-        ):
-            declared["window"] = value
-    if subject.is_transformers:
-        declared.pop("window", None)  # the mask that the model passes contains it
-    return declared
-
-
-def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
-    """Return the widths of the inputs of queries, keys and values."""
-    for wiring in wirings:
-        if wiring.query is not None and wiring.key is not None and wiring.value is not None:
-            layers = (wiring.query, wiring.key, wiring.value)
-            widths = [layer.weight.shape[0] for layer in layers]
-            return widths[0], widths[1], widths[2]
-    width = module_width(subject.module)
-    return width, width, width
-
-
-def module_width(module: nn.Module | None) -> int:
-    """Return the width of a module's input, judging by an attribute or by its first layer."""
-    if module is None:
-        return 40
-    for name, value in vars(module).items():
-        if vocabulary.size(name) == "width" and isinstance(value, int):
-            return value
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            return part.in_features
-        if isinstance(part, nn.Conv1d | nn.Conv2d):
-            return part.in_channels
-    return 48

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from regard.checker.catalogue import get_mistake
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases, max_length
-from regard.checker.interpretation.understand import module_width
+from regard.checker.interpretation.cases import Cases, max_length, module_width
 from regard.checker.oracle.question import Question
 from regard.checker.reports.report import Check, Diagnosis, Report
 from regard.checker.subject import vocabulary
