@@ -149,26 +149,25 @@ def _why(one: Asked, field: str, value: Any) -> str:
         case "window":
             too_wide = f"the window of {asked.window} is longer than the text of {S} keys"
             return _first((asked.window is None, "there is no window"), ((asked.window or 0) >= S, too_wide))
-        case "mask_argument" if asked.mask is None:
-            return "there is no mask"
         case "mask_argument":
+            if asked.mask is None:
+                return "there is no mask"
             symmetric = value == "transposed" and torch.equal(asked.mask, asked.mask.mT)
             return _first(
                 (bool(asked.mask.all()), "the mask hides nothing"), (symmetric, "the mask is symmetric")
             )
-        case "padding" if asked.padding is None:
-            return "there is no padding"
         case "padding":
+            if asked.padding is None:
+                return "there is no padding"
             return "all lengths are equal, so nothing is padded" if bool(asked.padding.all()) else ""
         case "joined":
             masks = sum(x is not None for x in (asked.mask, asked.padding, asked.window, asked.rule))
             return "there is no second mask" if masks + asked.causal < 2 else ""
-        case "softcap" if asked.softcap is None:
-            return "there is no soft cap"
-        case "softcap" if value == "after":
-            return unhidden or f"exp(−{asked.softcap:g}) is too little to show"
         case "softcap":
-            return "the scores are far below the soft cap"
+            if asked.softcap is None:
+                return "there is no soft cap"
+            little = unhidden or f"exp(−{asked.softcap:g}) is too little to show"
+            return little if value == "after" else "the scores are far below the soft cap"
         case "masking" | "inverted":
             return ("there is no float mask" if asked.bias is None else "") if value == "scaled" else unhidden
         case "fill":
