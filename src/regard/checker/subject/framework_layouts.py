@@ -105,9 +105,6 @@ class MaskInterfaceLayout(KernelLayout):
             "device": "cpu",
         }
 
-    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
-        raise NotImplementedError
-
     def run(
         self, target: Callable[..., Any], question: Question, options: dict[str, Any], device: str
     ) -> Answer:
@@ -174,12 +171,6 @@ class ModLayout(KernelLayout):
     @property
     def description(self) -> str:
         return "those of a FlexAttention " + ("score_mod" if self.scores else "mask_mod")
-
-    def encode(self, question: Question) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
-        raise NotImplementedError
 
     def run(
         self, target: Callable[..., Any], question: Question, options: dict[str, Any], device: str
