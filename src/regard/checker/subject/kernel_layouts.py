@@ -58,7 +58,7 @@ class KernelLayout(ABC):
         return {}
 
     def decode(self, tensors: list[Tensor], question: Question) -> Answer:
-        """Find the answer in the tensors that the kernel returned: (B, H, T, E) unless a layout overrides it."""
+        """Find the answer in the tensors that the kernel returned; by default one of (B, H, T, E)."""
         return Answer(find_shape(tensors, (*question.q.shape[:3], question.v.shape[-1])))
 
     def run(
