@@ -20,10 +20,15 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from regard.checker.catalogue import CATALOGUE, THEMES
-from regard.checker.mistake import Mistake
-from regard.checker.property_tests import PROPERTY_TESTS, PropertyTest, code_of_test, kinds_with_a_test
-from regard.checker.snippet import clearest_kind, make_snippet
+from regard.checker.catalogue import CATALOGUE, THEMES, Mistake
+from regard.checker.examples import (
+    PROPERTY_TESTS,
+    PropertyTest,
+    clearest_kind,
+    code_of_test,
+    kinds_with_a_test,
+    make_snippet,
+)
 from regard.support.files import atomic_write
 from scripts.tiny_training import RESULTS, SEEDS, STEPS, WIDE_HEAD, WIDE_STEPS
 

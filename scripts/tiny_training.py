@@ -21,9 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.checker.catalogue import CATALOGUE, THEMES, Mistake
 from regard.checker.examples import ALL_TEMPLATES, NAMES, loaded_program, plant_mistake
-from regard.checker.mistake import Mistake
 
 RESULTS = Path(__file__).with_suffix(".json")
 STEPS, SEEDS = 600, 3

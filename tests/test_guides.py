@@ -11,8 +11,7 @@ import typer.main
 
 import regard
 from regard.checker.catalogue import CATALOGUE, read_themes
-from regard.checker.examples import NAMES, loaded_program, mended_program, plant_mistake
-from regard.checker.property_tests import code_of_test
+from regard.checker.examples import NAMES, code_of_test, loaded_program, mended_program, plant_mistake
 from regard.cli import app
 from scripts import reference
 from tests.checker.test_property_tests import passes

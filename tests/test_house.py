@@ -182,9 +182,8 @@ def test_there_is_one_lru_cache() -> None:
 
 def test_one_file_intercepts_scaled_dot_product_attention() -> None:
     """Two mechanisms would wrap each other, and the outermost would win."""
-    modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by five
-    probes = [f"checker/probes/{name}.py" for name in ("intervention", "other_sizes", "positions")]
-    checker = [*probes, "checker/reports/evidence.py", "checker/subject/reply.py"]
+    modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by one
+    checker = ["checker/subject/reply.py"]
     # Attention in a module's own code is traced by products and softmaxes, not by the fused function.
     # A model that is loaded is made by one that leaves out the initialisation of its weights.
     loading = ["gpt/files/meta_device.py"]

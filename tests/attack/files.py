@@ -728,7 +728,7 @@ def write_code(folder: Path) -> Path:
 
 def read_code(path: Path) -> None:
     from regard.checker import CheckError
-    from regard.checker.subject.construction.locate import locate, split
+    from regard.checker.subject.locate import locate, split
 
     before = list(sys.path)
     with warnings.catch_warnings():

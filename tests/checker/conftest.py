@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from regard.checker import Report, sandbox
-from regard.checker.subject.construction.locate import split
+from regard.checker.subject.locate import split
 from regard.checker.worker import check_request
 from tests.checker import planting
 

@@ -6,9 +6,14 @@ import re
 import pytest
 
 from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake, read_themes
-from regard.checker.examples import example_program, mended_program, plant_mistake
-from regard.checker.property_tests import code_of_test
-from regard.checker.snippet import LENGTH, make_snippet
+from regard.checker.examples import (
+    LENGTH,
+    code_of_test,
+    example_program,
+    make_snippet,
+    mended_program,
+    plant_mistake,
+)
 
 
 def test_names_are_kebab_case_and_unique():

@@ -12,8 +12,15 @@ import torch.distributed as dist
 
 import regard.checker
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.examples import DISTRIBUTED_TEMPLATES, mended_program, plant_mistake
-from regard.checker.property_tests import MODULE, PROPERTY_TESTS, code_of_test, kinds_with_a_test
+from regard.checker.examples import (
+    DISTRIBUTED_TEMPLATES,
+    MODULE,
+    PROPERTY_TESTS,
+    code_of_test,
+    kinds_with_a_test,
+    mended_program,
+    plant_mistake,
+)
 
 PAIRS = [(name, kind) for name, mistake in CATALOGUE.items() for kind in kinds_with_a_test(mistake)]
 HERE = [pair for pair in PAIRS if pair[1] not in DISTRIBUTED_TEMPLATES]

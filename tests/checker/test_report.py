@@ -84,7 +84,7 @@ def _without_time(text):
 
 
 def test_a_narrow_terminal_gets_shorter_lines():
-    from regard.checker.reports.report_text import report_lines
+    from regard.checker.reports.report import report_lines
 
     report = a_report(undecided="")
     assert max(len(line.text) for line in report_lines(report, 50)) <= 50

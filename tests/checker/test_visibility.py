@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from regard.checker import measure_visibility
+from regard.checker import measure_visibility, visibility
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import TEMPLATES
-from regard.checker.visibility import measurement, table
-from regard.checker.visibility.table import CLEAR, WIDTH
+from regard.checker.reports import visibility_table
+from regard.checker.reports.visibility_table import CLEAR, WIDTH
 from regard.cli import app
 from scripts import sessions
 from tests.sampling import share
@@ -34,17 +34,17 @@ MEASURED = [name for name in CATALOGUE if name in {*SEEN, *share(OWN, 8)} or os.
 def of_the_check():
     """The mistakes on the inputs of a check: with REGARD_ALL=1 all of them, which takes a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement, "CATALOGUE", {name: CATALOGUE[name] for name in MEASURED})
-        patch.setattr(measurement, "TEMPLATES", {kind: TEMPLATES[kind] for kind in KINDS})
-        return measurement._of_the_check.__wrapped__()
+        patch.setattr(visibility, "CATALOGUE", {name: CATALOGUE[name] for name in MEASURED})
+        patch.setattr(visibility, "TEMPLATES", {kind: TEMPLATES[kind] for kind in KINDS})
+        return visibility._of_the_check.__wrapped__()
 
 
 @pytest.fixture
 def printed(of_the_check, monkeypatch):
     """The same, to be printed: the table goes by themes."""
     themes = {theme: [m for m in mistakes if m.name in MEASURED] for theme, mistakes in THEMES.items()}
-    monkeypatch.setattr(table, "THEMES", themes)
-    monkeypatch.setattr(measurement, "measure_visibility", lambda: of_the_check)
+    monkeypatch.setattr(visibility_table, "THEMES", themes)
+    monkeypatch.setattr(visibility, "measure_visibility", lambda: of_the_check)
     return of_the_check
 
 

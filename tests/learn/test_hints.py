@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.checker.subject.construction.locate import import_place
+from regard.checker.subject.locate import import_place
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import find_names, plain_solution
 from regard.learn.judgement import judge_task, tasks_of, usual_mistakes_of

@@ -11,8 +11,7 @@ import torch
 
 import regard
 from regard.checker import CATALOGUE
-from regard.checker.examples import example_program
-from regard.checker.property_tests import PROPERTY_TESTS
+from regard.checker.examples import PROPERTY_TESTS, example_program
 from regard.gpt import GPT
 from regard.heads import describe
 from regard.layers import Attention

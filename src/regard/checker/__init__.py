@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     from regard.checker.checker import check
     from regard.checker.errors import CheckError
     from regard.checker.reports.report import Check, Diagnosis, LayerVerdict, Report
-    from regard.checker.visibility.measurement import measure_visibility
-    from regard.checker.visibility.table import MistakeDistance, VisibilityTable
+    from regard.checker.reports.visibility_table import MistakeDistance, VisibilityTable
+    from regard.checker.visibility import measure_visibility
 
 __all__ = [
     "CATALOGUE",
@@ -40,12 +40,12 @@ _HOME = {
     "CheckError": "regard.checker.errors",
     "Diagnosis": "regard.checker.reports.report",
     "LayerVerdict": "regard.checker.reports.report",
-    "MistakeDistance": "regard.checker.visibility.table",
+    "MistakeDistance": "regard.checker.reports.visibility_table",
     "Report": "regard.checker.reports.report",
-    "VisibilityTable": "regard.checker.visibility.table",
+    "VisibilityTable": "regard.checker.reports.visibility_table",
     "check": "regard.checker.checker",
     "get_mistake": "regard.checker.catalogue",
-    "measure_visibility": "regard.checker.visibility.measurement",
+    "measure_visibility": "regard.checker.visibility",
 }
 __getattr__ = import_on_first_use(__name__, _HOME)
 

@@ -1,18 +1,211 @@
-"""The catalogue: every mistake by its name, and the themes they belong to.
+"""The catalogue: every mistake by its name, what it causes, how to fix it, and how to recognise it.
 
-A mistake is a file of the folder `mistakes`, and `themes.toml` has their order.
+A mistake is a file of the folder `mistakes`, and `themes.toml` has their order. Its forms are the fields of a
+variant of the oracle that each of them changes, `changes = [{ normalise = "twice" }]`. A list of values
+stands for one form each, and several lists for every combination. Where a field is a function or None, the
+file has a word of `WORDS` for it.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from regard.checker.mistake import Mistake, read_mistake
+from torch import Tensor
+
+from regard.checker.oracle.cache_variant import CacheVariant
+from regard.checker.oracle.variant import AttentionVariant, CaseSizes, Rule, Scale
+
+
+def every(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    # A comparison with both broadcasts to the shape (T, S) of a mask; a constant True would not.
+    return (q >= 0) & (k >= 0)
+
+
+def earlier(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k < q + n.S - n.T
+
+
+def later(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k > q + n.S - n.T
+
+
+def from_here(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k >= q + n.S - n.T
+
+
+def one_ahead(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k <= q + n.S - n.T + 1
+
+
+def top_left(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k <= q
+
+
+def top_left_of_several(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k <= q if n.T > 1 else k < n.S  # `is_causal=T > 1`: one token at a time is right
+
+
+def all_rows(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return (k < n.S) & (q >= 0) if n.S > n.T else k <= q
+
+
+def one_slot_on(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return (k <= q + n.S - n.T - 1) | ((k == n.S - 1) & (n.S > n.T))
+
+
+def one_more_row(q: Tensor, k: Tensor, n: CaseSizes) -> Tensor:
+    return k <= q + n.S
+
+
+_PREDICATES = (every, earlier, later, from_here, one_ahead)
+_CACHE_PREDICATES = (top_left, top_left_of_several, all_rows, one_slot_on, one_more_row)
+RULES: dict[str, Rule] = {
+    rule.__name__.replace("_", " "): rule for rule in (*_PREDICATES, *_CACHE_PREDICATES)
+}
+SCALES: dict[str, Scale] = {
+    "1": lambda n: 1.0,
+    "1/D": lambda n: 1.0 / n.D,
+    "√D": lambda n: float(n.D**0.5),
+    "1/√C": lambda n: float(n.C**-0.5),
+    "1/√S": lambda n: float(n.S**-0.5),
+}
+WORDS: dict[str, dict[str, Any]] = {
+    "causal": RULES,
+    "first_causal": RULES,
+    "scale": SCALES,
+    "window": {"none": None},
+    "chunk": {"none": None},
+}
+
+
+def read_changes(
+    forms: list[dict[str, Any]], variant: type[AttentionVariant | CacheVariant]
+) -> tuple[dict[str, Any], ...]:
+    """Return the fields of `variant` that each form changes; ValueError says which one it does not have."""
+    known = {f.name for f in fields(variant)}
+    changes = []
+    for form in forms:
+        if unknown := sorted(form.keys() - known):
+            raise ValueError(f"changes: {variant.__name__} has no field {', '.join(unknown)}")
+        alternatives = [value if isinstance(value, list) else [value] for value in form.values()]
+        for values in itertools.product(*alternatives):
+            pairs = zip(form, values, strict=True)
+            changes.append({name: _read_value(name, value) for name, value in pairs})
+    return tuple(changes)
+
+
+def _read_value(name: str, value: Any) -> Any:
+    if isinstance(value, str) and (words := WORDS.get(name)) is not None:
+        if value not in words:
+            raise ValueError(f"changes: {name}: expected {', '.join(words)}, got {value!r}")
+        return words[value]
+    return tuple(value) if isinstance(value, list) else value
+
+
+Swap = tuple[str, str]  # text of a correct implementation, and what replaces it
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An entry of the catalogue.
+
+    A mistake without `changes` is found by a probe. A `warning` does not fail the check: PyTorch's attention
+    does the same, or the code is right today and will break when the module is moved, saved or given longer
+    inputs.
+    """
+
+    name: str
+    what: str  # completes "your output equals attention …"
+    effect: str  # what it does to a model, in a sentence
+    fix: str
+    origin: str  # where it comes from
+    symptom: str = field(kw_only=True)  # what you see in training, in the map or in what the model writes
+    why: str = field(kw_only=True)  # how the mistake leads there
+    test: str = field(kw_only=True)  # the name of a test that finds it: see `checker.property_tests`
+    changes: tuple[dict[str, Any], ...] = ()  # fields of `AttentionVariant`, for each form of the mistake
+    cache_changes: tuple[dict[str, Any], ...] = ()  # fields of `CacheVariant`, for mistakes of a cache
+    warning: bool = False
+    layouts: tuple[str, ...] = ()  # the layouts of kernels in which it can be made; () for every code
+    plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `checker.examples`
+    # The right program, by template, as swaps: where the mistake is in an option that the template has not.
+    mended: dict[str, tuple[Swap, ...]] = field(default_factory=dict)
+    unseen_because: str = ""  # why it has no distance from right numbers, in a sentence, if so
+
+
+_FIELDS = {f.name: f for f in fields(Mistake) if f.name != "name"}  # the name is that of the file
+_REQUIRED = [name for name, f in _FIELDS.items() if f.default is MISSING and f.default_factory is MISSING]
+_TABLES = {"changes", "cache_changes", "plants", "mended"}  # the fields that are lists of tables
+
+
+def read_mistake(path: Path) -> Mistake:
+    """Return the mistake that a file of `mistakes` holds; ValueError names the file and the fault."""
+    try:
+        entry = tomllib.loads(path.read_text(encoding="utf-8"))
+        _check_fields(entry)
+        for name, value in entry.items():
+            entry[name] = _read_field(name, value)
+        return Mistake(path.stem, **entry)
+    # The TOMLDecodeError of tomllib is a ValueError, too.
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+
+
+def _check_fields(entry: dict[str, Any]) -> None:
+    for name, value in entry.items():
+        if name not in _FIELDS:
+            near = difflib.get_close_matches(name, _FIELDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(_FIELDS)}"
+            raise ValueError(f"{name}: a mistake has no such field; {hint}")
+        if name in _TABLES:
+            expected, fits = "a list of tables", _is_list_of(dict, value)
+        elif name == "layouts":
+            expected, fits = "a list of texts", _is_list_of(str, value)
+        elif name == "warning":
+            expected, fits = "true or false", isinstance(value, bool)
+        else:
+            expected, fits = "text", isinstance(value, str)
+        if not fits:
+            raise ValueError(f"{name}: expected {expected}, got {value!r}")
+    if missing := [name for name in _REQUIRED if name not in entry]:
+        raise ValueError(f"expected {', '.join(missing)}, too")
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+def _read_field(name: str, value: Any) -> Any:
+    if name == "changes":
+        return read_changes(value, AttentionVariant)
+    if name == "cache_changes":
+        return read_changes(value, CacheVariant)
+    if name == "layouts":
+        return tuple(value)
+    if name in ("plants", "mended"):
+        return _read_swaps(name, value)
+    return " ".join(value.split()) if isinstance(value, str) else value  # prose is wrapped in the file
+
+
+def _read_swaps(name: str, entries: list[dict[str, Any]]) -> dict[str, tuple[Swap, ...]]:
+    """Return the swaps by template, which may share them."""
+    swaps: dict[str, tuple[Swap, ...]] = {}
+    for entry in entries:
+        texts = [entry.get("replace"), entry.get("with")]
+        if len(entry) != 3 or not _is_list_of(str, entry.get("in")) or not _is_list_of(str, texts):
+            raise ValueError(
+                f"{name}: expected in (a list of programs), replace and with (texts), got {entry}"
+            )
+        for kind in entry["in"]:
+            swaps[kind] = (*swaps.get(kind, ()), (entry["replace"], entry["with"]))
+    return swaps
+
 
 _FOLDER = Path(__file__).parent
 Value = TypeVar("Value")

@@ -19,32 +19,27 @@ from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
 from regard.checker.interpretation.understand_kernel import understand_kernel
-from regard.checker.interpreter.patched_functions import patched_functions
-from regard.checker.interpreter.triton_interpreter import prepare_interpreter
+from regard.checker.interpreter import patched_functions, prepare_interpreter
 from regard.checker.probes.cache import ADAPTER, probe_cache
-from regard.checker.probes.calls import probe_inputs_kept, probe_state
-from regard.checker.probes.dropout_comparison.dropout import probe_dropout
-from regard.checker.probes.inputs import probe_inputs
+from regard.checker.probes.dropout import probe_dropout
+from regard.checker.probes.inputs import probe_inputs, probe_inputs_kept, probe_positions, probe_state
 from regard.checker.probes.leaks import find_leak, has_another_batch_axis, probe_batch, probe_causality
-from regard.checker.probes.long_text import probe_long_text
-from regard.checker.probes.many_heads import probe_many_heads
+from regard.checker.probes.masks import probe_masks
 from regard.checker.probes.module_state import probe_module_state
-from regard.checker.probes.number_comparison.number_probe import probe_numbers
+from regard.checker.probes.numbers import probe_numbers
 from regard.checker.probes.options import probe_options
-from regard.checker.probes.other_sizes import probe_other_sizes
-from regard.checker.probes.output_comparison.masks import probe_masks
-from regard.checker.probes.output_comparison.output_probe import probe_output
-from regard.checker.probes.positions import probe_positions
-from regard.checker.probes.switches import probe_switches
+from regard.checker.probes.output import probe_output
+from regard.checker.probes.rebuilt import probe_many_heads, probe_switches
+from regard.checker.probes.sizes import probe_long_text, probe_other_sizes
 from regard.checker.ranks.distributed import check_on_processes
 from regard.checker.reference import name_by_own_check, pair_with_reference
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.construction.construct import add_promises
-from regard.checker.subject.construction.error_place import error_place
-from regard.checker.subject.roles_of_parts.parts import attention_parts, model_sentence
+from regard.checker.subject.construct import add_promises
+from regard.checker.subject.reply import error_place
+from regard.checker.subject.source import attention_parts, model_sentence
 from regard.checker.subject.subject import Subject
 from regard.checker.whole_models.model_run import find_model
 
@@ -111,38 +106,18 @@ def check(
             "check again without that"
         )
     prepare_interpreter()
-    # Without devices=[], fork_rng would read the random state of every GPU, which starts CUDA.
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _one_thread(), _gradients():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        promises = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "heads": heads}
+    with _conditions():
+        promises: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+        promises |= {"scale": scale, "heads": heads}
         given = {**(init or {}), **arguments}
-        options: dict[str, Any] = {
-            "causal": causal,
-            "true_means": true_means,
-            "cached": cached,
-            "window": window,
-        }
-        options |= {"gradients": gradients, "device": device, "scale": scale, "call": call}
+        stated: dict[str, Any] = {"true_means": true_means, "gradients": gradients}
+        stated |= {"device": device, "call": call}
+        options = {"causal": causal, "window": window, "scale": scale, "cached": cached, **stated}
         if processes is not None:
             session = check_on_processes(thing, processes, given | (call or {}), options, scale, oracle)
             return _assemble(session, started, strict=strict)
         if oracle is not None:
-            own_check = partial(
-                check,
-                thing,
-                init=init,
-                call=call,
-                causal=causal,
-                window=window,
-                softcap=softcap,
-                scale=scale,
-                heads=heads,
-                true_means=true_means,
-                gradients=gradients,
-                device=device,
-                **arguments,
-            )
+            own_check = partial(check, thing, init=given, **promises, **stated)
             session = pair_with_reference(thing, oracle, given, options, promises)
             _run_probes(session)
             name_by_own_check(session, own_check)
@@ -174,19 +149,19 @@ def ask(
     always: dict[str, Any] | None = None,
 ) -> CheckSession:
     """Understand a subject and run every probe on it. The arguments are those of `check` and `understand`."""
-    causal, always = options.get("causal"), always or {}
+    promised: dict[str, Any] = {"causal": options.get("causal"), "scale": scale, "always": always or {}}
     if subject.kernel_layouts:
-        understanding = understand_kernel(subject, causal=causal, scale=scale, always=always)
+        understanding = understand_kernel(subject, **promised)
     else:
-        understanding = understand(subject, causal=causal, heads=heads, scale=scale, always=always)
+        understanding = understand(subject, heads=heads, **promised)
     # (T, B, C) is tried second: the other order is more usual, and an interpretation that is right stays.
     if understanding.right_intent is None and _is_time_first(understanding):
         time_first = understanding.subject.replaced(layout="TBC")
-        understanding = understand(time_first, causal=causal, heads=heads, scale=scale, always=always)
+        understanding = understand(time_first, heads=heads, **promised)
     step = options.get("cached")
     if understanding.first.answer is None and step is not None and subject.module is not None:
-        alone = subject.replaced(step=step)  # it runs only with a cache, and the caller has said how
-        understanding = understand(alone, causal=causal, heads=heads, scale=scale, always=always)
+        # It runs only with a cache, and the caller has said how.
+        understanding = understand(subject.replaced(step=step), heads=heads, **promised)
     session = CheckSession(understanding, options)
     _run_probes(session)
     return session
@@ -216,21 +191,23 @@ def _assemble(session: CheckSession, started: float, *, strict: bool) -> Report:
 
 
 @contextlib.contextmanager
-def _gradients() -> Iterator[None]:
-    """Record gradients inside the block, also if the author's file has switched them off for all code."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
+def _conditions() -> Iterator[None]:
+    """Run the block in one thread, with the random numbers of seed 0, without warnings and with gradients.
 
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute in one thread: the tensors of a check are small, and threads would wait for each other."""
-    before = torch.get_num_threads()
+    The tensors of a check are small, and threads would wait for each other. The author's file may have
+    switched gradients off for all code.
+    """
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    # Without devices=[], fork_rng would read the random state of every GPU, which starts CUDA.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.inference_mode(False):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _run_probes(session: CheckSession) -> None:

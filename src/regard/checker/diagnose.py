@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation, fitting_intents
-from regard.checker.oracle.oracle import relative_error
-from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import CORRECT, Answer, AttentionVariant, CaseSizes, Scale
+from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, fitting_intents, relative_error
+from regard.checker.oracle.question import Answer
+from regard.checker.oracle.variant import CORRECT, AttentionVariant, CaseSizes, Scale
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ class VariantMatcher:
             absent |= {"mask_argument"}
         if not any(q.causal for q in questions):
             absent |= {"causal"}
-        if all(_count_masks(q) < 2 for q in questions):
+        masks = [(q.causal or None, q.mask, q.padding, q.window) for q in questions]
+        if all(sum(mask is not None for mask in own) < 2 for own in masks):
             absent |= {"joined"}
         if all(q.causal or q.flag is None for q in questions):
             absent |= {"always_causal"}
@@ -124,10 +124,6 @@ class VariantMatcher:
                 return None
             worst = max(worst, error)
         return worst
-
-
-def _count_masks(question: Question) -> int:
-    return question.causal + sum(x is not None for x in (question.mask, question.padding, question.window))
 
 
 def diagnose(observations: list[Observation], intents: list[Intent], source: str = "") -> list[Match]:

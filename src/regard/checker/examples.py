@@ -1,20 +1,29 @@
-"""Correct implementations, written the usual way, into which a mistake of the catalogue can be planted.
+"""Right programs, those with a mistake of the catalogue planted in them, and tests of what they should do.
 
-They are the files of `programs`. `regard explain-mistake` shows their text, and so the program that it runs.
+The programs are the files of `programs`, written the usual way. `regard explain-mistake` shows their text,
+and so the program that it runs: a snippet has the lines that differ between a program and the one with a
+mistake, the headers around them, and the steps of attention as far as there is room. Each property of
+`properties.toml` is one test, in a version for every template to which it applies: the tests of the template
+`head` are the functions of `properties/head.py`. They import what they test from `my_attention`, the reader's
+file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import linecache
 import re
 import sys
+import textwrap
+import tomllib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from regard.checker.mistake import Mistake, Swap
+from regard.checker.catalogue import Mistake, Swap
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _MODULES = ("function", "head", "layer", "rotary", "alibi")
@@ -36,16 +45,12 @@ def program_file(kind: str) -> Path:
     return _PROGRAMS / f"{kind.replace(' ', '_')}.py"
 
 
-def _last_definition(source: str) -> str:
-    names: list[str] = re.findall(r"^(?:def|class) (\w+)", source, flags=re.MULTILINE)
-    return names[-1]
-
-
 KERNEL_TEMPLATES = {kind: read_program(kind) for kind in _KERNELS}
 DISTRIBUTED_TEMPLATES = {kind: read_program(kind) for kind in _ON_RANKS}
 TEMPLATES = {kind: read_program(kind) for kind in _MODULES} | KERNEL_TEMPLATES
 ALL_TEMPLATES = TEMPLATES | DISTRIBUTED_TEMPLATES  # those that run on several processes, too
-NAMES = {kind: _last_definition(source) for kind, source in ALL_TEMPLATES.items()}
+# The last function or class that a template defines.
+NAMES = {kind: re.findall(r"^(?:def|class) (\w+)", text, re.M)[-1] for kind, text in ALL_TEMPLATES.items()}
 
 
 def plant_mistake(mistake: Mistake, kind: str) -> str:
@@ -94,3 +99,208 @@ def example_program(mistake: Mistake) -> str:
         return f"{source}\n\nfrom regard import check\n\nprint(check({name}))\n"
     call = f"    from regard import check\n\n    print(check({name}, processes=2))\n"
     return f'{source}\n\nif __name__ == "__main__":  # every process imports this file\n{call}'
+
+
+LENGTH = 12  # lines, unless the mistake itself has more
+# The steps of attention, the most telling first.
+_STEPS = (
+    r"softmax\(",
+    r"@ k\.|k\.mT|einsum",
+    r"@ v\b",
+    r"scores\.masked_fill\(~",
+    r"/ math\.sqrt|D\*\*",
+    r"\breturn\b",
+)
+
+_OPENS_BLOCK = re.compile(r":\s*(#.*)?$")
+
+
+class SnippetLine(NamedTuple):
+    """A line of a snippet: "+" if only the right program has it, "-" if only the wrong one, " " if both."""
+
+    mark: str
+    text: str
+
+
+def clearest_kind(mistake: Mistake, kinds: Iterable[str]) -> str:
+    """Return the template, of some, that shows a mistake best."""
+    return min(kinds, key=lambda kind: _clarity(_compare(mistake, kind)))
+
+
+def make_snippet(mistake: Mistake, kind: str | None = None) -> list[SnippetLine]:
+    """Return a template, or the clearest one, abridged, with the lines that differ marked."""
+    lines = _compare(mistake, kind or clearest_kind(mistake, mistake.plants))
+    changed = [i for i, line in enumerate(lines) if line.mark != " "]
+    kept = set(changed)
+    for i in changed:
+        kept |= _headers(lines, i)
+    for i in (*_definitions(lines, changed), *_steps(lines, changed), *_neighbours(lines, changed)):
+        headers = _headers(lines, i)
+        more = kept | {i, *headers}
+        # An `elif` or `else` without its `if` would read as another program.
+        alternative = any(lines[j].text.strip().startswith(("elif ", "else:")) for j in headers)
+        if _is_complete(lines, i) and not alternative and len(more) <= LENGTH:
+            kept = more
+    chosen = [lines[i] for i in sorted(kept)]
+    texts = textwrap.dedent("\n".join(line.text for line in chosen)).split("\n")
+    return [SnippetLine(line.mark, text) for line, text in zip(chosen, texts, strict=True)]
+
+
+def _compare(mistake: Mistake, kind: str) -> list[SnippetLine]:
+    """Return the lines of a template and of the planted program, in one sequence, without empty ones."""
+    wrong, right = plant_mistake(mistake, kind).splitlines(), mended_program(mistake, kind).splitlines()
+    lines: list[SnippetLine] = []
+    # Autojunk would ignore the lines that occur often in a program of 200 lines or more.
+    matcher = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag == "equal":
+            lines += [SnippetLine(" ", text) for text in wrong[a:b]]
+        else:
+            lines += [SnippetLine("-", text) for text in wrong[a:b]]
+            lines += [SnippetLine("+", text) for text in right[c:d]]
+    return [line for line in lines if line.text.strip()]
+
+
+def _clarity(lines: list[SnippetLine]) -> tuple[bool, int]:
+    """Return a sort key: first the snippets with a wrong line and its right one, then the shortest."""
+    marks = [line.mark for line in lines]
+    return not {"-", "+"} <= set(marks), len(marks) - marks.count(" ")
+
+
+def _headers(lines: list[SnippetLine], index: int) -> set[int]:
+    """Return the lines that open the blocks around a line: `if …:`, `def …:`; not the class."""
+    headers, indent = set(), _indent(lines[index])
+    for i in range(index - 1, -1, -1):
+        if _indent(lines[i]) < indent and _OPENS_BLOCK.search(lines[i].text):
+            indent = _indent(lines[i])
+            if not lines[i].text.startswith("class "):
+                headers |= set(range(_first_line(lines, i), i + 1))
+    return headers
+
+
+def _first_line(lines: list[SnippetLine], index: int) -> int:
+    """Return where a header begins, which may be several lines long."""
+    if not lines[index].text.strip().startswith(")"):
+        return index
+    return max(i for i in range(index) if re.match(r"\s*def ", lines[i].text))
+
+
+def _function(lines: list[SnippetLine], index: int) -> int:
+    """Return the line that begins the function around a line."""
+    return max((i for i in range(index + 1) if re.match(r"\s*def ", lines[i].text)), default=0)
+
+
+def _steps(lines: list[SnippetLine], changed: list[int]) -> list[int]:
+    """Return the steps of attention, the most telling first: in the changed functions, or else in all."""
+    steps = [i for step in _STEPS for i, line in enumerate(lines) if re.search(step, line.text)]
+    functions = {_function(lines, i) for i in changed}
+    # A constructor has no step of attention, so that those of the other functions say what it is about.
+    if all("__init__" in lines[i].text for i in functions):
+        return steps
+    return [i for i in steps if _function(lines, i) in functions]
+
+
+def _neighbours(lines: list[SnippetLine], changed: list[int]) -> list[int]:
+    """Return the unchanged lines around the changed ones, in the same function, the nearest first."""
+    near = [
+        (min(abs(i - j) for j in changed if _function(lines, i) == _function(lines, j)), i)
+        for i, line in enumerate(lines)
+        if line.mark == " " and _function(lines, i) in {_function(lines, j) for j in changed}
+    ]
+    return [i for _, i in sorted(near)]
+
+
+def _definitions(lines: list[SnippetLine], changed: list[int]) -> list[int]:
+    """Return the lines before the changed ones that define the names used there, apart from the steps'."""
+    names = {name for i in changed for name in re.findall(r"\b\w+\b", lines[i].text)}
+    functions = {_function(lines, i) for i in changed}
+    earlier = [i for i in range(changed[-1]) if lines[i].mark == " " and _function(lines, i) in functions]
+    found = []
+    for name in sorted(names - {"q", "k", "v", "scores", "weights", "out", "x", "B", "T", "C"}):
+        pattern = re.compile(rf"\s*[\w, ]*\b{re.escape(name)}\b[\w, ]*=[^=]")
+        found += [i for i in earlier if pattern.match(lines[i].text) and _is_complete(lines, i)][-1:]
+    return found
+
+
+def _is_complete(lines: list[SnippetLine], index: int) -> bool:
+    """Return whether a line stands for itself: it opens no block, and is no part of a longer statement."""
+    text = lines[index].text.strip()
+    opened = text[-1] in ",(" or _OPENS_BLOCK.search(text) or text.count("(") != text.count(")")
+    inside = index and lines[index - 1].text.rstrip()[-1] in ",("
+    return not opened and not inside
+
+
+def _indent(line: SnippetLine) -> int:
+    return len(line.text) - len(line.text.lstrip())
+
+
+_FOLDER = Path(__file__).parent
+MODULE = "my_attention"  # where a test imports from
+# What only some tests of a file import, and the text that tells that they use it.
+_OPTIONAL_IMPORTS = {
+    "import pytest\n": "pytest.",
+    "import torch.nn.functional as F\n": "F.",
+    ", rotate": "rotate(",
+}
+
+
+@dataclass(frozen=True)
+class PropertyTest:
+    """A property that right attention has, and a test of it for each template."""
+
+    name: str
+    property: str  # what holds, in a sentence
+    codes: dict[str, str]  # by template: a test file, complete but for the reader's own module
+
+
+def _read_codes(kind: str) -> dict[str, str]:
+    """Return the tests of a template by the names of their functions, each as a file of its own."""
+    file = _FOLDER / "properties" / program_file(kind).name
+    if not file.exists():
+        return {}
+    # Two empty lines, which PEP 8 has only between definitions at the top level, separate the tests.
+    imports, *blocks = file.read_text(encoding="utf-8").rstrip("\n").split("\n\n\n")
+    tests = [block for block in blocks if block.startswith("def ")]
+    start = [block for block in blocks if block not in tests]  # on several processes: how to start the test
+    codes = {}
+    for test in tests:
+        name = test[len("def ") : test.index("(")]
+        codes[name] = "\n\n\n".join([_used_imports(imports, test), test, *start]) + "\n"
+    return codes
+
+
+def _used_imports(imports: str, test: str) -> str:
+    for text, use in _OPTIONAL_IMPORTS.items():
+        if use not in test:
+            imports = imports.replace(text, "")
+    return imports
+
+
+def _read_tests() -> dict[str, PropertyTest]:
+    codes = {kind: _read_codes(kind) for kind in ALL_TEMPLATES}
+    properties = tomllib.loads((_FOLDER / "properties.toml").read_text(encoding="utf-8"))
+    tests = {}
+    for name, sentence in properties.items():
+        function = f"test_{name.replace('-', '_')}"
+        versions = {kind: functions[function] for kind, functions in codes.items() if function in functions}
+        tests[name] = PropertyTest(name, sentence, versions)
+    return tests
+
+
+PROPERTY_TESTS = _read_tests()
+
+
+def code_of_test(mistake: Mistake, kind: str) -> str:
+    """Return the test that finds a mistake, for the template `kind`."""
+    return _test_of(mistake).codes[kind]
+
+
+def kinds_with_a_test(mistake: Mistake) -> tuple[str, ...]:
+    """Return the templates with the mistake planted for which its test has a version."""
+    return tuple(kind for kind in mistake.plants if kind in _test_of(mistake).codes)
+
+
+def _test_of(mistake: Mistake) -> PropertyTest:
+    if mistake.test not in PROPERTY_TESTS:
+        raise ValueError(f"{mistake.name}: test: there is no {mistake.test!r} in properties.toml")
+    return PROPERTY_TESTS[mistake.test]

@@ -14,22 +14,21 @@ import torch
 from torch import nn
 
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import max_length
-from regard.checker.interpretation.intent import Observation
+from regard.checker.interpretation.cases import Cases, max_length
 from regard.checker.interpretation.understand import Understanding, first_form, understand
 from regard.checker.interpretation.understand_kernel import understand_kernel
-from regard.checker.probes.dependence import visible_heads, visible_tokens
+from regard.checker.oracle.oracle import Observation
+from regard.checker.probes.behaviour import visible_heads, visible_tokens
 from regard.checker.reports.report import Report
 from regard.checker.session import CheckSession, Reference
 from regard.checker.shared_weights import WeightMatch, describe_mismatch, find_matches, forget_copies
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.call_tensors import arguments_of
-from regard.checker.subject.construction.construct import SIZES, add_promises, constructor_arguments
-from regard.checker.subject.subject import SEQUENCES, Subject
+from regard.checker.subject.call_tensors import arguments_of, spell
+from regard.checker.subject.construct import SIZES, add_promises, constructor_arguments
+from regard.checker.subject.subject import Subject
 
 # The layouts of functions on split heads.
-HEADS = {"BHTD": "(B, H, T, D)", "BTHD": "(B, T, H, D)", "BTD": "(B, T, D)", "TD": "(T, D)"}
+HEADS = ("BHTD", "BTHD", "BTD", "TD")
 
 
 def name_by_own_check(session: CheckSession, own_check: Callable[[], Report]) -> None:
@@ -191,7 +190,7 @@ def _open_session(subject: Subject, cases: Cases, options: dict[str, Any]) -> Ch
     else:
         dtype, first = torch.float64, subject.run(question)
     kernel = subject.kernel_layout
-    inputs = [f"inputs {(SEQUENCES | HEADS)[subject.layout] if kernel is None else kernel.description}"]
+    inputs = [f"inputs {spell(subject.layout) if kernel is None else kernel.description}"]
     return CheckSession(Understanding(subject, subject, cases, [], None, dtype, first, inputs), options)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from regard.checker.errors import CheckError
 from regard.checker.reports.report import Report
-from regard.checker.subject.construction.locate import split
+from regard.checker.subject.locate import split
 from regard.support.supervision import Supervision
 
 TIMEOUT, MEMORY = 60.0, 4.0  # seconds, gigabytes

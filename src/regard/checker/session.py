@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,15 +14,21 @@ from torch import nn
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import Match
 from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
 from regard.checker.interpretation.understand import Understanding
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.oracle import Oracle, describe_agreement, relative_error
-from regard.checker.oracle.question import Question
+from regard.checker.oracle.oracle import (
+    TOLERANCE,
+    Intent,
+    Observation,
+    Oracle,
+    describe_agreement,
+    relative_error,
+)
+from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.variant import CORRECT
 from regard.checker.reports.report import Check, Diagnosis
 from regard.checker.shared_weights import WeightMatch
 from regard.checker.subject.call_tensors import copy_module, in_dtype
-from regard.checker.subject.construction.source import source_of
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
 
 # The checks that compare the output with the oracle's.
@@ -36,6 +44,21 @@ OUTPUT_CHECKS = (
     "value width",
     "float mask",
 )
+
+
+class Comparison(NamedTuple):
+    """What the code answered to a question, and how far that is from the oracle's answer."""
+
+    question: Question
+    answer: Answer | None  # None if it raised an error
+    error_line: str
+    error: float  # relative; inf if one of them has no answer
+    agrees: bool
+
+    @property
+    def distance(self) -> float:
+        """The error in tolerances."""
+        return self.error / TOLERANCE
 
 
 @dataclass
@@ -112,6 +135,41 @@ class CheckSession:
         understanding = self.understanding
         return self.reference or understanding.right_intent or understanding.intents[0]
 
+    def compare(
+        self, question: Question, oracle: Oracle | None = None, subject: Subject | None = None
+    ) -> Comparison:
+        """Ask the code, or `subject`, a question, and compare its answer with the oracle's."""
+        reply = (subject or self.compared).run(question.to(self.dtype))
+        error = math.inf
+        if reply.answer is not None:
+            error = (oracle or self.presumed_oracle).error(question, reply.answer)
+        return Comparison(question, reply.answer, reply.error_line, error, error < self.tolerance)
+
+    def name_variant(
+        self,
+        asked: Comparison,
+        intent: Intent,
+        variants: Iterable[tuple[str, dict[str, Any]]],
+        detail: str,
+        start: str = "Your output",
+        *,
+        warnings: Collection[str] = (),
+    ) -> bool:
+        """Record the first mistake whose variant gives a wrong answer; returns whether there is one.
+
+        `detail` and `start` say what was observed; `warnings` are mistakes that only warn here.
+        """
+        question = intent.apply(asked.question)
+        for name, change in variants if asked.answer is not None else ():
+            answer = replace(CORRECT, **change).answer(question, intent.wiring)
+            if asked.answer is not None and (error := relative_error(asked.answer, answer)) < self.tolerance:
+                evidence = f"{start} equals attention {get_mistake(name).what}, {describe_agreement(error)}."
+                only = name in warnings
+                check = asked.question.name
+                self.add_mistake(check, detail, name, evidence, error, distance=asked.distance, warning=only)
+                return True
+        return False
+
     def error(self, observation: Observation) -> float:
         """Return how far an answer is from right."""
         return self.presumed_oracle.error(observation.question, observation.answer)
@@ -138,6 +196,13 @@ class CheckSession:
         """Return a question with the code's causal argument set, if that is free and right on its own."""
         is_free = "causal" in self.subject.arguments and self.options.get("causal") is None
         return replace(question, flag=True) if is_free and not self.has_failed("causal") else question
+
+    def with_explicit_mask(self, question: Question) -> Question:
+        """Return a question without the module's own causality, if a mask argument replaces that.
+
+        It does in Transformers, where the model passes a mask that is already causal.
+        """
+        return replace(question, flag=False) if self.subject.is_transformers else question
 
     def add_pass(self, name: str, detail: str = "") -> None:
         """Record a check that passed."""

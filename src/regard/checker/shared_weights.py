@@ -100,15 +100,12 @@ def _match_roles(module: nn.Module | None, source: nn.Module | None) -> Iterator
         if not own or own.keys() != theirs.keys():
             return
         for transposed in (False, True):
-            copies = [(own[role], _turn(theirs[role]) if transposed else theirs[role]) for role in own]
+            matrices = {role for role in own if transposed and theirs[role].ndim == 2}
+            copies = [(own[role], theirs[role].mT if role in matrices else theirs[role]) for role in own]
             if all(target.shape == value.shape for target, value in copies):
                 how = ", transposed" if transposed else ""
                 certain = same_kind and not transposed and axis == 0
                 yield WeightMatch(copies, certain, f"weights matched by the roles in their names{how}")
-
-
-def _turn(x: Tensor) -> Tensor:
-    return x.mT if x.ndim == 2 else x
 
 
 def _by_role(module: nn.Module | None, axis: int) -> dict[Role, Tensor]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard.checker.errors import CheckError
-from regard.checker.subject.construction.locate import locate
+from regard.checker.subject.locate import locate
 
 LONGEST = 2000  # characters of an error that are handed on; the code may have written any number into it
 

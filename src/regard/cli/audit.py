@@ -50,7 +50,7 @@ def run_audit(target: str, outside: bool) -> Audit:
     """Audit what a function in a file returns; what cannot be run ends the command with 2."""
     from regard.auditor.model_audit import audit as run
     from regard.checker.errors import CheckError
-    from regard.checker.subject.construction.locate import locate
+    from regard.checker.subject.locate import locate
 
     try:
         model, batch = _model_and_batch(locate(target), target)

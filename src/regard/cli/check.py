@@ -184,7 +184,7 @@ def print_report(report: Report) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from regard.checker.reports.report_text import report_lines
+    from regard.checker.reports.report import report_lines
 
     console = Console(highlight=False)
     for line in report_lines(report, console.width):
@@ -196,7 +196,7 @@ def print_report(report: Report) -> None:
 
 def _print_visibility(as_json: bool) -> None:
     """Print the distance of every mistake on the inputs of a check."""
-    from regard.checker.visibility.measurement import measure_visibility
+    from regard.checker.visibility import measure_visibility
 
     measured = measure_visibility()
     typer.echo(measured.to_json() if as_json else str(measured))

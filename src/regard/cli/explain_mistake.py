@@ -45,9 +45,14 @@ def explain_mistake(
         return
     from regard.auditor.catalogue import reading_lines, reading_mistakes
     from regard.checker.catalogue import get_mistake
-    from regard.checker.examples import example_program
-    from regard.checker.property_tests import PROPERTY_TESTS, code_of_test, kinds_with_a_test
-    from regard.checker.snippet import clearest_kind, make_snippet
+    from regard.checker.examples import (
+        PROPERTY_TESTS,
+        clearest_kind,
+        code_of_test,
+        example_program,
+        kinds_with_a_test,
+        make_snippet,
+    )
     from regard.learn.mistakes import MODEL_MISTAKES
 
     if (reading := reading_mistakes().get(name)) is not None:  # of a model on a batch, without a program

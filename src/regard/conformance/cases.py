@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.checker.oracle.oracle import expected_answer
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.layouts.packed_sequences import pack
+from regard.checker.subject.kernel_layouts import pack
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BLOCK = 64  # keys that a kernel may take at a time: a case with more has several blocks, and no weights

@@ -16,10 +16,16 @@ from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.diagnose import diagnose, diagnose_pairs, explain_parts
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
-from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.cache_variant import CacheVariant
-from regard.checker.oracle.oracle import expected_answer, relative_difference, relative_error
+from regard.checker.oracle.oracle import (
+    TOLERANCE,
+    Intent,
+    Observation,
+    expected_answer,
+    relative_difference,
+    relative_error,
+)
+from regard.checker.oracle.question import Answer
 from regard.checker.oracle.variant import AttentionVariant
 from regard.checker.oracle.wiring import Affine, Wiring
 from regard.conformance.case_folder import TOLERANCES

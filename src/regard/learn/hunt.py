@@ -11,9 +11,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from regard.checker.catalogue import CATALOGUE, THEMES
+from regard.checker.catalogue import CATALOGUE, THEMES, Mistake
 from regard.checker.examples import NAMES, mended_program, plant_mistake
-from regard.checker.mistake import Mistake
 
 CANDIDATES = 4
 # The names of the lessons for those of the templates.

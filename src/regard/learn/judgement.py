@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.checker.errors import CheckError
 from regard.checker.sandbox import run_in_process
-from regard.checker.subject.construction.locate import import_place
+from regard.checker.subject.locate import import_place
 from regard.learn.course import get_lesson
 from regard.learn.error_hints import GENERAL, STAR, STAR_ERROR, find_hint
 from regard.learn.exercise import Blank, find_blanks, find_names, make_exercise, plain_solution

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard.checker.mistake import Mistake
+    from regard.checker.catalogue import Mistake
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,19 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.position_masks import causal
-from regard.checker.changes import top_left
-from regard.checker.interpretation.intent import WINDOW_CONVENTIONS, Intent, WindowConvention
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.oracle import relative_difference, relative_error
-from regard.checker.oracle.question import Question
+from regard.checker.catalogue import top_left
+from regard.checker.oracle.oracle import (
+    WINDOW_CONVENTIONS,
+    Intent,
+    WindowConvention,
+    relative_difference,
+    relative_error,
+)
+from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT, AttentionVariant
 from regard.checker.oracle.wiring import Wiring, split_heads
-from regard.checker.subject.call_tensors import from_heads, to_heads
-from regard.checker.subject.layouts.packed_sequences import pack
+from regard.checker.subject.call_tensors import arrange
+from regard.checker.subject.kernel_layouts import pack
 from regard.mutants.call_signature import ROLES, CallSignature
 
 LARGEST = 1 << 27  # weights of a call that is read: more would take gigabytes and minutes
@@ -192,7 +196,7 @@ class CallReader:
             heads = int(self.signature.value(arguments, "heads"))
             q, k, v = (split_heads(x, heads, view=False) for x in roles)
             return q, k, v, None
-        q, k, v = (to_heads(x, convention.layout) for x in roles)
+        q, k, v = (arrange(x, convention.layout, "BHTD") for x in roles)
         return q, k, v, None
 
 
@@ -226,7 +230,7 @@ def in_layout(x: Tensor, reading: Reading) -> Tensor:
         return pack(x, reading.question.lengths[0])
     if reading.convention.layout == "BTC":
         return x.transpose(1, 2).flatten(2)
-    return from_heads(x, reading.convention.layout)
+    return arrange(x, "BHTD", reading.convention.layout)
 
 
 def as_output(t: Tensor, reading: Reading) -> Tensor | None:
@@ -238,7 +242,7 @@ def as_output(t: Tensor, reading: Reading) -> Tensor | None:
         return _padded(t, reading.question.lengths[0])
     if reading.convention.layout == "BTC":
         return split_heads(t, reading.question.q.shape[1], view=False)
-    return to_heads(t, reading.convention.layout)
+    return arrange(t, reading.convention.layout, "BHTD")
 
 
 def _find_others(tensors: dict[Any, Tensor], right: Answer) -> dict[str, Any]:

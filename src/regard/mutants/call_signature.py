@@ -11,7 +11,7 @@ import torch
 
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import arguments_of
-from regard.checker.subject.layouts.recognize import recognize_layouts
+from regard.checker.subject.kernel_recognition import recognize_layouts
 
 ROLES = ("query", "key", "value")
 

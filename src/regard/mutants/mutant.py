@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.oracle.answer import Answer
 from regard.checker.oracle.oracle import relative_error
-from regard.checker.visibility.asked_question import NEEDS, Asked
+from regard.checker.oracle.question import Answer
+from regard.checker.visibility import NEEDS, Asked
 from regard.mutants.call_reader import CallReader, Reading, as_output, in_layout, tensors_by_place
 from regard.mutants.call_signature import CallSignature, read_signature
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regard.checker.errors import CheckError
-from regard.checker.subject.construction.locate import import_place, split
+from regard.checker.subject.locate import import_place, split
 
 
 def import_target(spec: str) -> tuple[Any, str, Any]:

@@ -21,11 +21,10 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from regard.attention.masks.named_masks import causal, padding, tensor_mask, window
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.interpreter.triton_interpreter import prepare_interpreter
-from regard.checker.oracle.answer import Answer
+from regard.checker.interpreter import prepare_interpreter
 from regard.checker.oracle.oracle import relative_error
-from regard.checker.oracle.question import Question
-from regard.checker.subject.call_tensors import from_heads
+from regard.checker.oracle.question import Answer, Question
+from regard.checker.subject.call_tensors import arrange
 from regard.mutants.call_reader import CallReader, Convention, Reading, as_tensor, tensors_by_place
 from regard.mutants.call_signature import ROLES, CallSignature
 from regard.mutants.mutant import Mutant
@@ -208,9 +207,8 @@ class TestWriter:
         """Return the lines that draw queries, keys and values in the target's layout."""
         shapes = []
         for heads, length in ((n.H, n.T), (n.G, n.S), (n.G, n.S)):
-            shape = from_heads(
-                torch.empty(n.B, heads, length, n.D, device="meta"), self.convention.layout
-            ).shape
+            empty = torch.empty(n.B, heads, length, n.D, device="meta")
+            shape = arrange(empty, "BHTD", self.convention.layout).shape
             shapes.append(", ".join(map(str, shape)))
         drawn = [f"torch.randn({shape}{self._dtype()})" for shape in shapes]
         drawn[0] = f"{factor} * {drawn[0]}" if factor > 1 else drawn[0]

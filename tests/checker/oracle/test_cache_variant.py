@@ -9,8 +9,7 @@ from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle.cache_variant import CORRECT_CACHE
 from regard.checker.oracle.oracle import expected_answer, relative_difference
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.rotation import Rotation
-from regard.checker.oracle.wiring import Affine, Wiring
+from regard.checker.oracle.wiring import Affine, Rotation, Wiring
 
 CUTS = [(1,) * 6, (2, 2, 2), (1, 5), (4, 2), (3, 3)]
 

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.oracle.oracle import expected_answer, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.variant import CORRECT
-from regard.checker.oracle.wiring import Affine, Wiring
+from regard.checker.oracle.wiring import Affine, Rotation, Wiring
 
 
 def normal(*shape):

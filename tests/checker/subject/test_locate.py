@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from regard.checker import CheckError
-from regard.checker.subject.construction.locate import locate
+from regard.checker.subject.locate import locate
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.checker.interpretation.cases import Cases
 from regard.checker.subject.adapt import adapt
-from regard.checker.subject.roles_of_parts.roles import observe_core
+from regard.checker.subject.roles import observe_core
 
 
 def attend(q, k, v):

@@ -1,7 +1,8 @@
-"""Test cases: random inputs whose sizes cannot be confused with one another.
+"""Test cases, random inputs whose sizes cannot be confused, and what the code says of causality and length.
 
 Lengths, widths and head counts differ on purpose, so that a transposed axis raises an error or gives a wrong
-number, and never passes by chance. Everything is drawn in float64 from fixed seeds.
+number, and never passes by chance. Everything is drawn in float64 from fixed seeds. What code declares is in
+its names, its words and the masks that it holds.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.attention.masks.base import Mask
 from regard.checker.oracle.question import Question
-from regard.checker.subject.subject import SEQUENCES, Subject
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import SEQUENCES
+from regard.checker.subject.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -120,3 +125,149 @@ class Cases:
         T, S = question.q.shape[-2], question.k.shape[-2]
         draw = torch.Generator().manual_seed(5)
         return replace(question, bias=torch.randn(T, S, generator=draw, dtype=torch.float64))
+
+
+def causal_hypotheses(subject: Subject, causal: bool | None, declared: bool | None) -> list[bool]:
+    """Return the possible answers to whether the code is causal by itself."""
+    if causal is not None:
+        return [causal]
+    if "causal" in subject.arguments and "causal" not in subject.extra:
+        return [False]  # its causal argument decides
+    if declared is not None:
+        return [declared]
+    return [True, False] if described_causality(subject) else [False, True]
+
+
+def declared_causality(subject: Subject) -> bool | None:
+    """Return whether the code declares itself causal: by name, attribute or triangular buffer.
+
+    None if it declares nothing.
+    """
+    module = subject.module
+    if subject.is_transformers:
+        return None  # the model passes the mask
+    by_name = vocabulary.says_causal(subject.name)
+    if by_name is not None:
+        return by_name
+    if module is not None:
+        for name, value in vars(module).items():
+            if vocabulary.size(name) == "causal" and isinstance(value, bool):
+                return value
+        if holds_causal_mask(module):
+            return True
+    return None
+
+
+def described_causality(subject: Subject) -> bool | None:
+    """Return whether the docstring calls the code causal; None if it does not say.
+
+    Prose is easily misread: it is where to begin, and never makes code wrong.
+    """
+    if subject.is_transformers or "mask" in subject.arguments or "causal" in subject.arguments:
+        return None  # the model passes the mask, or the docstring describes an option
+    module = subject.module
+    doc = (type(module).__dict__.get("__doc__") if module is not None else subject.target.__doc__) or ""
+    return vocabulary.docstring_says_causal(doc) if len(doc) < 4000 else None
+
+
+def holds_causal_mask(module: nn.Module) -> bool:
+    """Return whether a buffer or an attribute of the module is a causal mask."""
+    tensors = [*module.buffers(), *(value for value in vars(module).values() if isinstance(value, Tensor))]
+    return any(is_triangular(tensor) for tensor in tensors)
+
+
+def max_length(subject: Subject) -> int | None:
+    """Return a module's maximum length: a size of that meaning, or the side of a square mask."""
+    module = subject.module
+    if module is None:
+        return None
+    for name, value in {**vars(module), **subject.init}.items():
+        if vocabulary.size(name) == "length" and isinstance(value, int) and not isinstance(value, bool):
+            return value
+    tensors = [tensor for _, tensor in [*module.named_buffers(), *plain_tensors(module)]]
+    squares = [t.shape[-1] for t in tensors if t.ndim >= 2 and t.shape[-1] == t.shape[-2] > 1]
+    return max(squares, default=None)
+
+
+def plain_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the tensors that are attributes, but neither parameters nor buffers, with their paths."""
+    return [
+        (f"{path}.{name}".lstrip("."), value)
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor)
+    ]
+
+
+def is_triangular(tensor: Tensor) -> bool:
+    """Return whether a tensor is a causal mask in a usual form: tril or triu of ones, booleans or −inf."""
+    if tensor.ndim < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2:
+        return False
+    square = tensor.reshape(-1, *tensor.shape[-2:])[0]
+    # A mask that is added may hold −1e4 or −1e9 in place of −inf.
+    for marked in (square != 0, square < -1e3 if square.dtype.is_floating_point else square != 0):
+        n = len(marked)
+        for mark in (marked, ~marked):
+            lower = torch.ones(n, n, dtype=torch.bool, device=mark.device)
+            # A causal mask that is off by one declares causality, too; the output then shows the mistake.
+            if any(bool((mark == lower.tril(d)).all()) for d in (-1, 0, 1)):
+                return True
+    return False
+
+
+def declared_scale(subject: Subject) -> float | None:
+    """Return the scale that a module of a known family declares. In other code the scale is to be checked."""
+    module = subject.module
+    trusted = subject.is_transformers or type(module).__module__.startswith("regard.")
+    for name in ("scaling", "scale"):
+        value = getattr(module, name, None)
+        if trusted and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+def declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
+    """Return the soft cap, window and mask that a module holds: the correct answer depends on them."""
+    module = subject.module
+    declared: dict[str, Any] = {}
+    if module is None:
+        return {}
+    for name, value in vars(module).items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if isinstance(value, Mask) and name in ("mask", "rule"):
+            declared["rule"] = value
+        elif vocabulary.size(name) == "softcap" and number and "softcap" not in always:
+            declared["softcap"] = float(value)
+        elif (
+            vocabulary.size(name) == "window" and isinstance(value, int) and number and "window" not in always
+        ):
+            declared["window"] = value
+    if subject.is_transformers:
+        declared.pop("window", None)  # the mask that the model passes contains it
+    return declared
+
+
+def input_widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
+    """Return the widths of the inputs of queries, keys and values."""
+    for wiring in wirings:
+        if wiring.query is not None and wiring.key is not None and wiring.value is not None:
+            layers = (wiring.query, wiring.key, wiring.value)
+            widths = [layer.weight.shape[0] for layer in layers]
+            return widths[0], widths[1], widths[2]
+    width = module_width(subject.module)
+    return width, width, width
+
+
+def module_width(module: nn.Module | None) -> int:
+    """Return the width of a module's input, judging by an attribute or by its first layer."""
+    if module is None:
+        return 40
+    for name, value in vars(module).items():
+        if vocabulary.size(name) == "width" and isinstance(value, int):
+            return value
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            return part.in_features
+        if isinstance(part, nn.Conv1d | nn.Conv2d):
+            return part.in_channels
+    return 48

@@ -21,13 +21,11 @@ from torch import Tensor
 from regard.attention.masks.named_masks import alibi_slopes, chunks, prefix
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.attention.masks.named_masks import window as window_rule
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation, looking_back
-from regard.checker.oracle.oracle import relative_error
+from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, looking_back, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.oracle.rotation import Rotation
 from regard.checker.oracle.variant import CORRECT
-from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.construction.source import numbers_of, source_of, tensors_of
+from regard.checker.oracle.wiring import Rotation, Wiring
+from regard.checker.subject.source import numbers_of, source_of, tensors_of
 from regard.checker.subject.subject import Subject
 
 
@@ -167,18 +165,20 @@ class Fit:
         return relative_error(answer, predicted) < TOLERANCE
 
 
+def _meant(base: Intent, **changes: Any) -> Intent | None:
+    """Return an interpretation with other fields."""
+    return replace(base, **changes)
+
+
+def _wired(base: Intent, **changes: Any) -> Intent | None:
+    """Return an interpretation whose wiring has other fields."""
+    return replace(base, wiring=replace(base.wiring, **changes))
+
+
 def _in_window(n: int, base: Intent) -> Intent | None:
     if base.causal:
         return replace(base, window=n)
     return replace(base, rule=window_rule(n, ahead=n - 1))
-
-
-def _in_chunks(n: int, base: Intent) -> Intent | None:
-    return replace(base, rule=chunks(n))
-
-
-def _looking_back(n: int, base: Intent) -> Intent | None:
-    return replace(base, rule=looking_back(n))
 
 
 def _with_prefix(n: int, base: Intent) -> Intent | None:
@@ -192,25 +192,17 @@ def _masks(numbers: list[float], longest: int) -> Iterator[Feature]:
     for n in sizes:
         yield Feature("mask", f"in a window of {n}", partial(_in_window, n))
     for n in sizes:
-        yield Feature("mask", f"in chunks of {n}", partial(_in_chunks, n))
+        yield Feature("mask", f"in chunks of {n}", partial(_meant, rule=chunks(n)))
         yield Feature("mask", f"with a visible prefix of {n}", partial(_with_prefix, n))
     for n in sizes:
         words = f"in buckets of {n} that also see the bucket before"
-        yield Feature("mask", words, partial(_looking_back, n))
-
-
-def _capped(cap: float, base: Intent) -> Intent | None:
-    return replace(base, softcap=cap)
+        yield Feature("mask", words, partial(_meant, rule=looking_back(n)))
 
 
 def _caps(numbers: list[float]) -> Iterator[Feature]:
     # Gemma 2 caps its scores at 50, Grok-1 at 30.
     for cap in sorted({20.0, 30.0, 50.0, *(n for n in numbers if 0.1 <= n <= 1000)}):
-        yield Feature("cap", f"with a soft cap of {cap:g}", partial(_capped, cap))
-
-
-def _rotated(rotation: Rotation, base: Intent) -> Intent | None:
-    return replace(base, wiring=replace(base.wiring, rotate=rotation))
+        yield Feature("cap", f"with a soft cap of {cap:g}", partial(_meant, softcap=cap))
 
 
 def _rotations(
@@ -236,7 +228,7 @@ def _rotations(
         for pairing in ("half", "interleaved"):
             pairs = "channel i with i + n" if pairing == "half" else "neighbours"
             text = f"with rotary positions ({words}; pairs {pairs}{part})"
-            yield Feature("rotation", text, partial(_rotated, Rotation(frequencies, pairing)))
+            yield Feature("rotation", text, partial(_wired, rotate=Rotation(frequencies, pairing)))
 
 
 def _usual_frequencies(numbers: list[float], D: int, source: str) -> Iterator[tuple[Tensor, str]]:
@@ -308,7 +300,7 @@ def _with_bias(slopes: Callable[[int], Tensor], symmetric: bool, base: Intent) -
         distance = distance.abs() if symmetric else distance
         return -slopes(H)[:, None, None] * distance
 
-    return replace(base, wiring=replace(base.wiring, bias=bias))
+    return _wired(base, bias=bias)
 
 
 def _usual_slopes(H: int) -> Tensor:
@@ -340,25 +332,13 @@ def _biases(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
                 yield Feature("bias", text, partial(_with_bias, partial(_own_slopes, slopes), symmetric))
 
 
-def _with_sinks(sinks: Tensor, base: Intent) -> Intent | None:
-    return replace(base, wiring=replace(base.wiring, sinks=sinks))
-
-
 def _sinks(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     """Yield sink logits: a tensor of the module, or 0 in every head (a softmax with 1 in its denominator)."""
     for path, tensor in tensors:
         if tensor.numel() == H and not tensor.is_complex():
-            yield Feature("sinks", f"with the sink logits `{path}`", partial(_with_sinks, tensor.flatten()))
+            yield Feature("sinks", f"with the sink logits `{path}`", partial(_wired, sinks=tensor.flatten()))
     zero = torch.zeros(1, dtype=torch.float64)
-    yield Feature("sinks", "with a sink logit of 0 in every head", partial(_with_sinks, zero))
-
-
-def _scaled(scale: float, base: Intent) -> Intent | None:
-    return replace(base, wiring=replace(base.wiring, scale=scale))
-
-
-def _unit(x: Tensor) -> Tensor:
-    return F.normalize(x, dim=-1)
+    yield Feature("sinks", "with a sink logit of 0 in every head", partial(_wired, sinks=zero))
 
 
 def _normed(norm: Callable[[Tensor], Tensor], scale: float | Tensor | None, base: Intent) -> Intent | None:
@@ -372,9 +352,9 @@ def _normed(norm: Callable[[Tensor], Tensor], scale: float | Tensor | None, base
         def scaled(x: Tensor) -> Tensor:
             return norm(x) * factors.to(x).view(-1, 1, 1)
 
-        return replace(base, wiring=replace(wiring, query_norm=scaled, key_norm=norm, scale=1.0))
-    changed = replace(wiring, query_norm=norm, key_norm=norm)
-    return replace(base, wiring=changed if scale is None else replace(changed, scale=scale))
+        return _wired(base, query_norm=scaled, key_norm=norm, scale=1.0)
+    changed = _wired(base, query_norm=norm, key_norm=norm)
+    return changed if changed is None or scale is None else _wired(changed, scale=scale)
 
 
 def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
@@ -391,23 +371,22 @@ def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> I
                 scales.append((held, f", scale `{words}`"))
     for scale, words in scales:
         text = f"on queries and keys of length 1{words}"
-        yield Feature("norm", text, partial(_normed, _unit, scale))
+        yield Feature("norm", text, partial(_normed, partial(F.normalize, dim=-1), scale))
         if isinstance(scale, float):  # normalised by a layer of its own, so that any scale may be meant
-            yield Feature("norm", f"on normalised queries and keys{words}", partial(_scaled, scale))
+            yield Feature("norm", f"on normalised queries and keys{words}", partial(_wired, scale=scale))
     # The epsilon of RMSNorm is 1e-6 or 1e-5 in Llama's models, and 1e-8 in the paper's code.
     for eps in (1e-6, 1e-5, 1e-8):
         rms = partial(_mean_square_norm, eps)
         yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None))
-    layer: Callable[[Tensor], Tensor] = _layer_norm
+
+    def layer(x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:])
+
     yield Feature("norm", "on queries and keys after layer norm", partial(_normed, layer, None))
 
 
 def _mean_square_norm(eps: float, x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-
-
-def _layer_norm(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:])
 
 
 def head_width(wiring: Wiring, question: Question) -> int:

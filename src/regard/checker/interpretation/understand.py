@@ -14,20 +14,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import causal as causal_rule
 from regard.checker.diagnose import diagnose
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import (
+from regard.checker.interpretation.cases import (
+    Cases,
     causal_hypotheses,
     declared_causality,
+    declared_options,
+    declared_scale,
     holds_causal_mask,
+    input_widths,
     max_length,
 )
 from regard.checker.interpretation.hypotheses import add_feature, find_features, head_width, likeliest, search
-from regard.checker.interpretation.intent import (
+from regard.checker.oracle.oracle import (
     TOLERANCE,
     Intent,
     Observation,
@@ -36,36 +38,20 @@ from regard.checker.interpretation.intent import (
 )
 from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import apply_rotary
-from regard.checker.subject.construction.error_place import lines_reached
-from regard.checker.subject.construction.forms import forms, is_certain, with_open_masks
-from regard.checker.subject.construction.source import source_of
-from regard.checker.subject.reply import OutputShapeError, Reply
-from regard.checker.subject.roles_of_parts.observe import ObservedSubject, observed_wirings
-from regard.checker.subject.roles_of_parts.projections import find_wirings, head_counts
-from regard.checker.subject.roles_of_parts.roles import describe_core, named_roles, observe_core
-from regard.checker.subject.subject import SEQUENCES, Subject
+from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
+from regard.checker.subject.construct import forms, is_certain, with_open_masks
+from regard.checker.subject.observation import ObservedSubject, observed_wirings
+from regard.checker.subject.projections import find_wirings, head_counts
+from regard.checker.subject.reply import OutputShapeError, Reply, lines_reached
+from regard.checker.subject.roles import describe_core, named_roles, observe_core
+from regard.checker.subject.source import source_of
+from regard.checker.subject.subject import Subject
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
 KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
 
 
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost
-
-
-HEAD_LAYOUTS = {
-    "BHTD": "(B, H, T, D)",
-    "BTHD": "(B, T, H, D)",
-    "BTD": "(B, T, D)",
-    "TD": "(T, D)",
-    # Megatron's attention has the tokens first; taken for (B, T, H, D), it would mix the batch.
-    "TBHD": "(T, B, H, D)",
-    "TBD": "(T, B, D)",
-}
-
-
-"""The layouts of a function's queries, keys and values, in words, likeliest first."""
 
 
 @dataclass
@@ -136,39 +122,34 @@ def _understand_heads(
 ) -> Understanding:
     """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
     intents = [Intent(Wiring(scale=scale), c) for c in causal_hypotheses(subject, causal, declared)]
-    tried: dict[str, tuple[Reply, Subject, torch.dtype]] = {}
+    tried: dict[str, Understanding] = {}
     # A layout in which the output is right.
     for form, layout in itertools.product(with_open_masks(subject), HEAD_LAYOUTS):
         candidate = form.replaced(layout=layout)
         cases = Cases(candidate, always=always, **sizes)
-        reply, dtype = run_once(candidate, cases.plain())
-        right = find_right_intent(reply, cases.plain(), intents)
-        if layout not in tried or tried[layout][0].error is not None:
-            tried[layout] = reply, candidate, dtype
-        if right is not None and not (layout == "TD" and _ran(tried, "BHTD", "BTD")):
-            understanding = interpret(candidate, cases, intents, dtype, reply, declared)
+        found = attempt(candidate, cases, intents, *run_once(candidate, cases.plain()), declared)
+        if layout not in tried or tried[layout].first.error is not None:
+            tried[layout] = found
+        ran = [other for other in ("BHTD", "BTD") if other in tried and tried[other].first.error is None]
+        if found.right_intent is not None and not (layout == "TD" and ran):
+            understanding = interpret(found)
             understanding.fails_on_batch = any(
-                other.used_dot_t and other.error is not None for other, _, _ in tried.values()
+                other.first.used_dot_t and other.first.error is not None for other in tried.values()
             )
             return understanding
     # A layout in which it is right with a feature, or in which the code at least runs.
-    ran: list[Understanding] = []
-    for layout in ("BHTD", "BTHD", "BTD", "TD"):
-        reply, candidate, dtype = tried[layout]
-        if reply.error is None and not (layout == "TD" and ran):
-            cases = Cases(candidate, always=always, **sizes)
-            ran.append(interpret(candidate, cases, intents, dtype, reply, declared))
-            if ran[-1].right_intent is not None:
-                return ran[-1]
-    if ran:
-        return most_plausible([u for u in ran if u.subject.layout in ("BHTD", "BTHD")] or ran[:1])
+    usual = [tried[layout] for layout in ("BHTD", "BTHD", "BTD", "TD")]
+    running: list[Understanding] = []
+    for found in usual:
+        if found.first.error is None and not (found.subject.layout == "TD" and running):
+            running.append(interpret(found))
+            if running[-1].right_intent is not None:
+                return running[-1]
+    if running:
+        split = [found for found in running if found.subject.layout in ("BHTD", "BTHD")]
+        return most_plausible(split or running[:1])
     # It ran in none: the report shows the layout in which it came furthest, with its error.
-    reply, candidate, dtype = max(
-        (tried[layout] for layout in ("BHTD", "BTHD", "BTD", "TD")),
-        key=lambda attempt: lines_reached(attempt[0].error, subject.target),
-    )
-    cases = Cases(candidate, always=always, **sizes)
-    return Understanding(candidate, candidate, cases, intents, None, dtype, reply, [], declared)
+    return max(usual, key=lambda found: lines_reached(found.first.error, subject.target))
 
 
 def most_plausible(tried: list[Understanding]) -> Understanding:
@@ -197,10 +178,6 @@ def _smallest_error(understanding: Understanding) -> float:
     return min((intent.error(question, answer) for intent in understanding.intents), default=math.inf)
 
 
-def _ran(tried: dict[str, tuple[Reply, Subject, torch.dtype]], *layouts: str) -> bool:
-    return any(tried[layout][0].error is None for layout in layouts)
-
-
 def _understand_sequences(
     subject: Subject,
     causal: bool | None,
@@ -211,31 +188,29 @@ def _understand_sequences(
 ) -> Understanding:
     """Understand code on sequences (B, T, C): find its widths, its weights and a length that it takes."""
     # What the module declares of itself, and the interpretations of its weights.
-    declared_options = _declared_options(subject, always)
-    always = always | declared_options
+    own = declared_options(subject, always)
+    always = always | own
     hypotheses = causal_hypotheses(subject, causal, declared)
     if isinstance(rule := always.get("rule"), Mask) and rule == causal_rule:
         always.pop("rule")
         hypotheses = [True]
     wirings = _wirings(subject, heads, scale)
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    if "window" in declared_options:
+    if "window" in own:
         conventions = window_conventions(source_of(subject))
         intents += [replace(intent, convention=c) for c in conventions for intent in intents[:8]]
     # A form in which it is right, or at least runs.
     tried: list[Understanding] = []
     for form in forms(subject):
         cases, reply, dtype = _first_run(form, wirings, always)
-        meant = _with_rotations(form, intents)
-        right = find_right_intent(reply, cases.plain(), meant)
-        tried.append(Understanding(form, form, cases, meant, right, dtype, reply, [], declared))
-        if right is not None or (reply.error is None and is_certain(form)):
+        tried.append(attempt(form, cases, _with_rotations(form, intents), reply, dtype, declared))
+        if tried[-1].right_intent is not None or (tried[-1].first.error is None and is_certain(form)):
             break
     best = max(tried, key=_success)
     dot_t = best.subject.layout == "TC" and tried[0].first.used_dot_t
     if dot_t and best.right_intent is None:
         best = tried[0]
-    understanding = interpret(best.subject, best.cases, best.intents, best.dtype, best.first, declared)
+    understanding = interpret(best)
     understanding.fails_on_batch = dot_t and best.right_intent is not None
     if understanding.right_intent is None and subject.module is not None:
         observed = _interpret_observed(understanding, hypotheses, heads, scale)
@@ -292,7 +267,7 @@ def _first_run(
 
 def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> Iterator[Cases]:
     """Yield cases of the widths and lengths that the code may take, most plausible first."""
-    widths = _widths(subject, wirings)
+    widths = input_widths(subject, wirings)
     limit = max_length(subject)
     for length in (limit, None, 5, 4, 3, 2):
         yield Cases(subject, widths[0], widths[1], length, always, value_width=widths[2])
@@ -321,23 +296,29 @@ def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
     ]
 
 
-def interpret(
+def attempt(
     subject: Subject,
     cases: Cases,
     intents: list[Intent],
-    dtype: torch.dtype,
     reply: Reply,
+    dtype: torch.dtype,
     declared: bool | None,
 ) -> Understanding:
+    """Return a subject in one form with its reply to the plain question, which may be right in it."""
+    right = find_right_intent(reply, cases.plain(), intents)
+    return Understanding(subject, subject, cases, intents, right, dtype, reply, [], declared)
+
+
+def interpret(tried: Understanding) -> Understanding:
     """Find the interpretation under which several outputs are right: a plain one, or one with features.
 
     If there is none, those with an evident feature join the interpretations under which mistakes are sought.
     """
-    shapes = HEAD_LAYOUTS | SEQUENCES
+    subject, cases, intents, reply = tried.subject, tried.cases, tried.intents, tried.first
+    dtype, kernel = tried.dtype, subject.kernel_layout
     width = f", C = {cases.width}" if subject.layout in SEQUENCES else ""
-    kernel = subject.kernel_layout
-    assumptions = [f"inputs {shapes[subject.layout] + width if kernel is None else kernel.description}"]
-    understanding = Understanding(subject, subject, cases, intents, None, dtype, reply, assumptions, declared)
+    inputs = f"inputs {spell(subject.layout) + width if kernel is None else kernel.description}"
+    understanding = replace(tried, right_intent=None, assumptions=[inputs])
     if reply.answer is None or not intents:
         return understanding
     others = [cases.plain(B=3, T=5, D=6, H=3, seed=3), cases.longer()]
@@ -390,13 +371,15 @@ def _interpret_observed(
     question = understanding.cases.plain().to(dtype)
     counts = named if len(named) == 1 else list(range(1, 33))
     wirings = observed_wirings(
-        observed, question, counts, scale if scale is not None else _declared_scale(subject)
+        observed, question, counts, scale if scale is not None else declared_scale(subject)
     )
     reply = observed.run(question)
     if reply.answer is None or not wirings:
         return None
     intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    found = interpret(observed, understanding.cases, intents, dtype, reply, understanding.declared_causal)
+    found = interpret(
+        attempt(observed, understanding.cases, intents, reply, dtype, understanding.declared_causal)
+    )
     found.subject, found.first = subject, understanding.first
     found.roles = named_roles(core, subject.module) if core.sources == (0, 1, 2) else core.sources
     found.inputs_as_named = core.sources == (0, 1, 2)
@@ -431,74 +414,7 @@ def _wirings(subject: Subject, heads: int | None, scale: float | None) -> list[W
         plain = Wiring(H, H, splits=True, width=40, scale=scale)
         # Tutorials teach attention without weights also without the scale.
         return [plain, replace(plain, scale=1.0)] if module is None and subject.inputs == "x" else [plain]
-    declared = scale if scale is not None else _declared_scale(subject)
+    declared = scale if scale is not None else declared_scale(subject)
     double = subject.module_as(torch.float64, device="cpu")
     assert double is not None
-    wirings = find_wirings(double, heads=heads, declared=declared)
-    if subject.rotary is not None:
-        table = subject.rotary
-
-        def rotate(x: Tensor, start: int) -> Tensor:
-            cos, sin = table(start + x.shape[2], x.dtype)
-            return apply_rotary(x, cos[:, start:], sin[:, start:])
-
-        wirings = [replace(wiring, rotate=rotate) for wiring in wirings]
-    return wirings
-
-
-def _declared_scale(subject: Subject) -> float | None:
-    """Return the scale that a module of a known family declares. In other code the scale is to be checked."""
-    module = subject.module
-    trusted = subject.is_transformers or type(module).__module__.startswith("regard.")
-    for name in ("scaling", "scale"):
-        value = getattr(module, name, None)
-        if trusted and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    return None
-
-
-def _declared_options(subject: Subject, always: dict[str, Any]) -> dict[str, Any]:
-    """Return the soft cap, window and mask that a module holds: the correct answer depends on them."""
-    module = subject.module
-    declared: dict[str, Any] = {}
-    if module is None:
-        return {}
-    for name, value in vars(module).items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        if isinstance(value, Mask) and name in ("mask", "rule"):
-            declared["rule"] = value
-        elif vocabulary.size(name) == "softcap" and number and "softcap" not in always:
-            declared["softcap"] = float(value)
-        elif (
-            vocabulary.size(name) == "window" and isinstance(value, int) and number and "window" not in always
-        ):
-            declared["window"] = value
-    if subject.is_transformers:
-        declared.pop("window", None)  # the mask that the model passes contains it
-    return declared
-
-
-def _widths(subject: Subject, wirings: list[Wiring]) -> tuple[int, int, int]:
-    """Return the widths of the inputs of queries, keys and values."""
-    for wiring in wirings:
-        if wiring.query is not None and wiring.key is not None and wiring.value is not None:
-            layers = (wiring.query, wiring.key, wiring.value)
-            widths = [layer.weight.shape[0] for layer in layers]
-            return widths[0], widths[1], widths[2]
-    width = module_width(subject.module)
-    return width, width, width
-
-
-def module_width(module: nn.Module | None) -> int:
-    """Return the width of a module's input, judging by an attribute or by its first layer."""
-    if module is None:
-        return 40
-    for name, value in vars(module).items():
-        if vocabulary.size(name) == "width" and isinstance(value, int):
-            return value
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            return part.in_features
-        if isinstance(part, nn.Conv1d | nn.Conv2d):
-            return part.in_channels
-    return 48
+    return find_wirings(double, heads=heads, declared=declared)

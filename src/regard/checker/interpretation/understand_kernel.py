@@ -7,20 +7,18 @@ from typing import Any
 
 import torch
 
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import causal_hypotheses, declared_causality
-from regard.checker.interpretation.intent import Intent
+from regard.checker.interpretation.cases import Cases, causal_hypotheses, declared_causality
 from regard.checker.interpretation.understand import (
     KERNEL_SIZES,
     Understanding,
-    find_right_intent,
+    attempt,
     interpret,
     most_plausible,
     run_once,
 )
+from regard.checker.oracle.oracle import Intent
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.layouts.cache import CACHED_LAYOUTS, PagedLayout
-from regard.checker.subject.layouts.layout import KernelLayout
+from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout, PagedLayout
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
 
@@ -46,12 +44,10 @@ def understand_kernel(
     for layout in subject.kernel_layouts:
         candidate = subject.replaced(kernel_layout=layout)
         cases, reply, dtype = _first_run(candidate, layout, always)
-        right = find_right_intent(reply, cases.plain(), intents)
-        tried.append(Understanding(candidate, candidate, cases, intents, right, dtype, reply, [], declared))
-        if right is not None:
+        tried.append(attempt(candidate, cases, intents, reply, dtype, declared))
+        if tried[-1].right_intent is not None:
             break
-    best = tried[-1] if tried[-1].right_intent is not None else most_plausible(tried)
-    return interpret(best.subject, best.cases, intents, best.dtype, best.first, declared)
+    return interpret(tried[-1] if tried[-1].right_intent is not None else most_plausible(tried))
 
 
 def _first_run(

@@ -1,24 +1,30 @@
-"""The correct answer to a question: `regard.attention.steps` in float64, with a module's own weights.
+"""The right answer to a question: that of an interpretation of the code, or of the caller's reference.
 
-This file knows questions and wirings; it does not know the code under test.
+An `Intent` is one interpretation, under which an output is right or wrong. It answers by
+`regard.attention.steps` in float64, with a module's own weights. This file knows questions and wirings; it
+does not know the code under test.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.masks.base import Mask, full
-from regard.attention.masks.named_masks import tensor_mask
+from regard.attention.masks.named_masks import chunks, tensor_mask
+from regard.attention.masks.named_masks import rule as rule_mask
 from regard.attention.steps import trace
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.question import Question
-from regard.checker.oracle.ragged_batch import answer_items
-from regard.checker.oracle.variant import CaseSizes, past
-from regard.checker.oracle.wiring import Wiring
+from regard.checker.oracle.question import Answer, Question, answer_items
+from regard.checker.oracle.variant import CORRECT, CaseSizes, past
+from regard.checker.oracle.wiring import Rotation, Wiring
 
 
 class Oracle(Protocol):
@@ -126,3 +132,168 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
         return 0.0
     a, b = a[finite_a], b[finite_b]
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+
+
+TOLERANCE = 2e-5  # relative; far above rounding, far below any mistake
+
+
+@dataclass(frozen=True)
+class WindowConvention:
+    """What a number n that the code calls its window may mean, other than n keys with the query's own."""
+
+    words: str  # completes "window: …"
+    change: Callable[[int, Question], Question]
+    one_more: bool = False  # whether it differs from another convention by one key on a side
+
+
+def _to_both_sides(reach: Callable[[int], int], n: int, question: Question) -> Question:
+    if question.causal:
+        # `Intent.error` takes this for an interpretation that does not fit.
+        raise ValueError("a causal window has one side")
+    return replace(question, window=reach(n) + 1, ahead=reach(n))
+
+
+def _in_buckets(mask: Callable[[int], Mask], n: int, question: Question) -> Question:
+    return replace(question, window=None, rule=mask(n))
+
+
+def looking_back(n: int) -> Mask:
+    """Return the mask of buckets of n keys, in which a query sees its own bucket and the one before."""
+    return rule_mask(lambda b, h, q, k: (q // n == k // n) | (q // n == k // n + 1))
+
+
+WINDOW_CONVENTIONS = (
+    WindowConvention("itself and n keys before it", lambda n, q: replace(q, window=n + 1), one_more=True),
+    WindowConvention("n keys on either side", partial(_to_both_sides, lambda n: n), one_more=True),
+    WindowConvention("fewer than n keys on either side", partial(_to_both_sides, lambda n: n - 1)),
+    # Longformer's attention_window is the whole width.
+    WindowConvention("n // 2 keys on either side", partial(_to_both_sides, lambda n: n // 2)),
+    # lucidrains/local-attention.
+    WindowConvention("buckets of n keys, its own and the one before", partial(_in_buckets, looking_back)),
+    WindowConvention("buckets of n keys", partial(_in_buckets, chunks)),
+)
+# "The last `window` keys, itself included": then one key more is a mistake.
+_OWN_KEY = r"(itself|self|its own|the (query|current)('s)?( own)?)"
+_COUNTS_ITSELF = re.compile(
+    rf"\b{_OWN_KEY}( (key|token|position))?,? (is )?(included|counted)|\b(includ|count)ing {_OWN_KEY}\b"
+    r"|\b\w+ ?[-−] ?1 ((previous|earlier|past|preceding) )?(keys|tokens|positions)\b",
+    re.I,
+)
+
+
+def window_conventions(source: str) -> list[WindowConvention]:
+    """Return what else the window of code with this source text may mean."""
+    stated = _COUNTS_ITSELF.search(re.sub(r"[\s#]+", " ", source)) is not None
+    return [c for c in WINDOW_CONVENTIONS if not (stated and c.one_more)]
+
+
+@dataclass(frozen=True)
+class Intent:
+    """One interpretation of the code: its wiring, whether it is causal by itself, and what else it does."""
+
+    wiring: Wiring
+    causal: bool
+    window: int | None = None
+    softcap: float | None = None
+    rule: Mask | None = None
+    features: tuple[str, ...] = ()  # what it does beside plain attention: "in a window of 4"
+    convention: WindowConvention | None = None  # what the window of a question means; None for the usual
+
+    def apply(self, question: Question) -> Question:
+        """Return the question with this interpretation's causality, window, cap and rule.
+
+        What the question itself says decides.
+        """
+        asked = replace(
+            question,
+            causal=self.causal if question.flag is None else question.flag,
+            window=self.window if question.window is None else question.window,
+            softcap=self.softcap if question.softcap is None else question.softcap,
+            rule=self.rule if question.rule is None else question.rule,
+        )
+        if self.convention is None or question.window is None:
+            return asked
+        # A rule of this interpretation is the window that the code has by default.
+        return self.convention.change(question.window, replace(asked, rule=question.rule))
+
+    def answer(self, question: Question) -> Answer:
+        """Return the correct answer to a question under this interpretation, in float64."""
+        return expected_answer(self.apply(question), self.wiring)
+
+    def error(self, question: Question, answer: Answer) -> float:
+        """Return how far an answer is from the correct one; inf if this interpretation does not fit."""
+        try:
+            return relative_error(answer, self.answer(question))
+        except (RuntimeError, ValueError):
+            return float("inf")
+
+    @property
+    def yardstick(self) -> str:
+        """Whose error the code's is compared with at each precision."""
+        return "PyTorch's own"
+
+    def measure(self, question: Question, dtype: torch.dtype) -> tuple[Answer, float]:
+        """Return the correct answer for inputs and weights rounded to `dtype`, and PyTorch's own error."""
+        wiring = self.wiring
+        layers = {
+            role: layer._replace(
+                weight=layer.weight.to(dtype).double(),
+                bias=None if layer.bias is None else layer.bias.to(dtype).double(),
+            )
+            for role in ("query", "key", "value", "out")
+            if (layer := getattr(wiring, role)) is not None
+        }
+        with torch.no_grad():
+            expected = replace(self, wiring=replace(wiring, **layers)).answer(question.to(dtype))
+        return expected, pytorch_error(question, self, expected, dtype)
+
+
+def pytorch_error(question: Question, intent: Intent, expected: Answer, dtype: torch.dtype) -> float:
+    """Return PyTorch's error at this dtype: the larger of its plain operations' and its fused attention's."""
+    interpreted = replace(intent.apply(question).to(dtype), layout="")
+    if isinstance(rotation := intent.wiring.rotate, Rotation):  # whose angles are usually float32
+        rotation = replace(rotation, precision=torch.float32)
+        intent = replace(intent, wiring=replace(intent.wiring, rotate=rotation))
+    with torch.no_grad():
+        plain = CORRECT.answer(interpreted, intent.wiring)
+        error = relative_error(plain, expected)
+        # PyTorch's fused attention has none of these.
+        special = (interpreted.softcap, interpreted.rule, intent.wiring.sinks, intent.wiring.bias)
+        if all(part is None for part in special):
+            error = max(error, relative_error(_fused_answer(interpreted, intent, plain), expected))
+    # PyTorch may be exact by luck, and no code can be held to that.
+    return max(error, torch.finfo(dtype).eps / 2)
+
+
+def _fused_answer(question: Question, intent: Intent, plain: Answer) -> Answer:
+    """Return the answer of PyTorch's fused attention; the mask is read off the plain answer's weights."""
+    wiring = intent.wiring
+    q, k, v = wiring.project(question)
+    q, k, v = wiring.position(q, k, v)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    assert plain.weights is not None
+    allowed = plain.weights > 0
+    mask = None if bool(allowed.all()) else allowed
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=wiring.scale)
+    return Answer(wiring.finish(mixed, None)[0])
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A question and the subject's answer."""
+
+    question: Question
+    answer: Answer
+
+
+def fitting_intents(intents: list[Intent], observations: list[Observation]) -> list[Intent]:
+    """Return the interpretations whose output has the right shape."""
+    fitting = []
+    for intent in intents if observations else []:
+        try:
+            shape = CORRECT.answer(intent.apply(observations[0].question), intent.wiring).output.shape
+        except (RuntimeError, ValueError, IndexError):
+            continue
+        if shape == observations[0].answer.output.shape:
+            fitting.append(intent)
+    return fitting

@@ -15,11 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checker.oracle.answer import Answer as Answer
-from regard.checker.oracle.question import Question
-from regard.checker.oracle.ragged_batch import answer_items
-from regard.checker.oracle.rotation import Rotation
-from regard.checker.oracle.wiring import Wiring
+from regard.checker.oracle.question import Answer, Question, answer_items
+from regard.checker.oracle.wiring import Rotation, Wiring
 
 
 class CaseSizes(NamedTuple):
@@ -112,7 +109,7 @@ class AttentionVariant:
     always: bool = False  # masking runs even if the question has no mask
     inverted: bool = False  # hidden keys are visible, and visible ones hidden
     batch: str = "separate"  # or "together": one long sequence
-    reach: str = "own"  # which keys of a ragged batch are read: see `regard.checker.oracle.ragged_batch`
+    reach: str = "own"  # which keys of a ragged batch are read: see `regard.checker.oracle.question`
     chunk: int | None = None  # keys worked on at a time, if `question.splits` does not say
     stale: str = ""  # "k", "v" or "kv": what is left over from the previous chunk
     merge_base: float = 1.0  # the logarithm that merges chunks, in units of the one that they are in

@@ -1,22 +1,181 @@
 """Mistakes that show in what the code does beside its reference: what it sees, and how it rounds.
 
-They have a name although no formula of the attention is known. An intervention in the code's softmax names
-those that are a matter of its scale or its axis.
+They have a name although no formula of the attention is known. Which outputs change with which inputs tells
+what a mask or a grouping does. An intervention changes one step of the code while it runs, until its output
+agrees with the reference's: the change that repairs it names the mistake of a scale or an axis.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from regard.checker.interpretation.intent import Observation
+from regard.checker.diagnose import minimise_scale
 from regard.checker.interpretation.understand import NEARLY_RIGHT
-from regard.checker.oracle.oracle import relative_difference, relative_error
+from regard.checker.oracle.oracle import Observation, relative_difference, relative_error
 from regard.checker.oracle.question import Question
-from regard.checker.probes.dependence import name_difference, visible_heads, visible_tokens
-from regard.checker.probes.intervention import name_by_intervention
 from regard.checker.session import CheckSession, Reference
+from regard.checker.subject.reply import CallHook
+
+
+def visible_tokens(session: CheckSession, question: Question) -> Tensor | None:
+    """Return which outputs depend on which tokens of the keys and values: boolean (T, S).
+
+    In self-attention a token is also a query, so the diagonal is always True. None if the code fails.
+    """
+    return _dependence(session, question, -2)
+
+
+def visible_heads(session: CheckSession, question: Question) -> Tensor | None:
+    """Return which query heads depend on which key/value heads: boolean (H, G). None if the code fails."""
+    return _dependence(session, question, -3)
+
+
+def _dependence(session: CheckSession, question: Question, axis: int) -> Tensor | None:
+    """Return which slices of the output along an axis depend on which slices of keys and values along it."""
+    question = question.to(session.dtype)
+    with torch.no_grad():
+        before = session.subject.run(question).answer
+        columns = []
+        for index in range(question.k.shape[axis]):
+            after = session.subject.run(change_tokens(question, axis, index)).answer
+            if before is None or after is None:
+                return None
+            # A number that becomes NaN depends on the token, too, and NaN > 1e-9 is False.
+            changed = (after.output - before.output).abs().nan_to_num(1.0) > 1e-9
+            columns.append(changed.movedim(axis, 0).flatten(1).any(1))
+    return torch.stack(columns, 1)
+
+
+def change_tokens(question: Question, axis: int, index: int) -> Question:
+    """Return the question with one slice of its keys and values changed; of x, in self-attention."""
+
+    def change(x: Tensor) -> Tensor:
+        changed = x.clone()
+        slice_ = changed.select(axis, index)
+        # The sign changes, which no norm before the projections undoes.
+        slice_.copy_(slice_ * -1.5 + 1.0)
+        return changed
+
+    if question.is_self_attention:
+        return question.map_inputs(change)
+    k = change(question.k)
+    return replace(question, k=k, v=k if question.v is question.k else change(question.v))
+
+
+def name_difference(question: Question, got: Tensor, want: Tensor) -> str | None:
+    """Return the mistake by which rows see the keys `got` instead of `want`, both (T, S), or None."""
+    T, S = want.shape
+    extra, missing = got & ~want, want & ~got
+    every = torch.ones(T, S, dtype=torch.bool)
+    own = _diagonal(every, S - T)  # each query's own position
+    if not bool((extra | missing).any()):
+        return None
+    if question.padding is not None and bool((extra & ~question.padding.all(0)).any()):
+        return "padded-keys-leak"
+    if question.window is not None:
+        edges = [_diagonal(every, offset) for offset in range(-T, S - T)]
+        if any(torch.equal(extra | missing, edge) for edge in edges):
+            return "window-off-by-one"
+        if bool(extra.any()) and not bool((extra & every.triu(S - T + 1)).any()):
+            return "window-dropped"
+    if torch.equal(missing, own) and not bool(extra.any()):
+        return "missing-diagonal"
+    if torch.equal(extra, _diagonal(every, S - T + 1)) and not bool(missing.any()):
+        return "one-token-ahead"
+    # In self-attention an output depends on its own token by its query, whatever the mask hides.
+    if question.mask is not None and torch.equal(got | own, ~want | own):
+        return "inverted-mask"
+    if T == S and torch.equal(got, want.mT):
+        return "transposed-mask"
+    if T < S and torch.equal(got, want & every.tril()):
+        return "top-left-causal"
+    return "no-mask" if not bool(missing.any()) and (T == S or bool(got.all())) else None
+
+
+def _diagonal(every: Tensor, offset: int) -> Tensor:
+    return every.tril(offset).triu(offset)
+
+
+_AXES = {-2: "softmax-over-queries", 1: "softmax-over-heads", 0: "softmax-over-batch"}
+
+
+def intervene_in_softmax(factor: float = 1.0, axes: set[int] | None = None) -> CallHook:
+    """Return a hook that multiplies what softmax is given while the code runs.
+
+    With `axes` it also moves the axis to the last one; the set then holds the axes over which softmax was
+    taken, counted from the end where they are the last two.
+    """
+
+    def call(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if name == "softmax":
+            scores, *rest = args
+            axis = int(kwargs.pop("dim", rest.pop(0) if rest else -1))
+            if axes is not None:
+                axes.add(axis - scores.ndim if axis >= scores.ndim - 2 else axis)
+            args = (scores * factor, axis if axes is None else -1, *rest)
+        elif name == "scaled_dot_product_attention" and args:
+            if axes is not None:
+                axes.add(-1)
+            # The scores are inside; scaled queries scale them.
+            args = (args[0] * factor, *args[1:])
+        return func(*args, **kwargs)
+
+    return CallHook(call)
+
+
+def name_by_intervention(
+    difference: Callable[[int], float], widths: tuple[int, int] | None, tolerance: float
+) -> tuple[str, str] | None:
+    """Return the mistake whose repair makes the code agree with its reference, and the evidence; or None.
+
+    Arguments:
+        difference: runs the code on a question, 0 or 1, and returns how much its output differs from the
+            reference's.
+        widths: those of the heads in the two questions; None if they are not known, and equal.
+        tolerance: the difference below which the outputs agree.
+    """
+    axes: set[int] = set()
+    with intervene_in_softmax(axes=axes):
+        repaired = max(difference(question) for question in (0, 1))
+    if not axes:
+        return None
+    for axis in axes & _AXES.keys():
+        if repaired < tolerance:
+            return _AXES[axis], f"With softmax over the keys, not over axis {axis}, it equals your reference."
+    factors = [_find_factor(difference, question, tolerance) for question in (0, 1)]
+    return None if None in factors else _name_factor([f for f in factors if f is not None], widths)
+
+
+def _find_factor(difference: Callable[[int], float], question: int, tolerance: float) -> float | None:
+    """Return how many times the code's scores are the reference's, if that is all that differs."""
+
+    def error(factor: float) -> float:
+        with intervene_in_softmax(factor):
+            return difference(question)
+
+    factor = minimise_scale(error)
+    return 1 / factor if factor is not None and error(factor) < tolerance else None
+
+
+def _name_factor(factors: list[float], widths: tuple[int, int] | None) -> tuple[str, str]:
+    """Return the mistake by which the scores are these times the reference's, in two questions."""
+    squares = [max(factor, 1 / factor) ** 2 for factor in factors]
+    if widths is None:
+        # Without the widths, the square of a factor that is a whole number is taken for one.
+        by_width = abs(squares[0] - round(squares[0])) < 1e-2 and round(squares[0]) >= 4
+    else:
+        by_width = all(abs(s / width - 1) < 1e-3 for s, width in zip(squares, widths, strict=True))
+    name = ("no-scale" if factors[0] > 1 else "scaled-twice") if by_width else "constant-scale"
+    width = round(squares[0])
+    exact = abs(squares[0] - width) < 1e-2
+    shown = ("" if factors[0] > 1 else "1/") + f"√{width}" if exact else f"{factors[0]:.4g}"
+    return name, f"Its scores are {shown} times your reference's; but for that the outputs are equal."
+
 
 # The fields of a question that the same question of another size has, too.
 OPTIONS = ("flag", "window", "ahead", "softcap", "scale", "extra")

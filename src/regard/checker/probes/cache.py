@@ -15,20 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checker.catalogue import CATALOGUE, get_mistake
-from regard.checker.interpretation.intent import TOLERANCE, Intent
-from regard.checker.mistake import Mistake
+from regard.checker.catalogue import CATALOGUE, Mistake, get_mistake
 from regard.checker.oracle.cache_variant import CORRECT_CACHE
-from regard.checker.oracle.oracle import describe_difference, relative_difference
+from regard.checker.oracle.oracle import TOLERANCE, Intent, describe_difference, relative_difference
 from regard.checker.oracle.question import Question
 from regard.checker.probes.leaks import find_leak
-from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module, in_dtype
-from regard.checker.subject.construction.source import source_of
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
+from regard.checker.subject.observation import ObservedWiring
 from regard.checker.subject.reply import Reply
-from regard.checker.subject.roles_of_parts.observe import ObservedWiring
+from regard.checker.subject.source import source_of
 
 ADAPTER = (
     "write how a sequence is continued, def step(module, x, cache): y, cache = module(x, cache=cache); "
@@ -183,7 +180,7 @@ def _run_whole(session: CheckSession, step: Step, question: Question) -> Tensor:
         masked = replace(question, mask=torch.ones(T, T, dtype=torch.bool).tril())
         # A mask (B, S) of tokens cannot be causal.
         if "mask" in session.subject.arguments and session.subject.mask_form.rank > 1:
-            alone = session.subject.run(with_explicit_mask(session, masked), module=_fresh(session, question))
+            alone = session.subject.run(session.with_explicit_mask(masked), module=_fresh(session, question))
             if alone.answer is not None:
                 return alone.answer.output
         output: Tensor = step(_fresh(session, question), question.q, None)[0]
@@ -326,9 +323,6 @@ def _transformers_step(session: CheckSession) -> Step:
         # Transformers' models pass the lowest number of the dtype where other code passes −inf.
         mask = torch.zeros(1, 1, T, S, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)
         keywords = {session.subject.arguments["cache"]: cache, session.subject.arguments["mask"]: mask}
-        if session.subject.rotary is not None:
-            cos, sin = session.subject.rotary(S, x.dtype)
-            keywords[session.subject.arguments["rotary"]] = (cos[:, start:], sin[:, start:])
         if session.subject.tables is not None:
             keywords |= session.subject.tables.make(T, x.dtype, start)
         result = module(x, **keywords)

@@ -1,22 +1,130 @@
-"""Inputs in their roles: keys decide the weights, values are averaged, and a context replaces the sequence.
+"""What an output depends on: inputs in their roles, positions, and nothing that earlier calls have left.
 
-These are properties, which are tested by changing one input and leaving the others: no oracle is needed.
+These are properties, which are tested by changing one thing and leaving the others: no oracle is needed. Keys
+decide the weights, values are averaged, a context replaces the sequence, and a call neither overwrites its
+inputs nor changes the results of later calls. A rotation by one angle for all queries and keys of a head
+cancels in their products, so the output alone is that of attention without positions. Cosines that are a
+little wrong do not cancel: that shows their use.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.checker.interpretation.intent import TOLERANCE
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.oracle import relative_difference
-from regard.checker.oracle.question import Question
+from regard.attention.masks.named_masks import alibi_slopes
+from regard.checker.oracle.oracle import (
+    TOLERANCE,
+    Intent,
+    describe_difference,
+    relative_difference,
+    relative_error,
+)
+from regard.checker.oracle.question import Answer, Question
 from regard.checker.session import CheckSession
-from regard.checker.subject.construction.call_values import make_values
-from regard.checker.subject.subject import SEQUENCES
+from regard.checker.subject.call_tensors import SEQUENCES, copy_module, in_dtype, make_values
+from regard.checker.subject.continuation import has_cache
+from regard.checker.subject.observation import ObservedWiring
+from regard.checker.subject.reply import CallHook, Reply
+
+_ORDER = (0, 0, 1, 0, 2, 1, 3, 0)  # which question comes after which, in calls of one and the same code
+
+
+def probe_state(session: CheckSession) -> bool:
+    """Check that a call gives the same result whatever was called before; returns whether it does not.
+
+    Other probes would then compare numbers that depend on each other. Code with a cache is left to
+    `probe_cache`.
+    """
+    subject = session.subject
+    if has_cache(subject) or {"cache", "use_cache", "start"} & subject.arguments.keys():
+        return False
+    if session.options.get("cached") is not None or (subject.module is None and subject.device != "cpu"):
+        return False
+    questions = list(_questions(session))
+    alone = [_run(session, question, _fresh_module(session)) for question in questions]
+    again = _run(session, questions[0], _fresh_module(session))
+    if _difference(again, alone[0]):
+        return False  # it is random, or keeps its state where it cannot be put back
+    module, previous = _fresh_module(session), questions[0]
+    for index in _ORDER:
+        question, expected = questions[index], alone[index]
+        reply = _run(session, question, module)
+        if expected.answer is not None and (error := _difference(reply, expected)):
+            what = describe_difference(error)
+            if reply.answer is None:
+                what = f"raises {reply.error_line[:120]}"
+            evidence = (
+                f"After a call on {previous.shapes()}, one on {question.shapes()} {what}: not so alone."
+            )
+            distance = error / TOLERANCE
+            session.add_mistake("calls", what, "state-between-calls", evidence, distance=distance)
+            session.add_skip("output", "it depends on earlier calls")
+            return True
+        previous = question
+    session.add_pass("calls", "earlier ones change nothing")
+    return False
+
+
+def _questions(session: CheckSession) -> Iterator[Question]:
+    """Yield questions of several lengths and batch sizes, and at last one of the first one's shape."""
+    # A length that it refuses is refused in every order, which is no difference.
+    cases = replace(session.cases, fixed_length=None)
+    flag = "causal" in session.subject.arguments and session.options.get("causal") is not False
+    for B, T, seed in ((2, 7, 0), (3, 4, 97), (2, 11, 98), (2, 7, 99)):
+        question = cases.plain("calls", B=B, T=T, seed=seed)
+        yield replace(question, flag=True) if flag else question
+
+
+def _fresh_module(session: CheckSession) -> nn.Module | None:
+    """Return a copy of the module on which nothing was called yet; bring a function back to that."""
+    if session.module is not None:
+        return in_dtype(copy_module(session.module), session.dtype).eval()
+    if session.subject.state is not None:
+        session.subject.state.restore()
+    return None
+
+
+def _run(session: CheckSession, question: Question, module: nn.Module | None) -> Reply:
+    # With one seed code that draws random numbers can be compared, too.
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return session.subject.run(question.to(session.dtype), module=module)
+
+
+def _difference(reply: Reply, expected: Reply) -> float:
+    """Return how far two replies differ: 0.0 if they agree, inf if only one of them is an error."""
+    if reply.answer is None or expected.answer is None:
+        return 0.0 if reply.answer is expected.answer else math.inf
+    error = relative_error(reply.answer, expected.answer)
+    return 0.0 if error < TOLERANCE else error
+
+
+def probe_inputs_kept(session: CheckSession) -> None:
+    """Check that a call leaves the tensors that it is given as they were."""
+    arguments, cases = session.subject.arguments, session.cases
+    questions = [cases.plain("inputs are kept", seed=94)]
+    if "causal" in arguments and session.options.get("causal") is not False:
+        questions.append(replace(questions[0], flag=True))
+    if "mask" in arguments and session.subject.mask_form.rank != 1:
+        questions.append(session.with_explicit_mask(cases.masked("inputs are kept", seed=94)))
+    if "padding" in arguments or ("mask" in arguments and session.subject.layout not in ("TD", "TC")):
+        questions.append(session.with_explicit_mask(cases.padded("inputs are kept", seed=94)))
+    replies = [session.subject.run(question.to(session.dtype), watched=True) for question in questions]
+    overwritten = next((reply.overwritten for reply in replies if reply.overwritten), ())
+    if overwritten:
+        names = " and ".join(f"`{name}`" for name in overwritten)
+        have, were = ("have", "were") if len(overwritten) > 1 else ("has", "was")
+        evidence = f"After a call {names} {have} other numbers than {were} passed."
+        session.add_mistake("inputs are kept", f"{names} {were} overwritten", "input-overwritten", evidence)
+    elif any(reply.answer is not None for reply in replies):
+        session.add_pass("inputs are kept")
 
 
 def probe_inputs(session: CheckSession) -> None:
@@ -146,3 +254,86 @@ def _attended(session: CheckSession, x: Tensor, context: Tensor, output: Tensor)
             if replace(intent, causal=causal).error(question, Answer(output)) < TOLERANCE:
                 return attended
     return None
+
+
+_TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$)", re.I)
+
+_SLOPE_TOLERANCE = 1e-3  # relative
+
+
+def probe_positions(session: CheckSession) -> None:
+    """Check that rotary positions have an effect, and that a bias by distance has the slopes of ALiBi."""
+    intent = session.right_intent
+    if session.module is None or intent is None:
+        return
+    if intent.wiring.bias is not None:
+        _check_slopes(session, intent)
+    # Observed queries and keys have their positions already.
+    elif intent.wiring.rotate is None and not isinstance(intent.wiring, ObservedWiring):
+        _check_effect(session)
+
+
+def _check_slopes(session: CheckSession, intent: Intent) -> None:
+    """Compare slopes that the module holds, unless they are learned, with those of ALiBi."""
+    assert session.module is not None
+    assert intent.wiring.bias is not None
+    learned = [path for path, _ in session.module.named_parameters()]
+    if any(f"`{path}`" in feature for path in learned for feature in intent.features):
+        return
+    if not re.search("alibi|slope", " ".join([session.source, *intent.features]), re.I):
+        return  # a bias by distance that does not claim to be ALiBi
+    H = intent.wiring.heads
+    slopes = -intent.wiring.bias(H, 2, 2)[:, 1, 0].double()
+    usual = torch.tensor(alibi_slopes(H), dtype=torch.float64)
+    # Where H is no power of two, ALiBi takes some slopes of the next one; much code does without that.
+    geometric = 2.0 ** (-8.0 * torch.arange(1, H + 1, dtype=torch.float64) / H)
+    # Which head has which slope is free.
+    differences = [
+        relative_difference(slopes.sort().values, right.sort().values) for right in (usual, geometric)
+    ]
+    if min(differences) < _SLOPE_TOLERANCE:
+        return
+    shown = ", ".join(f"{slope:.3g}" for slope in slopes[:4])
+    session.add_mistake(
+        "slopes",
+        f"they begin {shown}",
+        "alibi-slopes",
+        f"Your bias by distance has the slopes {shown} …; those of ALiBi for {H} heads begin "
+        f"{', '.join(f'{slope:.3g}' for slope in usual[:4])}.",
+        distance=min(differences) / _SLOPE_TOLERANCE,
+    )
+
+
+def _check_effect(session: CheckSession) -> None:
+    """Check that rotary positions change the output, if the module computes or holds cosines."""
+    question = session.cases.plain("positions", seed=85).to(session.dtype)
+    module = session.subject.module_as(session.dtype)
+    assert module is not None
+    plain = session.subject.run(question).answer
+    spoiled = copy_module(module)
+    with torch.no_grad():
+        for path, tensor in spoiled.named_buffers():
+            if _TABLE.search(path.rpartition(".")[2]) and (tensor.is_floating_point() or tensor.is_complex()):
+                tensor.mul_(1.1)
+    with CallHook(_spoil_cosines):
+        changed = session.subject.run(question, module=spoiled).answer
+    if plain is None or changed is None:
+        return
+    distance = relative_difference(changed.output, plain.output) / (100 * TOLERANCE)
+    if distance > 1:
+        session.add_mistake(
+            "positions",
+            "they have no effect",
+            "positions-cancel",
+            "It computes rotary positions, and its output equals that of attention without any.",
+            distance=distance,
+        )
+
+
+def _spoil_cosines(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make every cosine a tenth too large."""
+    result = func(*args, **kwargs)
+    # Llama makes its `freqs_cis` by torch.polar.
+    if name in ("cos", "polar") and isinstance(result, Tensor):
+        return torch.complex(1.1 * result.real, result.imag) if result.is_complex() else 1.1 * result
+    return result

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checker.interpretation.declared_causality import described_causality
+from regard.checker.interpretation.cases import described_causality
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import name_visibility
-from regard.checker.probes.number_comparison.backward import BackwardPass, run_backward
+from regard.checker.probes.derivatives import BackwardPass, run_backward
 from regard.checker.session import CheckSession
-from regard.checker.subject.construction.source import source_of
+from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
 
 
@@ -89,7 +89,8 @@ def find_leak(session: CheckSession, question: Question) -> tuple[int, int, str]
             return None
         before, after = output[..., : row + 1, :], changed.answer.output[..., : row + 1, :]
         if not torch.allclose(before, after, rtol=1e-6, atol=1e-7):
-            return _first_changed_row(before, after), row + 1, "its value changes"
+            rows = (before - after).abs().amax(-1).flatten(0, -2).amax(0) > 1e-7
+            return int(rows.nonzero()[0]), row + 1, "its value changes"
         # The gradient of these rows by all later tokens must be 0.
         if differentiable:
             inputs = tracked.leaves()
@@ -109,10 +110,6 @@ def _change_from(x: Tensor, start: int) -> Tensor:
     # A norm before the projections would undo a positive factor or a shift alone, but not the sign.
     changed[..., start:, :] = changed[..., start:, :] * -1.5 + 1.0
     return changed
-
-
-def _first_changed_row(before: Tensor, after: Tensor) -> int:
-    return int((before - after).abs().amax(-1).flatten(0, -2).amax(0).gt(1e-7).nonzero()[0])
 
 
 # A batch that comes first by its name: `B, T, C = x.shape`.

@@ -1,4 +1,4 @@
-"""The state of a module: whether all of it moves and is saved with it, and which lengths it takes."""
+"""The state of a module: whether all of it is used, moves and is saved, and which lengths it takes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import torch
 
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import max_length, plain_tensors
-from regard.checker.interpretation.intent import TOLERANCE
-from regard.checker.oracle.oracle import describe_difference, relative_error
+from regard.checker.interpretation.cases import Cases, max_length, plain_tensors
+from regard.checker.oracle.oracle import TOLERANCE, describe_difference, relative_error
+from regard.checker.oracle.question import Question
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module, in_dtype
-from regard.checker.subject.construction.construct import build
-from regard.checker.subject.roles_of_parts.parameter_use import unused_parameters
+from regard.checker.subject.construct import build
+from regard.checker.subject.subject import Subject
 
 
 def probe_module_state(session: CheckSession) -> None:
@@ -198,12 +197,8 @@ def _check_lengths(session: CheckSession) -> None:
         if reply.answer is not None and session.compared is not session.subject:
             reply = session.compared.run(question.to(session.dtype))
         if reply.answer is not None:
-            error = 0.0
-            if session.right_intent is not None:
-                error = relative_error(
-                    reply.answer,
-                    session.right_intent.answer(question),
-                )
+            right = session.right_intent
+            error = 0.0 if right is None else right.error(question, reply.answer)
             if error < TOLERANCE:
                 session.add_pass(name, f"{T} tokens")
             else:
@@ -261,3 +256,23 @@ def _check_other_length(session: CheckSession) -> None:
         )
     else:
         session.add_pass("weights load at another length")
+
+
+def unused_parameters(subject: Subject, question: Question) -> list[str]:
+    """Return the paths of the parameters that can be changed without changing the output of a question."""
+    before, runnable = subject.run(question).answer, subject.runnable(question.dtype)
+    if before is None or runnable is None:
+        return []
+    module = copy_module(runnable)
+    unused = []
+    for path, parameter in module.named_parameters():
+        kept = parameter.detach().clone()
+        with torch.no_grad():
+            # A factor alone would leave a bias of zeros as it is.
+            parameter.mul_(-0.7).add_(0.3)
+        after = subject.run(question, module=module).answer
+        with torch.no_grad():
+            parameter.copy_(kept)
+        if after is not None and torch.equal(before.output.nan_to_num(), after.output.nan_to_num()):
+            unused.append(path)
+    return unused

@@ -11,20 +11,19 @@ import torch
 
 from regard.checker.diagnose import diagnose
 from regard.checker.interpretation.hypotheses import head_width
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
 from regard.checker.oracle.oracle import (
+    TOLERANCE,
+    Intent,
+    Observation,
     describe_agreement,
     describe_difference,
 )
-from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer
-from regard.checker.probes.number_comparison.gradients import gradient_failure
-from regard.checker.probes.output_comparison.failure import describe_failure
-from regard.checker.probes.output_comparison.mask_forms import with_explicit_mask
-from regard.checker.session import CheckSession
-from regard.checker.subject.construction.source import prose_of
-from regard.checker.subject.layouts.layout import parameters_of
-from regard.checker.subject.subject import SEQUENCES
+from regard.checker.oracle.question import Answer
+from regard.checker.probes.diagnosis import describe_failure
+from regard.checker.probes.gradients import gradient_failure
+from regard.checker.session import CheckSession, Comparison
+from regard.checker.subject.call_tensors import SEQUENCES, parameters_of
+from regard.checker.subject.source import prose_of
 
 _SCALE = 0.7  # unlike 1/√D of every width
 
@@ -102,7 +101,7 @@ def _mask_of_each_item(session: CheckSession, intent: Intent) -> None:
     on_heads = subject.layout in ("BHTD", "BTHD", "TBHD")
     if not (on_heads or subject.layout == "BTC") or not passed or form.rank not in (2, 4):
         return
-    plain = with_explicit_mask(session, cases.plain(B=3, seed=71))  # B is not H: no mask of heads fits
+    plain = session.with_explicit_mask(cases.plain(B=3, seed=71))  # B is not H: no mask of heads fits
     H = plain.q.shape[1] if on_heads else 1
     masks = [cases.masked(seed=72 + i).mask for i in range(3 * H)]
     each = torch.stack([mask for mask in masks if mask is not None])
@@ -111,14 +110,12 @@ def _mask_of_each_item(session: CheckSession, intent: Intent) -> None:
         if rank == 4 and H == 1:
             continue
         question = replace(plain, name=f"mask {shape}", mask=mask)
-        reply = subject.replaced(mask_form=replace(form, rank=rank)).run(question.to(session.dtype))
-        if reply.answer is None:
-            continue
-        if intent.error(question, reply.answer) < TOLERANCE:
+        asked = session.compare(question, intent, subject.replaced(mask_form=replace(form, rank=rank)))
+        if asked.agrees:
             session.add_pass(question.name)
-        else:
+        elif asked.answer is not None:
             given = f"given `{subject.arguments['mask']}` {shape}"
-            _name_mistake(session, intent, question, reply.answer, given)
+            _name_mistake(session, intent, asked, asked.answer, given)
 
 
 def _right_options(session: CheckSession) -> dict[str, CallOption]:
@@ -175,33 +172,32 @@ def _agrees(
     fields = options[first].fields | options[second].fields
     if "window" in (first, second) and "causal" in options:
         fields = {"flag": True} | fields  # as it was asked alone
-    plain = with_explicit_mask(session, session.cases.plain(f"{first} and {second}", seed=74))
+    plain = session.with_explicit_mask(session.cases.plain(f"{first} and {second}", seed=74))
     question = replace(plain, **fields)
-    reply = session.compared.run(question.to(session.dtype))
-    if (answer := reply.answer) is None:
-        session.add_skip(question.name, f"it does not take both: {reply.error_line}")
-        return False
     intent = intents["scale" in fields]
-    error = intent.error(question, answer)
-    if error < TOLERANCE:
+    asked = session.compare(question, intent)
+    if (answer := asked.answer) is None:
+        session.add_skip(question.name, f"it does not take both: {asked.error_line}")
+        return False
+    if asked.agrees:
         return True
     for kept, dropped in ((first, second), (second, first)):
         without = replace(question, **{field: getattr(plain, field) for field in options[dropped].fields})
         same = intents[kept == "scale"].error(without, answer)
         if same < TOLERANCE:
-            _record_dropped(session, question.name, options[kept], options[dropped], same, error)
+            _record_dropped(session, asked, options[kept], options[dropped], same)
             return False
     if not {first, second} & {"causal", "mask", "padding", "window"}:
         order = "both have an effect, and in which order they are applied is a convention"
         session.add_skip(question.name, order)
         return False
     together = f"with `{options[first].argument}` and `{options[second].argument}` together"
-    _name_mistake(session, intent, question, answer, together)
+    _name_mistake(session, intent, asked, answer, together)
     return False
 
 
 def _record_dropped(
-    session: CheckSession, check: str, kept: CallOption, dropped: CallOption, same: float, error: float
+    session: CheckSession, asked: Comparison, kept: CallOption, dropped: CallOption, same: float
 ) -> None:
     """Record an option that another one switches off, as a mistake unless the author's text says so."""
     if _says(session, _PRECEDENCE, kept.argument, dropped.argument):
@@ -210,25 +206,25 @@ def _record_dropped(
         )
         return
     session.add_mistake(
-        check,
+        asked.question.name,
         f"`{kept.argument}` switches `{dropped.argument}` off",
         "option-dropped",
         f"Given `{kept.argument}` and `{dropped.argument}`, your output equals attention with "
         f"`{kept.argument}` alone, {describe_agreement(same)}.",
         same,
-        distance=error / TOLERANCE,
+        distance=asked.distance,
     )
 
 
 def _name_mistake(
-    session: CheckSession, intent: Intent, question: Question, answer: Answer, detail: str
+    session: CheckSession, intent: Intent, asked: Comparison, answer: Answer, detail: str
 ) -> None:
     """Record a wrong answer and the mistake of the catalogue that gives it, or else its first number."""
-    error = intent.error(question, answer)
-    session.add_failure(question.name, f"{detail}, the output {describe_difference(error)}")
+    question = asked.question
+    session.add_failure(question.name, f"{detail}, the output {describe_difference(asked.error)}")
     matches = diagnose([Observation(question, answer)], [intent], session.source)
     for match in matches[:1]:
-        session.add_match(replace(match, detail=detail), error / TOLERANCE)
+        session.add_match(replace(match, detail=detail), asked.distance)
     if not matches and not session.example:
         expected = intent.answer(question).output
         session.example = describe_failure(question, answer.output, expected)

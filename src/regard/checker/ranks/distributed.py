@@ -21,16 +21,13 @@ import torch
 from regard.checker.catalogue import get_mistake
 from regard.checker.diagnose import diagnose
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import declared_causality
-from regard.checker.interpretation.intent import TOLERANCE, Intent, Observation
+from regard.checker.interpretation.cases import Cases, declared_causality
 from regard.checker.interpretation.understand import Understanding
-from regard.checker.oracle.oracle import relative_difference, relative_error
-from regard.checker.oracle.question import Question
-from regard.checker.oracle.variant import Answer
+from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, relative_difference, relative_error
+from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.probes.number_comparison.returned_weights import judge_lse
-from regard.checker.probes.output_comparison.failure import describe_failure
+from regard.checker.probes.diagnosis import describe_failure
+from regard.checker.probes.numbers import judge_lse
 from regard.checker.ranks.ring import predict_mistakes, predict_orders
 from regard.checker.reference import prepare_reference
 from regard.checker.sandbox import TIMEOUT, WorkerResult, run
@@ -326,7 +323,8 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
     if understanding.right_intent is None:
         if softmax:
             _name_mistakes_of_processes(session, observations, processes)
-        wrong = min((o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE), key=_size)
+        failing = [o for o, e in zip(observations, errors, strict=True) if not e < TOLERANCE]
+        wrong = min(failing, key=lambda o: o.question.q.numel())
         expected = whole(intents[0], wrong.question).output
         difference = describe_failure(wrong.question, wrong.answer.output, expected)
         session.example = f"The smallest failing case:\n{difference}"
@@ -334,10 +332,6 @@ def _compare(session: CheckSession, observations: list[Observation], processes: 
     if understanding.right_intent is not None and lse is not None and expected_lse is not None:
         judge_lse(session, lse, expected_lse)
     session.add_skip("gradients and precision", "on several processes only the outputs are compared")
-
-
-def _size(observation: Observation) -> int:
-    return observation.question.q.numel()
 
 
 def _name_order(session: CheckSession, observations: list[Observation], processes: int) -> bool:

@@ -17,7 +17,7 @@ from torch import distributed
 
 from regard.checker.interpretation.cases import Cases
 from regard.checker.ranks.distributed import adapt_for_ranks
-from regard.checker.subject.construction.locate import locate
+from regard.checker.subject.locate import locate
 from regard.checker.subject.subject import Subject
 from regard.checker.worker import error_line, run_request
 from regard.support.processes import is_lost_rank

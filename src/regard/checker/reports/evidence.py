@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
-from regard.checker.subject.roles_of_parts.observe import ObservedSubject
+from regard.checker.subject.observation import ObservedSubject
+from regard.checker.subject.reply import CallHook
 from regard.support.torch_internals import DisableTorchFunction
 
 _SLACK = 1e-6
@@ -69,10 +69,21 @@ def computes_weights(session: CheckSession) -> bool:
         with contextlib.suppress(RuntimeError, ValueError, IndexError):  # widths that do not fit
             weights = CORRECT.answer(intent.apply(question), intent.wiring).weights
             expected += [] if weights is None else [weights.detach().flatten().sort().values]
-    seeker = _SeekTensor(expected)
-    with seeker:
+    found = False
+
+    def look(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        nonlocal found
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.is_floating_point() and not found:
+            with DisableTorchFunction():
+                numbers = [w for w in expected if w.numel() == result.numel()]
+                own = result.detach().double().flatten().sort().values if numbers else result
+                found = any(bool((own - wanted).abs().max() < 1e-6) for wanted in numbers)
+        return result
+
+    with CallHook(look):
         session.subject.run(question.to(session.dtype))
-    return seeker.found
+    return found
 
 
 class ScoresOfModule(NamedTuple):
@@ -85,52 +96,23 @@ class ScoresOfModule(NamedTuple):
 def watch_scores(session: CheckSession) -> ScoresOfModule:
     """Return whether a module forms scores of every query and key, and whether it takes their softmax."""
     question = session.cases.plain()
-    watcher = _WatchShapes(question.q.shape[-2], question.k.shape[-2])
-    with watcher:
-        session.subject.run(question.to(session.dtype))
-    return ScoresOfModule(watcher.formed, watcher.normalised)
+    T, S = question.q.shape[-2], question.k.shape[-2]
+    formed = normalised = False
 
-
-class _WatchShapes(TorchFunctionMode):
-    """Notices a result with an axis of T queries and another of S keys, its softmax, and fused attention."""
-
-    def __init__(self, T: int, S: int) -> None:
-        super().__init__()
-        self.T, self.S = T, S
-        self.formed: bool = False
-        self.normalised: bool = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+    def look(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        nonlocal formed, normalised
+        result = func(*args, **kwargs)
         sizes = list(result.shape) if isinstance(result, Tensor) and result.is_floating_point() else []
-        both = sizes.count(self.T) >= 2 if self.T == self.S else {self.T, self.S} <= set(sizes)
+        both = sizes.count(T) >= 2 if T == S else {T, S} <= set(sizes)
         # scaled_dot_product_attention and multi_head_attention_forward keep their scores to themselves.
         fused = "attention" in name
-        self.formed = self.formed or both or fused
-        self.normalised = self.normalised or fused or (both and "softmax" in name)
+        formed = formed or both or fused
+        normalised = normalised or fused or (both and "softmax" in name)
         return result
 
-
-class _SeekTensor(TorchFunctionMode):
-    """Notices whether a result of PyTorch's functions holds the numbers of one of some sorted tensors."""
-
-    def __init__(self, wanted: list[Tensor]) -> None:
-        super().__init__()
-        self.wanted = wanted
-        self.found: bool = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.is_floating_point() and not self.found:
-            self.found = any(self._equals(result, wanted) for wanted in self.wanted)
-        return result
-
-    def _equals(self, result: Tensor, wanted: Tensor) -> bool:
-        if result.numel() != wanted.numel():
-            return False
-        with DisableTorchFunction():
-            numbers = result.detach().double().flatten().sort().values
-            return bool((numbers - wanted).abs().max() < 1e-6)
+    with CallHook(look):
+        session.subject.run(question.to(session.dtype))
+    return ScoresOfModule(formed, normalised)
 
 
 _BENT = "its output is not linear in the values"

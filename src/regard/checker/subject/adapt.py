@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
 from regard.checker.subject import vocabulary
-from regard.checker.subject.call_tensors import arguments_of, copy_module
-from regard.checker.subject.construction.construct import SIZES, build
-from regard.checker.subject.function_state import FunctionState
-from regard.checker.subject.layouts.layout import is_required
-from regard.checker.subject.layouts.recognize import recognize_layouts
-from regard.checker.subject.mask_form import MaskForm
+from regard.checker.subject.call_tensors import MaskForm, RotaryTables, arguments_of, copy_module
+from regard.checker.subject.construct import SIZES, build
+from regard.checker.subject.kernel_layouts import is_required
+from regard.checker.subject.kernel_recognition import recognize_layouts
+from regard.checker.subject.reply import FunctionState
 from regard.checker.subject.subject import Subject
 
 # Values for required arguments, by their meaning, that ask for plain attention.
@@ -368,7 +367,9 @@ def _with_conventions(subject: Subject, true_means: str | None) -> Subject:
     elif subject.is_transformers:
         subject.mask_form = MaskForm("added", 4)
         if "rotary" in subject.arguments:
-            subject.rotary = _rotary_table(int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"])
+            width = int(getattr(subject.module, "head_dim", 0)) or SIZES["head_width"]
+            name = subject.arguments["rotary"]
+            subject.tables = RotaryTables((name,), width, shape="(1, T, D)", usual=True)
         # The mask that the model passes decides.
         subject.arguments.pop("causal", None)
     elif true_means is None and _docstrings_match(subject, _TRUE_HIDES):
@@ -400,15 +401,3 @@ def _docstrings_match(subject: Subject, convention: re.Pattern[str]) -> bool:
     target = subject.target
     things = (type(target), type(target).forward) if isinstance(target, nn.Module) else (target,)
     return any(convention.search(str(thing.__doc__ or "")) for thing in things)
-
-
-def _rotary_table(D: int) -> Callable[[int, torch.dtype], tuple[Tensor, Tensor]]:
-    """Return a function that makes the cosines and sines, (1, T, D) each, that Transformers passes."""
-
-    def table(T: int, dtype: torch.dtype, start: int = 0) -> tuple[Tensor, Tensor]:
-        frequencies = 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
-        angles = torch.arange(start, start + T, dtype=torch.float64)[:, None] * frequencies
-        angles = torch.cat([angles, angles], -1)[None]  # (1, T, D)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-    return table

@@ -1,16 +1,28 @@
-"""Tensors on their way into a call and out of it: copies, dtypes, arrays, grids, named arguments."""
+"""What goes into a call and comes out of it: layouts, dtypes, arrays, masks, rotary tables, stated arguments.
+
+Which shape code takes for its rotary tables is found by running it; their angles are those of base 10,000 at
+positions 0, 1, 2, …. An argument that the caller states may be a tensor by its shape: `"randn(B, T, C)"` is
+made anew for every question, since its sizes are the question's. It is a string, so that it can be written in
+a shell too: `--call pe=randn(T,C)`.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from regard.checker.errors import CheckError
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.wiring import Rotation
 
 # The arguments of F.scaled_dot_product_attention by their meaning, in their order.
 SDPA = {"query": "query", "key": "key", "value": "value", "mask": "attn_mask", "dropout": "dropout_p"}
@@ -28,42 +40,38 @@ def as_grid(T: int) -> tuple[int, int]:
     return height, T // height
 
 
+# Layouts of whole sequences, by the letters of their axes.
+SEQUENCES = ("BTC", "TBC", "TC", "BCT", "BCHW", "BHWC")
+# Those of a function's queries, keys and values, likeliest first. Megatron's attention has the tokens first;
+# taken for (B, T, H, D), it would mix the batch.
+HEAD_LAYOUTS = ("BHTD", "BTHD", "BTD", "TD", "TBHD", "TBD")
+
+
+def spell(layout: str) -> str:
+    """Return a layout as it is written for a reader: "(B, H, T, D)"."""
+    return f"({', '.join(layout)})"
+
+
+def arrange(t: Tensor, axes: str, target: str) -> Tensor:
+    """Return a tensor whose axes are these letters, "BTHD", with the axes of another layout, "BHTD".
+
+    Of an axis that the target has not, the first entry is taken; one that it has alone is of size 1.
+    """
+    if axes == target:
+        return t
+    for axis in [axis for axis in axes if axis not in target]:
+        t, axes = t.select(axes.index(axis), 0), axes.replace(axis, "")
+    t = t.permute([axes.index(axis) for axis in target if axis in axes])
+    for place in [place for place, axis in enumerate(target) if axis not in axes]:
+        t = t.unsqueeze(place)
+    return t
+
+
 def as_sequence(t: Tensor, layout: str) -> Tensor | None:
     """Return a tensor of a layout of sequences as (B, T, C), or None if its dimensions do not fit."""
     if t.ndim != len(layout):
         return None
-    return {
-        "BTC": lambda: t,
-        "TBC": lambda: t.transpose(0, 1),
-        "TC": lambda: t[None],
-        "BCT": lambda: t.transpose(1, 2),
-        "BCHW": lambda: t.flatten(2).transpose(1, 2),
-        "BHWC": lambda: t.flatten(1, 2),
-    }[layout]()
-
-
-def to_heads(t: Tensor, layout: str) -> Tensor:
-    """Return a tensor of a layout of heads, one of `understand.HEAD_LAYOUTS`, as (B, H, T, D)."""
-    return {
-        "BHTD": lambda: t,
-        "BTHD": lambda: t.transpose(1, 2),
-        "BTD": lambda: t[:, None],
-        "TD": lambda: t[None, None],
-        "TBHD": lambda: t.permute(1, 2, 0, 3),
-        "TBD": lambda: t.transpose(0, 1)[:, None],
-    }[layout]()
-
-
-def from_heads(t: Tensor, layout: str) -> Tensor:
-    """Return a tensor (B, H, T, D) in a layout of heads; see `to_heads`."""
-    return {
-        "BHTD": lambda: t,
-        "BTHD": lambda: t.transpose(1, 2),
-        "BTD": lambda: t[:, 0],
-        "TD": lambda: t[0, 0],
-        "TBHD": lambda: t.permute(2, 0, 1, 3),
-        "TBD": lambda: t[:, 0].transpose(0, 1),
-    }[layout]()
+    return arrange(t, layout, "BHWC").flatten(1, 2) if "W" in layout else arrange(t, layout, "BTC")
 
 
 def to_array(value: Any) -> Any:
@@ -117,12 +125,6 @@ def _detach(value: Any) -> Any:
     return value
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (B, H, T, D) as Transformers does: channel i is paired with channel i + D/2."""
-    a, b = x.chunk(2, -1)
-    return x * cos[:, None] + torch.cat([-b, a], -1) * sin[:, None]
-
-
 def tensors_in_result(result: Any) -> Iterator[Tensor]:
     """Yield the tensors of a result: the result itself, or those in a tuple, list, dict or dataclass."""
     if isinstance(result, Tensor):
@@ -139,6 +141,14 @@ def describe_result(result: Any) -> str:
     if isinstance(result, list | tuple):
         return f"a {type(result).__name__} of {', '.join(type(x).__name__ for x in result) or 'nothing'}"
     return "nothing (None)" if result is None else f"a {type(result).__name__}"
+
+
+def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function, or of a class's constructor; none if they cannot be read."""
+    try:
+        return dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return {}
 
 
 def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -166,3 +176,182 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     except (TypeError, ValueError):
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         return {name: inspect.Parameter(name, kind) for name in ("query", "key", "value")}
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """The convention that a subject's mask argument follows.
+
+    `kind` is "look" (boolean, True = may look), "hide" (boolean, True = hidden), "added" (0 and −inf),
+    "lowest" (0 and the lowest number, as Transformers passes it), "zero-one" (1.0 = may look) or "one-zero"
+    (1.0 = hidden). `rank` is 1 for (B, S), a mask of tokens, 2 for (T, S), 3 for (B, T, S), 4 for
+    (B, 1, T, S).
+    """
+
+    kind: str = "look"
+    rank: int = 2
+
+    def __str__(self) -> str:
+        convention = {
+            "look": "boolean, True = may look",
+            "hide": "boolean, True = hidden",
+            "added": "float, added to the scores",
+            "lowest": "float, added to the scores, the lowest number hides",
+            "zero-one": "float, 1 = may look, 0 = hidden",
+            "one-zero": "float, 1 = hidden, 0 = may look",
+        }[self.kind]
+        return f"{convention}, {('', '(B, S)', '(T, S)', '(B, T, S)', '(B, 1, T, S)')[self.rank]}"
+
+    def spread(self, mask: Tensor, batch: int) -> Tensor:
+        """Return a mask or bias (T, S) or (B, 1, T, S) with as many dimensions as this convention has."""
+        if mask.ndim == 4 and self.rank < 4:
+            return mask[:, 0] if self.rank == 3 else mask[0, 0]
+        if mask.ndim == 2 and self.rank > 2:
+            return mask.expand(batch, 1, *mask.shape) if self.rank == 4 else mask.expand(batch, *mask.shape)
+        return mask
+
+    def encode(self, mask: Tensor, dtype: torch.dtype, batch: int) -> Tensor:
+        """Encode a mask (T, S) or (B, 1, T, S), in which True means visible, in this convention.
+
+        `dtype` is that of a float mask, `batch` the batch size.
+        """
+        mask = self.spread(mask, batch)
+        if self.kind == "hide":
+            return ~mask
+        if self.kind in ("added", "lowest"):
+            # The lowest number of float64 would become −inf in code that goes through float32.
+            lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+            hidden = -torch.inf if self.kind == "added" else lowest
+            return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
+        if self.kind == "one-zero":
+            return (~mask).to(dtype)
+        return mask.to(dtype) if self.kind == "zero-one" else mask
+
+
+# The shapes of one table, by the axes that hold positions and channels.
+_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "(T, D)": lambda x: x,
+    "(1, T, D)": lambda x: x[None],
+    "(1, T, 1, D)": lambda x: x[None, :, None],
+    "(1, 1, T, D)": lambda x: x[None, None],
+}
+# The order of the angles in a row of D channels; "once" has each angle once, in D / 2 channels.
+_ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "halves": lambda angles: torch.cat([angles, angles], -1),
+    "once": lambda angles: angles,
+    "neighbours": lambda angles: angles.repeat_interleave(2, -1),
+}
+_PAIRINGS = {"halves": ("half",), "neighbours": ("interleaved",), "once": ("interleaved", "half")}
+
+
+@dataclass(frozen=True)
+class RotaryTables:
+    """The tables that code takes: the names of the arguments, what they hold, and their shape.
+
+    `kind` is "cos and sin" (two arguments, or a pair in one), "complex", "stacked" (cosines and sines on
+    a last axis) or "angles".
+    """
+
+    names: tuple[str, ...]
+    width: int  # of a head
+    kind: str = "cos and sin"
+    order: str = "halves"
+    shape: str = "(T, D)"
+    usual: bool = False  # whether it is how Transformers passes them, which need not be found out
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The angle of every pair of channels per position."""
+        return 10000.0 ** (-torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+
+    def make(self, T: int, dtype: torch.dtype, start: int = 0) -> dict[str, Any]:
+        """Return the arguments for T positions from `start` on."""
+        angles = torch.arange(start, start + T, dtype=torch.float64)[:, None] * self.frequencies
+        row = _SHAPES[self.shape](_ORDERS[self.order](angles))
+        cos, sin = row.cos().to(dtype), row.sin().to(dtype)
+        if self.kind == "cos and sin":
+            return (
+                dict(zip(self.names, (cos, sin), strict=True))
+                if len(self.names) == 2
+                else {self.names[0]: (cos, sin)}
+            )
+        if self.kind == "complex":
+            return {self.names[0]: torch.complex(cos, sin)}
+        return {self.names[0]: torch.stack([cos, sin], -1) if self.kind == "stacked" else row.to(dtype)}
+
+    def rotations(self) -> list[Rotation]:
+        """Return the rotations that these tables may mean, in either direction."""
+        # Turning the other way is right as long as queries and keys agree.
+        signs = (self.frequencies, -self.frequencies)
+        return [Rotation(frequencies, pairing) for frequencies in signs for pairing in _PAIRINGS[self.order]]
+
+
+def table_forms(names: tuple[str, ...], width: int) -> Iterator[RotaryTables]:
+    """Yield the usual forms of the tables for these arguments."""
+    if len(names) == 1:
+        for shape in _SHAPES:
+            yield RotaryTables(names, width, "complex", "once", shape)
+    for order in ("halves", "once", "neighbours"):
+        for shape in _SHAPES:
+            yield RotaryTables(names, width, "cos and sin", order, shape)
+    if len(names) == 1:
+        for kind, order in (
+            ("stacked", "once"),
+            ("angles", "once"),
+            ("angles", "halves"),
+            ("angles", "neighbours"),
+        ):
+            yield RotaryTables(names, width, kind, order)
+
+
+LETTERS = "B, T, S, C, H and D"
+_SHAPE = re.compile(r"(zeros|ones|randn|arange)\(([^()]*)\)")
+_SIZE = re.compile(r"[BTSCHD0-9+*\- ]+")
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor, or the shape of one."""
+    return isinstance(value, Tensor) or (
+        isinstance(value, str) and _SHAPE.fullmatch(value.strip()) is not None
+    )
+
+
+def make_values(values: dict[str, Any], question: Question) -> dict[str, Any]:
+    """Return arguments with a tensor in place of every shape."""
+    return {name: make_value(name, value, question) for name, value in values.items()}
+
+
+def make_value(name: str, value: Any, question: Question) -> Any:
+    """Return the value of an argument for a question: a tensor if `value` is a shape, else `value` itself.
+
+    B is the batch size, T and S are the numbers of queries and keys, C the width of a sequence; for split
+    heads H is their number and D their width.
+    """
+    match = _SHAPE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        # The code may write into it.
+        return value.clone() if isinstance(value, Tensor) else value
+    split = question.q.ndim == 4
+    letters = {"B": question.q.shape[0], "T": question.q.shape[-2], "S": question.k.shape[-2]}
+    letters |= {"H": question.q.shape[1], "D": question.q.shape[-1]} if split else {"C": question.q.shape[-1]}
+    sizes = [_size(name, value, text, letters) for text in match[2].split(",") if text.strip()]
+    if match[1] == "arange":
+        return torch.arange(*sizes)
+    if match[1] == "randn":
+        draw = torch.Generator().manual_seed(60)
+        return torch.randn(sizes, generator=draw, dtype=torch.float64).to(question.dtype)
+    make: Callable[..., Tensor] = torch.zeros if match[1] == "zeros" else torch.ones
+    return make(sizes, dtype=question.dtype)
+
+
+def _size(name: str, value: str, text: str, letters: dict[str, int]) -> int:
+    """Return one size, such as `T` or `2*T-1`."""
+    try:
+        if _SIZE.fullmatch(text) is None:
+            raise ValueError(text)
+        return int(eval(text.strip(), {"__builtins__": {}}, letters))  # only letters, numbers, + − and ×
+    except (ValueError, NameError, SyntaxError, TypeError):
+        raise CheckError(
+            f"--call {name}={value}: expected sizes of numbers and of {LETTERS}, joined by + - *, "
+            f"got {text.strip()!r}; here {', '.join(f'{k} is {v}' for k, v in letters.items())}"
+        ) from None

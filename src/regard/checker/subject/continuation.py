@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from regard.checker.oracle.question import Question
 from regard.checker.subject import vocabulary
-from regard.checker.subject.construction.call_values import make_values
-from regard.checker.subject.construction.construct import SIZES, annotated_class, constructor_arguments
+from regard.checker.subject.call_tensors import make_values
+from regard.checker.subject.construct import SIZES, annotated_class, constructor_arguments
 from regard.checker.subject.subject import Subject
 
 # Continues a sequence: step(module, x, state) -> (output, state). The first call gets state=None.
@@ -148,9 +148,6 @@ def _positions(subject: Subject, length: int | None = None) -> Iterator[tuple[Ke
             if masked:
                 allowed = torch.ones(T, length or S, dtype=torch.bool).tril(S - T)
                 passed[names["mask"]] = subject.mask_form.encode(allowed, x.dtype, x.shape[0])
-            if subject.rotary is not None and "rotary" in names:
-                cos, sin = subject.rotary(S, x.dtype)
-                passed[names["rotary"]] = (cos[:, start:], sin[:, start:])
             if subject.tables is not None:
                 passed |= subject.tables.make(T, x.dtype, start)
             return passed

@@ -1,16 +1,30 @@
-"""What a call of a subject gave: the output, what else came, or the error; and what was watched meanwhile."""
+"""What a call of a subject gave: the output or the error, where that was raised, and what the call changed.
+
+A module is copied for a fresh start; a function cannot be. So what it could change (globals, a closure,
+defaults, attributes, a memo) is remembered before its first call and put back.
+"""
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+import functools
+import inspect
+import re
+import traceback
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.checker.oracle.answer import Answer
+from regard.checker.oracle.question import Answer
 
 _LIBRARIES = ("torch", "numpy", "einops", "triton")  # whose errors are about their own arguments
 _DOT_T = torch.Tensor.T  # the property itself
@@ -20,19 +34,28 @@ class OutputShapeError(RuntimeError):
     """The code ran, and returned no tensor of the shape of an output."""
 
 
-class CallMonitor(TorchFunctionMode):
+class CallHook(TorchFunctionMode):
+    """Hands every call of a function of PyTorch to `call(name, function, args, kwargs)`, which makes it."""
+
+    def __init__(self, call: Callable[[str, Callable[..., Any], Any, dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(getattr(func, "__name__", ""), func, args, dict(kwargs or {}))
+
+
+class CallMonitor(CallHook):
     """Intercepts PyTorch calls while the code runs: it disables dropout and notices `.T` on a batch.
 
     `dropout` leaves dropout enabled. `used_dot_t` is set if `.T` was used on other than two dimensions.
     """
 
     def __init__(self, dropout: bool) -> None:
-        super().__init__()
+        super().__init__(self._call)
         self.dropout, self.used_dot_t = dropout, False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
+    def _call(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # PyTorch passes the __get__ of a property, which is bound to the property.
         if getattr(func, "__self__", None) is _DOT_T and args[0].ndim != 2:
             self.used_dot_t = True
@@ -106,3 +129,144 @@ class WatchedCall:
         finally:
             after = {name: torch.as_tensor(x).detach() for name, x in watched.items()}
             self.overwritten = tuple(name for name in after if not torch.equal(before[name], after[name]))
+
+
+_CONTAINERS = (dict, list, set, deque)
+_ABSENT = object()
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # whose state is not the author's
+
+
+class FunctionState:
+    """The state of a function as it is now, which `restore` brings back."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._restorers: list[Callable[[], object]] = []
+        self._seen: set[int] = set()
+        called: Any = inspect.unwrap(getattr(function, "func", function))  # of a functools.partial
+        if not isinstance(called, types.FunctionType):  # an object that is called
+            self._remember_contents(getattr(called, "__dict__", {}))
+            # The method itself, whose code can be read; callable() would only tell that there is one.
+            called = getattr(type(called), "__call__", None)  # noqa: B004
+        if isinstance(called, types.FunctionType):
+            self._remember_function(called)
+
+    def restore(self) -> None:
+        """Bring back the state."""
+        for restore in self._restorers:
+            restore()
+
+    def _remember_function(self, function: types.FunctionType) -> None:
+        if id(function) in self._seen or _PACKAGES.search(function.__code__.co_filename):
+            return
+        self._seen.add(id(function))
+        self._remember_contents(function.__dict__)
+        for value in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
+            self._remember_contents(value)
+        for cell in function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # it is empty
+                continue
+            self._restorers.append(partial(setattr, cell, "cell_contents", value))
+            self._remember_value(value, function)
+        for name in set(_names(function.__code__)):
+            value = function.__globals__.get(name, _ABSENT)
+            self._restorers.append(partial(_bind, function.__globals__, name, value))
+            self._remember_value(value, function)
+
+    def _remember_value(self, value: Any, function: types.FunctionType) -> None:
+        """Remember what a function can change in a value that it uses."""
+        # functools.cache keeps the function that it wraps here.
+        inner = getattr(value, "__wrapped__", value)
+        if getattr(inner, "__module__", None) == function.__module__ and not isinstance(value, type):
+            # A memo of functools.cache can be emptied, but not put back.
+            if hasattr(value, "cache_clear"):
+                self._restorers.append(value.cache_clear)
+            if isinstance(inner, types.FunctionType):
+                self._remember_function(inner)
+            else:
+                self._remember_contents(getattr(value, "__dict__", None))
+        self._remember_contents(value)
+
+    def _remember_contents(self, value: Any) -> None:
+        """Remember what is in a container or a tensor."""
+        # Sparse tensors and those of the meta device can be neither compared nor overwritten in this way.
+        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
+            numbers = value.detach().clone()
+            self._restorers.append(partial(_rewrite, value, numbers))
+        elif isinstance(value, _CONTAINERS):
+            contents = value.copy()
+            self._restorers.append(partial(_refill, value, contents))
+            for part in value.values() if isinstance(value, dict) else value:
+                if isinstance(part, Tensor):
+                    self._remember_contents(part)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that a function's code uses, also in functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _bind(names: dict[str, Any], name: str, value: Any) -> None:
+    if value is _ABSENT:
+        names.pop(name, None)
+    else:
+        names[name] = value
+
+
+def _rewrite(tensor: Tensor, numbers: Tensor) -> None:
+    if not torch.equal(tensor, numbers):
+        tensor.detach().copy_(numbers)
+
+
+def _refill(container: Any, contents: Any) -> None:
+    container.clear()
+    if isinstance(container, dict | set):
+        container.update(contents)
+    else:
+        container.extend(contents)
+
+
+def error_place(error: BaseException | None, target: Callable[..., Any]) -> str:
+    """Return " (kernel.py, line 31)", the last line of the author's file on the way to an error, or ""."""
+    code = _code(target)
+    lines = [frame.lineno for frame in _frames(error) if code and frame.filename == code.co_filename]
+    return f" ({Path(code.co_filename).name}, line {lines[-1]})" if code and lines else ""
+
+
+def lines_reached(error: BaseException | None, target: Callable[..., Any]) -> int:
+    """Return the line of the function under test, or of the forward pass, at which an error left it.
+
+    0 if it did not even begin. Of several attempts to call the code, the one that reached the last line is
+    the one whose error tells the author most.
+    """
+    code = _code(target)
+    inside = [
+        frame.lineno
+        for frame in _frames(error)
+        if code and (frame.filename, frame.name) == (code.co_filename, code.co_name)
+    ]
+    return inside[0] or 0 if inside else 0
+
+
+def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
+    """Return the frames of an error and then of its causes: Triton's interpreter wraps a kernel's error."""
+    frames: list[traceback.FrameSummary] = []
+    seen: set[int] = set()
+    # A chain of causes may be a circle.
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        frames += traceback.extract_tb(error.__traceback__)
+        error = error.__cause__
+    return frames
+
+
+def _code(target: Callable[..., Any]) -> CodeType | None:
+    while isinstance(target, functools.partial):
+        target = target.func
+    function: Any = type(target).forward if isinstance(target, nn.Module) else inspect.unwrap(target)
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -15,39 +15,33 @@ import torch
 from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
-from regard.checker.oracle.answer import Answer
-from regard.checker.oracle.question import Question
+from regard.checker.oracle.question import Answer, Question
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import (
+    SEQUENCES,
+    MaskForm,
+    RotaryTables,
+    arrange,
     as_grid,
     as_sequence,
     copy_module,
     describe_result,
     from_arrays,
-    from_heads,
     in_dtype,
+    make_values,
+    parameters_of,
     rows_sum_to_one,
+    spell,
     tensors_in_result,
     to_array,
-    to_heads,
 )
-from regard.checker.subject.construction.call_values import make_values
-from regard.checker.subject.function_state import FunctionState
-from regard.checker.subject.layouts.cache import CACHED_LAYOUTS
-from regard.checker.subject.layouts.layout import KernelLayout, is_required, parameters_of, to_device
-from regard.checker.subject.mask_form import MaskForm
-from regard.checker.subject.reply import CallMonitor, OutputShapeError, Reply, WatchedCall
-from regard.checker.subject.tables import RotaryTables
-
-# Layouts of whole sequences; the others are of queries, keys and values of heads.
-SEQUENCES = {
-    "BTC": "(B, T, C)",
-    "TBC": "(T, B, C)",
-    "TC": "(T, C)",
-    "BCT": "(B, C, T)",
-    "BCHW": "(B, C, H, W)",
-    "BHWC": "(B, H, W, C)",
-}
+from regard.checker.subject.kernel_layouts import (
+    CACHED_LAYOUTS,
+    KernelLayout,
+    is_required,
+    to_device,
+)
+from regard.checker.subject.reply import CallMonitor, FunctionState, OutputShapeError, Reply, WatchedCall
 
 
 @dataclass
@@ -62,11 +56,10 @@ class Subject:
     arguments: dict[str, str]  # from a meaning ("mask") to the name of the argument ("attn_mask")
     positional: list[str]  # the names of the tensors that come first
     inputs: str  # "x", "context" (x and context) or "qkv"
-    layout: str  # one of `SEQUENCES`; for functions on heads one of `understand.HEAD_LAYOUTS`
+    layout: str  # one of `SEQUENCES`; for functions on heads one of `HEAD_LAYOUTS`
     mask_form: MaskForm = field(default_factory=MaskForm)
     extra: dict[str, Any] = field(default_factory=dict)  # arguments that are always passed
     call: dict[str, Any] = field(default_factory=dict)  # those of them that the caller stated
-    rotary: Callable[[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
     mask_stated: bool = False  # whether the caller stated the convention of its masks
     padding_means: str = "hide"  # what True means in a padding mask: "hide" (PyTorch) or "look" (flash-attn)
     open_mask: bool = False  # whether a mask that hides nothing is passed if a question has none
@@ -200,15 +193,8 @@ class Subject:
     def _shaped(self, x: Tensor) -> Tensor:
         """Return a tensor of a question in the subject's layout."""
         if self.layout in ("BCHW", "BHWC"):
-            image = x.reshape(x.shape[0], *as_grid(x.shape[1]), -1)  # (B, H, W, C)
-            return image if self.layout == "BHWC" else image.permute(0, 3, 1, 2)
-        if self.layout == "TBC":
-            return x.transpose(0, 1)
-        if self.layout == "BCT":
-            return x.transpose(1, 2)
-        if self.layout in SEQUENCES:
-            return x[0] if self.layout == "TC" else x
-        return from_heads(x, self.layout)
+            return arrange(x.reshape(x.shape[0], *as_grid(x.shape[1]), -1), "BHWC", self.layout)
+        return arrange(x, "BTC" if self.layout in SEQUENCES else "BHTD", self.layout)
 
     def _keywords(self, question: Question) -> dict[str, Any]:
         """Return the keyword arguments that express a question's options."""
@@ -243,8 +229,6 @@ class Subject:
         # F.scaled_dot_product_attention refuses grouped heads without enable_gqa.
         if "grouped" in names and question.k.shape[1] != question.q.shape[1]:
             keywords[names["grouped"]] = True
-        if self.rotary is not None and "rotary" in names:
-            keywords[names["rotary"]] = self.rotary(T, question.dtype)
         if self.tables is not None:
             keywords |= self.tables.make(T, question.dtype)
         if "head_width" in names and names["head_width"] not in keywords:
@@ -329,9 +313,7 @@ class Subject:
         H = question.q.shape[1] if question.q.ndim == 4 else None
         outputs = [(i, x) for i, t in enumerate(tensors) if (x := self._as_output(t, question)) is not None]
         if not outputs:
-            wanted = (
-                "(B, H, T, E)" if self.layout == "BHTD" else SEQUENCES.get(self.layout, f"({self.layout})")
-            )
+            wanted = spell(self.layout if self.layout in SEQUENCES else self.layout.replace("D", "E"))
             raise OutputShapeError(
                 f"returned {', '.join(str(tuple(t.shape)) for t in tensors)}; expected an output {wanted} "
                 f"for {question.shapes()}"
@@ -360,7 +342,6 @@ class Subject:
         if self.layout in SEQUENCES:
             x = as_sequence(t, self.layout)
             return x if x is not None and x.shape[:2] == (B, T) else None
-        H = question.q.shape[1]
-        shapes = {"BHTD": (B, H, T, E), "BTHD": (B, T, H, E), "BTD": (B, T, E), "TD": (T, E)}
-        shapes |= {"TBHD": (T, B, H, E), "TBD": (T, B, E)}
-        return to_heads(t, self.layout) if tuple(t.shape) == shapes[self.layout] else None
+        sizes = {"B": B, "H": question.q.shape[1], "T": T, "D": E}
+        fits = tuple(t.shape) == tuple(sizes[axis] for axis in self.layout)
+        return arrange(t, self.layout, "BHTD") if fits else None

@@ -10,22 +10,163 @@ as its masks promise.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import torch
 from torch import nn
 
-from regard.checker.reports.report import Check, LayerVerdict, Report
+from regard.attention.masks.base import Mask
+from regard.attention.masks.named_masks import causal as causal_rule
+from regard.attention.steps import trace
+from regard.checker.catalogue import get_mistake
+from regard.checker.diagnose import diagnose
+from regard.checker.errors import CheckError
+from regard.checker.oracle.oracle import Intent, Observation, describe_difference, relative_difference
+from regard.checker.oracle.question import Answer, Question
+from regard.checker.oracle.wiring import Wiring
+from regard.checker.reports.report import Check, Diagnosis, LayerVerdict, Report
 from regard.checker.subject import vocabulary
-from regard.checker.whole_models.causality import check_causality, check_window
-from regard.checker.whole_models.hidden_tokens import check_padding
-from regard.checker.whole_models.independence import (
+from regard.checker.whole_models.model_run import ModelRun, batch_first_words, calls_by_unit
+from regard.checker.whole_models.promises import (
     check_batch,
+    check_causality,
     check_cross_attention,
+    check_padding,
     check_shared_tensors,
     check_training,
+    check_window,
 )
-from regard.checker.whole_models.layer_judge import LayerJudge, calls_by_unit
-from regard.checker.whole_models.model_run import ModelRun, batch_first_words
+from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
+
+_TOLERANCE = {torch.float64: 2e-5, torch.float32: 1e-3}  # relative; other dtypes 3e-2
+
+
+class LayerJudge:
+    """Compares the calls of each layer with the oracle, and checks each kind of module once by itself."""
+
+    def __init__(
+        self, run: ModelRun, check_alone: Callable[[nn.Module], Report], scale: float | None
+    ) -> None:
+        self.run, self.check_alone, self.scale = run, check_alone, scale
+        self.alone: dict[str, Report | None] = {}
+        self.diagnoses: dict[str, Diagnosis] = {}
+
+    def judge(self, unit: str, calls: list[Call]) -> LayerVerdict:
+        """Return the verdict on one attention module."""
+        module = self.run.module.get_submodule(unit)
+        shown = unit or "the model itself"
+        heard = [call for call in calls if isinstance(call, AttentionCall)]
+        masks = dict.fromkeys(_describe_mask(call.mask) for call in heard)
+        row = LayerVerdict(shown, type(module).__name__, "undecided", " or ".join(masks))
+        alone = self._check(module) if unit else None
+        if alone is not None and alone.verdict == "wrong":
+            for diagnosis in alone.diagnoses:
+                self.diagnoses.setdefault(diagnosis.name, diagnosis)
+            named = next((d.name for d in alone.diagnoses if not d.warning), "")
+            detail = f"alone, {alone.failures[0]}" if alone.failures else ""
+            return replace(row, verdict="wrong", mistake=named, detail=detail)
+        if not heard or len(heard) < len(calls):
+            reason = next(
+                (c.reason for c in calls if isinstance(c, UnreadableCall)), "no call of it was seen"
+            )
+            if alone is not None and alone.verdict == "right" and not calls:
+                return replace(row, verdict="right", detail="by itself; no call of it was seen in the model")
+            return replace(row, detail=f"its attention in the model could not be read: {reason}")
+        error, call = max(((self._error(call), call) for call in heard), key=lambda pair: pair[0])
+        explained = error < _TOLERANCE.get(call.q.dtype, 3e-2)
+        mistake = "" if explained else _name_mistake(call)
+        mistake = mistake or next((m for call in heard if (m := _wrong_mask(call))), "")
+        if mistake:
+            entry = get_mistake(mistake)
+            evidence = f"In the model its output equals attention {entry.what}."
+            self.diagnoses.setdefault(mistake, Diagnosis(mistake, evidence, entry.effect, entry.fix))
+            return replace(row, verdict="wrong", mistake=mistake, detail=f"it equals attention {entry.what}")
+        if not explained:
+            problem = f" ({call.problem})" if call.problem else ""
+            return replace(row, detail=f"in the model its output {describe_difference(error)}{problem}")
+        odd = next((call.scale for call in heard if not self._is_usual_scale(call)), None)
+        trusted = type(module).__module__.startswith("transformers.")  # whose scale is what the paper says
+        if odd is not None and not trusted and (alone is None or alone.verdict != "right"):
+            D = heard[0].q.shape[-1]
+            return replace(
+                row, detail=f"its scale is {odd:.4g}, not 1/√{D}: say scale={odd:.4g} if it should"
+            )
+        return replace(row, verdict="right")
+
+    def _check(self, module: nn.Module) -> Report | None:
+        """Check a module by itself; modules of one kind are checked once. None if it cannot be run alone.
+
+        Those of Transformers are not: the model makes their masks and positions.
+        """
+        if type(module).__module__.startswith("transformers."):
+            return None
+        shapes = [(name, tuple(p.shape)) for name, p in module.state_dict().items()]
+        plain = {n: v for n, v in vars(module).items() if isinstance(v, int | float | str | None)}
+        # Layers of one stack differ by their number alone, and some may be in training mode.
+        settings = {n: v for n, v in plain.items() if vocabulary.size(n) != "layer" and n != "training"}
+        key = f"{type(module).__qualname__} {shapes} {sorted(settings.items(), key=str)}"
+        if key not in self.alone:
+            try:
+                self.alone[key] = self.check_alone(module)
+            except CheckError:
+                self.alone[key] = None
+        return self.alone[key]
+
+    def _error(self, call: AttentionCall) -> float:
+        """Return how far a call's output is from the oracle's, under its mask and scale."""
+        q, k, v = (x.double().cpu() for x in (call.q, call.k, call.v))
+        sinks = None if call.sinks is None else call.sinks.double().cpu()
+        expected = trace(q, k, v, call.mask, scale=call.scale, softcap=call.softcap, sinks=sinks).output
+        if expected.shape != call.output.shape:
+            return float("inf")
+        return relative_difference(call.output.double().cpu(), expected)
+
+    def _is_usual_scale(self, call: AttentionCall) -> bool:
+        usual = call.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        return abs(call.scale / usual - 1) < 1e-4
+
+
+def _name_mistake(call: AttentionCall, mask: Mask | None = None) -> str:
+    """Return the mistake that gives a call's output, or "". `mask` should hold; by default the call's own."""
+    mask = call.mask if mask is None else mask
+    if mask.biased or call.sinks is not None:
+        return ""
+    q, k, v = (x.double().cpu() for x in (call.q, call.k, call.v))
+    question = Question("output", q, k, v, rule=None if mask == causal_rule else mask)
+    intent = Intent(Wiring(scale=call.scale), mask == causal_rule, softcap=call.softcap)
+    matches = diagnose([Observation(question, Answer(call.output.double().cpu()))], [intent])
+    return matches[0].names[0] if matches else ""
+
+
+def _wrong_mask(call: AttentionCall) -> str:
+    """Return the mistake that a mask without a name of its own amounts to, if it is meant to be causal."""
+    if all(mask.positional or mask.is_padding for mask in _parts(call.mask)):
+        return ""
+    mistake = _name_mistake(call, causal_rule)
+    return mistake if mistake in _MASK_MISTAKES else ""
+
+
+_MASK_MISTAKES = (
+    "one-token-ahead",
+    "missing-diagonal",
+    "inverted-mask",
+    "transposed-mask",
+    "top-left-causal",
+)
+
+
+def _describe_mask(mask: Mask) -> str:
+    """Return which keys a mask shows, and what it adds to the scores: "causal, bias relative(4×21)"."""
+    hiding = " & ".join(str(part) for part in mask.conjuncts() if part.hides)
+    added = " & ".join(str(part) for part in mask.conjuncts() if not part.hides)
+    return (hiding or "full") + (f", bias {added}" if added else "")
+
+
+def _parts(mask: Mask) -> Iterator[Mask]:
+    yield mask
+    for child in mask.children():
+        yield from _parts(child)
 
 
 def check_model(

@@ -13,23 +13,45 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from regard.checker.catalogue import get_mistake
 from regard.checker.errors import CheckError
-from regard.checker.interpretation.cases import Cases
-from regard.checker.interpretation.declared_causality import max_length
-from regard.checker.interpretation.understand import module_width
+from regard.checker.interpretation.cases import Cases, max_length, module_width
 from regard.checker.oracle.question import Question
+from regard.checker.reports.report import Check, Diagnosis, Report
 from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
-from regard.checker.subject.call_tensors import in_dtype, tensors_in_result
-from regard.checker.subject.construction.call_values import make_values
-from regard.checker.subject.construction.construct import build, depth_left_out
-from regard.checker.subject.construction.forms import forms
-from regard.checker.subject.roles_of_parts.parts import attention_parts
+from regard.checker.subject.call_tensors import in_dtype, make_values, tensors_in_result
+from regard.checker.subject.construct import build, depth_left_out, forms
+from regard.checker.subject.source import attention_parts
 from regard.checker.subject.subject import Subject
-from regard.checker.whole_models.differences import differ
 
 if TYPE_CHECKING:
     from regard.recorder.attention_call import Call
+
+
+def differ(a: Tensor, b: Tensor) -> Tensor:
+    """Return (T,), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
+    return where_differ(a, b).any(0)
+
+
+def where_differ(a: Tensor, b: Tensor) -> Tensor:
+    """Return (B, T), where outputs (B, T, …) differ by more than rounding. NaN differs from everything."""
+    rounding = 1e-9 if a.dtype == torch.float64 else 1e-4
+    # Beside −inf, any difference would be small.
+    largest = a.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1e-30)
+    # Logits of forbidden tokens may be -inf in both.
+    same = ((a - b).abs() <= rounding * largest) | (a == b)
+    return ~same.flatten(2).all(-1)
+
+
+def add_mistake(report: Report, check: str, detail: str, mistake: str, fix: str = "") -> None:
+    report.checks.append(Check(check, "failed", detail, mistake))
+    if mistake and all(d.name != mistake for d in report.diagnoses):
+        entry = get_mistake(mistake)
+        report.diagnoses.append(
+            Diagnosis(mistake, f"In the whole model, {detail}.", entry.effect, fix or entry.fix)
+        )
+
 
 # T, by which no size is confused with another; shorter for models of few positions.
 LENGTHS = (11, 6, 4)
@@ -64,11 +86,8 @@ class ModelRun:
                 result = self.call(x, **more)
         except (Exception, SystemExit):  # the author's code may raise anything
             return None
-        return next((y for y in tensors_in_result(result) if _is_sequence(y, x)), None)
-
-
-def _is_sequence(y: Tensor, x: Tensor) -> bool:
-    return y.is_floating_point() and y.ndim >= 3 and y.shape[:2] == x.shape[:2]
+        outputs = [y for y in tensors_in_result(result) if y.is_floating_point() and y.ndim >= 3]
+        return next((y for y in outputs if y.shape[:2] == x.shape[:2]), None)
 
 
 def find_model(thing: Any, init: dict[str, Any], call: dict[str, Any], device: str) -> ModelRun | None:
@@ -305,3 +324,15 @@ def with_targets(run: ModelRun, x: Tensor) -> dict[str, Any] | None:
         if run.outputs(x, **{name: x}) is not None:
             return {name: x}
     return None
+
+
+def calls_by_unit(run: ModelRun) -> dict[str, list[Call]]:
+    """Return the calls of every attention module, and the modules called attention that made none."""
+    units: dict[str, list[Call]] = {}
+    for name, call in run.calls:
+        units.setdefault(attention_unit(run.module, name), []).append(call)
+    for path in attention_parts(run.module):
+        related = any(f"{path}.".startswith(f"{u}.") or f"{u}.".startswith(f"{path}.") for u in units)
+        if not related:
+            units[path] = []
+    return units

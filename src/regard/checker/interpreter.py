@@ -1,0 +1,93 @@
+"""Kernels without a GPU, and functions of PyTorch that other code has replaced.
+
+Triton's interpreter runs kernels on the CPU: `TRITON_INTERPRET=1 regard check kernel.py:attend`. This file
+repairs it for the NumPy that is installed, and finds out what it computes wrongly by itself. It imports
+Triton only if kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+PLACES: dict[str, ModuleType | type] = {
+    "torch": torch,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.Tensor": torch.Tensor,
+    "torch.nn.Linear": torch.nn.Linear,
+    "torch.linalg": torch.linalg,
+}
+
+
+def patched_functions() -> Iterator[str]:
+    """Yield the names of public functions of PyTorch whose code is in no file of PyTorch's or of Regard's."""
+    for place, owner in PLACES.items():
+        for name, value in list(vars(owner).items()):
+            if not name.startswith("_") and _is_foreign(value):
+                yield f"{place}.{name}"
+
+
+def _is_foreign(value: object) -> bool:
+    """Return whether a function was written elsewhere; those of PyTorch that are not Python have no code."""
+    if not isinstance(value, FunctionType):
+        return False
+    return not value.__code__.co_filename.startswith(PACKAGES)
+
+
+def is_interpreting() -> bool:
+    """Return whether Triton is imported, and interprets the kernels that are defined from now on."""
+    return "triton" in sys.modules and os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on")
+
+
+def prepare_interpreter() -> None:
+    """Make Triton's interpreter work with NumPy 2.4, if kernels are interpreted and it does not yet.
+
+    Triton 3.6 turns a tensor of one element into an index by `int(array)`, an array of shape (1,). NumPy 2.4
+    raises a TypeError for that: "only 0-dimensional arrays can be converted to Python scalars".
+    """
+    if not is_interpreting():
+        return
+    import numpy
+    from triton.runtime import interpreter
+
+    # An earlier check has repaired it.
+    if hasattr(interpreter._patch_lang_tensor, "before_regard"):
+        return
+    try:
+        int(numpy.array([1]))
+    except TypeError:
+        patch_tensor = interpreter._patch_lang_tensor
+
+        def patch_tensor_for_numpy(tensor: Any, scope: Any) -> None:
+            patch_tensor(tensor, scope)
+            tensor.__index__ = lambda self: self.handle.data.item()
+
+        patch_tensor_for_numpy.before_regard = patch_tensor  # type: ignore[attr-defined]
+        interpreter._patch_lang_tensor = patch_tensor_for_numpy
+
+
+@functools.cache
+def has_wrong_bfloat16() -> bool:
+    """Return whether kernels are interpreted and the interpreter multiplies two bfloat16 numbers wrongly.
+
+    Triton 3.6 does: it stores bfloat16 as uint16, which NumPy has, and multiplies those.
+    """
+    if not is_interpreting():
+        return False
+    import torch
+
+    from regard.checker.interpreted_product import multiply
+
+    # Both numbers and their product are exact in bfloat16.
+    a, b = (torch.tensor([x], dtype=torch.bfloat16) for x in (1.5, -2.5))
+    product = torch.zeros(1, dtype=torch.bfloat16)
+    multiply[(1,)](a, b, product)
+    return float(product) != -3.75

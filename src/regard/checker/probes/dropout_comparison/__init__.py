@@ -1,1 +1,0 @@
-"""Dropout: whether it acts, how often, and on what."""

@@ -1,0 +1,285 @@
+"""Gradients against the oracle's: of inputs, weights, options, strided tensors and the lse."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.checker.catalogue import get_mistake
+from regard.checker.oracle.oracle import (
+    Intent,
+    Oracle,
+    describe_agreement,
+    describe_difference,
+    relative_difference,
+)
+from regard.checker.oracle.question import Question
+from regard.checker.oracle.variant import CORRECT
+from regard.checker.probes.derivatives import leaf_gradients, probe_derivatives, run_backward
+from regard.checker.session import CheckSession
+from regard.checker.subject.subject import Subject
+
+GRADIENT_TOLERANCE = 1e-4  # relative
+NO_GRADIENT = "it gets no gradient, though the output depends on it"
+
+
+def probe_gradients(session: CheckSession, oracle: Oracle) -> None:
+    """Compare the gradients of the inputs, and of parameters that a reference has too, with the oracle's."""
+    if not session.options.get("gradients", True):
+        session.add_skip("gradients", "as you asked")
+        return
+    question = session.with_causal_flag(session.cases.plain("gradients", seed=21))
+    is_part = session.compared is not session.subject  # the oracle knows only a part of the module
+    expected = {} if is_part else _expected_gradients(session, question, oracle)
+    if isinstance(expected, str):
+        session.add_skip("gradients", f"your reference has none: {expected}")
+        return
+    missing, failure = run_backward(session, question)
+    if failure:
+        session.add_failure("gradients", f"the output is right, but its backward pass raises {failure}")
+        return
+    if is_part:
+        probe_derivatives(session)
+        return
+    reference = session.reference
+    if missing and reference is None:  # a reference with gradients shows that there should be some
+        session.add_skip("gradients", f"it has no backward pass: {missing}")
+        return
+    shared = [] if reference is None else reference.match.pairs
+    got = _gradients(session, question, {name: name for name, _ in shared})
+    untracked = re.search(r"@(torch\.)?(no_grad|inference_mode)", session.source)
+    if isinstance(got, str) and untracked and reference is None:
+        session.add_skip("gradients", "it switches them off itself: @torch.no_grad")
+        return
+    if isinstance(got, str):
+        session.add_mistake(
+            "gradients",
+            got,
+            "weights-detached",
+            f"The output has no gradient at all: {got}.",
+            distance=math.inf,
+        )
+        return
+    errors = {name: relative_difference(got[name], expected[name]) for name in got if name in expected}
+    worst = max(errors, key=lambda name: errors[name])
+    error = errors[worst]
+    if error < _gradient_tolerance(session):
+        session.add_pass("gradients", f"to {error:.0e}")
+        _gradients_of_options(session, oracle)
+        _gradient_of_strided(session, question)
+        _gradient_of_lse(session, question, oracle)
+    elif evidence := _evidence_of_detach(oracle, question, got, expected):
+        session.add_mistake(
+            "gradients",
+            f"the largest gradient {describe_difference(error)}",
+            "weights-detached",
+            evidence[0],
+            evidence[1],
+            distance=error / GRADIENT_TOLERANCE,
+        )
+    else:
+        which = "one" if reference is None else f"that of {worst}"
+        session.add_failure("gradients", f"{which} {describe_difference(error)}, though the output is right")
+
+
+def _gradient_tolerance(session: CheckSession) -> float:
+    """Return the relative difference below which gradients agree: wider in half precision."""
+    return max(GRADIENT_TOLERANCE, session.tolerance)
+
+
+def _evidence_of_detach(
+    oracle: Oracle, question: Question, got: dict[str, Tensor], expected: dict[str, Tensor]
+) -> tuple[str, float | None] | None:
+    """Return why wrong gradients are those of detached weights, and the remaining error; None if not."""
+    if not isinstance(oracle, Intent):
+        lost = [n for n in got if n in expected and bool(expected[n].any()) and not bool(got[n].any())]
+        evidence = f"No gradient reaches {', '.join(lost[:4])}; in your reference one does."
+        return (evidence, None) if lost else None
+    tracked, variant = question.tracked(torch.float64), replace(CORRECT, detach="weights")
+    output = variant.answer(oracle.apply(tracked), oracle.wiring).output
+    detached = output_gradients(output, tracked.leaves())
+    if isinstance(detached, str):
+        return None
+    remaining = max(map(relative_difference, got.values(), detached))
+    what = get_mistake("weights-detached").what
+    evidence = f"Your gradients equal those of attention {what}, {describe_agreement(remaining)}."
+    return (evidence, remaining) if remaining < GRADIENT_TOLERANCE else None
+
+
+def _expected_gradients(session: CheckSession, question: Question, oracle: Oracle) -> dict[str, Tensor] | str:
+    """Return the right gradients by name, or text that says why the reference has none."""
+    if session.reference is not None:
+        return _gradients(session.reference.session, question, dict(session.reference.match.pairs))
+    tracked = question.tracked(torch.float64)
+    answer = oracle.answer(tracked)
+    assert answer is not None
+    return _named_gradients(answer.output, tracked.named_leaves())
+
+
+def _gradients(
+    session: CheckSession, question: Question, parameters: dict[str, str]
+) -> dict[str, Tensor] | str:
+    """Return the gradients by the inputs and by some parameters, or text that says why there are none.
+
+    `parameters` holds their names in the module, by the names that they get in the result.
+    """
+    tracked = question.tracked(session.dtype)
+    module = session.subject.runnable(session.dtype)
+    reply = session.subject.run(tracked, module=module)
+    if reply.answer is None:
+        return reply.error_line
+    own = {} if module is None else dict(module.named_parameters())
+    tracking = {name: own[path] for name, path in parameters.items() if own[path].requires_grad}
+    return _named_gradients(reply.answer.output, tracked.named_leaves() | tracking)
+
+
+def _named_gradients(output: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor] | str:
+    gradients = output_gradients(output, list(tensors.values()))
+    return gradients if isinstance(gradients, str) else dict(zip(tensors, gradients, strict=True))
+
+
+def _gradients_of_options(session: CheckSession, oracle: Oracle) -> None:
+    """Compare the gradients under each option whose output was right: it may have a backward of its own."""
+    # Of several questions with one name the first stays, as the last one written.
+    for name, question in {question.name: question for question in reversed(session.right_questions)}.items():
+        if failure := gradient_failure(session, session.compared, question, oracle):
+            session.add_failure(f"gradients, {name}", failure)
+
+
+def _gradient_of_strided(session: CheckSession, question: Question) -> None:
+    """Compare the gradients for a gradient of the output that is not contiguous: models transpose outputs."""
+    tracked = question.tracked(session.dtype)
+    answer = session.compared.run(tracked).answer
+    if answer is None:
+        return
+    leaves = tracked.leaves()
+    plain, strided = (output_gradients(answer.output, leaves, transposed=t) for t in (False, True))
+    if isinstance(plain, str) or isinstance(strided, str):
+        return  # it refuses one of them, aloud
+    error = max(map(relative_difference, strided, plain))
+    if not error < _gradient_tolerance(session):
+        session.add_failure(
+            "gradients, transposed output",
+            f"one {describe_difference(error)} where the gradient of the output is not contiguous, as for "
+            "`output.transpose(1, 2)`",
+        )
+
+
+def _gradient_of_lse(session: CheckSession, question: Question, oracle: Oracle) -> None:
+    """Compare the gradients of a returned log-sum-exp, with which parts of the keys are merged."""
+    sides = [question.tracked(dtype) for dtype in (session.dtype, torch.float64)]
+    answer, expected = session.compared.run(sides[0]).answer, oracle.answer(sides[1])
+    if answer is None or answer.lse is None or expected is None or expected.lse is None:
+        return
+    if not answer.lse.requires_grad:
+        return
+    base = next(
+        (
+            b
+            for b in (1.0, math.log(2))
+            if relative_difference(answer.lse.detach(), expected.lse.detach() / b) < session.tolerance
+        ),
+        None,
+    )
+    if base is None:
+        return  # its numbers are judged on their own
+    got, want = (
+        output_gradients(lse, [side.q, side.k])
+        for lse, side in zip((answer.lse, expected.lse / base), sides, strict=True)
+    )
+    if isinstance(got, str) or isinstance(want, str):
+        return
+    error = max(map(relative_difference, got, want))
+    if error < _gradient_tolerance(session):
+        session.add_pass("gradient of lse", f"to {error:.0e}")
+    elif not any(bool(gradient.any()) for gradient in got):
+        # flash-attn's backward pass ignores the gradient of its softmax_lse, too.
+        session.add_untried("gradient of lse", "it is 0: do not train with a loss that depends on the lse")
+    else:
+        session.add_failure("gradient of lse", f"one {describe_difference(error)}, though the lse is right")
+
+
+def bias_gradient_failure(session: CheckSession, question: Question, intent: Intent) -> str:
+    """Return how the gradient of numbers that are added to the scores is wrong; "" if it is right.
+
+    It is not compared, and "" is returned, where the code refuses a bias that requires gradients.
+    """
+    if lacks_right_gradients(session):
+        return ""
+    assert question.bias is not None
+    biases = [question.bias.to(d).clone().requires_grad_() for d in (session.dtype, torch.float64)]
+    answer = session.compared.run(replace(question.to(session.dtype), bias=biases[0])).answer
+    if answer is None:
+        return ""
+    expected = intent.answer(replace(question, bias=biases[1]))
+    got, want = output_gradients(answer.output, biases[:1]), output_gradients(expected.output, biases[1:])
+    assert not isinstance(want, str)
+    if isinstance(got, str) and answer.output.requires_grad:
+        return ""  # it refuses, aloud
+    if isinstance(got, str) or not bool(got[0].any()):
+        return NO_GRADIENT
+    error = relative_difference(got[0], want[0])
+    return "" if error < GRADIENT_TOLERANCE else f"its gradient {describe_difference(error)}"
+
+
+def lacks_right_gradients(session: CheckSession) -> bool:
+    """Return whether there are no gradients on a plain question that are equal to the oracle's."""
+    passed = session.has_passed("gradients")
+    return not passed or session.compared is not session.subject or not session.options.get("gradients", True)
+
+
+def gradient_failure(session: CheckSession, subject: Subject, question: Question, oracle: Oracle) -> str:
+    """Return how the gradients on a question with a right output differ from the oracle's; "" if they agree.
+
+    They are not compared, and "" is returned, where the code has no backward pass that is right on a plain
+    question, where it has none for this one, or where some rows have no right output.
+    """
+    if lacks_right_gradients(session):
+        return ""
+    sides = [question.tracked(dtype) for dtype in (session.dtype, torch.float64)]
+    reply, expected = subject.run(sides[0]), oracle.answer(sides[1])
+    if reply.answer is None or expected is None:
+        return ""
+    if expected.free is not None and bool(expected.free.any()):
+        return ""
+    got, want = (
+        output_gradients(output, side.leaves())
+        for output, side in zip((reply.answer.output, expected.output), sides, strict=True)
+    )
+    if isinstance(got, str):  # PyTorch's words for a backward pass that returns tensors of another shape
+        return f"the backward pass fails: {got}" if "returned an invalid gradient" in got else ""
+    if isinstance(want, str):  # a reference may have none under this option
+        return ""
+    error = max(map(relative_difference, got, want))
+    if error < _gradient_tolerance(session):
+        return ""
+    return f"one {describe_difference(error)}, though the output is right"
+
+
+def output_gradients(
+    output: Tensor, tensors: list[Tensor], *, transposed: bool = False
+) -> list[Tensor] | str:
+    """Return the gradients of a fixed linear function of the output by each tensor; zeros where none flows.
+
+    `transposed` gives the output a gradient that is not contiguous, with the same numbers. Text instead of
+    gradients says why there are none.
+    """
+    if not output.requires_grad:
+        return "the output does not require grad"
+    draw = torch.Generator().manual_seed(6)
+    # Drawn in float64 and then rounded, so that it is the same direction in every precision.
+    direction = torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output.dtype)
+    if transposed:
+        output, direction = output.transpose(1, 2), direction.transpose(1, 2).contiguous()
+    try:
+        gradients = leaf_gradients((output * direction).sum(), tensors)
+    except Exception as error:  # what the author's backward pass raises can be of any kind
+        return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return [
+        torch.zeros_like(x, dtype=torch.float64) if g is None else g.double()
+        for g, x in zip(gradients, tensors, strict=True)
+    ]

@@ -1,1 +1,0 @@
-"""How accurate a right output is: precision, gradients, extreme scores, weights and lse."""

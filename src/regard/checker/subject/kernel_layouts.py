@@ -1,0 +1,289 @@
+"""A kernel's layout: how a question becomes the arguments of a call, and its result an answer.
+
+Sequences are packed, (total, H, D) with the cumulative lengths `cu_seqlens` as in FlashAttention's varlen, or
+keys stand in a cache: contiguous with lengths, or in pages that a page table finds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.checker.oracle.question import Answer, Question, to_whole_pages
+from regard.checker.subject.call_tensors import arrange, tensors_in_result
+
+
+@dataclass(frozen=True)
+class KernelLayout(ABC):
+    """One way to call a kernel. `names` are its arguments by their meaning: {"lengths": "seq_lens"}."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    ragged: ClassVar[bool] = False  # items may have lengths of their own
+    makes_mask: ClassVar[bool] = False  # it returns a mask; the attention on it is the checker's own
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The `layout` of its questions."""
+
+    @property
+    def one_query(self) -> bool:
+        """Whether every item has one query, as when a model generates."""
+        return False
+
+    @property
+    def ragged_queries(self) -> bool:
+        """Whether items may have different numbers of queries."""
+        return self.ragged
+
+    @property
+    def square(self) -> bool:
+        """Whether there must be as many keys as queries."""
+        return False
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The shapes of its inputs, for the report."""
+
+    def encode(self, question: Question) -> dict[str, Any]:
+        """Return the arguments that hold the inputs, by meaning; those without a name are not passed."""
+        return {}
+
+    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
+        """Find the answer in the tensors that the kernel returned; by default one of (B, H, T, E)."""
+        return Answer(find_shape(tensors, (*question.q.shape[:3], question.v.shape[-1])))
+
+    def run(
+        self, target: Callable[..., Any], question: Question, options: dict[str, Any], device: str
+    ) -> Answer:
+        """Call the kernel on a question; `options` are keyword arguments that say what is wanted."""
+        # Only a scale without a default has a name in this layout.
+        usual = question.q.shape[-1] ** -0.5
+        arguments = self.encode(question) | {"scale": usual if question.scale is None else question.scale}
+        encoded = {self.names[m]: value for m, value in arguments.items() if m in self.names}
+        keywords = {name: to_device(value, device) for name, value in (options | encoded).items()}
+        result = target(**keywords)
+        tensors = list(tensors_in_result(result))
+        if not tensors and "out" in self.names:  # it wrote into the tensor that it was given
+            tensors = [keywords[self.names["out"]]]
+        if not tensors:
+            raise RuntimeError(f"it returned {type(result).__name__}; expected a tensor or (output, lse)")
+        return self.decode([to_device(t, "cpu") for t in tensors], question)
+
+
+def to_device(value: Any, device: str) -> Any:
+    """Move a tensor or a module to a device; other values, and tensors without data, stay as they are."""
+    if isinstance(value, nn.Module):
+        # `.to()` would leave plain tensors behind, such as the sinks of Transformers' interface.
+        tensors = {name: x for name, x in vars(value).items() if isinstance(x, Tensor)}
+        value.__dict__.update({name: x.to(device) for name, x in tensors.items()})
+    return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
+
+
+def find_shape(tensors: list[Tensor], *shapes: tuple[int, ...]) -> Tensor:
+    """Return the first floating-point tensor of one of these shapes; RuntimeError if there is none."""
+    for t in tensors:
+        if t.dtype.is_floating_point and tuple(t.shape) in shapes:
+            return t
+    shown = ", ".join(str(tuple(t.shape)) for t in tensors)
+    raise RuntimeError(f"returned {shown}; expected an output {shapes[0]}")
+
+
+def find_optional(tensors: list[Tensor], output: Tensor, *shapes: tuple[int, ...]) -> Tensor | None:
+    """Return another tensor than the output of one of these shapes; None if there is none."""
+    others = [t for t in tensors if t is not output and t.dtype.is_floating_point]
+    return next((t for t in others if tuple(t.shape) in shapes), None)
+
+
+def int32(numbers: Any) -> Tensor:
+    """Return integers as kernels take them."""
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether an argument has no default."""
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variable
+
+
+@dataclass(frozen=True)
+class PackedLayout(KernelLayout):
+    """Sequences one after the other, without padding."""
+
+    ragged: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "packed"
+
+    @property
+    def square(self) -> bool:
+        """Whether one `cu_seqlens` holds for queries and keys."""
+        return "key starts" not in self.names
+
+    @property
+    def description(self) -> str:
+        return f"packed sequences (total, H, D) with {self.names['query starts']}"
+
+    def encode(self, question: Question) -> dict[str, Any]:
+        queries, keys = question.all_lengths()
+        q, k, v = pack(question.q, queries), pack(question.k, keys), pack(question.v, keys)
+        qkv = torch.stack([q, k, v], 1) if "qkv" in self.names else None  # (total, 3, H, D)
+        kv = torch.stack([k, v], 1) if "kv" in self.names else None
+        arguments: dict[str, Any] = {"query": q, "key": k, "value": v, "qkv": qkv, "kv": kv}
+        arguments |= {"query starts": starts(queries), "key starts": starts(keys)}
+        arguments |= {"longest query": max(queries), "longest key": max(keys), "batch": len(queries)}
+        return arguments | {"out": q.new_empty(*q.shape[:2], v.shape[-1])}
+
+    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
+        queries = question.all_lengths()[0]
+        total, H, E = sum(queries), question.q.shape[1], question.v.shape[-1]
+        output = find_shape(tensors, (total, H, E))
+        # flash-attn returns (H, total), its earlier versions (B, H, longest), and FlashInfer (total, H).
+        lse = find_optional(tensors, output, (H, total), (total, H), (len(queries), H, max(queries)))
+        if lse is not None and lse.ndim == 2:
+            by_token = lse.T if lse.shape == (H, total) else lse
+            lse = unpack(by_token[..., None], queries, question)[..., 0]
+        return Answer(unpack(output, queries, question), None, lse)
+
+
+def starts(lengths: tuple[int, ...]) -> Tensor:
+    """Return where every sequence starts, and where the last one ends."""
+    return int32([0, *accumulate(lengths)])
+
+
+def pack(x: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Pack (B, H, T, D) into (total, H, D)."""
+    return torch.cat([x[b, :, :n].transpose(0, 1) for b, n in enumerate(lengths)])
+
+
+def unpack(x: Tensor, lengths: tuple[int, ...], question: Question) -> Tensor:
+    """Unpack (total, H, E) into (B, H, T, E), with zeros beyond a sequence's end."""
+    T = question.q.shape[2]
+    rows = [
+        torch.nn.functional.pad(part, (0, 0, 0, 0, 0, T - len(part)))
+        for part in torch.split(x, list(lengths))
+    ]
+    return torch.stack(rows).transpose(1, 2)
+
+
+CACHED_LAYOUTS = ("cache", "paged", "paged or not")
+
+
+@dataclass(frozen=True)
+class CacheLayout(KernelLayout):
+    """Queries on cached keys.
+
+    `queries` are "BHD" (one query each), "BTHD", "BHTD" or "packed"; keys in the cache have the order "SG"
+    (position, head) or "GS".
+    """
+
+    queries: str = "BTHD"
+    keys: str = "SG"
+    single: bool = False
+    ragged: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "cache"
+
+    @property
+    def ragged_queries(self) -> bool:
+        """Only where the queries are packed."""
+        return self.queries == "packed"
+
+    @property
+    def one_query(self) -> bool:
+        return self.queries == "BHD" or self.single
+
+    @property
+    def description(self) -> str:
+        shape = {"BHD": "(B, H, D)", "packed": "(total, H, D)"}.get(self.queries)
+        shape = shape or f"({', '.join(self.queries.replace('T', '1') if self.single else self.queries)})"
+        cache = "(B, S, G, D)" if self.keys == "SG" else "(B, G, S, D)"
+        return f"queries {shape}, keys in a cache {cache}"
+
+    def encode(self, question: Question) -> dict[str, Any]:
+        lengths, key_lengths = question.all_lengths()
+        k, v = (x if self.keys == "GS" else x.transpose(1, 2) for x in (question.k, question.v))
+        arguments = self._encode_queries(question) | {"key": k, "value": v}
+        arguments |= {"lengths": int32(key_lengths), "key starts": starts(key_lengths)}
+        arguments |= {"longest query": max(lengths), "longest key": max(key_lengths), "batch": len(lengths)}
+        return arguments | {"groups": question.k.shape[1]}
+
+    def _encode_queries(self, question: Question) -> dict[str, Any]:
+        lengths = question.all_lengths()[0]
+        packed = self.queries == "packed"
+        q = pack(question.q, lengths) if packed else arrange(question.q, "BHTD", self.queries)
+        return {
+            "query": q,
+            "query starts": starts(lengths),
+            "out": q.new_empty(*q.shape[:-1], question.v.shape[-1]),
+        }
+
+    def decode(self, tensors: list[Tensor], question: Question) -> Answer:
+        B, H, T, E = (*question.q.shape[:3], question.v.shape[-1])
+        lengths = question.all_lengths()[0]
+        sizes, packed = {"B": B, "H": H, "T": T, "D": E}, self.queries == "packed"
+        shape = (sum(lengths), H, E) if packed else tuple(sizes[axis] for axis in self.queries)
+        output = find_shape(tensors, shape)
+        lse = find_optional(tensors, output, (B, H, T), *([(B, H)] if T == 1 else []))
+        answer = unpack(output, lengths, question) if packed else arrange(output, self.queries, "BHTD")
+        return Answer(answer, None, None if lse is None else lse.reshape(B, H, T))
+
+
+@dataclass(frozen=True)
+class PagedLayout(CacheLayout):
+    """Queries on keys in pages, (pages, page size, G, D) or (pages, G, page size, D)."""
+
+    optional: bool = False  # the page table may be absent: then the cache is contiguous
+
+    @property
+    def kind(self) -> str:
+        return "paged or not" if self.optional else "paged"
+
+    @property
+    def description(self) -> str:
+        queries = super().description.partition(", keys")[0]
+        return f"{queries}, keys in pages found by {self.names['page table']}"
+
+    def encode(self, question: Question) -> dict[str, Any]:
+        arguments = super().encode(question)
+        if question.page is None:  # the other arm: a contiguous cache
+            return arguments
+        lengths = question.all_lengths()[1]
+        tables, k, v = _to_pages(question, lengths, question.page)
+        if self.keys == "GS":
+            k, v = k.transpose(1, 2), v.transpose(1, 2)  # (pages, G, page, D)
+        arguments |= {"key": k, "value": v, "page table": tables, "page size": question.page}
+        return arguments
+
+
+def _to_pages(question: Question, lengths: tuple[int, ...], page: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Lay keys and values out in pages in a shuffled order.
+
+    Returns the page table (B, most pages of an item), and keys and values (pages, page, G, D). Pages that
+    belong to nobody hold numbers too.
+    """
+    counts = [-(-n // page) for n in lengths]
+    total = sum(counts) + 2
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(7)).tolist()
+    # Beyond an item's end the table points to a page of nobody, whose numbers would show in the output.
+    tables = torch.full((len(lengths), max(counts)), order[-1], dtype=torch.int32)
+    k, v = (x[:1, :, :1].transpose(1, 2).repeat(total, page, 1, 1) * 3.0 for x in (question.k, question.v))
+    used = iter(order)
+    for b, n in enumerate(lengths):
+        whole = [to_whole_pages(x[b, :, :n], page).transpose(0, 1) for x in (question.k, question.v)]
+        for i in range(counts[b]):
+            tables[b, i] = place = next(used)
+            span = slice(i * page, (i + 1) * page)
+            k[place], v[place] = whole[0][span], whole[1][span]
+    return tables, k, v

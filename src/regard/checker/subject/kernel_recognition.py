@@ -1,0 +1,211 @@
+"""Which layout a function takes, judged by the names of its arguments. Running it verifies the guess."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from regard.checker.errors import CheckError
+from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import parameters_of
+from regard.checker.subject.framework_layouts import InterfaceLayout, MaskInterfaceLayout, ModLayout
+from regard.checker.subject.kernel_layouts import (
+    CacheLayout,
+    KernelLayout,
+    PackedLayout,
+    PagedLayout,
+    is_required,
+)
+
+_NAMES = {
+    "qkv": "qkv",
+    "kv": "kv",
+    "query": "q query queries query_states",
+    "key": "k key keys key_states k_cache key_cache kcache cache_k k_pages",
+    "value": "v value values value_states v_cache value_cache vcache cache_v v_pages",
+    "out": "out o output",
+    # flash-attn has cu_seqlens, FlashInfer indptr, vLLM query_start_loc and LightLLM b_start_loc.
+    "query starts": """
+        cu_seqlens cu_seqlens_q cu_seq_lens cu_seq_lens_q cu_seqlens_query q_indptr qo_indptr
+        query_start_loc query_start_locs cu_q cu_q_lens b_start_loc""",
+    "key starts": "cu_seqlens_k cu_seqlens_kv cu_seq_lens_k cu_seqlens_key kv_indptr cu_k cu_kv cu_k_lens",
+    "longest query": "max_seqlen max_seqlen_q max_seq_len_q max_query_len max_q_len max_q max_length_q",
+    "longest key": "max_seqlen_k max_seqlen_kv max_seq_len_k max_seq_len max_kv_len max_context_len max_k",
+    "page table": "block_table block_tables page_table page_tables block_tbl block_indices kv_page_indices",
+    "page size": "block_size page_size page_block_size",
+    # flash-attn has cache_seqlens and seqused_k, vLLM context_lens and seq_lens, LightLLM b_seq_len.
+    "lengths": """
+        seq_lens context_lens cache_seqlens seqused_k kv_lens kv_seq_lens seqlens cache_lens lengths
+        context_lengths kv_lengths cache_lengths seqlens_k seq_len_k kv_len_arr b_seq_len""",
+    "splits": "num_splits num_kv_splits n_splits kv_splits splits split_k num_partitions",
+    "groups": "num_kv_heads n_kv_heads",
+    "batch": "batch_size batch",
+    # gpt-oss has `sinks`, Transformers passes `s_aux`, and flash-attn takes a `learnable_sink`.
+    "sinks": "sinks s_aux sink sink_logits attention_sinks learnable_sink sink_bias",
+    "left window": "window_left window_size_left left_window",
+    "right window": "window_right window_size_right right_window",
+    "module": "module",
+}
+_MASK_NAMES = {
+    "batch": "batch_size",
+    "query length": "q_length query_length",
+    "positions": "cache_position",
+    "key length": "kv_length",
+    "query offset": "q_offset",
+    "key offset": "kv_offset",
+    "mask function": "mask_function",
+    "padding": "attention_mask padding_mask",
+    "window": "local_size",
+    "may skip": "allow_is_causal_skip",
+    "may skip both": "allow_is_bidirectional_skip",
+    "dtype": "dtype",
+    "device": "device",
+}
+_OPTIONS: tuple[str, ...] = (
+    "causal",
+    "window",
+    "softcap",
+    "scale",
+    "lse",
+    "mask",
+    "dropout",
+    "training",
+    "weights",
+)
+_OPTIONS += ("sinks", "splits", "left window", "right window")
+_MODS = (("b", "batch", "batch_idx"), ("h", "head", "head_idx"), ("q_idx", "q", "query_idx", "q_index"))
+
+
+def _meanings(words: dict[str, str]) -> dict[str, str]:
+    return {name: meaning for meaning, names in words.items() for name in names.split()}
+
+
+_MEANINGS, _MASK_MEANINGS = _meanings(_NAMES), _meanings(_MASK_NAMES)
+
+
+def recognize_layouts(
+    function: Callable[..., Any], init: dict[str, Any]
+) -> tuple[list[KernelLayout], dict[str, str]] | None:
+    """Return the layouts that a function may take, likeliest first, and its options by their meaning.
+
+    None if it takes plain tensors. `init` are the arguments that the caller gave.
+    """
+    parameters = parameters_of(function)
+    order = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if (mod := _mod(order)) is not None:
+        return [mod], {}
+    # Every mask function of Transformers takes these two.
+    if "mask_function" in order and "kv_length" in order:
+        names = _by_meaning(order, _MASK_MEANINGS)
+        _refuse_unknown(parameters, {*names.values(), *init})
+        asked = {"causal": "mask_function", "mask": "mask_function", "padding": names.get("padding", "")}
+        return [MaskInterfaceLayout(names)], {m: name for m, name in asked.items() if name}
+    names = _by_meaning(order, _MEANINGS)
+    layouts = _candidates(names, parameters, order)
+    if not layouts:
+        return None
+    given = [*order, *_read_from_keywords(function, parameters)]
+    options: dict[str, str] = {}
+    for name in given:
+        meaning = _MEANINGS.get(name) or vocabulary.argument(name)
+        if meaning in _OPTIONS and name not in init:
+            options.setdefault(meaning, name)
+    scale = options.get("scale")
+    if scale is not None and (
+        scale not in parameters or parameters[scale].default is inspect.Parameter.empty
+    ):
+        layouts = [replace(layout, names=layout.names | {"scale": scale}) for layout in layouts]
+    _refuse_unknown(parameters, {*layouts[0].names.values(), *options.values(), *init})
+    return layouts, options
+
+
+def _read_from_keywords(function: Callable[..., Any], parameters: dict[str, inspect.Parameter]) -> list[str]:
+    """Return the names that a function takes out of its `**kwargs`, read from its source text.
+
+    A sink logit that it takes from the module it is called with is one of them.
+    """
+    rest = next((name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
+    try:
+        source = inspect.getsource(function) if rest is not None else ""
+    except (OSError, TypeError):
+        return []
+    names: list[str] = re.findall(rf"\b{rest}(?:\.get\(|\.pop\(|\[)\s*[\"'](\w+)", source)
+    # Transformers hands the sink logits of gpt-oss over as `s_aux`.
+    sinks = ["s_aux"] if "module.sinks" in source else []
+    return [name for name in names if vocabulary.argument(name) != "weights"] + sinks
+
+
+def _by_meaning(order: list[str], meanings: dict[str, str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for name in order:
+        if name in meanings:
+            names.setdefault(meanings[name], name)
+    return names
+
+
+def _mod(order: list[str]) -> ModLayout | None:
+    """Return the layout of a FlexAttention mod, if the arguments are those of one."""
+    scores = len(order) == 5 and order[0] in ("score", "scores", "s")
+    places = order[1:] if scores else order
+    if len(places) != 4 or not places[3].startswith(("kv", "k")):
+        return None
+    # The fourth name was looked at above.
+    if any(name not in known for name, known in zip(places, _MODS, strict=False)):
+        return None
+    return ModLayout(scores=scores)
+
+
+def _candidates(
+    names: dict[str, str], parameters: dict[str, inspect.Parameter], order: list[str]
+) -> list[KernelLayout]:
+    """Return the layouts that fit the names, likeliest first."""
+    # Transformers passes the module that calls first.
+    if order[:1] == ["module"] and {"query", "key", "value"} <= names.keys():
+        scale = {"scale": "scaling"} if "scaling" in order else {}
+        return [InterfaceLayout(names | scale)]
+    has_inputs = {"query", "key", "value"} <= names.keys()
+    packs_queries = "query starts" in names and is_required(parameters[names["query starts"]])
+    packs_keys = "key starts" in names and is_required(parameters[names["key starts"]])
+    if "page table" in names and has_inputs and not (packs_queries and packs_keys):
+        optional = not is_required(parameters[names["page table"]])
+        forms = (("packed", False),) if packs_queries else _QUERY_FORMS
+        return [
+            PagedLayout(names, queries, keys, single, optional=optional)
+            for keys in ("SG", "GS")
+            for queries, single in forms
+        ]
+    if "query starts" in names and (has_inputs or "qkv" in names or {"query", "kv"} <= names.keys()):
+        return [PackedLayout(names)]
+    if has_inputs and ("cache" in names["key"] or names.get("lengths") in _CACHE_LENGTHS):
+        return [
+            CacheLayout(names, queries, keys, single)
+            for keys in ("SG", "GS")
+            for queries, single in _QUERY_FORMS
+        ]
+    return []
+
+
+# Names of lengths that belong to a cache. `lengths` beside q, k and v may mean padding.
+_CACHE_LENGTHS = (
+    "context_lens",
+    "cache_seqlens",
+    "seqused_k",
+    "cache_lens",
+    "context_lengths",
+    "cache_lengths",
+)
+# Several queries come before one, so that code that takes several is tried on several.
+_QUERY_FORMS = (("BTHD", False), ("BHTD", False), ("BHD", False), ("BTHD", True), ("BHTD", True))
+
+
+def _refuse_unknown(parameters: dict[str, inspect.Parameter], known: set[str]) -> None:
+    """Raise `CheckError` for a required argument whose meaning is not known."""
+    for name, p in parameters.items():
+        if is_required(p) and name not in known:
+            raise CheckError(
+                f"it needs `{name}` in its call, which cannot be guessed: pass it with --call {name}=…, or "
+                f"check(…, call={{{name!r}: …}})"
+            )

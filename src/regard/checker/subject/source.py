@@ -1,0 +1,224 @@
+"""The author's source text, the numbers in it, and the names of a model's parts.
+
+A number is only a candidate, for a window, a cap or a rotary base. It counts once the oracle has reproduced
+the code's numbers with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.checker.subject import vocabulary
+from regard.checker.subject.subject import Subject
+
+# Br and Bc are FlashAttention's own names.
+BLOCK_NAME = re.compile(r"(^|_)(blocks?|buckets?|chunks?|tiles?)(_|$)|(^|_)block[mnqk]$|^b[rc]$", re.I)
+# A size of blocks in the source, `BLOCK_M = 128` or `block: int = 4`.
+_BLOCK_CONSTANT = re.compile(r"(?:block|bucket|chunk|tile)\w*\s*(?::\s*[\w.]+\s*)?=\s*(\d+)\b", re.I)
+
+
+def source_of(subject: Subject) -> str:
+    """Return the source of a function or class with the helpers that it uses, or "" if there is none."""
+    return "\n".join(_source(code) for code in _codes(subject))
+
+
+def _codes(subject: Subject) -> list[Any]:
+    """Return the code under test: a function or the classes of modules, and helpers of the same file."""
+    target = subject.target
+    if isinstance(target, nn.Module):
+        kinds = [type(part) for part in target.modules() if not type(part).__module__.startswith("torch.")]
+        own = [base for kind in kinds for base in kind.__mro__ if base.__module__ == kind.__module__]
+        found: list[Any] = list(dict.fromkeys(own))
+    else:
+        while isinstance(target, functools.partial):
+            target = target.func
+        found = [target if inspect.isroutine(target) else type(target)]
+    for code in found:  # grows while it is read
+        found += [helper for helper in _helpers(code) if helper not in found and len(found) < 40]
+    return found
+
+
+def _helpers(code: Any) -> Iterator[Any]:
+    """Yield the functions that a function or a class's methods name, if they stand in the same file."""
+    methods = vars(code).values() if isinstance(code, type) else [code]
+    for method in methods:
+        # vars() of a class holds its static methods and class methods as objects around the functions.
+        method = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+        names = getattr(getattr(method, "__code__", None), "co_names", ())
+        places = getattr(method, "__globals__", {})
+        cells = getattr(method, "__closure__", None) or ()
+        values = [places.get(name) for name in names] + [_content(cell) for cell in cells]
+        for value in values:
+            value = inspect.unwrap(value) if inspect.isfunction(value) else value
+            if inspect.isfunction(value) and value.__module__ == getattr(method, "__module__", None):
+                yield value
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return None
+
+
+@functools.cache
+def _source(code: Any) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(code))
+    except (OSError, TypeError):
+        return ""
+
+
+def prose_of(source: str) -> str:
+    """Return the strings and comments of source text, in one line."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):  # a lambda inside an expression
+        return ""
+    prose = [t.string.strip("#\"' ") for t in tokens if t.type in (tokenize.STRING, tokenize.COMMENT)]
+    return re.sub(r"\s+", " ", " ".join(prose))
+
+
+def returned_names(source: str) -> set[str]:
+    """Return the names of what functions return beside their first result: "attn" of `return out, attn`."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a lambda inside an expression
+        return set()
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    others = [part for value in returned if isinstance(value, ast.Tuple) for part in value.elts[1:]]
+    return {node.id for part in others for node in ast.walk(part) if isinstance(node, ast.Name)}
+
+
+def numbers_of(subject: Subject) -> list[float]:
+    """Return the positive numbers that the code holds: attributes, arguments, defaults and literals."""
+    found: set[float] = set()
+    for value in _values(subject):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+            value, number = float(value), True
+        if number and 0 < float(value) < 1e9:
+            found.add(float(value))
+    return sorted(found)
+
+
+def _values(subject: Subject) -> Iterator[Any]:
+    yield from subject.init.values()
+    yield from subject.extra.values()
+    if subject.module is not None:
+        for part in subject.module.modules():
+            config = getattr(part, "config", None)
+            yield from [*vars(part).values(), *getattr(config, "__dict__", {}).values()]
+            yield from part._parameters.values()
+            yield from part._buffers.values()
+    for code in _codes(subject):
+        for cell in getattr(code, "__closure__", None) or ():
+            yield _content(cell)
+        try:
+            tree = ast.parse(_source(code))
+        except SyntaxError:  # a lambda inside an expression
+            continue
+        yield from (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+
+
+def block_sizes(subject: Subject) -> list[int]:
+    """Return the sizes of blocks that the code names, in its source or as a constant of its file."""
+    named = [int(n) for n in _BLOCK_CONSTANT.findall(source_of(subject))]
+    return named + [n for name, n in _constants(subject) if BLOCK_NAME.search(name)]
+
+
+def whole_numbers(subject: Subject) -> list[int]:
+    """Return the whole numbers by which the code may cut a text: its literals and its file's constants.
+
+    Defaults of parameters that are known sizes, such as `d_model=512`, are not among them.
+    """
+    found = [n for _, n in _constants(subject)]
+    for code in _codes(subject):
+        try:
+            tree = ast.parse(_source(code))
+        except SyntaxError:  # a lambda inside an expression
+            continue
+        sizes: set[ast.AST] = set()
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.arguments)):
+            # Defaults belong to the last arguments.
+            named = [*zip(reversed([*node.posonlyargs, *node.args]), reversed(node.defaults), strict=False)]
+            named += [
+                (arg, value) for arg, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value
+            ]
+            sizes |= {value for arg, value in named if vocabulary.size(arg.arg) is not None}
+        found += [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and type(node.value) is int and node not in sizes
+        ]
+    return found
+
+
+def _constants(subject: Subject) -> Iterator[tuple[str, int]]:
+    """Yield the whole numbers among the globals that the code reads, and in classes of its file, by name."""
+    for code in _codes(subject):
+        for method in vars(code).values() if isinstance(code, type) else [code]:
+            method = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+            places = getattr(method, "__globals__", {})
+            read = {name: places.get(name) for name in _names(getattr(method, "__code__", None))}
+            kinds = [*read.values(), *(getattr(method, "__defaults__", None) or ())]
+            for kind in kinds:
+                own = getattr(kind, "__module__", None) == getattr(method, "__module__", "")
+                if isinstance(kind, type) and own and not issubclass(kind, nn.Module):
+                    read = read | dict(vars(kind))
+            yield from ((name, value) for name, value in read.items() if type(value) is int)
+
+
+def _names(code: Any) -> set[str]:
+    """Return the names that compiled code reads, also in its lambdas and comprehensions."""
+    if code is None:
+        return set()
+    inner = [_names(constant) for constant in code.co_consts if inspect.iscode(constant)]
+    return set(code.co_names).union(*inner)
+
+
+def tensors_of(subject: Subject) -> list[tuple[str, Tensor]]:
+    """Return every tensor that a module holds, with its path: parameters, buffers and plain attributes."""
+    module = subject.module_as(torch.float64)
+    if module is None:
+        return []
+    found = [*module.named_parameters(), *module.named_buffers()]
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            for tensor in value if isinstance(value, tuple | list) else [value]:
+                if isinstance(tensor, Tensor):
+                    found.append((f"{path}.{name}".lstrip("."), tensor))
+    return [(path, tensor.detach()) for path, tensor in found]
+
+
+_ATTENTION = re.compile(r"attention|attn", re.I)
+# Karpathy's lecture builds its attention of a list of `Head`.
+_HEAD = re.compile(r"head(?!s)$|single", re.I)
+
+
+def attention_parts(module: nn.Module) -> list[str]:
+    """Return the paths of the outermost submodules called attention; the heads of a list do not count."""
+    found: list[str] = []
+    for path, part in module.named_modules():
+        name = type(part).__name__
+        inside = any(path.startswith(f"{outer}.") for outer in found)
+        if path and not inside and _ATTENTION.search(name) and not _HEAD.search(name):
+            found.append(path)
+    return found
+
+
+def model_sentence(parts: list[str]) -> str:
+    """Return what to do with a model that holds these attentions."""
+    shown = re.sub(r"\.(\d+)", r"[\1]", parts[0])
+    return f"this is a model: hand over `.{shown}`, or use regard.capture to see its attention"

@@ -1,1 +1,0 @@
-"""How visible each mistake is, on the inputs of a check or on yours."""
