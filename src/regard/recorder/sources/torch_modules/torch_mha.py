@@ -2,10 +2,9 @@
 
 The model's result keeps its bits. Where it calls `scaled_dot_product_attention`, that call is recorded (see
 `sdpa`). In two cases the call cannot be seen: with `need_weights=True` PyTorch multiplies matrices inside one
-function, and in inference whole layers run in one fused kernel (the "fast path"). Then the kernel's
-operations are called one by one where they give its bits (see `torch_fused`). Elsewhere the attention is
-computed a second time from the same inputs and weights and carried on to a result of the model, which is
-compared on sampled rows; a difference is recorded as a problem, and the layer is not certified.
+function, and in inference whole layers run in one fused kernel (the "fast path", see `torch_fused`). Then the
+attention is computed a second time from the same inputs and weights and carried on to a result of the model,
+which is compared on sampled rows; a difference is recorded as a problem, and the layer is not certified.
 """
 
 from __future__ import annotations
@@ -209,9 +208,10 @@ def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
         listeners = current_listeners()
         if not listeners:
             return run(*args, **kwargs)  # type: ignore[no-any-return]
-        # The operations of the kernel are called one by one here, and cut its tensors into heads.
+        # What is computed again here is not the model's, and cuts its tensors into heads.
         with token_order.paused():
-            result, call = torch_fused.encoder_layer(run, torch_fused.EncoderLayer(*args, **kwargs))
+            result: Tensor = run(*args, **kwargs)
+            call = torch_fused.encoder_layer(result, torch_fused.EncoderLayer(*args, **kwargs))
             _notify_unchanged(listeners, call)
         return result
 
