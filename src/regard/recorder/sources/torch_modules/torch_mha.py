@@ -26,6 +26,7 @@ from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa, token_order
 from regard.recorder.sources.sdpa import CallListener, current_listeners, listening, notify
 from regard.recorder.sources.structure_of_models.structure import modules_of
+from regard.recorder.sources.structure_of_models.token_mixers import FUSED
 from regard.recorder.sources.torch_modules import torch_fused
 from regard.recorder.sources.torch_modules.torch_fused import difference_problem
 from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
@@ -65,20 +66,19 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         module: CallListener(functools.partial(receiver.record, layer_id), receiver.is_editor)
         for module, layer_id in modules.items()
     }
+    # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
+    run = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
     wrappers = MethodWrappers()
     for module in model.modules():
-        if receiver.is_editor and isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
-            # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
-            wrappers.add(module, "forward", sdpa.run_in_mode)
         # The fused kernel of an encoder layer does not call its attention.
         inner = module.self_attn if isinstance(module, nn.TransformerEncoderLayer) else module
+        # Wrapped, not hooked: PyTorch leaves its fast path if it finds a hook.
         if isinstance(inner, nn.MultiheadAttention):
-            # Wrapped, not hooked: PyTorch leaves its fast path if it finds a hook.
             wrappers.add(module, "forward", functools.partial(_run_module, inner))
-            if receiver.is_editor:
-                wrappers.add(module, "forward", sdpa.run_in_mode)
+        if isinstance(module, FUSED):
+            wrappers.add(module, "forward", run)
     with (
-        sdpa.intercepted(model),
+        sdpa.intercepted(),
         intercepted_functions(),
         _listeners.added(listeners),
         wrappers.active(),
