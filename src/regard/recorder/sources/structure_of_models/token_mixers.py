@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from regard.recorder.sources.structure_of_models.code_names import (
-    ATTEND,
     called_names,
     has_graph,
     module_names,
@@ -57,7 +56,6 @@ SCANS = {"cumsum", "cumprod", "cummax", "logcumsumexp", "roll", "fft", "rfft", "
 SUMS = {"exp", "logsumexp", "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce"}
 """Functions by which attention is written without a matrix product: Bahdanau's, and that of graphs."""
 FUNCTIONS = {
-    ATTEND,
     "scaled_dot_product_attention",
     "flash_attn_func",
     "flash_attn_varlen_func",
@@ -279,6 +277,9 @@ class TokenMixers:
             return False
         if TOKENWISE.search(kind_of(module)) or type(module).__module__.startswith("torch."):
             return False
+        # It hides, as by compiled code, what another module of its class was heard to do.
+        if any(type(self.modules[x]) is type(module) for x in heard if x in self.modules):
+            return True
         tokenwise = all(TOKENWISE.search(kind_of(child)) for child in module.children())
         names = called_names(cast(Any, type(module)))
         return not tokenwise or _has_softmax(names) or bool((SCANS | PRODUCTS | SUMS) & names)
