@@ -355,7 +355,7 @@ class WithFlag(nn.Module):
 def test_an_attribute_called_attend_is_no_attention() -> None:
     seen, _ = run(nn.Sequential(Own(), WithFlag(), Own()), torch.randn(1, 9, 16))
     assert not seen.missing
-    with pytest.raises(ValueError, match="expected one with attention that capture recognises"):
+    with pytest.raises(RuntimeError, match="no attention call was heard"):
         regard.capture(nn.Sequential(WithFlag()), inputs=torch.randn(1, 9, 16))
 
 

@@ -29,10 +29,6 @@ cudnn_attention = torch._scaled_dot_product_cudnn_attention
 """cuDNN's kernel, with its lse. If gone: the flash kernel, which is slower once a cache stops growing."""
 flash_attention_with_window = torch.ops.aten._flash_attention_forward.default
 """The flash kernel with a window. If gone: `torch.nn.attention.varlen.varlen_attn`, or the Triton kernels."""
-transform_bias_rescale_qkv = torch._transform_bias_rescale_qkv
-"""How PyTorch's fused encoder layer splits q, k and v. If gone: add the bias, split, and divide q by √D."""
-masked_softmax = torch._masked_softmax
-"""The softmax of PyTorch's fused encoder layer. If gone: `masked_fill`, `softmax`, whose last bits differ."""
 
 # The state around a call. `attend` asks for most of these in every call, and the public questions are Python
 # functions around them, which take longer.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from itertools import product
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.recorder import Capture
-from regard.recorder.sources.torch_modules import torch_fused
 from regard.recorder.sources.transformers_library.mask_recognition import as_rule
-from tests.sampling import share
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
@@ -212,43 +209,12 @@ def test_the_fast_path_is_really_taken_and_seen(monkeypatch: pytest.MonkeyPatch)
     with torch.no_grad():
         with regard.capture(layer) as seen:
             layer(x)
-        assert taken == ["_transformer_encoder_layer_fwd"]  # beside which its operations are tried once
+        assert taken == ["_transformer_encoder_layer_fwd"]
         with regard.capture(layer.self_attn) as alone:
             layer.self_attn(x, x, x)
     assert taken[1:] == ["_native_multi_head_attention"]
     assert seen.certificate.certified
     torch.testing.assert_close(seen[0].to_dense(), alone[0].to_dense())
-
-
-@pytest.mark.parametrize(
-    ("kind", "norm_first", "activation", "dtype"),
-    share(
-        product([None, 0, 1, 2], [False, True], ["relu", "gelu"], [torch.float32, torch.float64]),
-        5,
-    ),
-)
-def test_the_operations_of_a_fused_layer_give_its_bits(
-    kind: int | None, norm_first: bool, activation: str, dtype: torch.dtype
-) -> None:
-    """At sizes at which a product is cut into blocks; in this version of PyTorch they serve the capture."""
-    B, T, D, heads = 2, 130, 96, 6
-    layer = nn.TransformerEncoderLayer(
-        D, heads, 200, activation=activation, norm_first=norm_first, batch_first=True, dtype=dtype
-    ).eval()
-    x = torch.randn(B, T, D, dtype=dtype)
-    shape = {0: (T, T), 1: (B, T), 2: (B, heads, T, T)}.get(-1 if kind is None else kind)
-    mask = None if shape is None else torch.rand(shape) < 0.3
-    with torch.no_grad():
-        for weight in layer.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
-        arguments = fused_arguments(layer, x, mask, kind)
-        run = torch._transformer_encoder_layer_fwd
-        assert torch_fused._operations_agree(run, dtype, norm_first, activation == "gelu", kind)
-        result, call = torch_fused._run_operations(arguments)
-        assert torch.equal(result, run(*arguments))
-        again = call._replace(lse=None).attention_map()
-        torch.testing.assert_close(call.attention_map().lse, again.lse, atol=2e-6, rtol=2e-6)
-        torch.testing.assert_close(call.output, call.attention_map() @ call.v)
 
 
 def test_a_kernel_with_other_bits_is_run_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,29 +224,6 @@ def test_a_kernel_with_other_bits_is_run_itself(monkeypatch: pytest.MonkeyPatch)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2).eval()
     with torch.no_grad():
         captured(model, torch.randn(2, 70, 16))
-
-
-def fused_arguments(
-    layer: nn.TransformerEncoderLayer, x: Tensor, mask: Tensor | None, mask_type: int | None
-) -> torch_fused.EncoderLayer:
-    """The arguments with which PyTorch calls its kernel for this layer."""
-    attention = layer.self_attn
-    return torch_fused.EncoderLayer(
-        x,
-        attention.embed_dim,
-        attention.num_heads,
-        attention.in_proj_weight,
-        attention.in_proj_bias,
-        attention.out_proj.weight,
-        attention.out_proj.bias,
-        layer.activation_relu_or_gelu == 2,
-        layer.norm_first,
-        layer.norm1.eps,
-        *(layer.norm1.weight, layer.norm1.bias, layer.norm2.weight, layer.norm2.bias),
-        *(layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias),
-        mask,
-        mask_type,
-    )
 
 
 def test_nested_tensors_keep_their_zeros() -> None:

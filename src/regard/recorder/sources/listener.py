@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -36,7 +36,12 @@ from regard.recorder.sources.structure_of_models.code_names import ATTEND, modul
 from regard.recorder.sources.structure_of_models.head_placement import is_distributed, place_heads
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids, number_in
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
-from regard.recorder.sources.structure_of_models.token_mixers import computes_softmax_attention, kind_of
+from regard.recorder.sources.structure_of_models.token_mixers import (
+    FUSED,
+    computes_softmax_attention,
+    is_torchs,
+    kind_of,
+)
 from regard.recorder.sources.torch_modules import torch_mha
 from regard.support.override import ContextEntries, MethodWrappers
 from regard.support.torch_internals import current_transform
@@ -92,15 +97,20 @@ def _layer_ids(model: nn.Module) -> dict[str, LayerId]:
 
 
 @remembered
-def _traced_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the attention modules that compute a softmax in their own code."""
-    modules = attention_modules(model)
-    return frozenset(name for name, module in modules.items() if computes_softmax_attention(module))
+def _traced_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the modules whose functions are followed: those of code that nobody here knows.
+
+    Transformers' modules call its interface, unless they compute a softmax themselves, and Regard's own are
+    sources of their own. PyTorch's hold no code of a model, and would leave their fused kernels.
+    """
+    return tuple(name for name, module in model.named_modules() if _is_traced(module))
 
 
-@remembered
-def _calls_multi_head(model: nn.Module) -> bool:
-    return any(MULTI_HEAD in module_names(module) for module in attention_modules(model).values())
+def _is_traced(module: nn.Module) -> bool:
+    file = type(module).__module__
+    if isinstance(module, FUSED) or file.startswith("regard."):
+        return False
+    return computes_softmax_attention(module) if file.startswith("transformers.") else not is_torchs(module)
 
 
 def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -122,7 +132,7 @@ def numbered_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 def fits(model: nn.Module) -> bool:
     """Whether the model has a module to listen to, or is one of Transformers'."""
-    return bool(attention_modules(model)) or is_transformers(model)
+    return bool(_traced_names(model) or attention_modules(model)) or is_transformers(model)
 
 
 @remembered
@@ -265,13 +275,14 @@ def _strides(x: Tensor, other: Tensor) -> tuple[int, ...]:
 class Listener:
     """Passes the attention calls of one model's modules to one receiver.
 
-    `modules` are the model's `attention_modules`.
+    `watched` are the modules that run in `run_module`.
     """
 
-    def __init__(self, model: nn.Module, receiver: CallReceiver, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, model: nn.Module, receiver: CallReceiver, watched: Iterable[nn.Module]) -> None:
         self.receiver = receiver
-        self.modules = frozenset(modules.values())
-        self.names = {module: name for name, module in modules_of(model).items()}
+        self.watched = frozenset(watched)
+        modules = modules_of(model)
+        self.names = {module: name for name, module in modules.items()}
         self.layer_ids = {modules[name]: layer_id for name, layer_id in _layer_ids(model).items()}
         self.earlier: dict[nn.Module, list[EarlierCall]] = {}
         """The attention calls that each module has made since it was called itself."""
@@ -291,8 +302,8 @@ class Listener:
         if isinstance(call, AttentionCall) and is_distributed():
             call = place_heads(module, self._parent(module), call)
             call = place_rows(call) if isinstance(call, AttentionCall) else call
-        # Only attention modules are hooked, so only their earlier calls are known to be of one run.
-        earlier = self.earlier.setdefault(module, []) if module in self.modules else []
+        # Of these modules alone it is known when a run begins, and which calls are of one run.
+        earlier = self.earlier.setdefault(module, []) if module in self.watched else []
         if isinstance(call, AttentionCall):
             this = EarlierCall.of(call)
             same = next((i for i, other in enumerate(earlier) if this.same_weights(other)), None)
@@ -316,7 +327,7 @@ class Listener:
                 self.receiver.unplace(earlier[0].slot, PARTS)
                 self.receiver.unplace(slot, earlier[-1].place_after(earlier[0]))
         # Only these modules run in `run_and_disown`, which knows when an output was not used.
-        if module in self.modules:
+        if module in self.watched:
             sdpa.if_unused(functools.partial(self.receiver.disown, slot))
         return call
 
@@ -336,7 +347,8 @@ class Listener:
         """Return the layer id of a module."""
         # Any running module may call the function, also one whose code did not show it beforehand.
         if module not in self.layer_ids:
-            return LayerId(number_in(self.names[module], 0), self.names[module])
+            number = number_in(self.names[module], len(self.layer_ids))
+            self.layer_ids[module] = LayerId(number, self.names[module])
         return self.layer_ids[module]
 
     def run_module(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -409,29 +421,31 @@ def _numbered(layer_id: LayerId, calls: list[EarlierCall]) -> LayerId:
 @contextmanager
 def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
     """Listen to the model's attention; restore everything on leaving."""
-    modules = attention_modules(model)
-    listener = Listener(model, receiver, modules)
+    modules, attention = modules_of(model), attention_modules(model)
+    traced = dict.fromkeys(_traced_names(model))
+    watched = {name: modules[name] for name in {**attention, **traced}}
+    listener = Listener(model, receiver, watched.values())
     receiver.expect(listener.layer_ids.values())
-    wrappers, traced = MethodWrappers(), _traced_names(model)
-    for name, module in modules.items():
+    wrappers = MethodWrappers()
+    for name, module in watched.items():
         wrappers.add(module, "forward", functools.partial(listener.run_module, module))
         if name in traced:
             wrappers.add(module, "forward", functools.partial(eager_trace.run_traced, _hear_eager))
     with ExitStack() as undo:
         undo.enter_context(wrappers.active())
-        undo.enter_context(sdpa.intercepted(model))
+        undo.enter_context(sdpa.intercepted())
         undo.enter_context(attend_function.heard())
         undo.enter_context(ring_attention.heard())
+        # WavLM (Transformers) calls `multi_head_attention_forward` in a module of its own.
+        undo.enter_context(torch_mha.intercepted_functions())
         if is_transformers(model):
             from regard.recorder.sources.transformers_library import transformers_interface
 
             # Every Transformers model fits, so that one without known attention is refused by the names of
             # its classes.
-            if not modules and not linear_modules(model):
+            if not watched and not linear_modules(model):
                 raise ValueError(no_attention_message(model))
             undo.enter_context(transformers_interface.intercepted(listener))
-        if _calls_multi_head(model):
-            undo.enter_context(torch_mha.intercepted_functions())
         wants_overview = functools.partial(listener.wants_overview, None)
         heard = sdpa.CallListener(listener.hear, receiver.is_editor, wants_overview)
         undo.enter_context(sdpa.open_listeners.added(heard))

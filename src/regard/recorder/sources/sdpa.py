@@ -1,6 +1,6 @@
 """Intercepts PyTorch's `scaled_dot_product_attention`. Every source that hears this function uses this file.
 
-While a capture is open, the function is replaced by `observed_attention`, which returns the same bits: it
+While a capture is open, `observed_attention` stands in for the function, and returns the same bits: it
 runs the same kernel, through the operator that also returns the row log-sum-exp if there is one, and passes
 the call to the listeners of the current context. Code outside of that context is not affected.
 """
@@ -8,15 +8,13 @@ the call to the listeners of the current context. Code outside of that context i
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
@@ -36,7 +34,6 @@ from regard.recorder.sources.call_stack import calling_module, is_running
 from regard.recorder.sources.sdpa_call import attention_call, given_scale
 from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import (
-    COPYING,
     HeadOrderError,
     LeadingAxes,
     head_counts,
@@ -45,9 +42,8 @@ from regard.recorder.sources.structure_of_models.head_order import (
 )
 from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
 from regard.recorder.sources.structure_of_models.packed_heads import are_packed, unpack
-from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
-from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS, mixes_tokens
-from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
+from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS
+from regard.support.override import ContextEntries, SharedOverride
 from regard.support.torch_internals import (
     current_function_mode,
     current_transform,
@@ -139,39 +135,34 @@ def is_computing() -> bool:
 
 
 @contextmanager
-def intercepted(model: nn.Module) -> Iterator[None]:
-    """While any such block is open, the function is intercepted under every name in the model's code."""
-    wrappers = MethodWrappers()
-    for name in _names_in_mode(model):
-        wrappers.add(modules_of(model)[name], "forward", run_in_mode)
-    with _override.opened(), wrappers.active():
-        for file in (functional, *(sys.modules[name] for name in _files(model))):
-            intercept_in(file)
+def intercepted() -> Iterator[None]:
+    """While any such block is open, the function is intercepted under its public name.
+
+    Transformers' and PyTorch's own code call it by that name, and run without the mode: it would cost each
+    operation 10 µs, and PyTorch's modules would leave their fused kernels. All other code runs in the mode.
+    """
+    with _override.opened():
+        _override.replace(functional, original.__name__, lambda _: observed_attention)
         yield
-
-
-@remembered
-def _names_in_mode(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules that run in an `AttentionMode`: the model and those that mix tokens."""
-    # PyTorch's own modules leave their fused kernels while such a mode is on.
-    if any(isinstance(x, nn.MultiheadAttention | nn.TransformerEncoderLayer) for x in model.modules()):
-        return ()
-    # Transformers' own code calls the function by its name in a file, where it is replaced; the mode would
-    # cost each of its operations 10 µs.
-    names = {type(x).__module__ for x in model.modules()}
-    own = ("transformers.", "torch.nn.")
-    if any(name.startswith(own[0]) for name in names) and all(name.startswith(own) for name in names):
-        return ()
-    # The model itself, and its mixing modules, since each of them may be called without the model.
-    return tuple(name for name, module in model.named_modules() if not name or mixes_tokens(module))
 
 
 def run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a module's `forward` with an `AttentionMode`. The modes of a thread are a stack: one is enough."""
-    if any(isinstance(mode, AttentionMode) for mode in function_modes()):  # type: ignore[no-untyped-call]
+    if in_mode():
         return forward(*args, **kwargs)
     with AttentionMode():
         return forward(*args, **kwargs)
+
+
+def run_without_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a module's `forward` without the mode around it."""
+    with without_mode():
+        return forward(*args, **kwargs)
+
+
+def in_mode() -> bool:
+    """Whether this thread runs in an `AttentionMode`."""
+    return any(isinstance(mode, AttentionMode) for mode in function_modes())  # type: ignore[no-untyped-call]
 
 
 def without_mode() -> AbstractContextManager[Any]:
@@ -181,31 +172,39 @@ def without_mode() -> AbstractContextManager[Any]:
 
 
 class AttentionMode(TorchFunctionMode):
-    """Intercepts the function where its caller holds it in an attribute, a default argument or a table."""
+    """Intercepts the function where its caller holds it under a name of its own, in an attribute or a table.
+
+    `EagerTrace` follows the other functions, too.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         # Dynamo warns of cached functions.
-        if not torch.compiler.is_compiling() and not _is_noted(func) and not _unused.get():
-            return func(*args, **(kwargs or {}))
-        if (name := function_name(func)) in LEAVING:
-            token_order.note_departure(args[0], name)
-        if not _computing.get():
-            if func in FUNCTIONS:
-                return observed_attention(*args, **(kwargs or {}))
-            if FUSED_OPERATORS.search(name := function_name(func)):
+        if torch.compiler.is_compiling() or _computing.get():
+            return func(*args, **kwargs)
+        if func in FUNCTIONS:
+            return observed_attention(*args, **kwargs)
+        if _is_noted(func):
+            if (name := function_name(func)) in LEAVING:
+                token_order.note_departure(args[0], name)
+            elif FUSED_OPERATORS.search(name):
                 _report_operator(name)
-        output = func(*args, **(kwargs or {}))
+        output = self.follow(func, args, kwargs)
         note_axes(func, args, output)
-        if (unused := _unused.get()) and not _computing.get() and _goes_on(func, output):
-            unused.keep_unless((*args, *(kwargs or {}).values()))
+        if (unused := _unused.get()) and _goes_on(func, output):
+            unused.keep_unless((*args, *kwargs.values()))
         return output
+
+    def follow(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a function that is not intercepted."""
+        return func(*args, **kwargs)
 
 
 @functools.cache
 def _is_noted(func: Any) -> bool:
-    """Whether a torch function matters to the mode: the others, nearly all, should cost little."""
+    """Whether a torch function takes a tensor out of PyTorch, or is an operator that cannot be heard."""
     name = function_name(func)
-    return func in FUNCTIONS or name in COPYING | LEAVING or bool(FUSED_OPERATORS.search(name))
+    return name in LEAVING or bool(FUSED_OPERATORS.search(name))
 
 
 class UnusedOutputs:
@@ -256,7 +255,7 @@ def run_and_disown(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     if unused:
         unused.keep_unless([output, *(output.values() if isinstance(output, dict) else ())])
     # Without a mode, as in Transformers' own code, nothing shows which functions took an output.
-    if any(isinstance(mode, AttentionMode) for mode in function_modes()):  # type: ignore[no-untyped-call]
+    if in_mode():
         unused.disown()
     return output
 
@@ -281,24 +280,6 @@ def _report_operator(name: str) -> None:
         notify(
             current_listeners(), UnreadableCall(f"it calls PyTorch's operator {name}, which cannot be heard")
         )
-
-
-def intercept_in(file: ModuleType) -> None:
-    """Replace the function under every name that it has in a file, until the last block is left."""
-    for name in [name for name, value in vars(file).items() if value is original]:
-        _override.replace(file, name, lambda _: observed_attention)
-
-
-@remembered
-def _files(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the files that hold the model's code and the functions that it calls."""
-    names = {type(module).__module__ for module in model.modules()}
-    for name in list(names):
-        values = vars(sys.modules[name]).values() if name in sys.modules else ()
-        names |= {value.__module__ for value in values if isinstance(value, FunctionType)}
-    files = (name for name in names if name in sys.modules)  # code that was made by a program has none
-    # Regard's own files compute with the original, and PyTorch's call it through `functional`.
-    return tuple(name for name in files if not name.startswith(("torch.", "regard.")))
 
 
 def observed_attention(

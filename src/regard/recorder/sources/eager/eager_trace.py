@@ -1,9 +1,9 @@
 """Follows attention that a module computes in its own code: a product, a softmax over keys, a product.
 
-While such a module runs, an `EagerTrace` sees every torch function that it calls. The result of a product of
-two activations may be scores; what is done to scores up to a softmax is noted; and if the result of the
-softmax is multiplied with something else, that is attention. A softmax that is not preceded and followed by
-such products (of a router, a sampler or a loss) is none. Nothing that the module computes is changed.
+While code runs that nobody here knows, an `EagerTrace` sees every torch function that it calls. The result
+of a product of two activations may be scores; what is done to scores up to a softmax is noted; and if the
+result of the softmax is multiplied with something else, that is attention. A softmax that is not preceded and
+followed by such products (of a router, a sampler or a loss) is none. Nothing that is computed is changed.
 This file knows functions and tensors; `eager_call` makes an attention call of what was followed.
 """
 
@@ -15,9 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.recorder.attention_call import dropout_problem
@@ -36,8 +34,9 @@ from regard.recorder.sources.eager.eager_scores import (
     next_scores,
 )
 from regard.recorder.sources.eager.products import Product, arrange
+from regard.recorder.sources.sdpa import AttentionMode
 from regard.recorder.sources.structure_of_models.code_names import function_name
-from regard.recorder.sources.structure_of_models.head_order import head_counts, leading_axes, note_axes
+from regard.recorder.sources.structure_of_models.head_order import head_counts, leading_axes
 from regard.support.torch_internals import function_modes
 
 Hear = Callable[[EagerAttention], Tensor | None]
@@ -80,7 +79,7 @@ def _query_label(product: Product, own: tuple[str, ...], key: str) -> tuple[str,
     return own[-1], False
 
 
-class EagerTrace(TorchFunctionMode):
+class EagerTrace(AttentionMode):
     """Follows the scores and weights of the attention that is computed inside it."""
 
     def __init__(self, hear: Hear) -> None:
@@ -94,18 +93,17 @@ class EagerTrace(TorchFunctionMode):
         self.stacked: WeakIdKeyDictionary = WeakIdKeyDictionary()
         """Tensors that were concatenated along their first axis, from how many."""
         self.mixed: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """Products with weights, and what is made of them without a parameter."""
+        """Products with weights, and what is made of them without a parameter: the module of the product."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if _paused.get() or torch.compiler.is_compiling():
+    def follow(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a function, and note what its result is to the scores and weights that are known."""
+        if _paused.get():
             return func(*args, **kwargs)
         name = _name(func)
         # What the softmax returned is compared with what was multiplied, so that it is needed as it was.
         if args and isinstance(args[0], Tensor) and args[0] in self.weights and _writes(func):
             self._copy_weights(args[0])
         output = func(*args, **kwargs)
-        note_axes(func, args, output)
         tensors = _tensors_among(args, kwargs)
         # Heads that are put in front of texts in this way have the axis of texts.
         if name in CONCATENATING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0:
@@ -122,9 +120,9 @@ class EagerTrace(TorchFunctionMode):
             for x in _tensors_in(output):
                 self.scores[x] = self._scores_after(func, name, args, kwargs, x)
         # After a projection they may be the values of the next attention.
-        elif any(x in self.mixed for x in tensors) and not any(map(_is_parameter, tensors)):
+        elif (module := self._mixer_of(tensors)) is not None:
             for x in _tensors_in(output):
-                self.mixed[x] = True
+                self.mixed[x] = module
         elif tensors and all(self._is_constant(x) for x in tensors):
             for x in _tensors_in(output):
                 self.constants[x] = True
@@ -134,6 +132,11 @@ class EagerTrace(TorchFunctionMode):
         """Whether a tensor is a parameter, or made of nothing but parameters."""
         return _is_parameter(x) or x in self.constants
 
+    def _mixer_of(self, tensors: list[Tensor]) -> nn.Module | None:
+        """Return the module that multiplied one of some tensors with weights; None beside a parameter."""
+        module: nn.Module | None = next((self.mixed[x] for x in tensors if x in self.mixed), None)
+        return None if module is None or any(map(_is_parameter, tensors)) else module
+
     # Products.
 
     def _product(self, product: Product, output: Tensor) -> Tensor:
@@ -141,11 +144,11 @@ class EagerTrace(TorchFunctionMode):
         if product.left in self.weights or product.right in self.weights:
             is_left = product.left in self.weights
             output = self._multiply_values(product if is_left else product.reversed(), output)
-            self.mixed[output] = True
+            self.mixed[output] = calling_module()
             return output
-        operands = (product.left, product.right)
-        if any(x in self.mixed for x in operands) and not any(map(_is_parameter, operands)):
-            self.mixed[output] = True
+        operands = [product.left, product.right]
+        if (module := self._mixer_of(operands)) is not None:
+            self.mixed[output] = module
         before = next((self.scores[x] for x in operands if x in self.scores), None)
         if before is not None:
             self.scores[output] = before.unknown
@@ -205,7 +208,8 @@ class EagerTrace(TorchFunctionMode):
             v=v,
             output=arrange(output, product.labels, order).flatten(-len(width)),
             modules=_common(weights.modules, _modules()),
-            is_composed=product.right in self.mixed,
+            # The output of another module is the text of this one, as in a stack without projections.
+            is_composed=self.mixed.get(product.right) is calling_module(),
             stacked=int(self.stacked.get(product.right, 0)),  # type: ignore[no-untyped-call]
             leading_axes=leading_axes(product.right if is_ordered else v),
             is_told=is_told,

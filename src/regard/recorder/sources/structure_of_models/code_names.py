@@ -1,8 +1,7 @@
-"""Reads which names the code of a module uses: of its class, of functions that it holds, and of its graph.
+"""Reads which names the code of a module uses: of its class, and of functions that it calls by a global name.
 
-Bytecode is followed into the functions that are called: those of the same file and of other files, closures,
-tables of functions, `torch.autograd.Function`s. The graphs of `torch.fx`, `torch.export` and TorchScript
-are read as such. Only running a module shows what it computes; this file knows names.
+It is a plain guess, by which layers are numbered before they run and what was not heard is named. What a
+module computes is heard when it runs, wherever its code stands.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import itertools
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -30,22 +27,15 @@ _MATMUL = next(
     for s in dis.get_instructions(compile("a @ b", "", "eval"))
     if s.argrepr == "@"
 )
-GLOBAL, IMPORT = dis.opmap["LOAD_GLOBAL"], dis.opmap["IMPORT_NAME"]  # bit 0 of a global: it is called
-ATTRIBUTES = {dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap}
-ATTRIBUTE_BITS = 1 if sys.version_info >= (3, 12) else 0  # that precede the number of an attribute's name
-EXTENDED, CACHE = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", 0)
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial, torch.jit.ScriptFunction)
-TABLES = (dict, list, tuple)
-TABLE_SIZE = 256  # the most entries of a table that are looked at
-SIMPLE = (type(None), bool, int, float, str, type, nn.Module, torch.Tensor)
+HELD = (FunctionType, MethodType, functools.partial, torch.jit.ScriptFunction)
+SIMPLE = (type(None), bool, int, float, str, type, dict, list, tuple, nn.Module, torch.Tensor)
 """Types of attributes that have no code of their own; modules are looked at one by one."""
 EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
-OTHERS = ("torch", "transformers.", "regard.")
-"""How the names of the files begin whose functions are not followed from another file."""
+OTHERS = ("torch", "transformers.", "regard.", "builtins", "collections")
+"""How the names of the files begin whose code is not followed from another file."""
 ATTEND = "regard.attend"
-"""Stands among the names for the function itself, by whichever name it is called; other functions have its
-name as well."""
+"""Stands among the names for the function itself; other functions have its name as well."""
 SCRIPT_NAMES = re.compile(r'aten::(\w+)|name="(\w+)"')  # of operators and functions in a graph of TorchScript
 
 
@@ -65,19 +55,12 @@ def called_names(kind: Any) -> frozenset[str]:
     the name "matmul".
     """
     bases = ("torch.", "transformers.modeling_utils", "builtins")
-    # Since Python 3.14 a class holds a partial as a static method, or else it is bound to the object.
-    values = [
-        x.__func__ if isinstance(x, staticmethod) else x
-        for base in kind.__mro__
-        if not base.__module__.startswith(bases)
-        for x in vars(base).values()
-    ]
-    tables = (x for x in values if isinstance(x, (*TABLES, functools.partial)))
-    return _names_in([*values, *(function for table in tables for function in _functions_in(table))])
+    classes = (base for base in kind.__mro__ if not base.__module__.startswith(bases))
+    return _names_in(value for base in classes for value in vars(base).values())
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """Return the names in the code of a module: of its class, of what computes for it, and of its graph.
+    """Return the names in the code of a module: of its class, and of what it holds to compute for it.
 
     The modules of diffusers hold such an object, which they call their processor; others hold functions.
     """
@@ -85,12 +68,10 @@ def module_names(module: nn.Module) -> frozenset[str]:
     for name, value in vars(module).items():
         if name in EVERY_MODULE or isinstance(value, SIMPLE):
             continue
-        if isinstance(value, fx.Graph):
-            names |= _graph_names(value)
-        elif isinstance(value, (*FUNCTIONS, *TABLES)):
+        if isinstance(value, HELD):
             names |= _held_names(value)
-        elif callable(value) or not type(value).__module__.startswith((*OTHERS, "builtins", "collections")):
-            names |= called_names(cast(Any, type(value)))  # an object that may compute for the module
+        elif not type(value).__module__.startswith(OTHERS):
+            names |= called_names(cast(Any, type(value)))
     return names
 
 
@@ -116,33 +97,19 @@ def script_names(script: Any) -> frozenset[str]:
 _function_names: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
 
 
-def _held_names(value: Any) -> frozenset[str]:
-    """Return the names in functions that a module holds, but for those of torch and Transformers."""
-    names: frozenset[str] = frozenset()
-    for function in _functions_in(value):
-        if function not in _function_names:
-            is_read = isinstance(function, BuiltinFunctionType | torch.jit.ScriptFunction)
-            is_read = is_read or _is_followed(function)
-            is_read = is_read or inspect.unwrap(function) is attend
-            _function_names[function] = _names_in([function]) if is_read else frozenset()
-        names |= _function_names[function]
-    return names
-
-
-def _graph_names(graph: fx.Graph) -> frozenset[str]:
-    """Return the names of the functions and methods that a graph calls."""
-    names: set[str] = set()
-    for node in graph.nodes:
-        if node.op in ("call_function", "call_method"):
-            names.add(node.target if isinstance(node.target, str) else function_name(node.target))
-            names |= _held_names(node.target)
-    return frozenset(names)
+def _held_names(function: Any) -> frozenset[str]:
+    """Return the names in a function that a module holds, but for those of torch and Transformers."""
+    if function not in _function_names:
+        plain = function.func if isinstance(function, functools.partial) else function
+        is_followed = isinstance(plain, torch.jit.ScriptFunction) or _is_followed(plain)
+        _function_names[function] = _names_in([plain]) if is_followed or plain is attend else frozenset()
+    return _function_names[function]
 
 
 def _names_in(functions: Iterable[Any]) -> frozenset[str]:
     """Return the names in the code of functions, and of the functions that they call."""
     names: set[str] = set()
-    pending, visited = list(functions), dict[int, Any]()  # by their ids, as closures share their code
+    pending, visited = list(functions), set[CodeType]()
     while pending:
         function = pending.pop()
         if isinstance(function, torch.jit.ScriptFunction):
@@ -152,28 +119,20 @@ def _names_in(functions: Iterable[Any]) -> frozenset[str]:
         if function is attend:
             names.add(ATTEND)
             continue
-        # PyTorch's functions are built in: they have a name and no code.
+        # `from torch.nn.functional import scaled_dot_product_attention as sdpa`: built in, without code.
         if isinstance(function, BuiltinFunctionType):
             names.add(function.__name__)
         code = getattr(function, "__code__", None)
-        if code is None or id(function) in visited:
+        if code is None or code in visited:
             continue
-        # It is held, so that its id is not given to another.
-        visited[id(function)] = function
-        inner = list(_codes_in(code))
-        for part in inner:
-            names |= set(part.co_names)
-            if _multiplies_matrices(part.co_code):
-                names.add("matmul")
-        used = {name for part in inner for name in part.co_names}
-        pending += [
-            called
-            for called in _called_by(function, used)
-            if _is_followed(called)
-            or called.__module__ == function.__module__
-            or isinstance(called, BuiltinFunctionType | torch.jit.ScriptFunction)
-            or (inspect.unwrap(called) is attend and _is_followed(function))
-        ]
+        visited.add(code)
+        used = {name for part in _codes_in(code) for name in part.co_names}
+        names |= used
+        if any(_multiplies_matrices(part.co_code) for part in _codes_in(code)):
+            names.add("matmul")
+        if {"regard", "attend"} <= used:
+            names.add(ATTEND)
+        pending += _called_by(function, used)
     return frozenset(names)
 
 
@@ -185,80 +144,18 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
             yield from _codes_in(constant)
 
 
-def _called_by(function: Any, names: set[str]) -> Iterator[Any]:
-    """Yield the functions that a function may call by these names, and those that it holds in its closure."""
+def _called_by(function: Any, names: Iterable[str]) -> Iterator[Any]:
+    """Yield the functions that a function may call by these names: of its file, or of one that it imports."""
     variables = getattr(function, "__globals__", {})
-    known = [name for name in names if name in variables]
-    loaded = _loaded_names(function.__code__) if known or "attend" in names else frozenset()
-    values = [variables[name] for name in known if name in loaded]
-    if "attend" in names and _loads_attend(loaded, variables):
-        yield attend
-    values += getattr(function, "__defaults__", None) or ()
-    values += (getattr(function, "__kwdefaults__", None) or {}).values()
-    values += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell)]
-    visited: set[str] = set()
-    while values:
-        value = values.pop()
-        if not isinstance(value, ModuleType):
-            yield from _functions_in(value)
-        elif value.__name__ not in visited and not value.__name__.startswith(OTHERS):
-            visited.add(value.__name__)
+    values = [variables[name] for name in names if name in variables]
+    for value in list(values):
+        if isinstance(value, ModuleType) and not value.__name__.startswith(OTHERS):
             values += [vars(value)[name] for name in names if name in vars(value)]
-
-
-def _loaded_names(code: CodeType) -> frozenset[str]:
-    """Return the names of the globals that some code loads, "name.attribute" if it asks one for an attribute,
-    and "import name" for each file that it imports."""
-    loaded: set[str] = set()
-    for part in _codes_in(code):
-        high, before = 0, ""
-        for operation, low in zip(part.co_code[::2], part.co_code[1::2], strict=True):
-            number = high | low
-            high = number << 8 if operation == EXTENDED else 0
-            if operation == GLOBAL:
-                loaded.add(before := part.co_names[number >> 1])
-            elif operation == IMPORT:
-                loaded.add(f"import {part.co_names[number]}")
-            elif operation in ATTRIBUTES and before:
-                loaded.add(f"{before}.{part.co_names[number >> ATTRIBUTE_BITS]}")
-            before = before if operation in (GLOBAL, EXTENDED, CACHE) else ""
-    return frozenset(loaded)
-
-
-def _loads_attend(loaded: frozenset[str], variables: Mapping[str, Any]) -> bool:
-    """Whether code that loads these names asks the package for its function, or imports it."""
-    for name in loaded:
-        if name.partition(".")[0] == "import regard":
-            return True
-        value = variables.get(name)
-        if isinstance(value, ModuleType) and value.__name__ == "regard" and f"{name}.attend" in loaded:
-            return True
-    return False
-
-
-def _is_set(cell: Any) -> bool:
-    """Whether a cell of a closure has a value."""
-    # A function that is not defined yet when another refers to it leaves an empty cell, which raises.
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def _functions_in(value: Any) -> Iterator[Any]:
-    """Yield the functions that a value is or holds: also in a table, and as a `torch.autograd.Function`."""
-    if isinstance(value, TABLES):
-        for entry in itertools.islice(value.values() if isinstance(value, dict) else value, TABLE_SIZE):
-            if isinstance(entry, FUNCTIONS):
-                yield from _functions_in(entry)
-    elif isinstance(value, functools.partial):
-        yield from _functions_in(value.func)
-    elif isinstance(value, MethodType):
-        yield from _functions_in(value.__func__)
-    elif isinstance(value, type) and issubclass(value, torch.autograd.Function):
-        yield from (inspect.unwrap(x) for x in vars(value).values() if isinstance(x, staticmethod))
-    elif isinstance(value, FunctionType | BuiltinFunctionType | torch.jit.ScriptFunction):
-        yield value
+    for value in values:
+        is_own = isinstance(value, FunctionType) and value.__module__ == function.__module__
+        is_known = isinstance(value, BuiltinFunctionType | torch.jit.ScriptFunction) or value is attend
+        if is_own or is_known or (isinstance(value, FunctionType) and _is_followed(value)):
+            yield value
 
 
 def _is_followed(function: Any) -> bool:

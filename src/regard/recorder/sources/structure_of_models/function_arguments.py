@@ -1,14 +1,12 @@
 """Interprets the arguments of an attention function in Transformers' style.
 
-Such a function takes `(module, query, key, value, attention_mask, …)`. Which of the other arguments it reads
-is determined from its bytecode: an argument that it does not read changes nothing, and one that it reads and
-that is unknown here keeps its layer from being certified.
+Such a function takes `(module, query, key, value, attention_mask, …)`. An argument that its signature names
+and that is unknown here keeps its layer from being certified. Of the others, which it takes as `**kwargs`,
+the certificate says whether it reads them.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,43 +45,31 @@ INTERPRETED = frozenset(
 
 
 class ArgumentUse(NamedTuple):
-    """The arguments that a function's code reads."""
+    """The arguments that a function was given, without those that are None."""
 
-    names: frozenset[str]
-    everything: bool
-    """Whether it may read every argument, because it passes its keyword arguments on."""
-    attributes: frozenset[str]
-    """The names of attributes and globals in its code."""
+    named: dict[str, Any]
+    """Those that its signature names, which it reads."""
+    collected: dict[str, Any]
+    """Those that it takes together, as `**kwargs`: nothing shows beforehand which of them it reads."""
 
-    def reads(self, name: str) -> bool:
-        """Whether the function may read an argument of this name."""
-        return self.everything or name in self.names
+    @property
+    def every(self) -> dict[str, Any]:
+        """All of them."""
+        return self.named | self.collected
 
 
-@functools.cache
-def argument_use(function: Callable[..., Any]) -> ArgumentUse:
-    """Determine from its bytecode which arguments a function reads; all of them if it has no bytecode."""
-    plain: Any = inspect.unwrap(function)
-    # A `functools.partial` has no code of its own.
-    plain = getattr(plain, "func", plain)
-    code = getattr(plain, "__code__", None)
-    if code is None:
-        return ArgumentUse(frozenset(), True, frozenset())
-    parameters = inspect.signature(plain).parameters.values()
-    names = {x.name for x in parameters if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)}
-    collected = next((x.name for x in parameters if x.kind is x.VAR_KEYWORD), None)
-    everything = any(x.kind is x.VAR_POSITIONAL for x in parameters)
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
-    for step, after, key in zip(steps, steps[1:], steps[2:], strict=False):
-        # Python 3.13 loads two variables by one instruction, whose argument is a pair.
-        loaded = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-        if collected is None or collected not in loaded:
-            continue
-        if after.argval in ("get", "pop") and isinstance(key.argval, str):
-            names.add(key.argval)  # kwargs.get("softcap")
-        else:
-            everything = True
-    return ArgumentUse(frozenset(names), everything, frozenset(code.co_names))
+def argument_use(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentUse:
+    """Tell the arguments after the mask apart by a function's signature; built-in functions may have none."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except ValueError:
+        parameters = []
+    names = [x.name for x in parameters if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
+    takes_all = not parameters or any(x.kind in (x.VAR_KEYWORD, x.VAR_POSITIONAL) for x in parameters)
+    given = {**dict(zip(names[len(FIRST) :], args, strict=False)), **kwargs}
+    given = {name: x for name, x in given.items() if x is not None}
+    others = {name: x for name, x in given.items() if name not in names} if takes_all else {}
+    return ArgumentUse({name: x for name, x in given.items() if name in names}, others)
 
 
 def attention_call(
@@ -98,63 +84,55 @@ def attention_call(
     **kwargs: Any,
 ) -> AttentionCall:
     """Return a call of an attention function, which returned `result`, as an `AttentionCall`."""
-    use = argument_use(function)
-    named = _named_arguments(function, args, kwargs)
-    used = {name: x for name, x in named.items() if x is not None and use.reads(name)}
+    use = argument_use(function, args, kwargs)
     q, k, v = autocast(query, key, value)
     lead = leading_shape(q, k)
     q, k, v = (four_dimensions(x, lead) for x in (q, k, v))
     k, v = equal_heads(k, v)
     shape = (*q.shape[:3], v.shape[-1])
     output = _output(result, shape)
-    settings: dict[str, Any]
     if isinstance(result, tuple) and isinstance(result[-1], AttentionMap) and output is not None:
         m = result[-1]  # Regard's own attention returns the map itself
-        sinks = m.sinks if m.sinks is None else used["s_aux"].to(q.dtype).flatten()
-        settings = {"scale": m.scale, "softcap": m.softcap, "sinks": sinks}
-        problem = dropout_problem(used.get("dropout", 0.0))
+        sinks = m.sinks if m.sinks is None else use.named["s_aux"].to(q.dtype).flatten()
+        problem = dropout_problem(use.named.get("dropout", 0.0))
         S = m.matrix[3]
         # The map's own q and k have no gradients, and are copies if the model may write to them.
         q, k = (q, k[:, :, :S]) if q.requires_grad or k.requires_grad else (m.q, m.k)
-        return AttentionCall(
-            q, k, v[:, :, :S], output, m.lse, m.mask, **settings, own_lse=True, problem=problem, kept=m.kept
-        )
-    sinks = used.get("s_aux")
-    # The eager attention of gpt-oss reads `module.sinks`, although it is also passed `s_aux`.
-    if sinks is None and "sinks" in use.attributes:
-        sinks = getattr(module, "sinks", None)
-    settings = {
-        "scale": float(used["scaling"]) if "scaling" in used else q.shape[-1] ** -0.5,
-        "softcap": used.get("softcap"),
-        "sinks": None if sinks is None else sinks.to(q.dtype).flatten(),
-    }
+        tensors = q, k, v[:, :, :S], output, m.lse
+        own = {"own_lse": True, "problem": problem, "kept": m.kept}
+        return AttentionCall(*tensors, m.mask, m.scale, m.softcap, sinks, **own)
+    # The eager attention of gpt-oss reads `module.sinks`, and does not name `s_aux`, which it is passed.
+    sinks = getattr(module, "sinks", None)
+    if "s_aux" not in use.every and isinstance(sinks, Tensor) and sinks.numel() == q.shape[1]:
+        use.collected["s_aux"] = sinks
     weights = own_weights(result, (*q.shape[:3], k.shape[2]))
-    problem = _problem(function, used, output)
-    if output is None:
-        output = q.new_zeros(shape)
+    problem = _problem(function, use.named, output)
     softly_masked = _has_softly_masked_rows(attention_mask, q, k)
-    # The first candidate mask that can be certified; the likeliest one if none can.
+    # The first guess that can be certified; the likeliest one if none can.
     first: AttentionCall | None = None
-    for mask, keys in _candidate_masks(attention_mask, used, module, q.shape[2], k):
-        written_k, written_v = k[:, :, :keys], v[:, :, :keys]
-        written_weights = None if weights is None else weights[..., :keys]
-        call = AttentionCall(
-            q,
-            written_k,
-            written_v,
-            output,
-            None,
-            mask,
-            **settings,
-            weights=written_weights,
-            softly_masked_rows=softly_masked,
-            problem=problem,
-        ).with_lse()
-        first = first or call
-        if problem is not None or is_certified(call):
-            return call
+    for used in (use.every, use.named) if INTERPRETED & use.collected.keys() else (use.named,):
+        sinks = used.get("s_aux")
+        for mask, keys in _candidate_masks(attention_mask, used, module, q.shape[2], k):
+            call = AttentionCall(
+                q,
+                k[:, :, :keys],
+                v[:, :, :keys],
+                q.new_zeros(shape) if output is None else output,
+                None,
+                mask,
+                float(used["scaling"]) if "scaling" in used else q.shape[-1] ** -0.5,
+                softcap=used.get("softcap"),
+                sinks=None if sinks is None else sinks.to(q.dtype).flatten(),
+                weights=None if weights is None else weights[..., :keys],
+                softly_masked_rows=softly_masked,
+                problem=problem,
+            ).with_lse()
+            first = first or call
+            if problem is not None or is_certified(call):
+                return call
     assert first is not None
-    return first
+    # Where the numbers agree, an argument that was only taken along has changed nothing.
+    return first._replace(problem=_problem(function, use.every, output))
 
 
 @torch.no_grad()
@@ -168,16 +146,6 @@ def is_certified(call: AttentionCall) -> bool:
 def _has_softly_masked_rows(mask: Any, q: Tensor, k: Tensor) -> bool:
     """Whether a mask tensor masks every key of some query by finite numbers alone."""
     return type(mask) is Tensor and mask.ndim == 4 and read_mask(mask, q.shape[2], k.shape[2]).softly_masked
-
-
-def _named_arguments(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments after the mask by name."""
-    if not args:
-        return kwargs
-    parameters = list(inspect.signature(function).parameters)[len(FIRST) :]
-    return {**dict(zip(parameters, args, strict=False)), **kwargs}
 
 
 def _problem(function: Callable[..., Any], used: dict[str, Any], output: Tensor | None) -> str | None:

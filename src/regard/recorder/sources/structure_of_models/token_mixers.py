@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from regard.recorder.sources.structure_of_models.code_names import (
-    ATTEND,
     called_names,
     has_graph,
     module_names,
@@ -49,15 +48,14 @@ TOKENWISE = re.compile(
 """Matches the ends of the names of classes that process every token on its own."""
 ROUTERS = re.compile(r"moe|expert|rout|gate|norm|embed|rotary|position", re.IGNORECASE)
 """Matches the names of classes whose softmax is not over tokens, such as routers."""
-# They leave their fused kernels if they are hooked, or run in a mode.
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+"""PyTorch's modules that leave their fused kernels if they are hooked, or run in a mode."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 SCANS = {"cumsum", "cumprod", "cummax", "logcumsumexp", "roll", "fft", "rfft", "conv1d", "flip"}
 SUMS = {"exp", "logsumexp", "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce"}
 """Functions by which attention is written without a matrix product: Bahdanau's, and that of graphs."""
 FUNCTIONS = {
-    ATTEND,
     "scaled_dot_product_attention",
     "flash_attn_func",
     "flash_attn_varlen_func",
@@ -82,7 +80,7 @@ def mixes_tokens(module: nn.Module, model: str = "") -> bool:
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return computes_attention(script_names(module))
-    if _is_torchs(module) or kind.__name__ == "Conv1D":  # GPT-2's name for a linear layer
+    if is_torchs(module) or kind.__name__ == "Conv1D":  # GPT-2's name for a linear layer
         return False
     name = kind_of(module).removeprefix(model) or kind.__name__
     computes = computes_attention(module_names(module))
@@ -111,7 +109,7 @@ def _common_prefix(names: Collection[str]) -> str:
     return first[: next((i for i, is_equal in enumerate(equal) if not is_equal), len(first))]
 
 
-def _is_torchs(module: nn.Module) -> bool:
+def is_torchs(module: nn.Module) -> bool:
     """Whether a module is one of PyTorch's, and not a graph that was made of other code."""
     return type(module).__module__.startswith("torch.") and not has_graph(module)
 
@@ -130,12 +128,9 @@ def computes_softmax_attention(module: nn.Module) -> bool:
     Only running it shows whether that is attention. Modules that use Transformers' `AttentionInterface` are
     left out: the eager attention in their files is one of its functions.
     """
-    if _is_torchs(module) or not _has_product(names := module_names(module)):
+    if is_torchs(module) or not _has_product(names := module_names(module)):
         return False
-    if not _has_softmax(names) and not any(isinstance(x, nn.Softmax) for x in module.children()):
-        return False
-    # In a mode PyTorch leaves its fused kernels.
-    return not any(isinstance(x, FUSED) for x in module.modules())
+    return _has_softmax(names) or any(isinstance(x, nn.Softmax) for x in module.children())
 
 
 @functools.cache
@@ -282,6 +277,9 @@ class TokenMixers:
             return False
         if TOKENWISE.search(kind_of(module)) or type(module).__module__.startswith("torch."):
             return False
+        # It hides, as by compiled code, what another module of its class was heard to do.
+        if any(type(self.modules[x]) is type(module) for x in heard if x in self.modules):
+            return True
         tokenwise = all(TOKENWISE.search(kind_of(child)) for child in module.children())
         names = called_names(cast(Any, type(module)))
         return not tokenwise or _has_softmax(names) or bool((SCANS | PRODUCTS | SUMS) & names)

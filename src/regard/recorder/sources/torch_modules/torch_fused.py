@@ -1,16 +1,12 @@
 """The attention inside PyTorch's fused inference kernels, which return only their final result.
 
-On a CPU, the kernel of an encoder layer calls a few operations in turn, and a capture calls the same ones:
-the result has the same bits, and the attention is seen. Elsewhere the attention is computed again from the
-same inputs and weights and carried on to the kernel's own result, on sampled rows; if the two differ, the
-layer is not certified. This file knows the arguments of the kernels, in their order; `torch_mha` knows when
-they run.
+The kernel runs as it does. Then the attention is computed again from the same inputs and weights and carried
+on to the kernel's own result, on sampled rows; if the two differ, the layer is not certified. This file knows
+the arguments of the kernels, in their order; `torch_mha` knows when they run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -23,7 +19,6 @@ from regard.attention.masks.tensor_masks import Documents, Padding
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.sources.transformers_library.mask_recognition import as_rule
-from regard.support.torch_internals import masked_softmax, transform_bias_rescale_qkv
 
 NAN_OUTPUT = "the model's own output is NaN, which PyTorch gives for rows without a visible key"
 
@@ -95,110 +90,20 @@ class EncoderLayer(NamedTuple):
         return x if self.norm_first else self.norm_2(x)
 
 
-def encoder_layer(run: Callable[..., Tensor], layer: EncoderLayer) -> tuple[Tensor, AttentionCall]:
-    """Return the result of an encoder layer, which the kernel `run` gives, and its attention."""
-    x, mask = layer.src, layer.mask
-    if (
-        x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
-        and not x.is_nested
-        and x.numel()
-        and (mask is None or mask.dtype == torch.bool)
-        and _operations_agree(run, x.dtype, layer.norm_first, layer.use_gelu, layer.mask_type)
-    ):
-        return _run_operations(layer)
-    result = run(*layer)
-    x, lengths = _as_padded(x)
-    normed = layer.norm_1(x) if layer.norm_first else x
+def encoder_layer(result: Tensor, layer: EncoderLayer) -> AttentionCall:
+    """Describe the attention of an encoder layer whose kernel returned `result`."""
+    x, lengths = _as_padded(layer.src)
     call, rows, is_token = _recompute(
-        normed,
+        layer.norm_1(x) if layer.norm_first else x,
         lengths,
         layer.num_heads,
         layer.qkv_weight,
         layer.qkv_bias,
-        _kernel_mask(mask, layer.mask_type),
+        _kernel_mask(layer.mask, layer.mask_type),
     )
     mixed = linear(_merged(call.output, rows), layer.proj_weight, layer.proj_bias)
     recomputed = layer.after_attention(x[:, rows] + mixed) * is_token
-    return result, call._replace(problem=difference_problem(_select_rows(result, rows, is_token), recomputed))
-
-
-def _run_operations(layer: EncoderLayer) -> tuple[Tensor, AttentionCall]:
-    """Call the operations of the CPU's kernel in its order; return their result and the attention."""
-    x, heads = layer.src, layer.num_heads
-    B, T, width = x.shape
-    normed = layer.norm_1(x) if layer.norm_first else x
-    qkv = torch.matmul(normed, layer.qkv_weight.t())  # (B, T, 3 · width), without the bias
-    scaled_q, k, v = transform_bias_rescale_qkv(qkv, layer.qkv_bias, heads)  # (B, H, T, D) each
-    weights = torch.bmm(scaled_q.flatten(0, 1), k.flatten(0, 1).mT).view(B, heads, T, T)
-    # lse is the score of a key minus the logarithm of its weight: of the largest weight, for its digits.
-    if layer.mask is None:
-        top = weights.amax(-1)  # (B, H, T)
-        torch.softmax(weights, -1, out=weights)
-        largest = weights.amax(-1)
-    else:
-        weights = masked_softmax(weights, layer.mask, 3, layer.mask_type)
-        largest, key = weights.max(-1)
-        top = torch.linalg.vecdot(scaled_q, k.gather(2, key[..., None].expand_as(k)))
-    # The softmax of a row without a visible key is NaN.
-    lse = (top - largest.log()).nan_to_num_(nan=-torch.inf)
-    # In the memory of the scaled queries, which k and v hold on to.
-    output = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=scaled_q.flatten(0, 1)).view_as(v)
-    mixed = linear(output.transpose(1, 2).reshape(B, T, width), layer.proj_weight, layer.proj_bias)
-    # T×T numbers for each head are not to be held while the feed-forward layers run.
-    del weights
-    # The kernel's own queries are divided by √D.
-    q = (qkv[..., :width] + layer.qkv_bias[:width]).view(B, T, heads, -1).transpose(1, 2)
-    call = AttentionCall(
-        q,
-        k,
-        v,
-        output,
-        lse,
-        _kernel_mask(layer.mask, layer.mask_type),
-        (width // heads) ** -0.5,
-        problem=NAN_OUTPUT if bool(largest.isnan().any()) else None,
-    )
-    return layer.after_attention(mixed.add_(x)), call
-
-
-@cache
-def _operations_agree(
-    run: Callable[..., Tensor], dtype: torch.dtype, norm_first: bool, use_gelu: bool, mask_type: int | None
-) -> bool:
-    """Whether the operations give the bits of the kernel `run` in this version here, on a small layer."""
-    # PyTorch's global generator is the user's.
-    generator = torch.Generator("cpu").manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype, device="cpu")
-
-    if mask_type not in (None, 0, 1, 2):
-        return False
-    shape = {0: (5, 5), 1: (2, 5), 2: (2, 2, 5, 5)}.get(-1 if mask_type is None else mask_type)
-    layer = EncoderLayer(
-        src=draw(2, 5, 8),
-        embed_dim=8,
-        num_heads=2,
-        qkv_weight=draw(24, 8),
-        qkv_bias=draw(24),
-        proj_weight=draw(8, 8),
-        proj_bias=draw(8),
-        use_gelu=use_gelu,
-        norm_first=norm_first,
-        eps=1e-5,
-        norm_weight_1=draw(8),
-        norm_bias_1=draw(8),
-        norm_weight_2=draw(8),
-        norm_bias_2=draw(8),
-        ffn_weight_1=draw(16, 8),
-        ffn_bias_1=draw(16),
-        ffn_weight_2=draw(8, 16),
-        ffn_bias_2=draw(8),
-        mask=None if shape is None else torch.arange(5, device="cpu").expand(shape) > 3,
-        mask_type=mask_type,
-    )
-    return torch.equal(run(*layer), _run_operations(layer)[0])
+    return call._replace(problem=difference_problem(_select_rows(result, rows, is_token), recomputed))
 
 
 class RecomputedAttention(NamedTuple):

@@ -2,10 +2,9 @@
 
 The model's result keeps its bits. Where it calls `scaled_dot_product_attention`, that call is recorded (see
 `sdpa`). In two cases the call cannot be seen: with `need_weights=True` PyTorch multiplies matrices inside one
-function, and in inference whole layers run in one fused kernel (the "fast path"). Then the kernel's
-operations are called one by one where they give its bits (see `torch_fused`). Elsewhere the attention is
-computed a second time from the same inputs and weights and carried on to a result of the model, which is
-compared on sampled rows; a difference is recorded as a problem, and the layer is not certified.
+function, and in inference whole layers run in one fused kernel (the "fast path", see `torch_fused`). Then the
+attention is computed a second time from the same inputs and weights and carried on to a result of the model,
+which is compared on sampled rows; a difference is recorded as a problem, and the layer is not certified.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa, token_order
 from regard.recorder.sources.sdpa import CallListener, current_listeners, listening, notify
 from regard.recorder.sources.structure_of_models.structure import modules_of
+from regard.recorder.sources.structure_of_models.token_mixers import FUSED
 from regard.recorder.sources.torch_modules import torch_fused
 from regard.recorder.sources.torch_modules.torch_fused import difference_problem
 from regard.support.override import ContextEntries, MethodWrappers, SharedOverride
@@ -66,20 +66,19 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         module: CallListener(functools.partial(receiver.record, layer_id), receiver.is_editor)
         for module, layer_id in modules.items()
     }
+    # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
+    run = sdpa.run_in_mode if receiver.is_editor else sdpa.run_without_mode
     wrappers = MethodWrappers()
     for module in model.modules():
-        if receiver.is_editor and isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
-            # In a mode PyTorch leaves its fast path, in which the output of an attention cannot be changed.
-            wrappers.add(module, "forward", sdpa.run_in_mode)
         # The fused kernel of an encoder layer does not call its attention.
         inner = module.self_attn if isinstance(module, nn.TransformerEncoderLayer) else module
+        # Wrapped, not hooked: PyTorch leaves its fast path if it finds a hook.
         if isinstance(inner, nn.MultiheadAttention):
-            # Wrapped, not hooked: PyTorch leaves its fast path if it finds a hook.
             wrappers.add(module, "forward", functools.partial(_run_module, inner))
-            if receiver.is_editor:
-                wrappers.add(module, "forward", sdpa.run_in_mode)
+        if isinstance(module, FUSED):
+            wrappers.add(module, "forward", run)
     with (
-        sdpa.intercepted(model),
+        sdpa.intercepted(),
         intercepted_functions(),
         _listeners.added(listeners),
         wrappers.active(),
@@ -209,9 +208,10 @@ def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
         listeners = current_listeners()
         if not listeners:
             return run(*args, **kwargs)  # type: ignore[no-any-return]
-        # The operations of the kernel are called one by one here, and cut its tensors into heads.
+        # What is computed again here is not the model's, and cuts its tensors into heads.
         with token_order.paused():
-            result, call = torch_fused.encoder_layer(run, torch_fused.EncoderLayer(*args, **kwargs))
+            result: Tensor = run(*args, **kwargs)
+            call = torch_fused.encoder_layer(result, torch_fused.EncoderLayer(*args, **kwargs))
             _notify_unchanged(listeners, call)
         return result
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -101,11 +100,9 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
     if not _listeners.get() or hasattr(function, "_regard_observed"):
         return function
 
-    name = str(getattr(inspect.unwrap(function), "__module__", ""))
-    if (file := sys.modules.get(name)) is not None:
-        sdpa.intercept_in(file)
-    # A function that somebody has registered may hold PyTorch's in a table or a default argument.
-    run = function if name.startswith("transformers.") else functools.partial(sdpa.run_in_mode, function)
+    # A function that somebody has registered may have PyTorch's under any name.
+    is_known = str(getattr(inspect.unwrap(function), "__module__", "")).startswith("transformers.")
+    run = function if is_known else functools.partial(sdpa.run_in_mode, function)
 
     @functools.wraps(function)
     def observed(module: nn.Module, query: Tensor, *args: Any, **kwargs: Any) -> Any:
