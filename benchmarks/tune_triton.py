@@ -112,7 +112,7 @@ def tune_pool() -> None:
             with use_config(config):
 
                 def go(q: Tensor = q, k: Tensor = k, lse: Tensor = lse) -> object:
-                    return pool.pool(q, k, lse, regard.causal, 128**-0.5, None, 1024, 1024)
+                    return pool.pool(launch.KernelMap(q, k, lse, regard.causal, 128**-0.5, None), 1024, 1024)
 
                 check = check_pool if T == 16_384 else None
                 record(f"{purpose} {T}", "triton", config, go, flops(T, 128, True) / 2, check, rep)
@@ -274,7 +274,7 @@ def check_pool() -> float:
     )
     worst = 0.0
     for rows, cols in ((65, 65), (q.shape[2] // 128, 13), (7, 100)):
-        ours = pool.pool(q, k, lse, regard.causal, 128**-0.5, None, rows, cols)
+        ours = pool.pool(launch.KernelMap(q, k, lse, regard.causal, 128**-0.5, None), rows, cols)
         truth, theirs = (binned(w, rows, cols) for w in (steps.weights, eager_weights.double()))
         gaps = [distance(a, t) / distance(b, t) for a, b, t in zip(ours, theirs, truth, strict=True)]
         worst = max(worst, *gaps)

@@ -6,17 +6,19 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 from regard.auditor import audit
 from regard.auditor.picture import Section, cells_of, page
 from regard.auditor.result import Audit
 from regard.auditor.sample_batches import sample_batches
-from regard.cli import app
+from regard.cli import main
 from tests.auditor.small_models import MODELS, padded, small_model
 
 SCRIPT = """
@@ -67,11 +69,26 @@ def _imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("checked_train", None)
 
 
+class Result(NamedTuple):
+    """The end of a command."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
 def run(command: str, *arguments: object) -> Result:
-    result = CliRunner().invoke(app, [command, *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    """Run a command as a shell does, where `main` answers a user's mistake."""
+    stdout, stderr = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.setattr(sys, "argv", ["regard", command, *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return Result(int(end.value.code or 0), stdout.getvalue(), stderr.getvalue())
 
 
 @pytest.mark.parametrize(("name", "code"), [("right", 0), ("wrong", 1), ("undecided", 3)])
@@ -202,8 +219,9 @@ def test_masks_of_the_included_model_and_of_an_encoder() -> None:
 
 
 def test_masks_of_nothing_are_two() -> None:
-    result = CliRunner().invoke(app, ["masks", "no/such/folder"])
-    assert isinstance(result.exception, ValueError | OSError)
+    result = run("masks", "no/such/folder")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("regard: ")
 
 
 def test_a_page_judges_no_padding_and_names_a_single_layer() -> None:

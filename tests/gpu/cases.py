@@ -359,7 +359,9 @@ def same_bits() -> None:
         torch.manual_seed(5)
         q, k, v = (x.requires_grad_() for x in draw(BF16, 64, 64))
         output, lse = launch.run(prepare(q, k, v, mask=regard.causal))
-        overview = triton_pool.pool(q.detach(), k.detach(), lse, regard.causal, 0.125, None, 20, 20)
+        overview = triton_pool.pool(
+            launch.KernelMap(q.detach(), k.detach(), lse, regard.causal, 0.125, None), 20, 20
+        )
         runs.append([output, lse, *torch.autograd.grad(output.sum(), (q, k, v)), *overview])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
@@ -387,7 +389,7 @@ def pool(mask: Mask, rows: int, cols: int, length: int | None = None, dtype: tor
     edges = [slice(j * s // cols, (j + 1) * s // cols) for j in range(cols)]
     for gain in (None, torch.randn(2, 4, s, device="cuda")):
         entries = steps.weights if gain is None else steps.weights * gain.double().unsqueeze(-2)
-        mass, peak = triton_pool.pool(q, k, lse, mask, 64**-0.5, None, rows, cols, gain)
+        mass, peak = triton_pool.pool(launch.KernelMap(q, k, lse, mask, 64**-0.5, None), rows, cols, gain)
         bands = [entries[..., i * t // rows : (i + 1) * t // rows, :] for i in range(rows)]
         mean, top, low = (
             torch.stack([getattr(x, name)(-2) for x in bands], -2) for name in ("mean", "amax", "amin")
@@ -408,7 +410,7 @@ def long_pool() -> None:
     q, k = (torch.randn(1, 2, 16_384, 128, device="cuda", dtype=BF16) for _ in range(2))
     lse = launch.run(prepare(q, k, k, mask=regard.causal))[1]
     for bins in (1024, 32):  # narrower and wider than a block
-        mass, peak = triton_pool.pool(q, k, lse, regard.causal, 128**-0.5, None, bins, bins)
+        mass, peak = triton_pool.pool(launch.KernelMap(q, k, lse, regard.causal, 128**-0.5, None), bins, bins)
         assert (mass.sum(-1) - 1).abs().max() < 1e-5
         assert ((peak <= 1 + 1e-5) & (peak >= 0)).all()
         assert (mass.triu(1) == 0).all()

@@ -102,7 +102,7 @@ def expect_layer(
     padding = Padding(tokens.real) if tokens.has_padding else None
     if kind == "cross":
         return Expectation(full, padding=padding, kind=kind)
-    config = _config(model, module)
+    config = text_config(getattr(module, "config", None) or getattr(model, "config", None))
     # The sink logits of gpt-oss have this name.
     sinks = True if isinstance(getattr(module, "sinks", None), Tensor) else None
     softcap = next(
@@ -205,11 +205,6 @@ def _module(model: nn.Module, name: str) -> nn.Module:
         return model.get_submodule(name.partition("#")[0])
     except AttributeError:
         return model
-
-
-def _config(model: nn.Module, module: nn.Module) -> Any:
-    """Return the configuration of a layer: its own, or that of the model's text."""
-    return text_config(getattr(module, "config", None) or getattr(model, "config", None))
 
 
 def text_config(config: Any) -> Any:

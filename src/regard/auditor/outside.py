@@ -405,13 +405,8 @@ def token_outputs(output: Any, B: int, T: int) -> Tensor | None:
     else:
         # BERT's model for pre-training calls its logits so.
         named = [getattr(output, name, None) for name in ("logits", "last_hidden_state", "prediction_logits")]
-        items = (
-            output.values()
-            if isinstance(output, dict)
-            else output
-            if isinstance(output, tuple | list)
-            else ()
-        )
+        items = output.values() if isinstance(output, dict) else output
+        items = items if isinstance(output, dict | tuple | list) else ()
         found = [x for x in (*named, *items) if isinstance(x, Tensor)]
     # A classifier's output (B, labels) may have the shape (B, T).
     fitting = (x for x in found if x.ndim >= 3 and x.shape[:2] == (B, T) and x.is_floating_point())

@@ -17,7 +17,6 @@ from regard.support.characters import escape
 from regard.support.files import atomic_write
 
 WIDTH = 80
-EXIT_CODES = {"right": 0, "wrong": 1, "undecided": 3}  # 2: it could not be run
 QUESTIONS = {
     "future": "no later token is seen",
     "both ways": "it reads both ways",

@@ -9,7 +9,7 @@ import typer
 
 from regard.cli.parts.demo_text import UNFINISHED_STORY
 from regard.cli.parts.input_texts import cut_windows, read_texts
-from regard.cli.parts.options import Files, ModelName, Texts
+from regard.cli.parts.options import Files, ModelName, MostWindows, Texts, WindowLength
 from regard.support.characters import escape
 
 if TYPE_CHECKING:
@@ -42,12 +42,8 @@ def ablate(
         int, typer.Option("--draws", metavar="N", help="Sets of random heads to compare with.")
     ] = 20,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Random seed of these sets.")] = 0,
-    length: Annotated[
-        int, typer.Option("--length", metavar="N", help="Read longer texts in windows of N tokens.")
-    ] = 1024,
-    windows: Annotated[
-        int, typer.Option("--windows", metavar="N", help="Maximum number of windows, from the beginning.")
-    ] = 8,
+    length: WindowLength = 1024,
+    windows: MostWindows = 8,
 ) -> None:
     """Cut heads of a model, and show the change of its loss and of the likeliest next tokens.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.parts.signals import allow_closed_pipe
-from regard.support.characters import escape
+from regard.cli.parts.options import AsJson, MaskPage
+from regard.cli.parts.verdict import EXIT_CODES, end_with
 
 if TYPE_CHECKING:
     from regard.auditor.result import Audit
@@ -19,13 +19,11 @@ MAKE = "A function without arguments that returns (model, batch), or a Trainer o
 
 def audit(
     target: Annotated[str, typer.Argument(metavar="FILE.py:make", help=MAKE, show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Also write a page with a picture of each mask.")
-    ] = None,
+    out: MaskPage = None,
     outside: Annotated[
         bool, typer.Option("--outside/--no-outside", help="Whether to change tokens and run again, too.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Audit a model on a batch: does it read what it should?
 
@@ -37,27 +35,18 @@ def audit(
       regard audit train.py:make
       regard audit train.py:make --out leaks.html
     """
-    from regard.auditor.result import EXIT_CODES
-
     result = run_audit(target, outside)
     write_page({"": result}, out)
-    with allow_closed_pipe():
-        typer.echo(escape(result.to_json()) if as_json else str(result))
-    raise typer.Exit(EXIT_CODES[result.verdict])
+    end_with(result, EXIT_CODES[result.verdict], as_json)
 
 
 def run_audit(target: str, outside: bool) -> Audit:
-    """Audit what a function in a file returns; what cannot be run ends the command with 2."""
+    """Audit what a function in a file returns; a ValueError says why it cannot be run."""
     from regard.auditor.model_audit import audit as run
-    from regard.checker.errors import CheckError
     from regard.checker.subject.locate import locate
 
-    try:
-        model, batch = _model_and_batch(locate(target), target)
-        return run(model, batch, outside=outside)
-    except (CheckError, ValueError) as error:
-        typer.echo(f"regard: {escape(str(error))}", err=True)
-        raise typer.Exit(2) from None
+    model, batch = _model_and_batch(locate(target), target)
+    return run(model, batch, outside=outside)
 
 
 def write_page(audits: dict[str, Audit], out: Path | None) -> None:
@@ -68,8 +57,7 @@ def write_page(audits: dict[str, Audit], out: Path | None) -> None:
         if out is not None:
             write_audits(audits, out)
     except OSError as error:
-        typer.echo(f"regard: cannot write {escape(str(out))}: {error.strerror or error}", err=True)
-        raise typer.Exit(2) from None
+        raise OSError(f"cannot write {out}: {error.strerror or error}") from None
 
 
 def _model_and_batch(make: Any, target: str) -> tuple[Any, Any]:

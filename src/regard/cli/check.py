@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from regard.cli.parts.options import AsJson
 from regard.cli.parts.signals import allow_closed_pipe, end_on_signals
+from regard.cli.parts.verdict import EXIT_CODES
 from regard.support.characters import escape
 
 if TYPE_CHECKING:
     from regard.checker.reports.report import Report
-
-
-EXIT_CODES = {"right": 0, "wrong": 1, "undecided": 3}  # 2: it could not be run
 
 
 def check(
@@ -81,7 +80,7 @@ def check(
     ] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit for its code.")] = 60.0,
     memory: Annotated[float, typer.Option(metavar="GB", help="Memory limit for its code.")] = 4.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
     show_list: Annotated[bool, typer.Option("--list", help="Show the catalogue of mistakes.")] = False,
     visibility: Annotated[
         bool, typer.Option("--visibility", help="Show which inputs show which mistake, and how clearly.")

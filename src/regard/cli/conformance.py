@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.parts.signals import allow_closed_pipe
+from regard.cli.parts.verdict import EXIT_CODES, end_with
 from regard.support.characters import escape
 
 app = typer.Typer(
@@ -16,7 +16,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Write cases of attention that any language can read, and judge an implementation's results.",
 )
-EXIT_CODES = {"right": 0, "wrong": 1, "undecided": 3}  # 2: it could not be run
 
 
 @app.command()
@@ -54,6 +53,4 @@ def judge(
     from regard.conformance.judgement import judge as run
 
     judgement = run(folder, results)
-    with allow_closed_pipe():
-        typer.echo(escape(judgement.to_json()) if as_json else str(judgement))
-    raise typer.Exit(EXIT_CODES[judgement.verdict])
+    end_with(judgement, EXIT_CODES[judgement.verdict], as_json)

@@ -9,7 +9,7 @@ import typer
 
 from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.input_texts import cut_windows, read_texts
-from regard.cli.parts.options import Files, ModelName, Texts
+from regard.cli.parts.options import Files, ModelName, MostWindows, Texts, WindowLength
 from regard.support.characters import escape
 
 if TYPE_CHECKING:
@@ -25,12 +25,8 @@ def heads(
     model: ModelName = "default",
     text: Texts = None,
     file: Files = None,
-    length: Annotated[
-        int, typer.Option("--length", metavar="N", help="Read longer texts in windows of N tokens.")
-    ] = 1024,
-    windows: Annotated[
-        int, typer.Option("--windows", metavar="N", help="Maximum number of windows, from the beginning.")
-    ] = 8,
+    length: WindowLength = 1024,
+    windows: MostWindows = 8,
     probe: Annotated[
         bool,
         typer.Option("--probe/--no-probe", help="Also read repeated random tokens (Olsson et al. 2022)."),

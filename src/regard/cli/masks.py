@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.audit import MAKE, run_audit, write_page
-from regard.cli.parts.options import MODELS
+from regard.cli.parts.options import MODELS, MaskPage
 from regard.cli.parts.signals import allow_closed_pipe
 from regard.support.characters import escape
 
@@ -32,9 +31,7 @@ def masks(
             metavar="MODEL|FILE.py:make", help=f"{MODELS} Or: {MAKE[0].lower()}{MAKE[1:]}", show_default=False
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Also write a page with a picture of each mask.")
-    ] = None,
+    out: MaskPage = None,
     tokens: Annotated[
         int, typer.Option(metavar="N", min=3, help="Tokens of the texts that are made for a MODEL.")
     ] = 16,

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.parts.signals import allow_closed_pipe
+from regard.cli.parts.options import AsJson
+from regard.cli.parts.verdict import end_with
 from regard.support.characters import escape
 
 
@@ -30,7 +31,7 @@ def mutate(
         float, typer.Option(metavar="SECONDS", help="Time limit for the suite without a mistake.")
     ] = 600.0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes at a time.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a test suite on an attention with one mistake at a time: which does it notice?
 
@@ -43,22 +44,14 @@ def mutate(
       regard mutate tests/test_attention.py --target package.module:function
       regard mutate tests --target src/kernels.py:attention --jobs 4 --json
     """
-    from regard.checker.errors import CheckError
     from regard.mutants.suite_runs import mutate as run
-    from regard.support.imports import MissingExtraError
 
-    try:
-        report = run(
-            tests,
-            target,
-            mistakes=mistake,
-            timeout=timeout,
-            jobs=jobs,
-            tell=lambda line: typer.echo(escape(line), err=True),
-        )
-    except (CheckError, ValueError, MissingExtraError) as error:
-        typer.echo(f"regard: {escape(str(error))}", err=True)
-        raise typer.Exit(2) from None
-    with allow_closed_pipe():
-        typer.echo(escape(report.to_json()) if as_json else str(report))
-    raise typer.Exit(0 if report.ok else 1)
+    report = run(
+        tests,
+        target,
+        mistakes=mistake,
+        timeout=timeout,
+        jobs=jobs,
+        tell=lambda line: typer.echo(escape(line), err=True),
+    )
+    end_with(report, 0 if report.ok else 1, as_json)

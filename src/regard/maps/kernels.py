@@ -8,48 +8,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.attention.backends.triton import column_sums as triton_column_sums
 from regard.attention.backends.triton import diagonal as triton_diagonal
-from regard.attention.backends.triton import launch
-from regard.attention.backends.triton import row_sums as triton_row_sums
-from regard.attention.backends.triton import statistics as triton_statistics
-from regard.attention.backends.triton import topk as triton_topk
+from regard.attention.backends.triton import launch, row_kernels
+from regard.attention.backends.triton import pool as triton_pool
 from regard.attention.masks.base import Mask, full
 from regard.maps.data import MapData
 
 
-def supported_mask(m: MapData, mask: Mask | None = None) -> Mask | None:
-    """The map's mask, or the narrower `mask`, as the kernels take it, or None if they do not support it."""
+def kernel_map(m: MapData, mask: Mask | None = None) -> launch.KernelMap | None:
+    """The map as the kernels take it, under its own or a narrower mask; None if they do not support it."""
     # The kernels have no float64, in which heads with large scores are computed.
     if m.device.type != "cuda" or m.dtype != torch.float32:
         return None
     mask = m.mask if mask is None else mask
     if mask.band(*m.matrix[2:]) is None:  # a band is as simple as a mask can be
         mask = mask.simplified(m.matrix)
-    return mask if launch.unsupported_map_reason(m.q, m.k, mask) is None else None
+    if launch.unsupported_map_reason(m.q, m.k, mask) is not None:
+        return None
+    return launch.KernelMap(m.q, m.k, m.lse, mask, m.scale, m.softcap)
 
 
 def statistics(m: MapData) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Entropy and distance of every row, what every key receives, and the largest score of every row."""
-    simple = supported_mask(m)
-    if simple is None:
-        return None
-    return triton_statistics.statistics(m.q, m.k, m.lse, simple, m.scale, m.softcap, m.first_position)
+    served = kernel_map(m)
+    return None if served is None else row_kernels.statistics(served, m.first_position)
 
 
 def row_statistics(m: MapData) -> tuple[Tensor, Tensor] | None:
     """Entropy and distance of every row."""
-    simple = supported_mask(m)
-    if simple is None:
-        return None
-    return triton_statistics.row_statistics(m.q, m.k, m.lse, simple, m.scale, m.softcap, m.first_position)
+    served = kernel_map(m)
+    return None if served is None else row_kernels.row_statistics(served, m.first_position)
 
 
 def row_sums(m: MapData, mask: Mask | None = None, gain: Tensor | None = None) -> Tensor | None:
     """The sum (B, H, T) of every row under its own mask or a narrower one, times `gain` (B, H, S)."""
-    simple = supported_mask(m, mask)
-    if simple is None:
-        return None
-    return triton_row_sums.row_sums(m.q, m.k, m.lse, simple, m.scale, m.softcap, gain)
+    served = kernel_map(m, mask)
+    return None if served is None else row_kernels.row_sums(served, gain)
 
 
 def pair_sums(m: MapData, ids: Tensor, key_ids: Tensor) -> Tensor | None:
@@ -58,18 +53,28 @@ def pair_sums(m: MapData, ids: Tensor, key_ids: Tensor) -> Tensor | None:
     `ids` (B, S) has a number for each position, the last T of them the queries', and `key_ids` (2, B, S) two
     for each key.
     """
-    simple = supported_mask(m)
-    if simple is None or m.first_position != m.matrix[3] - m.matrix[2]:
+    served = kernel_map(m)
+    if served is None or m.first_position != m.matrix[3] - m.matrix[2]:
         return None
-    return triton_row_sums.pair_sums(m.q, m.k, m.lse, simple, m.scale, m.softcap, ids, key_ids)
+    return row_kernels.pair_sums(served, ids, key_ids)
+
+
+def column_sums(m: MapData, row_weights: Tensor, rows: Tensor | None) -> Tensor | None:
+    """What every key receives, (B, H, S), each row times its weight (B, H, T); of some `rows`, or of all."""
+    served = kernel_map(m)
+    return None if served is None else triton_column_sums.column_sums(served, row_weights, rows)
+
+
+def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Mass and peak of the bins rows × cols, each key times `gain` (B, H, S)."""
+    served = kernel_map(m)
+    return None if served is None else triton_pool.pool(served, rows, cols, gain)
 
 
 def topk(m: MapData, k: int) -> tuple[Tensor, Tensor] | None:
     """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
-    simple = supported_mask(m) if k <= triton_topk.MOST else None
-    if simple is None:
-        return None
-    return triton_topk.topk(m.q, m.k, m.lse, simple, m.scale, m.softcap, k)
+    served = kernel_map(m) if k <= row_kernels.MOST else None
+    return None if served is None else row_kernels.topk(served, k)
 
 
 def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor | None:

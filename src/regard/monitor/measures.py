@@ -96,12 +96,11 @@ class HeadReading:
         for name in self.unknown:
             found[name] = torch.full_like(sink, torch.nan)
         table = torch.stack([x.masked_fill(self.rows == 0, torch.nan) for x in found.values()]).tolist()
-        return {name: list(map(_finite, row)) for name, row in zip(found, table, strict=True)}
-
-
-def _finite(x: float) -> float | None:
-    """A number as JSON can hold it."""
-    return x if math.isfinite(x) else None
+        return {
+            # JSON has neither NaN nor infinity.
+            name: [x if math.isfinite(x) else None for x in row]
+            for name, row in zip(found, table, strict=True)
+        }
 
 
 def choose_rows(T: int, rows: int, turn: int) -> Tensor:

@@ -89,7 +89,8 @@ def draw_keys(figure: Any, image: Any, *, clipped: bool, hidden: bool) -> None:
     low, high = image.norm.vmin, image.norm.vmax
     # The middle of a logarithmic scale is no arithmetic mean.
     middle = 0.0 if low < 0 else float(image.norm.inverse(0.5))
-    names = [_number(x) for x in (low, middle, high)]
+    # The minus sign of Unicode, as Matplotlib writes its own ticks.
+    names = [f"{x:.3g}".replace("-", "−") for x in (low, middle, high)]
     if clipped:
         names[-1] = f"≥ {names[-1]}"
         names[0] = f"≤ {names[0]}" if low < 0 else names[0]
@@ -112,8 +113,3 @@ def _draw_hatch_key(figure: Any, x: float, y: float) -> None:
     figure.text(
         x + 0.32 / width, y + 0.06 / height, "hidden by the mask", fontsize=7.5, color=SOFT, va="center"
     )
-
-
-def _number(value: float) -> str:
-    # The minus sign of Unicode, as Matplotlib writes its own ticks.
-    return f"{value:.3g}".replace("-", "−")

@@ -17,10 +17,9 @@ from regard.attention.backends.triton import (
     diagonal,
     launch,
     pool,
-    row_sums,
-    statistics,
-    topk,
+    row_kernels,
 )
+from regard.attention.backends.triton.launch import KernelMap
 from regard.attention.context_parallel.pieces import PartialOutput, piece_gradients, pieces
 from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.views import Keys, Rows
@@ -234,7 +233,7 @@ def test_pool(case, rows, cols):
     lse = true_lse(steps.masked, sinks).float()
     assert launch.unsupported_map_reason(q, k, regard.attention.masks.named_masks.as_mask(mask)) is None
     problem = prepare(q, k, k, mask=mask)
-    found = pool.pool(q, k, lse, problem.mask, problem.scale, 2.0, rows, cols)
+    found = pool.pool(KernelMap(q, k, lse, problem.mask, problem.scale, 2.0), rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
         assert_near(result, truth, 2e-6)
 
@@ -244,7 +243,7 @@ def test_pool(case, rows, cols):
 def test_pool_of_bins_that_fill_blocks(rows, cols, mask):
     q, k, _ = draw(64, 64, B=1, D=16)
     steps = trace(q.double(), k.double(), k.double(), mask)
-    found = pool.pool(q, k, true_lse(steps.masked).float(), mask, 0.25, None, rows, cols)
+    found = pool.pool(KernelMap(q, k, true_lse(steps.masked).float(), mask, 0.25, None), rows, cols)
     for result, truth in zip(found, binned(steps.weights, rows, cols), strict=True):
         assert_near(result, truth, 2e-6)
 
@@ -283,7 +282,7 @@ def test_pool_over_spans_with_gains(case, rows, cols, monkeypatch):
     bounds = [torch.tensor(SPANS[name]).T for name in (rows, cols)]
     for gain in (None, torch.rand(len(q), 2, S), torch.randn(len(q), 2, S)):
         entries = steps.weights if gain is None else steps.weights * gain.double().unsqueeze(-2)
-        found = pool.pool(q, k, lse, problem.mask, problem.scale, None, *bounds, gain)
+        found = pool.pool(KernelMap(q, k, lse, problem.mask, problem.scale, None), *bounds, gain)
         parts = [[entries[..., a:b, c:d] for c, d in SPANS[cols]] for a, b in SPANS[rows]]
         mass = torch.stack([torch.stack([x.sum(-1).mean(-1) for x in row], -1) for row in parts], -2)
         assert_near(found[0], mass, 4e-6)
@@ -309,7 +308,7 @@ def test_column_sums(case):
         w = 1e3 * torch.randn(len(q), 2, T)
         if rows is not None:
             w[:, :, [i for i in range(T) if i not in few]] = 0.0
-        found = column_sums.column_sums(q, k, lse, problem.mask, problem.scale, softcap, w, rows)
+        found = column_sums.column_sums(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), w, rows)
         truth = (w.double().unsqueeze(-2) @ steps.weights).squeeze(-2)
         assert_near(found, truth, 1e-6 * w.abs().sum(-1).max().item())
 
@@ -321,7 +320,7 @@ def test_column_sums_beside_rows_and_keys_that_hold_nan():
     lse = true_lse(trace(q.double().nan_to_num(), k.double(), k.double(), mask).masked).float()
     w = torch.randn(2, 2, 20)
     w[:, :, 3] = 0.0
-    assert torch.isfinite(column_sums.column_sums(q, k, lse, mask, 0.25, None, w)).all()
+    assert torch.isfinite(column_sums.column_sums(KernelMap(q, k, lse, mask, 0.25, None), w)).all()
 
 
 def softcap_and_sinks(case):
@@ -338,15 +337,15 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     for narrow in (window(5), prefix(7)):
         joint = problem.mask & narrow
         under = steps.weights * joint.tile(slice(0, T), slice(0, S), (len(q), 2, T, S))
-        found = row_sums.row_sums(q, k, lse, joint, problem.scale, softcap)
+        found = row_kernels.row_sums(KernelMap(q, k, lse, joint, problem.scale, softcap))
         assert_near(found, under.sum(-1), 2e-6)
     u = torch.randn(len(q), 2, S)
-    found = row_sums.row_sums(q, k, lse, problem.mask, problem.scale, softcap, u)
+    found = row_kernels.row_sums(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), u)
     assert_near(found, (steps.weights @ u.double().unsqueeze(-1)).squeeze(-1), 8e-6)
     if T <= S:  # every query is one of the positions
         ids, *key_ids = torch.randint(0, 3, (3, len(q), S))
         tables = torch.stack(key_ids)
-        both = row_sums.pair_sums(q, k, lse, problem.mask, problem.scale, softcap, ids, tables)
+        both = row_kernels.pair_sums(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), ids, tables)
         for found, table in zip(both, key_ids, strict=True):
             counts = (ids[:, S - T :, None] == table[:, None]) & torch.ones(T, S).tril(S - T - 1).bool()
             assert_near(found, (steps.weights * counts[:, None]).sum(-1), 8e-6)
@@ -360,7 +359,7 @@ def test_topk(case):
     steps = trace(q.double(), k.double(), k.double(), mask, sinks=sinks, softcap=softcap)
     lse, problem = true_lse(steps.masked, sinks).float(), prepare(q, k, k, mask=mask)
     for count in (1, 11) if case in ("causal", "prefix") else (11,):
-        weights, keys = topk.topk(q, k, lse, problem.mask, problem.scale, softcap, count)
+        weights, keys = row_kernels.topk(KernelMap(q, k, lse, problem.mask, problem.scale, softcap), count)
         assert_near(weights, steps.weights.topk(count).values, 2e-6)
         assert torch.equal(keys == -1, weights == 0)
         # Each key is named once, and has the weight that stands beside it.
@@ -373,7 +372,7 @@ def test_topk(case):
 def test_topk_of_equal_weights():
     q, k = torch.zeros(1, 2, 40, 8), torch.zeros(1, 1, 40, 8)
     lse = torch.arange(1.0, 41.0).log().expand(1, 2, 40).contiguous()
-    weights, keys = topk.topk(q, k, lse, causal, 1.0, None, 5)
+    weights, keys = row_kernels.topk(KernelMap(q, k, lse, causal, 1.0, None), 5)
     assert_near(weights[0, 0, :, 0], 1.0 / torch.arange(1.0, 41.0).double(), 1e-6)
     for row, of_row in enumerate(keys[0, 0].tolist()):
         seen = [i for i in of_row if i >= 0]
@@ -387,8 +386,8 @@ def test_row_sums_and_topk_beside_keys_that_hold_nan():
     k[0], k[1, :, 21:] = torch.nan, torch.nan
     mask = padding([0, 21])
     lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
-    assert torch.isfinite(row_sums.row_sums(q, k, lse, mask, 0.25, None)).all()
-    weights, keys = topk.topk(q, k, lse, mask, 0.25, None, 4)
+    assert torch.isfinite(row_kernels.row_sums(KernelMap(q, k, lse, mask, 0.25, None))).all()
+    weights, keys = row_kernels.topk(KernelMap(q, k, lse, mask, 0.25, None), 4)
     assert torch.isfinite(weights).all()
     assert (keys[0] == -1).all()
     assert (keys[1] >= 0).all()
@@ -421,15 +420,15 @@ def test_statistics(case):
     lse = true_lse(steps.masked, sinks).float()
     problem = prepare(q, k, k, mask=mask)
     assert launch.unsupported_map_reason(q, k, problem.mask) is None
-    arguments = (q, k, lse, problem.mask, problem.scale, softcap, S - T)
-    found = statistics.statistics(*arguments)
+    arguments = (KernelMap(q, k, lse, problem.mask, problem.scale, softcap), S - T)
+    found = row_kernels.statistics(*arguments)
     for result, truth in zip(found, true_statistics(steps.weights, steps.masked, S - T), strict=True):
         # A row without visible keys has −inf for its largest score.
         assert torch.equal(result == -torch.inf, truth == -torch.inf)
         result, truth = (x.masked_fill(truth == -torch.inf, 0.0) for x in (result, truth))
         assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
     if case in ("causal", "prefix"):
-        for alone, result in zip(statistics.row_statistics(*arguments), found[:2], strict=True):
+        for alone, result in zip(row_kernels.row_statistics(*arguments), found[:2], strict=True):
             assert torch.equal(alone, result)
 
 
@@ -440,13 +439,15 @@ def test_statistics_and_pool_of_some_rows_and_keys(mask):
     whole = trace(q.double(), k.double(), k.double(), mask)
     lse = true_lse(whole.masked).float()
     rows = Rows(mask, 21, 60)
-    found = statistics.statistics(q[:, :, 21:], k, lse[:, :, 21:], rows, 0.25, None, 21)
+    found = row_kernels.statistics(KernelMap(q[:, :, 21:], k, lse[:, :, 21:], rows, 0.25, None), 21)
     truths = true_statistics(whole.weights[:, :, 21:], whole.masked[:, :, 21:], 21)
     for result, truth in zip(found, truths, strict=True):
         assert_near(result, truth, 4e-6 * truth.abs().max().item())
     for first, last in ((0, 16), (30, 60), (17, 34)):
         part, cut = Keys(rows, first, 60), whole.weights[:, :, 21:, first:last]
-        found = pool.pool(q[:, :, 21:], k[:, :, first:last], lse[:, :, 21:], part, 0.25, None, 13, 8)
+        found = pool.pool(
+            KernelMap(q[:, :, 21:], k[:, :, first:last], lse[:, :, 21:], part, 0.25, None), 13, 8
+        )
         for result, truth in zip(found, binned(cut, 13, 8), strict=True):
             assert_near(result, truth, 2e-6)
 
@@ -456,10 +457,10 @@ def test_statistics_of_keys_nobody_sees():
     k[0], k[1, :, 21:] = torch.nan, torch.nan
     mask = padding([0, 21])
     lse = true_lse(trace(q.double(), k.double(), k.double(), mask).masked).float()
-    for result in statistics.statistics(q, k, lse, mask, 0.25, None, 40):
+    for result in row_kernels.statistics(KernelMap(q, k, lse, mask, 0.25, None), 40):
         assert not result.isnan().any()
     k[1, :, 3] = torch.nan  # and one that all see
-    for result in statistics.statistics(q, k, lse, mask, 0.25, None, 40):
+    for result in row_kernels.statistics(KernelMap(q, k, lse, mask, 0.25, None), 40):
         assert torch.isnan(result[1]).all()
         assert not torch.isnan(result[0]).any()
 

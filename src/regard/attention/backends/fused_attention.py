@@ -238,9 +238,9 @@ def _is_finite(output: Tensor) -> bool:
 
 
 def _folds(p: AttentionProblem) -> bool:
-    """Whether the heads of one query that share keys are to be computed as queries of one head.
+    """Whether to fold grouped query heads into the T axis: one query over a cache, on a CPU.
 
-    PyTorch's CPU kernel would read the keys once for each; its kernels for a GPU fold them themselves.
+    PyTorch's CPU kernel would read the keys once for each head; its kernels for a GPU fold them themselves.
     """
     return p.q.is_cpu and p.q.shape[2] == 1 and p.group > 1 and p.mask is full
 

@@ -18,6 +18,17 @@ Files = Annotated[
     list[Path] | None,
     typer.Option("--file", metavar="FILE", help="Text file to read. Repeat the option for several files."),
 ]
+WindowLength = Annotated[
+    int, typer.Option("--length", metavar="N", help="Read longer texts in windows of N tokens.")
+]
+MostWindows = Annotated[
+    int, typer.Option("--windows", metavar="N", help="Maximum number of windows, from the beginning.")
+]
+MaskPage = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="PAGE.html", help="Also write a page with a picture of each mask."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Device = Annotated[
     str | None,
     typer.Option("--device", metavar="NAME", help="cpu or cuda. By default a GPU is used if there is one."),

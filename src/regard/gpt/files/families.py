@@ -119,14 +119,6 @@ def _llama(settings: Settings) -> Config:
     )
 
 
-def _mistral(settings: Settings) -> Config:
-    return _llama_like(settings, window=_window(settings))
-
-
-def _qwen2(settings: Settings) -> Config:
-    return _llama_like(settings, qkv_bias=True, window=_qwen_windows(settings))
-
-
 def _qwen3(settings: Settings) -> Config:
     biased = _flag(settings, "attention_bias", False)
     return _llama_like(
@@ -307,7 +299,7 @@ FAMILIES: dict[str, Family] = {
     # h.*.attn.bias is the causal mask as a buffer, which GPT-2's own files on the hub hold.
     "gpt2": Family(_gpt2, _gpt2_parts, "transformer.", "n_layer", r"\.attn\.(masked_)?bias$"),
     "llama": _LLAMA,
-    "mistral": _LLAMA._replace(config=_mistral),
-    "qwen2": _LLAMA._replace(config=_qwen2),
+    "mistral": _LLAMA._replace(config=lambda x: _llama_like(x, window=_window(x))),
+    "qwen2": _LLAMA._replace(config=lambda x: _llama_like(x, qkv_bias=True, window=_qwen_windows(x))),
     "qwen3": _LLAMA._replace(config=_qwen3),
 }

@@ -94,14 +94,6 @@ def _replace_growth(step: Step) -> float:
     return max(1.0, content / length) if length else content + 1.0
 
 
-def _prepend_growth(step: Step) -> float:
-    return 1.0 + _size(get_field(step, "prepend", str))
-
-
-def _metaspace_growth(step: Step) -> float:
-    return 1.0 + _size(get_field(step, "replacement", str))
-
-
 def _precompiled_growth(step: Step) -> float:
     """The length of the longest replacement in the table of a SentencePiece model.
 
@@ -132,7 +124,7 @@ NORMALIZERS: dict[str, float | Growth] = {
     "NFKD": 11,
     "Nmt": 1,
     "Precompiled": _precompiled_growth,
-    "Prepend": _prepend_growth,
+    "Prepend": lambda step: 1.0 + _size(get_field(step, "prepend", str)),
     "Replace": _replace_growth,
     "Strip": 1,
     "StripAccents": 1,
@@ -145,7 +137,7 @@ PRE_TOKENIZERS: dict[str, float | Growth] = {
     "CharDelimiterSplit": 1,
     "Digits": 1,
     "FixedLength": 1,
-    "Metaspace": _metaspace_growth,
+    "Metaspace": lambda step: 1.0 + _size(get_field(step, "replacement", str)),
     "Punctuation": 1,
     "Split": 1,
     "UnicodeScripts": 1,

@@ -1,17 +1,15 @@
 """The training loop: optimizer steps, evaluations, and checkpoints from which a run resumes.
 
 The folder of a run holds its checkpoint (`checkpoints`), the best model so far, which
-`GPT.from_pretrained(folder)` loads, and its history (`history`). The checkpoint carries the best model, too,
-which a resumed run writes again: whatever became of the model's files, they are then those of `best_loss`,
-and of no evaluation that a kill has undone. A step depends only on the settings and on
-its number, so that a run that was killed and resumed ends with the same numbers, bit for bit on a CPU.
+`GPT.from_pretrained(folder)` loads, and its history (`history`). On resume the best weights are written again
+from the checkpoint, so files and `best_loss` agree. A step depends only on the settings and on its number, so
+that a run that was killed and resumed ends with the same numbers, bit for bit on a CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -23,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.attention.arguments import check_whole_number
 from regard.gpt.config import Config
 from regard.gpt.files.folder import CONFIG, TOKENIZER, WEIGHTS
 from regard.gpt.files.meta_device import without_weights
@@ -35,17 +32,11 @@ from regard.gpt.training.evaluation import head_scores, next_token_loss, validat
 from regard.gpt.training.history import StepMetrics
 from regard.gpt.training.optimizer import learning_rate, make_optimizers
 from regard.gpt.training.progress import Progress
-from regard.gpt.training.run_folder import owned_folder
+from regard.gpt.training.run_folder import find_checkpoint, owned_folder
 from regard.gpt.training.settings import TrainingSettings
 from regard.support.checkpoint_files import remove_unfinished
 from regard.support.file_lock import FileLock, LostLockError
-from regard.support.files import (
-    RunFileError,
-    get_field,
-    naming_errors,
-    remove_temporary_files,
-    shorten,
-)
+from regard.support.files import remove_temporary_files
 from regard.support.processes import Processes, StopRequest, process_group, stop_on_signal
 
 LOG_EVERY = 10  # steps between reads of the losses, each of which waits for the GPU
@@ -111,7 +102,7 @@ def train(
         if ranks.world_size > 1 and settings.minutes is not None:
             raise ValueError("minutes: expected None for several processes, whose clocks differ: give steps")
         with owned_folder(folder, ranks) as lock:
-            checkpoint = _find_checkpoint(folder, config, corpus, settings, resume)
+            checkpoint = find_checkpoint(folder, _arguments(config, corpus, settings), resume)
             run = TrainingRun(config, corpus, folder, settings, ranks, lock, quiet)
             if checkpoint is not None:
                 run.restore(checkpoint)
@@ -128,52 +119,6 @@ def train(
                 raise OSError(f"{error}{complete if run.saved_step >= 0 else ''}") from None
             finally:
                 run.progress.close()
-
-
-def _find_checkpoint(
-    folder: Path, config: Config, corpus: Corpus, settings: TrainingSettings, resume: bool
-) -> Checkpoint | None:
-    """The checkpoint to resume from, if there is one.
-
-    A ValueError refuses to overwrite another run or model, and to resume with other arguments.
-    """
-    checkpoint = checkpoints.load(folder)
-    if checkpoint is None:
-        if folder.is_dir() and any(folder.glob("model*.safetensors")):
-            raise ValueError(f"out: {folder} holds a model but no run to resume: choose another folder")
-        for name in (history.METRICS_FILE, history.HEADS_FILE):
-            if os.path.lexists(folder / name):  # a run saves a checkpoint before its history begins
-                raise ValueError(
-                    f"out: {folder} holds {name} of another run but no checkpoint to resume from: "
-                    "choose another folder"
-                )
-        return None
-    state = checkpoint.state
-    _check_state(state, folder)
-    if not resume:
-        raise ValueError(
-            f"out: {folder} holds a run at step {state['step']}: "
-            "add --resume to continue it, or choose another folder"
-        )
-    for name, value in _arguments(config, corpus, settings).items():
-        if (started_with := state["arguments"].get(name)) != value:
-            raise RunFileError(
-                f"{name}: expected {shorten(started_with)}, with which the run in {folder} was started, "
-                f"got {value!r}"
-            )
-    return checkpoint
-
-
-def _check_state(state: dict[str, Any], folder: Path) -> None:
-    """Raise a `RunFileError` that names the first field of a checkpoint's state that cannot be."""
-    with naming_errors(folder / checkpoints.FILE, RunFileError):
-        check_whole_number("step", state.get("step"), 0)
-        check_whole_number("evaluated_step", state.get("evaluated_step"), -1)
-        for name in ("seconds", "warmup_seconds"):
-            get_field(state, name, float)
-        if state.get("best_loss", False) is not None:
-            get_field(state, "best_loss", float)
-        get_field(state, "arguments", dict)
 
 
 def _arguments(config: Config, corpus: Corpus, settings: TrainingSettings) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def describe(
     (None, 0.176)
     """
     texts = _as_texts(maps, ids)
-    num_texts = sum(_batch_size(text_maps) for text_maps, _ in texts)
+    num_texts = sum(text_maps[0].matrix[0] for text_maps, _ in texts if text_maps)
     measure_text = partial(
         measure,
         is_token=attention_mask,
@@ -89,7 +89,9 @@ def describe(
         measured = list(measure_text(text_maps, text_ids, statistics=statistics, single=num_texts == 1))
         sums.append([layer.sums for layer in measured])
         layers = [name_layer(i, layer.map, keys, heads, group) for i, layer in enumerate(measured)]
-        tokens += _count_tokens(measured[0].map, attention_mask) if measured else 0
+        if measured:
+            B, _, T, _ = measured[0].map.matrix
+            tokens += B * T if attention_mask is None else int(attention_mask.sum())
     # The same for the shuffled texts.
     shuffled_sums = None
     if shuffled is not None:
@@ -244,14 +246,6 @@ def _as_texts(maps: Any, ids: Ids) -> list[tuple[list[AttentionMap | LinearAtten
             raise ValueError("ids: expected them beside each text's maps, as a list of (maps, ids)")
         return [(list(text_maps), text_ids) for text_maps, text_ids in items]
     return [(items, ids)]
-
-
-def _batch_size(maps: Sequence[AttentionMap | LinearAttentionMap]) -> int:
-    return maps[0].matrix[0] if maps else 0
-
-
-def _count_tokens(m: AttentionMap | LinearAttentionMap, attention_mask: Tensor | None) -> int:
-    return m.matrix[0] * m.matrix[2] if attention_mask is None else int(attention_mask.sum())
 
 
 def _as_batches(texts: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -23,7 +23,8 @@ def table_output(table: HeadTable) -> dict[str, str]:
     has_importance = IMPORTANCE in table.names
     heads = table.rows
     if len(heads) > MOST_ROWS:
-        heads = table.sorted(IMPORTANCE).rows if has_importance else _labelled_first(heads)
+        labelled_first = sorted(heads, key=lambda row: row.label is None)
+        heads = table.sorted(IMPORTANCE).rows if has_importance else labelled_first
     does = any(row.labels for row in heads) or not has_importance
     rows = [
         (
@@ -52,10 +53,6 @@ def row_output(row: HeadRow) -> dict[str, str]:
     ]
     scores = table_html(("score", "value", "uniform", "95%"), rows)
     return bundle(says, f"<p>{html.escape(says)}</p>{scores}")
-
-
-def _labelled_first(rows: list[HeadRow]) -> list[HeadRow]:
-    return sorted(rows, key=lambda row: row.label is None)
 
 
 def _score(row: HeadRow) -> tuple[str, str]:

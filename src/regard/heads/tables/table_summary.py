@@ -48,7 +48,11 @@ def summarised(
         from rich.text import Text
 
     kinds = _measured_kinds(table) if label is None else [check_label(label)]
-    parts: list[Any] = [_header(table)]
+    how = "shuffled" if table.shuffled == "text" else "relabel"
+    # "score " with a space: values may have a star after them, and the header must align.
+    parts: list[Any] = [
+        _grid(table, [("head", "score ", "95%", "uniform", how, _last_column(table), "also")], "dim")
+    ]
     on_repeats = False
     for kind in kinds:
         parts += ["", Text.assemble((words(kind), COLOURS.get(kind, "")), f": {about(kind)}")]
@@ -100,20 +104,9 @@ def _option(label: str) -> str:
     return words(label).replace(" ", "-")
 
 
-def _header(table: HeadTable) -> Any:
-    how = "shuffled" if table.shuffled == "text" else "relabel"
-    # "score " with a space: values may have a star after them, and the header must align.
-    return _grid(table, [("head", "score ", "95%", "uniform", how, _last_column(table), "also")], "dim")
-
-
 def _last_column(table: HeadTable) -> str:
     """The header of the last column of numbers."""
     return IMPORTANCE if IMPORTANCE in table.names else "no sink"
-
-
-def _last_cell(table: HeadTable, row: HeadRow, without_sink: str) -> str:
-    """The last number of a head: its importance where that was measured, else the score without its sink."""
-    return importance_cells(row)[0] if _last_column(table) == IMPORTANCE else without_sink
 
 
 def _important(table: HeadTable, heads: HeadTable) -> Any:
@@ -133,6 +126,7 @@ def _rows(table: HeadTable, kind: str, heads: list[HeadRow]) -> Any:
     """A line for each head that has the label `kind`."""
     from rich.text import Text
 
+    has_importance = IMPORTANCE in table.names  # instead of the score without the sink
     rows = []
     for row in heads:
         score, on_repeats = best_score(row, kind)
@@ -141,13 +135,14 @@ def _rows(table: HeadTable, kind: str, heads: list[HeadRow]) -> Any:
             also.insert(0, f"on token {row.sink_key}")
         elif kind in ("fixed_offset", "one_token"):
             also.insert(0, label_words(row, kind))
+        last = importance_cells(row)[0] if has_importance else number(score.without_sink)
         cells = (
             Text(escape(row.place)),
             Text(number(score.value) + ("*" if on_repeats else " "), style="bold"),
             f"{number(score.low)}–{number(score.high)}",
             number(score.null),
             number(score.shuffled),
-            _last_cell(table, row, "" if kind == "sink" else number(score.without_sink)),
+            last if kind != "sink" or has_importance else "",
             Text(", ".join(also)),
         )
         rows.append(cells)

@@ -56,10 +56,10 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None = None) -> 
     `gain` (B, H, S), if given, multiplies the weights of every key; the maximum of a cell is then its entry
     of largest magnitude, with its sign.
     """
-    overview = _pool_on_gpu(m, rows, cols, gain)
-    if overview is None:
-        overview = _pass_over_tiles(m, rows, cols, gain=gain, statistics=False)[0]
-    return overview
+    pooled = kernels.pool(m, rows, cols, gain)
+    if pooled is not None:
+        return Overview(*pooled)
+    return _pass_over_tiles(m, rows, cols, gain=gain, statistics=False)[0]
 
 
 def statistics(m: MapData) -> RowStatistics:
@@ -98,7 +98,7 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
     # A few rows far apart are gathered; many cost less where they are.
     span = slice(int(rows[0]), int(rows[-1]) + 1)
     few = None if 2 * len(rows) > span.stop - span.start else rows - span.start
-    sums = _received_on_gpu(m.select_rows(span), row_weights[:, :, span], few)
+    sums = kernels.column_sums(m.select_rows(span), row_weights[:, :, span], few)
     if sums is not None:
         return sums
     q_bins = make_bins(find_runs(rows.cpu()), head_pass.QUERIES, m.device)
@@ -119,7 +119,7 @@ def received_from_all(m: MapData) -> Tensor:
         return statistics(m).received
     # expand: one number in memory for all rows.
     ones = m.lse.new_ones(()).expand(m.matrix[:3])
-    sums = _received_on_gpu(m, ones, None)
+    sums = kernels.column_sums(m, ones, None)
     return received(m, ones, torch.arange(T, device=m.device)) if sums is None else sums
 
 
@@ -143,30 +143,6 @@ def check_reduce(reduce: str) -> None:
     """Raise ValueError unless `reduce` is one that `pool` has."""
     if reduce not in ("mass", "max", "both"):
         raise ValueError(f"reduce: expected 'mass', 'max' or 'both', got {reduce!r}")
-
-
-def _pool_on_gpu(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) -> Overview | None:
-    """The overview from the Triton kernel, or None if the kernel does not support this map."""
-    if m.device.type != "cuda" or m.dtype != torch.float32:
-        return None
-    from regard.attention.backends.triton import launch, pool
-
-    mask = m.mask.simplified(m.matrix)
-    if launch.unsupported_map_reason(m.q, m.k, mask) is not None:
-        return None
-    return Overview(*pool.pool(m.q, m.k, m.lse, mask, m.scale, m.softcap, rows, cols, gain))
-
-
-def _received_on_gpu(m: MapData, row_weights: Tensor, few: Tensor | None) -> Tensor | None:
-    """`received` from the Triton kernel, from all rows or the `few`; None if it does not support this map."""
-    if m.device.type != "cuda" or m.dtype != torch.float32:
-        return None
-    from regard.attention.backends.triton import column_sums, launch
-
-    mask = m.mask.simplified(m.matrix)
-    if launch.unsupported_map_reason(m.q, m.k, mask) is not None:
-        return None
-    return column_sums.column_sums(m.q, m.k, m.lse, mask, m.scale, m.softcap, row_weights, few)
 
 
 def _pass_over_tiles(

@@ -639,7 +639,9 @@ class Contents:
         """
         capture = self.texts[number]
         if number not in self.edited:
-            return _edited_elsewhere(capture) if capture.edits else None
+            if not capture.edits:
+                return None
+            return {"text": None, "cuts": [], "edits": list(capture.edits), "changes": None}
         run = self.edited[number]
         before, after = self.texts[run.text].predictions, capture.predictions
         return {
@@ -649,10 +651,6 @@ class Contents:
             "changes": predictions.changes(before, after, self.batch_index),
             "random": run.random,
         }
-
-
-def _edited_elsewhere(capture: Capture) -> dict[str, Any]:
-    return {"text": None, "cuts": [], "edits": list(capture.edits), "changes": None}
 
 
 def _line(m: ShownMap, name: str, index: int, edges: AxisEdges) -> Tensor:

@@ -55,7 +55,11 @@ def _first_tokens(m: AttentionMap, tokens: int) -> AttentionMap:
 def describe_curve(curve: RetentionCurve, tokens: int) -> dict[str, LayerTable]:
     """Return the tables of all layers of a curve, by their keys; `tokens` were measured."""
     needed = [curve.needed(policy) for policy in curve.policies]
-    shares = [[[_rounded(x) for x in row] for row in rows] for rows in curve.shares.tolist()]
+    shares = [
+        # JSON has no NaN, which stands for a head that loses nothing.
+        [[None if x != x else round(x, 4) for x in row] for row in rows]
+        for rows in curve.shares.tolist()
+    ]
     tables: dict[str, LayerTable] = {}
     for key in dict.fromkeys(layer for layer, _ in curve.places):
         at = [n for n, (layer, _) in enumerate(curve.places) if layer == key]
@@ -96,8 +100,3 @@ def check_curve(curve: object, capture: Capture) -> RetentionCurve:
             f"{len(curve.places)} heads"
         )
     return curve
-
-
-def _rounded(share: float) -> float | None:
-    """A share as the page shows it; JSON has no NaN, which stands for a head that loses nothing."""
-    return None if share != share else round(share, 4)

@@ -65,9 +65,6 @@ class RunCut(Protocol):
     def __call__(self, capture: Capture, cuts: Sequence[Cut], report: ReportProgress, /) -> Capture: ...
 
 
-"""A function that scores the heads of a model on random tokens, repeated."""
-
-
 class Generate(Protocol):
     """A function that continues a text; every item is a line for the page (see `regard.gpt.cache_demo`)."""
 
@@ -144,18 +141,20 @@ class Answers:
             "retained": True,
         }
         self.contents.forget_meta()
-        self.computed: dict[str, Callable[[Query], Json | bytes]] = {
-            "meta": self._meta,
+        contents = self.contents
+        # Bytes are sent as they are, all else as JSON.
+        self.computed: dict[str, Callable[[Query], Any]] = {
+            "meta": lambda query: contents.meta,
             "thumbs": self._thumbs,
-            "heads": self._heads,
-            "layer_heads": self._layer_heads,
-            "attribution": self._attribution,
+            "heads": lambda query: contents.heads(query.number("text")),
+            "layer_heads": lambda query: contents.layer_heads(query.number("text"), query["layer"]),
+            "attribution": lambda query: contents.attribution(query.number("text"), query.quantity),
             "tile": self._tile,
             "row": self._row,
             "column": self._column,
             "steps": self._steps,
-            "retained": self._retained,
-            "prediction": self._prediction,
+            "retained": lambda query: contents.retained(query.number("text"), query["layer"]),
+            "prediction": lambda query: contents.prediction(query.number("text"), query.number("position")),
             "survey_head": self._survey_head,
         }
         self.jobs: dict[str, Callable[[Mapping[str, Any]], Json | ModelJob]] = {
@@ -174,7 +173,8 @@ class Answers:
         """
         if name not in self.computed:
             raise RefusedError(404, f"there is no answer named {name!r}")
-        return translate_errors(self.computed[name], Query(parameters))
+        answer = translate_errors(self.computed[name], Query(parameters))
+        return answer if isinstance(answer, bytes) else Json(answer)
 
     def prepare(self, name: str, body: object) -> Json | ModelJob:
         """Return the job for a request, or its answer where nothing needs to run, or raise `RefusedError`.
@@ -189,9 +189,6 @@ class Answers:
             raise RefusedError(400, 'expected a JSON object, such as {"text": "…"}')
         return translate_errors(self.jobs[name], body)
 
-    def _meta(self, query: Query) -> Json:
-        return Json(self.contents.meta)
-
     def _thumbs(self, query: Query) -> bytes:
         """Return the pictures of a layer's heads, and after them each head's sink key and its share."""
         thumbs, sinks, _ = self.contents.thumbnail(query.number("text"), query["layer"])
@@ -200,15 +197,6 @@ class Answers:
         )
         # <f8 and <f4: JavaScript's typed arrays are little-endian on every machine that runs a browser.
         return thumbs.tobytes() + pairs.numpy().astype("<f8", copy=False).tobytes()
-
-    def _heads(self, query: Query) -> Json:
-        return Json(self.contents.heads(query.number("text")))
-
-    def _layer_heads(self, query: Query) -> Json:
-        return Json(self.contents.layer_heads(query.number("text"), query["layer"]))
-
-    def _attribution(self, query: Query) -> Json:
-        return Json(self.contents.attribution(query.number("text"), query.quantity))
 
     def _tile(self, query: Query) -> bytes:
         text, head, z, i, j = (query.number(name) for name in ("text", "head", "z", "i", "j"))
@@ -224,20 +212,14 @@ class Answers:
         text, col = query.number("text"), query.number("col")
         return _floats(self.contents.column(text, query["layer"], query.head, col, query.quantity))
 
-    def _steps(self, query: Query) -> Json:
+    def _steps(self, query: Query) -> dict[str, Any]:
         text, head, row = (query.number(name) for name in ("text", "head", "row"))
-        return Json(self.contents.steps(text, query["layer"], head, row))
+        return self.contents.steps(text, query["layer"], head, row)
 
-    def _retained(self, query: Query) -> Json:
-        return Json(self.contents.retained(query.number("text"), query["layer"]))
-
-    def _prediction(self, query: Query) -> Json:
-        return Json(self.contents.prediction(query.number("text"), query.number("position")))
-
-    def _survey_head(self, query: Query) -> Json:
+    def _survey_head(self, query: Query) -> dict[str, Any]:
         if self.contents.survey is None:
             raise RefusedError(404, "this page shows no survey")
-        return Json(describe_survey_head(self.contents.survey, query["layer"], query.number("head")))
+        return describe_survey_head(self.contents.survey, query["layer"], query.number("head"))
 
     def _capture(self, body: Mapping[str, Any]) -> ModelJob:
         if self.read is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,16 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from regard.show.data.contents import Contents
-from regard.show.server.answers import (
-    PATIENCE,
-    Answers,
-    Generate,
-    Json,
-    Read,
-    RunCut,
-    log_failure,
-)
+from regard.show.server.answers import PATIENCE, Answers, Json, log_failure
 from regard.show.server.assets import asset_routes, compress
 from regard.show.server.jobs import ModelJob
 from regard.show.server.limits import ExclusiveJob, Limits, RefusedError
@@ -36,26 +26,11 @@ from regard.show.server.line_stream import stream, wait_for_disconnect
 from regard.show.server.work_queue import WorkQueue
 
 
-@dataclass
-class Site:
-    """Everything that is served: the page's files, the captures, and what a model can do.
-
-    Arguments:
-        contents: the captures to show.
-        read: captures a new text; None if there is no model.
-        generate: continues a text; None if there is no model that can.
-        run_cut: runs the model again with some of it cut; None without a model.
-        limits: bounds on requests.
-    """
-
-    contents: Contents
-    read: Read | None = None
-    generate: Generate | None = None
-    run_cut: RunCut | None = None
-    limits: Limits = field(default_factory=Limits)
+class Site(Answers):
+    """Everything that is served: the answers to the page's requests, and the page's files."""
 
     def __post_init__(self) -> None:
-        self.answers = Answers(self.contents, self.read, self.generate, self.run_cut, self.limits)
+        super().__post_init__()
         self.model_job = ExclusiveJob()
         self.workers = WorkQueue(self.limits.workers)
         self.waiting = 0
@@ -63,8 +38,8 @@ class Site:
 
     def application(self) -> Starlette:
         """Return the ASGI application."""
-        computed = [Route(f"/api/{name}", self._computed(name)) for name in self.answers.computed]
-        jobs = [Route(f"/api/{name}", self._job(name), methods=["POST"]) for name in self.answers.jobs]
+        computed = [Route(f"/api/{name}", self._computed(name)) for name in self.computed]
+        jobs = [Route(f"/api/{name}", self._job(name), methods=["POST"]) for name in self.jobs]
         opening = Route("/api/opening", _answer_opened, methods=["POST"])  # see `opening_site`
         return make_application([*asset_routes(), opening, *computed, *jobs])
 
@@ -76,7 +51,7 @@ class Site:
         """Return an endpoint whose answer a worker computes, unless the client disconnects first."""
 
         def compute(request: Request) -> Response:
-            return respond(self.answers.compute(name, request.query_params), request)
+            return respond(self.compute(name, request.query_params), request)
 
         async def answer(request: Request) -> Response:
             if self.waiting >= self.limits.waiting:
@@ -100,7 +75,7 @@ class Site:
         """Return an endpoint that starts a job and streams its lines."""
 
         async def answer(request: Request) -> Response:
-            job = self.answers.prepare(name, await read_body(request, self.limits))
+            job = self.prepare(name, await read_body(request, self.limits))
             return stream(job, self.model_job) if isinstance(job, ModelJob) else respond(job, request)
 
         return answer

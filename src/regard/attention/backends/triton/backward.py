@@ -14,15 +14,15 @@ import triton.language as tl
 
 from regard.attention.backends.triton.tile import (
     LOG2E,
-    key_blocks,
-    list_of,
     load_block,
     load_rows,
-    query_blocks,
+    program_block,
     seen_by_any,
     store_rows,
     tanh,
     visible,
+    visited_keys,
+    visiting_queries,
 )
 
 
@@ -53,12 +53,7 @@ def queries_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, UNSEEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries; UNSEEN is that of `forward_kernel`."""
-    blocks = tl.cdiv(T, ROWS)
-    # The last blocks see the most keys under a causal mask: the longest programs start first.
-    block = blocks - 1 - tl.program_id(0) % blocks
-    head = tl.program_id(0) // blocks
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    g = h // group
+    block, head, b, h, g = program_block(tl.cdiv(T, ROWS), heads, group)
     k += b * k_step[0] + g * k_step[1]
     v += b * v_step[0] + g * v_step[1]
 
@@ -66,30 +61,18 @@ def queries_kernel(
     row = first_row + tl.arange(0, ROWS)
     query = load_rows(q + b * q_step[0] + h * q_step[1], q_step, first_row, row < T, D, ROWS, D_PAD)
     do = load_rows(grad + b * grad_step[0] + h * grad_step[1], grad_step, first_row, row < T, E, ROWS, E_PAD)
-    at = head.to(tl.int64) * T + row
+    at = head * T + row
     own_level = tl.load(level + at, mask=row < T, other=float("inf"))
     own_log_total = tl.load(log_totals + at, mask=row < T, other=0.0)
     own_delta = tl.load(delta + at, mask=row < T, other=0.0)
-    slope = None
-    if slopes is not None:
-        slope = tl.load(slopes + h) * LOG2E
+    slope = None if slopes is None else tl.load(slopes + h) * LOG2E
 
-    if lists is None:
-        last_row = tl.minimum(first_row + ROWS, T) - 1
-        first, full_first, full_last, last = key_blocks(first_row + S - T, last_row + S - T, S, band, COLS)
-    else:
-        full_first, full_last, last = list_of(lists, b, h, block)
-        first = full_first
+    edges = visited_keys(lists, band, b, h, block, T, S, ROWS, COLS)
 
     total = tl.zeros([ROWS, D_PAD], tl.float32)
     # static_range unrolls the three loops, so that the middle one is compiled without any masking.
     for part in tl.static_range(3):
-        if part == 0:
-            start, stop = first, full_first
-        elif part == 1:
-            start, stop = full_first, full_last
-        else:
-            start, stop = full_last, last
+        start, stop = edges[part], edges[part + 1]
         if part != 0 or (lists is None and band.behind is not None):
             total = _past_keys(
                 total, query, do, own_level, own_log_total, own_delta, k, v, k_tma, v_tma, lists, band,
@@ -154,22 +137,10 @@ def keys_kernel(
     for member in range(group):
         h = g * group + member
         at = (b * heads * group + h) * T
-        slope = None
-        if slopes is not None:
-            slope = tl.load(slopes + h) * LOG2E
-        if lists is None:
-            last_key = tl.minimum(first_key + COLS, S) - 1
-            first, full_first, full_last, last = query_blocks(first_key, last_key, T, S, band, ROWS)
-        else:
-            full_first, full_last, last = list_of(lists, b, h, block)
-            first = full_first
+        slope = None if slopes is None else tl.load(slopes + h) * LOG2E
+        edges = visiting_queries(lists, band, b, h, block, T, S, ROWS, COLS)
         for part in tl.static_range(3):
-            if part == 0:
-                start, stop = first, full_first
-            elif part == 1:
-                start, stop = full_first, full_last
-            else:
-                start, stop = full_last, last
+            start, stop = edges[part], edges[part + 1]
             # Without lists, partial blocks come first under a causal mask and last under a window.
             if (
                 part == 1

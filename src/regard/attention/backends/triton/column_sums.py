@@ -7,14 +7,13 @@ from torch import Tensor
 
 from regard.attention.backends.triton import configs
 from regard.attention.backends.triton.launch import (
+    KernelMap,
     KernelScores,
     descriptor,
     padded,
-    scores_of,
     visible_blocks,
 )
 from regard.attention.masks.bands import Band
-from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import (
     BlockLists,
     cut_into_blocks,
@@ -23,28 +22,17 @@ from regard.attention.masks.block_lists import (
 )
 
 
-def column_sums(
-    q: Tensor,
-    k: Tensor,
-    lse: Tensor,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
-    row_weights: Tensor,
-    rows: Tensor | None = None,
-) -> Tensor:
-    """The weights exp(score − lse) of q (B, H, T, D) on k (B, G, S, D), summed over the queries: (B, H, S).
+def column_sums(m: KernelMap, row_weights: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The weights of a map, summed over the queries: (B, H, S).
 
     Each row counts `row_weights` (B, H, T) times, of either sign; `rows`, if given, are the only ones that
     are computed, in increasing order. The result is in float32 and has the same bits every time.
     """
     from regard.attention.backends.triton.column_sums_kernel import column_sums_kernel
 
-    B, H, T, D = q.shape
-    G, S = k.shape[1], k.shape[2]
-    scores = scores_of(mask, scale, softcap, T, S, q.device)
-    q = -q if scores.negative else q
-    (width,) = padded(D)
+    B, H, T, S = m.matrix
+    scores, q, k = m.scores(), m.signed_q(), m.k
+    (width,) = padded(q.shape[-1])
     config = configs.choose("column sums", width, q.dtype)
     row_index = None
     if rows is not None:
@@ -54,11 +42,11 @@ def column_sums(
     # Triton launches on the current device.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         column_sums_kernel[(-(-S // config.cols) * B * H,)](
-            q, k, descriptor(q, config.tma, config.rows, width), lse.contiguous(),
+            q, k, descriptor(q, config.tma, config.rows, width), m.lse.contiguous(),
             row_weights.float().contiguous(), sums,
-            scores.slopes, _visit(scores, (B, H, T, S), row_index, config, q.device), scores.band or Band(),
-            row_index, q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap,
-            D, width, config.rows, config.cols, scores.band is None, configs.PRECISION,
+            scores.slopes, _visit(scores, m.matrix, row_index, config, q.device), scores.band or Band(),
+            row_index, q.stride(), k.stride(), H, m.group, T, S, scores.factor, scores.cap,
+            q.shape[-1], width, config.rows, config.cols, scores.band is None, configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
     return sums

@@ -14,12 +14,13 @@ from regard.attention.backends.triton.tile import (
     LOG2E,
     gather_rows,
     in_band,
-    list_of,
     load_block,
+    load_levels,
     load_rows,
-    query_blocks,
+    program_block,
     scored,
     tile_bits,
+    visiting_queries,
 )
 
 
@@ -35,11 +36,7 @@ def column_sums_kernel(
     BITS says that the lists have tiles of bits for what is visible in partial blocks; otherwise the band says
     it.
     """
-    blocks = tl.cdiv(S, COLS)
-    block = tl.program_id(0) % blocks
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = head // heads, head % heads
-    g = h // group
+    block, head, b, h, g = program_block(tl.cdiv(S, COLS), heads, group, False)
     q += b * q_step[0] + h * q_step[1]
     lse += head * T
     weights += head * T
@@ -47,25 +44,13 @@ def column_sums_kernel(
     first_key = block * COLS
     key = first_key + tl.arange(0, COLS)
     keys = load_rows(k + b * k_step[0] + g * k_step[1], k_step, first_key, key < S, D, COLS, D_PAD)
-    slope = None
-    if slopes is not None:
-        slope = tl.load(slopes + h) * LOG2E
+    slope = None if slopes is None else tl.load(slopes + h) * LOG2E
 
-    if lists is None:
-        last_key = tl.minimum(first_key + COLS, S) - 1
-        first, full_first, full_last, last = query_blocks(first_key, last_key, T, S, band, ROWS)
-    else:
-        full_first, full_last, last = list_of(lists, b, h, block)
-        first = full_first
+    edges = visiting_queries(lists, band, b, h, block, T, S, ROWS, COLS)
     # A tile of sums, which are added up at the end.
     total = tl.zeros([ROWS, COLS], tl.float32)
     for part in tl.static_range(3):
-        if part == 0:
-            start, stop = first, full_first
-        elif part == 1:
-            start, stop = full_first, full_last
-        else:
-            start, stop = full_last, last
+        start, stop = edges[part], edges[part + 1]
         # Without lists, partial blocks come first under a causal mask and last under a window.
         if (
             part == 1
@@ -100,13 +85,11 @@ def _past_queries(
             real = row >= 0
             query = gather_rows(q, q_step, row, D, D_PAD)
         own_weight = tl.load(weights + row, mask=real, other=0.0)
-        level = tl.load(lse + row, mask=real, other=float("-inf"))
-        # A query that sees no key has no weights; nor has a place without a query.
-        level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
+        level = load_levels(lse, row, real)
 
         position = row + S - T
         bits = None
-        if PARTIAL and BITS:  # asked for before the product, which it then does not hold up
+        if PARTIAL and BITS:  # loaded before tl.dot, which hides the latency of memory
             bits = tile_bits(lists, i, ROWS, COLS, False)
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])

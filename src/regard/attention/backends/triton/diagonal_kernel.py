@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from regard.attention.backends.triton.tile import LOG2E, load_rows
+from regard.attention.backends.triton.tile import LOG2E, load_rows, program_block
 
 
 # A number that is 1, or not divisible by 16, would be another kernel to compile; so would such an address.
@@ -17,11 +17,8 @@ def diagonal_kernel(
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The weights of a block of queries on the keys that have the same numbers."""
-    blocks = tl.cdiv(N, ROWS)
-    first = tl.program_id(0) % blocks * ROWS
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = head // heads, head % heads
-    g = h // group
+    block, head, b, h, g = program_block(tl.cdiv(N, ROWS), heads, group, False)
+    first = block * ROWS
     row = first + tl.arange(0, ROWS)
     query = load_rows(q + b * q_step[0] + h * q_step[1], q_step, first, row < N, D, ROWS, D_PAD)
     keys = load_rows(k + b * k_step[0] + g * k_step[1], k_step, first, row < N, D, ROWS, D_PAD)

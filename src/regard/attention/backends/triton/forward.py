@@ -18,14 +18,14 @@ from regard.attention.backends.triton.tile import (
     LN2,
     LOG2E,
     block_at,
-    key_blocks,
-    list_of,
     load_block,
     load_rows,
+    program_block,
     scored,
     seen_by_any,
     store_rows,
     visible,
+    visited_keys,
 )
 
 
@@ -40,12 +40,8 @@ def forward_kernel(
 
     UNSEEN says that some keys may be hidden from every query, whose values must not be read.
     """
-    # The last blocks of queries see the most keys under a causal mask, so they start first.
     blocks = tl.cdiv(T, ROWS)
-    block = blocks - 1 - tl.program_id(0) % blocks
-    head = first_head + tl.program_id(0) // blocks
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    g = h // group
+    block, head, b, h, g = program_block(blocks, heads, group, True, first_head)
     k += b * k_step[0] + g * k_step[1]
     v += b * v_step[0] + g * v_step[1]
 
@@ -53,9 +49,7 @@ def forward_kernel(
     query = load_rows(
         q + b * q_step[0] + h * q_step[1], q_step, block * ROWS, row < T, D, ROWS, D_PAD
     )  # (ROWS, D)
-    slope = None
-    if slopes is not None:
-        slope = tl.load(slopes + h) * LOG2E
+    slope = None if slopes is None else tl.load(slopes + h) * LOG2E
 
     # A sink is a score before that of the first key, without a value.
     if sinks is None:
@@ -69,33 +63,21 @@ def forward_kernel(
     if cells is not None:
         slot = tl.program_id(0).to(tl.int64) * cells.width * ROWS + tl.arange(0, ROWS)
 
-    if lists is None:
-        first, full_first, full_last, last = key_blocks(
-            block * ROWS + S - T, tl.minimum(block * ROWS + ROWS, T) - 1 + S - T, S, band, COLS
-        )
-    else:
-        full_first, full_last, last = list_of(lists, b, h, block)
-        first = full_first
-
+    edges = visited_keys(lists, band, b, h, block, T, S, ROWS, COLS)
     for part in tl.static_range(3):
         # Partial blocks before the full ones (only a window has them), the full ones, the partial ones after.
-        if part == 0:
-            start, stop = first, full_first
-        elif part == 1:
-            start, stop = full_first, full_last
-        else:
-            start, stop = full_last, last
+        start, stop = edges[part], edges[part + 1]
         if part != 0 or (lists is None and band.behind is not None):
             sums, total, top, cell_sum, cell_top = _pass_over(
                 sums, total, top, cell_sum, cell_top, query, k, v, k_tma, v_tma, lists, band, cells, slot,
                 k_step, v_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
-                factor, cap, slope, start, stop, last,
+                factor, cap, slope, start, stop, edges[3],
                 part != 1, UNSEEN, D, E, D_PAD, E_PAD, ROWS, COLS, CELL, PRECISION,
             )  # fmt: skip
 
     # For a query that sees no key, top is −inf: the lse stays −inf and the output 0.
     total = tl.where(total > 0, total, 1.0)
-    at = head.to(tl.int64) * T + row
+    at = head * T + row
     tl.store(lse + at, top * LN2 + tl.log(total), mask=row < T)
     if tops is not None:  # the backward pass computes the weights from these, in base 2
         tl.store(tops + at, top, mask=row < T)
@@ -106,8 +88,9 @@ def forward_kernel(
         # A query that sees no key has no weights; nor has a place without a query.
         level = tl.where((row < T) & (top > float("-inf")), top + tl.log2(total), float("inf"))
         tl.debug_barrier()  # other threads of this program have written what is read now
-        row_cell = (head.to(tl.int64) * blocks + block) * cells.width
-        _pool_cells(cells, slot, row_cell, level, first * COLS // CELL, tl.cdiv(last * COLS, CELL), ROWS)
+        row_cell = (head * blocks + block) * cells.width
+        first, stop = edges[0] * COLS // CELL, tl.cdiv(edges[3] * COLS, CELL)
+        _pool_cells(cells, slot, row_cell, level, first, stop, ROWS)
 
 
 @triton.jit

@@ -119,6 +119,36 @@ def scores_of(
     return KernelScores(scale < 0, factor, cap, slopes, unbiased.band(T, S), unbiased)
 
 
+class KernelMap(NamedTuple):
+    """A map as the kernels that reduce it take it: its weights are exp(score − lse)."""
+
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, S, D)
+    lse: Tensor  # (B, H, T)
+    mask: Mask
+    scale: float
+    softcap: float | None
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        """The shape of the attention matrix, (B, H, T, S)."""
+        B, H, T, _ = self.q.shape
+        return B, H, T, self.k.shape[2]
+
+    @property
+    def group(self) -> int:
+        """The number of query heads that read the same key/value head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    def scores(self) -> KernelScores:
+        """The kernel arguments for its mask, scale and soft cap."""
+        return scores_of(self.mask, self.scale, self.softcap, *self.matrix[2:], self.q.device)
+
+    def signed_q(self) -> Tensor:
+        """q, or −q under a negative scale, of which kernels take the absolute value."""
+        return -self.q if self.scale < 0 else self.q
+
+
 def visible_blocks(
     mask: Mask, shape: tuple[int, int, int, int], rows: int, cols: int, device: torch.device
 ) -> VisibleBlocks:

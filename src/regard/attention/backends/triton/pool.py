@@ -16,10 +16,10 @@ from torch import Tensor
 from regard.attention.backends.runs import cut_into_runs, join_runs
 from regard.attention.backends.triton import configs
 from regard.attention.backends.triton.launch import (
+    KernelMap,
     KernelScores,
     descriptor,
     padded,
-    scores_of,
 )
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
@@ -38,46 +38,33 @@ PoolBins = int | Tensor
 """A number of equal bins, or the starts and stops of bins, (2, bins): disjoint and in increasing order."""
 
 
-def pool(
-    q: Tensor,
-    k: Tensor,
-    lse: Tensor,
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
-    rows: PoolBins,
-    cols: PoolBins,
-    gain: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The weights exp(score − lse) of q (B, H, T, D) on k (B, G, S, D), pooled to rows × cols bins.
+def pool(m: KernelMap, rows: PoolBins, cols: PoolBins, gain: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The weights of a map, pooled to rows × cols bins.
 
-    `lse` (B, H, T) is the row log-sum-exp; `gain` (B, H, S), if given, multiplies the weights of each key.
+    `gain` (B, H, S), if given, multiplies the weights of each key.
     Returns two tensors (B, H, rows, cols) in float32: the mass (summed over the keys of a bin, averaged over
     its queries) and the peak (the entry of largest magnitude, with its sign). The edges of equal bins are
     floor(i · T / rows) and floor(j · S / cols).
     """
     # Asked on the host: an unsigned pool needs no trough, which is a third of the stores.
     signed = gain is not None and bool((gain < 0).any())
-    B, H, T, D = q.shape
-    S = k.shape[2]
-    scores = scores_of(mask, scale, softcap, T, S, q.device)
-    q = -q if scores.negative else q
-    (width,) = padded(D)
-    config = configs.choose("pool", width, q.dtype)
-    if _side(S, cols, config.cols, q.device)[0][0].parts > 1:
-        config = configs.choose("wide pool", width, q.dtype)
-    down, sizes = _side(T, rows, config.rows, q.device)
-    across, widths = _side(S, cols, config.cols, q.device)
+    (T, S), device = m.matrix[2:], m.q.device
+    scores = m.scores()
+    (width,) = padded(m.q.shape[-1])
+    config = configs.choose("pool", width, m.q.dtype)
+    if _side(S, cols, config.cols, device)[0][0].parts > 1:
+        config = configs.choose("wide pool", width, m.q.dtype)
+    down, sizes = _side(T, rows, config.rows, device)
+    across, widths = _side(S, cols, config.cols, device)
     lists: list[BlockLists | None] = [None]
     # Bins laid out with gaps need lists even for a band: the arithmetic of blocks assumes that place n is
     # index n.
     if scores.band is None or down[0].places is not None or across[0].places is not None:
-        shape = (B, H, T, S)
         lists = memoize_on_mask(
             scores.mask,
-            (shape, _key(rows), _key(cols), config, q.device),
+            (m.matrix, _key(rows), _key(cols), config, device),
             lambda: [
-                _visit(scores.mask, scores.band, shape, row_layout, col_layout, q.device)
+                _visit(scores.mask, scores.band, m.matrix, row_layout, col_layout, device)
                 for row_layout, col_layout in product(down, across)
             ],
         )
@@ -87,7 +74,7 @@ def pool(
         # Lists hold blocks in no order of keys, so the parts of a bin are combined afterwards.
         parts = col_layout.parts if visits is None else 1
         cells = _launch(
-            q, k, lse, scores, visits, row_layout, col_layout, parts, config, 1 / sizes, gain, signed, width
+            m, scores, visits, row_layout, col_layout, parts, config, 1 / sizes, gain, signed, width
         )
         joined = []
         for part, reduce in zip(cells, REDUCTIONS, strict=False):
@@ -185,9 +172,7 @@ def _visit(
 
 
 def _launch(
-    q: Tensor,
-    k: Tensor,
-    lse: Tensor,
+    m: KernelMap,
     scores: KernelScores,
     lists: BlockLists | None,
     down: Layout,
@@ -205,19 +190,18 @@ def _launch(
     """
     from regard.attention.backends.triton.pool_kernel import pool_kernel
 
-    B, H, T, D = q.shape
-    G, S = k.shape[1], k.shape[2]
+    (B, H, T, S), q, k = m.matrix, m.signed_q(), m.k
     bin_rows, bin_cols = len(down.spans), len(across.spans) // parts
     cells = torch.zeros(3 if signed else 2, B, H, bin_rows, bin_cols, dtype=torch.float32, device=q.device)
     # Triton launches on the current device.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         pool_kernel[(-(-bin_rows // down.bins) * B * H,)](
-            q, k, descriptor(k, config.tma, config.cols, width), lse.contiguous(), cells[0], cells[1],
+            q, k, descriptor(k, config.tma, config.cols, width), m.lse.contiguous(), cells[0], cells[1],
             cells[2] if signed else None,
             share[down.spans], None if gain is None else gain.float().contiguous(),
             scores.slopes, lists, scores.band or Band(), down.places, across.places,
-            q.stride(), k.stride(), H, H // G, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
-            D, width, config.rows, config.cols, down.bins, across.bins, parts, scores.band is None,
+            q.stride(), k.stride(), H, m.group, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
+            q.shape[-1], width, config.rows, config.cols, down.bins, across.bins, parts, scores.band is None,
             configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip

@@ -15,12 +15,13 @@ from regard.attention.backends.triton.tile import (
     LOG2E,
     gather_rows,
     in_band,
-    key_blocks,
-    list_of,
     load_block,
+    load_levels,
     load_rows,
+    program_block,
     scored,
     tile_bits,
+    visited_keys,
 )
 
 
@@ -41,11 +42,7 @@ def pool_kernel(
     tiles of bits for what is visible in partial blocks; otherwise the band says it. row_index and col_index
     hold the query and key in each place of a block, −1 for a gap; without them place n holds index n.
     """
-    blocks = tl.cdiv(bin_rows, ROW_BINS)
-    block = blocks - 1 - tl.program_id(0) % blocks
-    head = tl.program_id(0) // blocks
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    g = h // group
+    block, head, b, h, g = program_block(tl.cdiv(bin_rows, ROW_BINS), heads, group)
     k += b * k_step[0] + g * k_step[1]
     q += b * q_step[0] + h * q_step[1]
 
@@ -59,44 +56,30 @@ def pool_kernel(
         real = row >= 0
         query = gather_rows(q, q_step, row, D, D_PAD)
     if gain is not None:
-        gain += head.to(tl.int64) * S
-    level = tl.load(lse + head.to(tl.int64) * T + row, mask=real, other=float("-inf"))
-    # A query that sees no key has no weights; nor has a place without a query.
-    level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
-    slope = None
-    if slopes is not None:
-        slope = tl.load(slopes + h) * LOG2E
+        gain += head * S
+    level = load_levels(lse + head * T, row, real)
+    slope = None if slopes is None else tl.load(slopes + h) * LOG2E
 
     row_bin = block * ROW_BINS + tl.arange(0, ROW_BINS)
     inside = row_bin < bin_rows
     own_share = tl.load(share + row_bin, mask=inside, other=0.0)  # 1 / the number of queries in the bin
-    at = (head.to(tl.int64) * bin_rows + row_bin)[:, None] * bin_cols + tl.arange(0, COL_BINS)[None, :]
+    at = (head * bin_rows + row_bin)[:, None] * bin_cols + tl.arange(0, COL_BINS)[None, :]
     mass += at
     peak += at
     if trough is not None:
         trough += at
 
-    if lists is None:
-        last_row = tl.minimum(first_row + ROWS, T) - 1
-        first, full_first, full_last, last = key_blocks(first_row + S - T, last_row + S - T, S, band, COLS)
-    else:
-        full_first, full_last, last = list_of(lists, b, h, block)
-        first = full_first
+    edges = visited_keys(lists, band, b, h, block, T, S, ROWS, COLS)
 
     # Where a bin is PARTS blocks wide, tiles of sums and of maxima are kept until it ends.
     sums, peaks, troughs = _empty(ROWS, COLS), _empty(ROWS, COLS), _empty(ROWS, COLS)
     for part in tl.static_range(3):
-        if part == 0:
-            start, stop = first, full_first
-        elif part == 1:
-            start, stop = full_first, full_last
-        else:
-            start, stop = full_last, last
+        start, stop = edges[part], edges[part + 1]
         if part != 0 or (lists is None and band.behind is not None):
             sums, peaks, troughs = _past_keys(
                 sums, peaks, troughs, query, level, own_share, inside, mass, peak, trough, gain, k, k_tma,
                 lists, band, col_index, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
-                factor, cap, slope, bin_cols, start, stop, last, part != 1,
+                factor, cap, slope, bin_cols, start, stop, edges[3], part != 1,
                 D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, BITS, PRECISION,
             )  # fmt: skip
 
@@ -127,7 +110,7 @@ def _past_keys(
         else:
             keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)
         allowed = None
-        if PARTIAL and BITS:  # asked for before the product, which it then does not hold up
+        if PARTIAL and BITS:  # loaded before tl.dot, which hides the latency of memory
             allowed = tile_bits(lists, i, ROWS, COLS, False)
 
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)

@@ -14,12 +14,13 @@ import triton.language as tl
 from regard.attention.backends.triton.tile import (
     LOG2E,
     block_at,
-    key_blocks,
-    list_of,
     load_block,
+    load_levels,
     load_rows,
+    program_block,
     scored,
     visible,
+    visited_keys,
 )
 
 
@@ -36,11 +37,7 @@ def row_sums_kernel(
     ids (B, S) and key_ids (2, B, S), if given: an earlier key counts if its number in key_ids is that of the
     query in ids, and sums (2, B, H, T) has those of both tables.
     """
-    blocks = tl.cdiv(T, ROWS)
-    block = blocks - 1 - tl.program_id(0) % blocks
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = head // heads, head % heads
-    g = h // group
+    block, head, b, h, g = program_block(tl.cdiv(T, ROWS), heads, group)
     k += b * k_step[0] + g * k_step[1]
     if gain is not None:
         gain += head * S
@@ -52,21 +49,12 @@ def row_sums_kernel(
     if ids is not None:
         own_ids = tl.load(ids + b * S + row + S - T, mask=inside, other=0)
     query = load_rows(q + b * q_step[0] + h * q_step[1], q_step, first_row, inside, D, ROWS, D_PAD)
-    level = tl.load(lse + head * T + row, mask=inside, other=float("-inf"))
-    # A query that sees no key has no weights; nor has a place without a query.
-    level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
-    slope = None
-    if slopes is not None:
-        slope = tl.load(slopes + h) * LOG2E
+    level = load_levels(lse + head * T, row, inside)
+    slope = None if slopes is None else tl.load(slopes + h) * LOG2E
 
-    if lists is None:
-        last_row = tl.minimum(first_row + ROWS, T) - 1
-        first, full_first, full_last, last = key_blocks(first_row + S - T, last_row + S - T, S, band, COLS)
-    else:
-        full_first, full_last, last = list_of(lists, b, h, block)
-        first = full_first
+    edges = visited_keys(lists, band, b, h, block, T, S, ROWS, COLS)
 
-    programs = tl.num_programs(0) // blocks  # B * H
+    programs = tl.num_programs(0) // tl.cdiv(T, ROWS)  # B * H
     if key_ids is not None:
         second_ids = key_ids + (programs // heads + b) * S
         key_ids += b * S
@@ -74,12 +62,7 @@ def row_sums_kernel(
         second_ids = None
     total, second = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     for part in tl.static_range(3):
-        if part == 0:
-            start, stop = first, full_first
-        elif part == 1:
-            start, stop = full_first, full_last
-        else:
-            start, stop = full_last, last
+        start, stop = edges[part], edges[part + 1]
         if part != 0 or (lists is None and band.behind is not None):
             total, second = _past_keys(
                 total, second, query, level, row + S - T, gain, own_ids, key_ids, second_ids,
@@ -106,7 +89,7 @@ def _past_keys(
         key = key_first + tl.arange(0, COLS)
         keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
-        # What comes from memory is asked for before the product, which it then does not hold up.
+        # Loaded before tl.dot, which hides the latency of memory.
         allowed, own_gain = None, None
         if PARTIAL:
             allowed = visible(lists, i, band, position, key, S, ROWS, COLS)

@@ -18,12 +18,13 @@ from regard.attention.backends.triton.tile import (
     LN2,
     LOG2E,
     block_at,
-    key_blocks,
-    list_of,
     load_block,
+    load_levels,
     load_rows,
+    program_block,
     scored,
     visible,
+    visited_keys,
 )
 
 UNITS = tl.constexpr(2.0**40)  # integer units in a weight of 1
@@ -42,11 +43,7 @@ def statistics_kernel(
 
     Query i is at i + first_position; the mask counts i + S − T.
     """
-    blocks = tl.cdiv(T, ROWS)
-    block = blocks - 1 - tl.program_id(0) % blocks
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = head // heads, head % heads
-    g = h // group
+    block, head, b, h, g = program_block(tl.cdiv(T, ROWS), heads, group)
     k += b * k_step[0] + g * k_step[1]
     q += b * q_step[0] + h * q_step[1]
     if received is not None:
@@ -56,30 +53,16 @@ def statistics_kernel(
     row = first_row + tl.arange(0, ROWS)
     inside = row < T
     query = load_rows(q, q_step, first_row, inside, D, ROWS, D_PAD)
-    level = tl.load(lse + head * T + row, mask=inside, other=float("-inf"))
-    # A query that sees no key has no weights; nor has a place without a query.
-    level = tl.where(level == float("-inf"), EMPTY_ROW_LSE, level * LOG2E)
-    slope = None
-    if slopes is not None:
-        slope = tl.load(slopes + h) * LOG2E
+    level = load_levels(lse + head * T, row, inside, EMPTY_ROW_LSE)
+    slope = None if slopes is None else tl.load(slopes + h) * LOG2E
 
-    if lists is None:
-        last_row = tl.minimum(first_row + ROWS, T) - 1
-        first, full_first, full_last, last = key_blocks(first_row + S - T, last_row + S - T, S, band, COLS)
-    else:
-        full_first, full_last, last = list_of(lists, b, h, block)
-        first = full_first
+    edges = visited_keys(lists, band, b, h, block, T, S, ROWS, COLS)
 
     surprise = tl.zeros([COLS, ROWS], tl.float32)  # Σ weight · log2 weight
     back = tl.zeros([COLS, ROWS], tl.float32)  # Σ weight · steps back
     top = tl.full([COLS, ROWS], -EMPTY_ROW_LSE, tl.float32)  # the largest log2 weight
     for part in tl.static_range(3):
-        if part == 0:
-            start, stop = first, full_first
-        elif part == 1:
-            start, stop = full_first, full_last
-        else:
-            start, stop = full_last, last
+        start, stop = edges[part], edges[part + 1]
         if part != 0 or (lists is None and band.behind is not None):
             surprise, back, top = _past_keys(
                 surprise, back, top, query, level, row, received, k, k_tma, lists, band,
@@ -114,7 +97,7 @@ def _past_keys(
         keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
         allowed = None
-        if PARTIAL:  # asked for before the product, which it then does not hold up
+        if PARTIAL:  # loaded before tl.dot, which hides the latency of memory
             allowed = visible(lists, i, band, position, key, S, ROWS, COLS, TURNED=True)
         product = tl.dot(keys, query.T, input_precision=PRECISION)  # (COLS, ROWS)
         log = scored(product, factor, cap, slope, position[None, :], key[:, None]) - level[None, :]

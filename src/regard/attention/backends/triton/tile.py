@@ -88,8 +88,54 @@ def tanh(x):
 
 
 @triton.jit
+def program_block(blocks, heads, group, LAST_FIRST: tl.constexpr = True, first_head=0):
+    """What a program computes: its block, head, sequence, head of the sequence, and key/value head.
+
+    The last blocks of queries see the most keys under a causal mask: LAST_FIRST starts those first.
+    """
+    block, head = tl.program_id(0) % blocks, first_head + tl.program_id(0) // blocks
+    if LAST_FIRST:
+        block = blocks - 1 - block
+    # int64: a head times its stride exceeds 2³¹.
+    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    return block, head.to(tl.int64), b, h, h // group
+
+
+@triton.jit
+def load_levels(lse, row, inside, EMPTY: tl.constexpr = float("inf")):
+    """The log-sum-exp of rows in base 2; EMPTY where a query sees no key, and in places without a query."""
+    level = tl.load(lse + row, mask=inside, other=float("-inf"))
+    return tl.where(level == float("-inf"), EMPTY, level * LOG2E)
+
+
+@triton.jit
+def visited_keys(lists, band, b, h, block, T, S, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The key blocks that a block of queries has to visit, as the four edges that `key_blocks` has.
+
+    They are entries of its list if there are lists, and a list has no partial blocks before the full ones.
+    """
+    if lists is None:
+        last_row = tl.minimum(block * ROWS + ROWS, T) - 1
+        return key_blocks(block * ROWS + S - T, last_row + S - T, S, band, COLS)
+    else:
+        full_first, full_last, last = list_of(lists, b, h, block)
+        return full_first, full_first, full_last, last
+
+
+@triton.jit
+def visiting_queries(lists, band, b, h, block, T, S, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The query blocks that have to visit a block of keys, as `visited_keys`."""
+    if lists is None:
+        last_key = tl.minimum(block * COLS + COLS, S) - 1
+        return query_blocks(block * COLS, last_key, T, S, band, ROWS)
+    else:
+        full_first, full_last, last = list_of(lists, b, h, block)
+        return full_first, full_first, full_last, last
+
+
+@triton.jit
 def key_blocks(q_first, q_last, S, band, COLS: tl.constexpr):
-    """The key blocks that the queries at positions q_first … q_last have to visit.
+    """The edges of the key blocks that the queries at positions q_first … q_last have to visit.
 
     Blocks first … full_first and full_last … last are partial: they hold keys that are hidden from some of
     the queries, or that do not exist. Blocks full_first … full_last are full.

@@ -14,12 +14,13 @@ import triton.language as tl
 from regard.attention.backends.triton.tile import (
     LOG2E,
     block_at,
-    key_blocks,
-    list_of,
     load_block,
+    load_levels,
     load_rows,
+    program_block,
     scored,
     visible,
+    visited_keys,
 )
 
 
@@ -31,39 +32,22 @@ def topk_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The K largest weights of a block of rows, largest first, and their keys; key −1 for a weight of 0."""
-    blocks = tl.cdiv(T, ROWS)
-    block = blocks - 1 - tl.program_id(0) % blocks
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = head // heads, head % heads
-    g = h // group
+    block, head, b, h, g = program_block(tl.cdiv(T, ROWS), heads, group)
     k += b * k_step[0] + g * k_step[1]
 
     first_row = block * ROWS
     row = first_row + tl.arange(0, ROWS)
     inside = row < T
     query = load_rows(q + b * q_step[0] + h * q_step[1], q_step, first_row, inside, D, ROWS, D_PAD)
-    slope = None
-    if slopes is not None:
-        slope = tl.load(slopes + h) * LOG2E
-
-    if lists is None:
-        last_row = tl.minimum(first_row + ROWS, T) - 1
-        first, full_first, full_last, last = key_blocks(first_row + S - T, last_row + S - T, S, band, COLS)
-    else:
-        full_first, full_last, last = list_of(lists, b, h, block)
-        first = full_first
+    slope = None if slopes is None else tl.load(slopes + h) * LOG2E
+    edges = visited_keys(lists, band, b, h, block, T, S, ROWS, COLS)
 
     # A place past the K-th holds +inf, so that it is never the least.
     place = tl.arange(0, K_PAD)[None, :]
     best = tl.where(place < K, float("-inf"), float("inf")) + tl.zeros([ROWS, K_PAD], tl.float32)
     index = tl.full([ROWS, K_PAD], -1, tl.int32)
     for part in tl.static_range(3):
-        if part == 0:
-            start, stop = full_last, last
-        elif part == 1:
-            start, stop = full_first, full_last
-        else:
-            start, stop = first, full_first
+        start, stop = edges[2 - part], edges[3 - part]  # the latest keys first
         if part != 2 or (lists is None and band.behind is not None):
             best, index = _past_keys(
                 best, index, query, row + S - T, k, k_tma, lists, band, k_step,
@@ -73,8 +57,7 @@ def topk_kernel(
 
     # Take the largest of those that are left, K times; of equal ones, that of the first key.
     best = tl.where(place < K, best, float("-inf"))
-    level = tl.load(lse + head * T + row, mask=inside, other=float("-inf"))
-    level = tl.where(level == float("-inf"), float("inf"), level * LOG2E)
+    level = load_levels(lse + head * T, row, inside)
     at = (head * T + row) * K
     for n in range(K):
         top = tl.max(best, 1)
@@ -103,7 +86,7 @@ def _past_keys(
         keys = load_block(k, k_step, k_tma, b, g, key_first, S, PARTIAL, D, COLS, D_PAD)  # (COLS, D)
 
         allowed = None
-        if PARTIAL:  # asked for before the product, which it then does not hold up
+        if PARTIAL:  # loaded before tl.dot, which hides the latency of memory
             allowed = visible(lists, i, band, position, key, S, ROWS, COLS)
         product = tl.dot(query, keys.T, input_precision=PRECISION)  # (ROWS, COLS)
         score = scored(product, factor, cap, slope, position[:, None], key[None, :])
