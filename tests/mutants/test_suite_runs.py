@@ -208,7 +208,10 @@ def test_a_module_without_weights_is_a_target(project):
 
 def test_a_method_is_a_target(project):
     """A test is written if its class is made without arguments; if not, the report says so."""
-    for arguments, expected in (("", "output = Holder().run(q, k, v"), (", n", "no test: Holder() cannot be")):
+    for arguments, expected in (
+        ("", "output = Holder().run(q, k, v"),
+        (", n", "no test: Holder() cannot be"),
+    ):
         (project / "package" / "holder.py").write_text(HOLDER.format(arguments=arguments))
         (project / "test_it.py").write_text(HOLDER_TESTS.format(arguments=arguments[2:]))
         report = mutate(["test_it.py"], "package.holder:Holder.run", mistakes=["no-scale"])

@@ -95,9 +95,8 @@ class Parting(PrintedOutput):
             layers = len({difference.layer for difference in self.differences})
             of = f" of {layers + len(self.left_out)}" if self.left_out else ""
             agree = "layer agrees" if layers == 1 and not of else "layers agree"
-            return (
-                f"rounding only: {layers}{of} {agree} within {max(errors, default=0.0):.1e}, in {dtypes}{note}"
-            )
+            error = max(errors, default=0.0)
+            return f"rounding only: {layers}{of} {agree} within {error:.1e}, in {dtypes}{note}"
         lines = [f"layer {self.layer} parts: {', '.join(self.parts)} ({dtypes}){note}"]
         lines.append("  " + self._explain())
         lines += [

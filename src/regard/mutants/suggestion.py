@@ -354,7 +354,7 @@ def suggest_tests(
     example: tuple[dict[str, Any], Reading],
     mutants: list[Mutant],
 ) -> dict[str, dict[str, str]]:
-    """Return for each mutant the "text" of a test, the "reason" why the target cannot have it, or "unwritten".
+    """Return for each mutant the "text" of a test, the "reason" why it is none, or why it is "unwritten".
 
     `owner` holds the target, as its class or module; `spec` is `module:name`, by which a test imports it;
     `example` is the plainest call of the suite, its arguments and what it asked.
