@@ -116,7 +116,9 @@ def test_two_texts_are_refused_and_a_layer_that_one_lacks_is_said() -> None:
     with pytest.raises(ValueError, match="expected two runs on one text"):
         regard.compare(a, b).parting()
     fewer = Capture(layers=run().layers[:2])
-    assert "not compared: layer 2" in str(regard.compare(run(), fewer).parting())
+    found = regard.compare(run(), fewer).parting()
+    assert str(found).startswith("rounding only: 2 of 3 layers agree")
+    assert "not compared: layer 2" in str(found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -147,3 +149,26 @@ def test_left_padding_that_one_run_sees_is_named_in_the_layer_that_sees_it() -> 
     for other in (right, hidden):
         for found in (regard.compare(other, seen).parting(), regard.compare(seen, other).parting()):
             assert (found.layer, found.parts) == (0, ("mask",)), str(found)
+
+
+def test_what_neither_capture_certifies_and_heads_that_one_lacks_are_said() -> None:
+    """The inputs agree, so that nothing parts, but nothing is known of these outputs."""
+    found = regard.compare(run(output=2.0), run(output=-1.0)).parting()
+    assert found.rounding_only
+    assert "not compared: the output of layer 1, which neither capture certifies" in str(found)
+    assert not regard.compare(run(), run()).parting().also_left_out
+
+
+@pytest.mark.parametrize("part", ["q", "k", "values"])
+def test_one_wrong_token_is_no_rounding_of_bfloat16(part: str) -> None:
+    """Of 512 tokens it is 4 % of the norm, less than bfloat16 may round in all of them."""
+    draw = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(1, 2, 512, 16, generator=draw).bfloat16() for name in "qkv"}
+    others = {name: x.clone() for name, x in tensors.items()}
+    others[part[0]][:, :, 300] = others[part[0]][:, :, 7]
+    a, b = (
+        Capture.from_tensors([{**x, "mask": regard.causal, "output": regard.attend(**x, mask=regard.causal)}])
+        for x in (tensors, others)
+    )
+    found = regard.compare(a, b).parting()
+    assert (found.layer, found.parts) == (0, (part,)), str(found)

@@ -84,6 +84,24 @@ def test_it():
     q, k, v = torch.randn(3, 1, 2, 8, 8)
     torch.testing.assert_close(Attention()(q, k, v), F.scaled_dot_product_attention(q, k, v))
 """
+HOLDER = """
+import torch.nn.functional as F
+
+class Holder:
+    def __init__(self{arguments}):
+        pass
+
+    def run(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+"""
+HOLDER_TESTS = """
+import torch
+from package.holder import Holder
+
+def test_it():
+    n = 2
+    assert Holder({arguments}).run(*torch.randn(3, 1, 2, 8, 8)).isfinite().all()
+"""
 
 
 @pytest.fixture
@@ -161,6 +179,7 @@ def test_a_test_that_never_ends_on_a_mutant_has_noticed_it(project, monkeypatch)
     (project / "test_it.py").write_text(ENDLESS)
     report = mutate(["test_it.py"], "package.kernels:attention", mistakes=["no-scale"])
     assert [result.by for result in report.results] == ["the suite is too slow"]
+    assert "killed by the time limit alone, which a busy machine may reach as well: no-scale" in str(report)
     end = time.monotonic() + HANGING
     for pid in (project / "pids").read_text().split():
         while is_running(int(pid)):
@@ -183,7 +202,21 @@ def test_a_module_without_weights_is_a_target(project):
     report = mutate(["test_it.py"], "package.layer:Attention", mistakes=names)
     assert report.killed == ["no-scale"]
     assert report.survivors[0].name == "inverted-mask (mask)"
-    assert "no test was found that shows it" in str(report)
+    assert report.survivors[0].verified
+    assert "output = Attention()(q, k, v, mask=" in report.survivors[0].test
+
+
+def test_a_method_is_a_target(project):
+    """A test is written if its class is made without arguments; if not, the report says so."""
+    for arguments, expected in (
+        ("", "output = Holder().run(q, k, v"),
+        (", n", "no test: Holder() cannot be"),
+    ):
+        (project / "package" / "holder.py").write_text(HOLDER.format(arguments=arguments))
+        (project / "test_it.py").write_text(HOLDER_TESTS.format(arguments=arguments[2:]))
+        report = mutate(["test_it.py"], "package.holder:Holder.run", mistakes=["no-scale"])
+        assert [(x.name, x.verified) for x in report.survivors] == [("no-scale", not arguments)]
+        assert expected in str(report)
 
 
 def test_a_module_with_weights_is_answered_with_what_to_do(project):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,11 @@ class CallSignature:
             if parameter.kind is parameter.VAR_KEYWORD:
                 named |= named.pop(name, {})
         return named
+
+    def without_self(self) -> CallSignature:
+        """Return the signature of a bound method."""
+        parameters = list(self.signature.parameters.values())
+        return replace(self, signature=inspect.Signature(parameters[1:]))
 
     def value(self, arguments: dict[str, Any], meaning: str) -> Any:
         """Return the argument of a meaning, its default if it was not passed, None if there is none."""

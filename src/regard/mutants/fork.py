@@ -18,6 +18,7 @@ from regard.checker.worker import error_line
 from regard.mutants.one_run import run_suite
 
 INTERVAL = 0.02  # seconds between two looks at the forks
+TOO_SLOW = "is too slow"  # the end of a run that is over its time
 
 
 def run_forks(
@@ -55,7 +56,7 @@ def run_forks(
             _kill(process, has_ended=bool(ended))
             del running[process]
             how = "exits" if os.WIFEXITED(status) else f"crashes with signal {os.WTERMSIG(status)}"
-            result = _read(folder / str(index) / "result") or {"end": how if ended else "is too slow"}
+            result = _read(folder / str(index) / "result") or {"end": how if ended else TOO_SLOW}
             results[index] = result
             tell(index, result)
     return [results[index] for index in range(len(runs))]

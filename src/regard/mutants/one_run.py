@@ -127,7 +127,7 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
         survivors = [by_name[survivor] for survivor in run["survivors"]]
         module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
         spec = f"{module}:{run['spec'].rpartition(':')[2]}"
-        report["tests"] = suggest_tests(original[0], spec, signature, log.example, survivors)
+        report["tests"] = suggest_tests(original[0], owner, spec, signature, log.example, survivors)
     return report
 
 

@@ -22,6 +22,8 @@ class MutantResult:
     reasons: list[str] = field(default_factory=list)  # why the suite's calls do not show it
     test: str = ""  # a test that would have noticed it, to paste
     verified: bool = False  # whether that test passes without the mistake, and fails with it
+    unwritten: str = ""  # why there is no such test
+    late: bool = False  # whether it was killed by the time limit alone
 
     @property
     def why(self) -> str:
@@ -102,9 +104,12 @@ class MutationReport:
                 verified = "" if result.verified else "  # not verified"
                 lines += ["", *(f"    {line}".rstrip() for line in result.test.splitlines()), verified]
             else:
-                lines.append("    no test was found that shows it")
+                lines += _wrap(f"no test: {result.unwritten}", "    ")
         if self.killed:
             lines += ["", *_wrap(f"killed: {', '.join(self.killed)}")]
+        if late := [result.name for result in self.results if result.late]:
+            why = "killed by the time limit alone, which a busy machine may reach as well"
+            lines += _wrap(f"{why}: {', '.join(late)}")
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.left_out.items():
             by_reason.setdefault(reason, []).append(name)

@@ -25,6 +25,7 @@ from regard.checker.interpreter import prepare_interpreter
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.subject.call_tensors import arrange
+from regard.checker.worker import error_line
 from regard.mutants.call_reader import CallReader, Convention, Reading, as_tensor, tensors_by_place
 from regard.mutants.call_signature import ROLES, CallSignature
 from regard.mutants.mutant import Mutant
@@ -298,8 +299,7 @@ class TestWriter:
     def write(self, candidate: SuggestedCall, reading: Reading, mutant: Mutant) -> str:
         """Return the text of a test file with one test."""
         module, _, name = self.spec.rpartition(":")
-        first, *attributes = name.split(".")
-        called = ".".join([first, *attributes])
+        called, (first, *attributes) = name, name.replace("()", "").split(".")
         positional = [candidate.arguments[self.signature.names[role]] for role in ROLES]
         order = list(self.signature.signature.parameters)
         tensors = [self.signature.names[role] for role in ROLES]
@@ -346,25 +346,42 @@ class TestWriter:
 
 def suggest_tests(
     target: Callable[..., Any],
+    owner: Any,
     spec: str,
     signature: CallSignature,
     example: tuple[dict[str, Any], Reading],
     mutants: list[Mutant],
 ) -> dict[str, dict[str, str]]:
-    """Return a test for each mutant that the target can have: its "text", or the "reason" why there is none.
+    """Return for each mutant the "text" of a test, the "reason" why it is none, or why it is "unwritten".
 
-    `spec` is `module:name`, by which a test imports the target; `example` is the plainest call of the suite,
-    its arguments and what it asked.
+    `owner` holds the target, as its class or module; `spec` is `module:name`, by which a test imports it;
+    `example` is the plainest call of the suite, its arguments and what it asked.
     """
-    if "self" in signature.signature.parameters:  # how its module was made is not known here
-        return {}
+    if next(iter(signature.signature.parameters), "") == "self":
+        try:
+            instance = owner()
+        except Exception as error:  # any code may run here
+            why = f"{owner.__name__}() cannot be made without arguments: {error_line(error)}"
+            return {mutant.name: {"unwritten": why} for mutant in mutants}
+        target, spec = _of_instance(instance, target.__name__, spec)
+        signature, example = signature.without_self(), (example[0] | {}, example[1])
+        example[0].pop("self")
     prepare_interpreter()
     writer = TestWriter(target, spec, signature, example)
     by_sizes = {sizes: list(writer.candidates(sizes)) for sizes in writer.sizes()}
-    if not any(by_sizes.values()):  # no tests are written for packed sequences, nor for heads in one axis
-        return {}
+    if not any(by_sizes.values()):
+        why = "none are written for packed sequences, nor for heads that share an axis with their numbers"
+        return {mutant.name: {"unwritten": why} for mutant in mutants}
     readings: dict[SuggestedCallKey, Reading | None] = {}
     return {mutant.name: _suggest(writer, mutant, by_sizes, readings) for mutant in mutants}
+
+
+def _of_instance(instance: Any, method: str, spec: str) -> tuple[Callable[..., Any], str]:
+    """Return what a test calls of an instance that is made without arguments, and how it writes that."""
+    module, _, name = spec.rpartition(":")
+    if isinstance(instance, torch.nn.Module) and not name.endswith(".forward"):
+        return instance, f"{module}:{name}()"
+    return getattr(instance, method), f"{module}:{name.rpartition('.')[0]}().{method}"
 
 
 def _suggest(
@@ -373,7 +390,7 @@ def _suggest(
     by_sizes: dict[Sizes, list[SuggestedCall]],
     readings: dict[SuggestedCallKey, Reading | None],
 ) -> dict[str, str]:
-    """Return the first call that shows a mutant, as a test; neither text nor reason if time runs out.
+    """Return the first call that shows a mutant, as a test; "unwritten" if time runs out.
 
     `readings` holds the calls that were made already. Sizes of which the target refuses the plain call are
     not tried with options: a call of a kernel in Triton's interpreter takes seconds.
@@ -389,7 +406,7 @@ def _suggest(
     for sizes, candidates in by_sizes.items():
         for i, candidate in enumerate(candidates):
             if time.monotonic() > end:
-                return {}
+                return {"unwritten": f"none was found within {PATIENCE:g} s"}
             asked = writer.preview(candidate)
             preview = None if asked is None else Reading(*asked, writer.convention, Answer(asked[0].q), {})
             if preview is None or not _shows(preview, mutant, writer.dtype):

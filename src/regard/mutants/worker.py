@@ -19,7 +19,7 @@ import pytest
 
 from regard.checker.errors import CheckError
 from regard.checker.worker import run_request
-from regard.mutants.fork import run_forks
+from regard.mutants.fork import TOO_SLOW, run_forks
 from regard.mutants.mutant import Mutant, all_mutants, why_left_out, without_mutant
 from regard.mutants.report import MutantResult
 
@@ -63,13 +63,13 @@ def run_mutants(request: dict[str, Any], write_line: Callable[..., None]) -> dic
     done = runs.run([{"mutant": mutant.name} for mutant in mutants], limit, note)
     results = [_judge(mutant, line) for mutant, line in zip(mutants, done, strict=True)]
     survivors = [result for result in results if not result.killed]
-    left_out |= _suggest(survivors, runs, limit, lambda line: write_line(tell=line))
+    left_out |= _suggest(survivors, runs, limit)
     for result in survivors:
         if result.name in left_out:
             write_line(tell=f"left out {result.name}: {left_out[result.name]}")
             continue
         verified = "a test that kills it was found" if result.verified else "its test is not verified"
-        write_line(tell=f"survived {result.name}: {verified if result.test else 'no test was found'}")
+        write_line(tell=f"survived {result.name}: {verified if result.test else result.unwritten}")
     results = [result for result in results if result.name not in left_out]
     return {"results": [asdict(result) for result in results], "left_out": left_out, "baseline": baseline}
 
@@ -118,7 +118,7 @@ class SuiteRuns:
         (line,) = self.run([{}], timeout)
         if "error" in line:
             raise CheckError(str(line["error"]))
-        if line.get("end") == "is too slow":
+        if line.get("end") == TOO_SLOW:
             raise CheckError(
                 f"the suite did not finish within {timeout:g} s without any mistake: a test hangs, or it "
                 f"needs more time: --timeout {timeout * 4:g}"
@@ -147,7 +147,7 @@ def _judge(mutant: Mutant, line: dict[str, Any]) -> MutantResult:
     report = line.get("report")
     if report is None:
         how = line.get("error") or f"the suite {line['end']}"
-        return MutantResult(mutant.name, mutant.mistake, True, how)
+        return MutantResult(mutant.name, mutant.mistake, True, how, late=line.get("end") == TOO_SLOW)
     return MutantResult(
         mutant.name,
         mutant.mistake,
@@ -158,9 +158,7 @@ def _judge(mutant: Mutant, line: dict[str, Any]) -> MutantResult:
     )
 
 
-def _suggest(
-    survivors: list[MutantResult], runs: SuiteRuns, limit: float, tell: Callable[[str], None]
-) -> dict[str, str]:
+def _suggest(survivors: list[MutantResult], runs: SuiteRuns, limit: float) -> dict[str, str]:
     """Give each survivor a test that would have noticed it, and verify that the test does.
 
     Returns the survivors for which there can be no such test, each with the reason: the target has the same
@@ -172,12 +170,13 @@ def _suggest(
     (line,) = runs.run(
         [{"survivors": [result.name for result in survivors]}], limit + SEARCH * len(survivors)
     )
-    if "report" not in line:
-        tell(f"no tests were written: {line.get('error') or 'the suite ' + line['end']}")
+    why = line.get("error") or f"the suite {line.get('end', 'makes no call that is read')}"
     suggestions: dict[str, dict[str, str]] = line.get("report", {}).get("tests", {})
     verifications, written = [], []
     for i, result in enumerate(survivors):
-        if (text := suggestions.get(result.name, {}).get("text")) is None:
+        found = suggestions.get(result.name, {"unwritten": f"none could be written: {why}"})
+        result.unwritten = found.get("unwritten", "")
+        if (text := found.get("text")) is None:
             continue
         result.test = text
         path = runs.folder.resolve() / f"test_survivor_{i}.py"
