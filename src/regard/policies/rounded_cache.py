@@ -125,7 +125,7 @@ class Rounded(PrintedOutput):
         }
         most = max(heads, key=heads.__getitem__)
         errors = [float(x.error.nanmean()) for x in self.layers if x.error is not None]
-        output = f", and the outputs by {math.fsum(errors) / len(errors):.1%}" if errors else ""
+        output = f", and the outputs change by {math.fsum(errors) / len(errors):.1%}" if errors else ""
         mean = math.fsum(heads.values()) / len(heads)
         return (
             f"{self.bits} bits ({' and '.join(parts)}): "
