@@ -46,6 +46,7 @@ def round_cache(x: Tensor, bits: int, by: Direction, group: int = 32) -> Tensor:
         raise ValueError(f"by: expected 'channel' or 'token', got {by!r}")
     wide = x.double().mT if by == "channel" else x.double()  # groups along the last axis
     n = wide.shape[-1]
+    group = min(group, max(n, 1))
     # The last group may be shorter: it is filled up with its last number, which changes no extreme.
     filled = torch.cat([wide, wide[..., -1:].expand(*wide.shape[:-1], -n % group)], -1)
     groups = filled.reshape(*wide.shape[:-1], -1, group)
