@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start some hundred processes, none of which should compile every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all slowest test-notebook test-trainers test-vllm attack chromium lint bench bench-gpu capture-table packing-table docs reference sessions pitfalls format clean
+.PHONY: help demo test test-all slowest test-notebook test-trainers test-kvpress test-vllm attack chromium lint bench bench-gpu capture-table packing-table docs reference sessions pitfalls format clean
 
 help:
 	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
@@ -24,6 +24,7 @@ help:
 	@echo "make slowest    run every test, print the twenty that take longest"
 	@echo "make test-notebook  the widget in JupyterLab and marimo, which are installed first"
 	@echo "make test-trainers  a monitor inside TRL and Lightning, which are installed first"
+	@echo "make test-kvpress  cache policies beside the code of KVPress, which is fetched first"
 	@echo "make test-vllm  capture in engines of vLLM, whose CPU build gets an environment of its own"
 	@echo "make attack     hostile files, signals, threads, clients and tensors, drawn for minutes"
 	@echo "make docs       build the documentation site into out/docs; it needs no server and no network"
@@ -67,6 +68,11 @@ test-notebook: $(READY) chromium
 test-trainers: $(READY)
 	$(BIN)/python -m pip install --quiet trl==1.16.0 lightning==2.6.6
 	$(BIN)/python -m pytest tests/monitor/test_trainers.py
+
+# KVPress 0.5.5 wants Transformers before 5.3; its presses alone need no more than what is there.
+test-kvpress: $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target out/kvpress kvpress==0.5.5
+	PYTHONPATH=out/kvpress $(BIN)/python -m pytest tests/against/test_kvpress.py
 
 # vLLM pins its own PyTorch and Transformers, so that it has an environment of its own, of 3.4 GB. Its CPU build
 # needs torch 2.13.0+cpu, from PyTorch's index. What it installs for pictures and sound it does not need here.

@@ -11,6 +11,8 @@ from torch import Tensor
 import regard
 from regard import policies
 from regard.policies.measurement import evicted_positions, measure_own
+from regard.policies.policy import policy_of_layer
+from regard.policies.retention import CachedLayer, retain
 from tests import truth
 from tests.policies import dense_policies
 from tests.policies.dense_policies import DenseHead
@@ -192,6 +194,23 @@ def test_random_keys_are_drawn_alike_from_all_keys_so_far() -> None:
         *_, (_, positions) = evicted_positions(m, policies.random(seed), 40, 1)
         ages += positions.flatten().tolist()
     assert abs(sum(ages) / len(ages) - 200) < 20
+
+
+def test_every_layer_draws_its_own_random_keys() -> None:
+    """Otherwise one draw for each key/value head decides for a whole model whether its sink is kept."""
+    q, k, _ = draw()
+    m = regard.attention_map(q, k, mask=regard.causal)
+
+    def last_positions(layer: int | str) -> list[int]:
+        *_, (_, positions) = evicted_positions(m, policy_of_layer(policies.random(), layer), BUDGET, EVERY)
+        return positions.flatten().tolist()
+
+    drawn = [last_positions(layer) for layer in (0, 1, 2, "encoder.0", "encoder.1")]
+    assert len({tuple(positions) for positions in drawn}) == 5
+    assert last_positions("encoder.1") == drawn[-1]
+    layers = [CachedLayer(key, (0, 1, 2, 3), m, None) for key in (0, 1)]
+    found = retain(layers, "random", BUDGET, every=EVERY, baselines=False)
+    assert not torch.equal(*found.share)
 
 
 def test_a_mask_and_the_layers_own_selection_are_measured() -> None:

@@ -105,7 +105,9 @@ def cache(
         inputs = model_inputs(opened.module, {"input_ids": ids[None]})
         seen = capture(opened.module, inputs=inputs, values=True, tokenizer=opened.tokenizer)
     total = len(seen) * len(names) * len(budgets)
-    words.print(f"Measuring {len(names)} policies at {len(budgets)} budgets in {len(seen)} layers")
+    words.print(
+        f"Measuring {', '.join(names)} with {', '.join(map(str, budgets))} keys in {len(seen)} layers"
+    )
     with progress_bar(words, "measuring policies") as report:
         report(0, total)
         done = iter(range(1, total + 1))

@@ -15,7 +15,7 @@ from regard.interventions.edit import CallPlace, Edit, replace_output
 from regard.interventions.head_selection import HeadSelection, Layer, select_heads
 from regard.policies.measurement import attend_kept
 from regard.policies.named_policies import find_policy
-from regard.policies.policy import Policy
+from regard.policies.policy import Policy, policy_of_layer
 from regard.recorder.attention_call import AttentionCall
 
 
@@ -58,7 +58,8 @@ class CacheEviction(Edit):
             )
         output = call.output if call.used is None else call.used
         new, changed = output.clone(), False
-        for rows, kept in attend_kept(call.attention_map(), call.v, self.policy, self.budget, self.every):
+        policy = policy_of_layer(self.policy, place.layer)
+        for rows, kept in attend_kept(call.attention_map(), call.v, policy, self.budget, self.every):
             new[:, :, rows], changed = kept.to(new.dtype), True
         return replace_output(call, heads, new[:, heads], None) if changed else call
 

@@ -16,6 +16,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.tensor_masks import TensorMask
 from regard.attention.steps import softmax
 from regard.maps import AttentionMap
+from regard.maps.tile_passes.dense_rows import scaled_scores
 
 
 class KeyVisibility(NamedTuple):
@@ -111,13 +112,8 @@ class CacheState:
         The engine has no other keys, so that rows sum to 1 over these.
         """
         rows, m = slice(max(self.now - last, 0), self.now), self._map
-        q, keys = m.q[:, :, rows], self.keys
-        (B, H, R, D), dtype = q.shape, working_dtype(q.dtype)
-        # The heads that share a key/value head lie one below another, so that its keys are read once.
-        folded = q.to(dtype).reshape(B, keys.shape[1], -1, D)
-        scores = (folded @ keys.to(dtype).mT).view(B, H, R, -1).mul_(m.scale)
-        if m.softcap is not None:
-            scores = m.softcap * torch.tanh(scores / m.softcap)
+        dtype = working_dtype(m.q.dtype)
+        scores = scaled_scores(m.q[:, :, rows].to(dtype), self.keys.to(dtype), m.scale, m.softcap)
         visibility = find_visible(m, rows, self.positions)
         if visibility.bias is not None:
             scores = scores + visibility.bias

@@ -6,6 +6,9 @@ scores are evicted.
 
 from __future__ import annotations
 
+from functools import partial
+from zlib import crc32
+
 import torch
 from torch import Tensor
 
@@ -46,15 +49,22 @@ def streaming(sinks: int = 4) -> Eviction:
 def random(seed: int = 0) -> Eviction:
     """Keep keys at random, every key so far with the same probability: the baseline of all others.
 
-    `seed` makes another draw.
+    Every key/value head of every layer has its own draw; `seed` makes others.
     """
-    seed = check_whole_number("seed", seed, 0)
+    return _draw_keys(check_whole_number("seed", seed, 0), 0)
+
+
+def _draw_keys(seed: int, layer: int | str) -> Eviction:
+    number = layer if isinstance(layer, int) else crc32(layer.encode())
 
     def score(cache: CacheState) -> Tensor:
         heads = torch.arange(cache.positions.shape[1], device=cache.positions.device)
-        return uniform_hash(torch.zeros_like(cache.positions), cache.positions, heads[:, None], seed)
+        layers = torch.full_like(cache.positions, number)
+        return uniform_hash(layers, cache.positions, heads[:, None], seed)
 
-    return Eviction("random", score)
+    # If all layers drew the same keys, whether the first one, which may have half of all attention, is kept
+    # would be decided once for each key/value head of the model: three times in SmolLM2-135M.
+    return Eviction("random", score, in_layer=partial(_draw_keys, seed))
 
 
 def h2o(recent: float = 0.5) -> Eviction:

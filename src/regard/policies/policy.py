@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.attention.masks.grid import grid
 from regard.maps import AttentionMap
+from regard.maps.tile_passes.dense_rows import scaled_scores
 from regard.policies.cache_state import CacheState, is_plainly_causal
 
 
@@ -22,12 +23,14 @@ class Eviction:
       (B, G, n); +inf keeps a key for certain. Keys that the newest query does not see are evicted first.
     - `paper`: where it is described.
     - `accumulates`: whether `score` reads `CacheState.received`, which costs a pass over the cached keys.
+    - `in_layer`: a function that gives the policy of a layer by its key, if layers have different ones.
     """
 
     name: str
     score: Callable[[CacheState], Tensor]
     paper: str = ""
     accumulates: bool = False
+    in_layer: Callable[[int | str], Eviction] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -93,9 +96,7 @@ class SelectionState:
         """
         # Not in half precision, whose rounding makes ties that every machine breaks in its own way.
         q = (self.queries if queries is None else queries).to(self.map.dtype)
-        B, H, R, _ = q.shape
-        folded = q.reshape(B, vectors.shape[1], -1, q.shape[-1])  # heads that share keys in one matrix
-        return (folded @ vectors.to(q.dtype).mT).view(B, H, R, -1)
+        return scaled_scores(q, vectors.to(q.dtype), 1.0)
 
     def choose_newest(self, scores: Tensor) -> Tensor:
         """The greatest of the `scores` (B, H, rows, blocks) of the query heads that share a key/value head.
@@ -110,3 +111,10 @@ class SelectionState:
 
 
 Policy = Eviction | Selection
+
+
+def policy_of_layer(policy: Policy, layer: int | str) -> Policy:
+    """The policy of one layer, by the layer's key; most are the same in all layers."""
+    if isinstance(policy, Eviction) and policy.in_layer is not None:
+        return policy.in_layer(layer)
+    return policy

@@ -21,7 +21,7 @@ from regard.maps import AttentionMap
 from regard.policies.evictions import random
 from regard.policies.measurement import MapRetention, attend_whole, measure, measure_own
 from regard.policies.named_policies import find_policy
-from regard.policies.policy import Eviction, Policy
+from regard.policies.policy import Eviction, Policy, policy_of_layer
 from regard.policies.selections import best
 from regard.support.cell_output import PrintedOutput
 from regard.support.imports import data_frame
@@ -253,7 +253,8 @@ def measure_layers(
                 if isinstance(policy, str):
                     row.append(measure_own(layer.map, layer.values))
                 else:
-                    row.append(measure(layer.map, layer.values, policy, budget, every, whole=whole))
+                    own = policy if isinstance(policy, Mask) else policy_of_layer(policy, layer.key)
+                    row.append(measure(layer.map, layer.values, own, budget, every, whole=whole))
                 report()
             table.append(row)
         yield layer, table

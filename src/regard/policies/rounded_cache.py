@@ -46,6 +46,7 @@ def round_cache(x: Tensor, bits: int, by: Direction, group: int = 32) -> Tensor:
         raise ValueError(f"by: expected 'channel' or 'token', got {by!r}")
     wide = x.double().mT if by == "channel" else x.double()  # groups along the last axis
     n = wide.shape[-1]
+    group = min(group, max(n, 1))
     # The last group may be shorter: it is filled up with its last number, which changes no extreme.
     filled = torch.cat([wide, wide[..., -1:].expand(*wide.shape[:-1], -n % group)], -1)
     groups = filled.reshape(*wide.shape[:-1], -1, group)
@@ -125,7 +126,7 @@ class Rounded(PrintedOutput):
         }
         most = max(heads, key=heads.__getitem__)
         errors = [float(x.error.nanmean()) for x in self.layers if x.error is not None]
-        output = f", and the outputs by {math.fsum(errors) / len(errors):.1%}" if errors else ""
+        output = f", and the outputs change by {math.fsum(errors) / len(errors):.1%}" if errors else ""
         mean = math.fsum(heads.values()) / len(heads)
         return (
             f"{self.bits} bits ({' and '.join(parts)}): "

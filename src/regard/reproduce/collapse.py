@@ -77,11 +77,11 @@ class CollapseRun:
 
 def run(options: RunOptions) -> Findings:
     """Train every pair, and compare."""
-    sizes = QUICK if options.quick else FULL
-    pairs = []
+    sizes, pairs = QUICK if options.quick else FULL, []
     for seed in range(options.seed, options.seed + int(sizes["seeds"])):
         pairs.append([train(options, sizes, seed, qk_norm) for qk_norm in (False, True)])
-        options.report(f"seed {seed}: loss without and with QK-norm {[x.losses[-1] for x in pairs[-1]]}")
+        plain, normed = (pair.losses[-1] for pair in pairs[-1])
+        options.report(f"seed {seed}: loss without QK-norm {plain:.3f}, with it {normed:.3f}")
     return judge(pairs, sizes)
 
 

@@ -26,7 +26,10 @@ model no longer finds it; without as many other heads it still does.""",
 are scored on half of the sentences: how often the key with the most attention is the token to be written. The
 highest are cut, beside as many random others, and the loss of the answer is taken on the other sentences.""",
     limits="""One small model; the sentences' beginnings are repeated, so that induction heads can find the
-answer, and the answer is read rather than written. Of heads that share the work, none need score high.""",
+answer, and the answer is read rather than written. That more than one head in twenty scores 0.1 is to be
+expected: every induction head can copy such an answer, and a model with few heads has as large a part of them
+for that as one with many; the paper counts among the 1,024 and more heads of models with billions of weights,
+whose needles are asked for in other words. Of heads that share the work, none need score high.""",
 )
 QUICK = {"length": 96, "cut": 2, "draws": 3}
 FULL = {"length": 2048, "cut": 10, "draws": 10}

@@ -13,7 +13,7 @@ def data(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="shakespeare or smollm2. Without a name, the command lists what there is.",
+            help="shakespeare, smollm2 or minilm. Without a name, the command lists what there is.",
             show_default=False,
         ),
     ] = None,

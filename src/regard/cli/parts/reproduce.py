@@ -11,10 +11,7 @@ import typer
 from regard.cli.parts.options import Device
 from regard.support.characters import escape
 
-QUICK = (
-    "This was --quick: small sizes, few texts, and the included model instead of SmolLM2. The verdict of the "
-    "full run may be another."
-)
+QUICK = "This was --quick: few texts or steps, and a small model. The verdict of the full run may be another."
 
 
 def reproduce(

@@ -52,19 +52,22 @@ def partial_weights(m: MapData, at: Grid) -> Tensor:
 
 def tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:
     """The masked scores of a tile, (B, H, rows, keys), computed in `dtype`."""
-    q = (m.q[:, :, at.rows] if isinstance(at.rows, slice) else m.q.index_select(2, at.rows)).to(dtype)
-    q = q * m.scale if m.softcap is None else q  # below a soft cap the products are scaled, which rounds once
-    k = m.k[:, :, at.cols].to(dtype)  # (B, G, keys, D)
-    (B, H, T, D), (_, G, S, _) = q.shape, k.shape
-    # The heads that share a key/value head lie one below another, so that its keys are read once.
-    keys = k.mT.contiguous() if S <= COPIED_KEYS and k.device.type == "cpu" else k.mT
-    s = (q.reshape(B, G, H // max(G, 1) * T, D) @ keys).view(B, H, T, S)
-    if m.softcap is not None:
-        s.mul_(m.scale / m.softcap).tanh_().mul_(m.softcap)
+    q = m.q[:, :, at.rows] if isinstance(at.rows, slice) else m.q.index_select(2, at.rows)
+    s = scaled_scores(q.to(dtype), m.k[:, :, at.cols].to(dtype), m.scale, m.softcap)
     if (bias := m.mask.score_bias(at)) is not None:
         # detach: a bias that is trained must not make every weight that is read carry a graph.
         s.add_(bias.detach())
     return s if m.mask is full else s.masked_fill_(~m.mask.allowed(at), -torch.inf)
+
+
+def scaled_scores(q: Tensor, k: Tensor, scale: float, softcap: float | None = None) -> Tensor:
+    """The scores of queries (B, H, T, D) with keys (B, G, S, D), scaled and capped: (B, H, T, S)."""
+    q = q * scale if softcap is None else q  # below a soft cap the products are scaled, which rounds once
+    (B, H, T, D), (_, G, S, _) = q.shape, k.shape
+    # The heads that share a key/value head lie one below another, so that its keys are read once.
+    keys = k.mT.contiguous() if S <= COPIED_KEYS and k.device.type == "cpu" else k.mT
+    s = (q.reshape(B, G, H // max(G, 1) * T, D) @ keys).view(B, H, T, S)
+    return s if softcap is None else s.mul_(scale / softcap).tanh_().mul_(softcap)
 
 
 @torch.no_grad()
