@@ -117,8 +117,11 @@ export class Readout {
     const heading = element("h3", { text: `Layer ${layer.key}` });
     this.about.replaceChildren(heading, ...certificate(layer.evidence), list);
     const { precision, rounding } = this.app.meta;
-    const rounded = precision && !layer.live ? precisionNote(precision) : rounding && roundingNote(rounding);
-    if (rounded) this.about.append(element("p", { class: "small quiet", text: rounded }));
+    const rounded = [
+      ...(precision && !layer.live ? [precisionNote(precision)] : []),
+      ...(rounding ? [roundingNote(rounding)] : []),
+    ];
+    this.about.append(...rounded.map((text) => element("p", { class: "small quiet", text })));
   }
 }
 
