@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from regard.cli.parts.demo_text import STORY
 from regard.cli.parts.model import Model
 from regard.gpt import GPT
 from regard.show.data.contents import Contents
@@ -34,10 +35,27 @@ def test_the_page_opens_on_what_a_head_looked_up_and_turns_it_off(
     page.goto(saved(contents))
     expect(page.locator("#tab-text")).to_have_attribute("aria-selected", "true")
     expect(page.locator(".story-line")).to_have_text(re.compile(r"^After .+ the model expects .+%"))
+    expect(page.get_by_role("tab").first).to_have_text("Text")
     page.get_by_role("switch", name="turn the lookup off").click()
     expect(page.locator(".story-bars li")).to_have_count(3)
     expect(page.locator(".story-bars")).to_contain_text("random head")
     expect(page.get_by_text("your own text")).to_have_count(0)  # there is no model to read it
+
+
+def test_the_story_says_what_an_induction_head_is(
+    page: Page, opened: Model, saved: Callable[..., str]
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(saved(Contents(opened.read(STORY))))
+    name = page.get_by_role("button", name="an induction head")
+    expect(page.locator(".story-line")).to_contain_text("on what followed “Farrow” before. It is an induction head.")
+    # Nothing lies over the arc: it and both of its ends are in the window.
+    for end in (page.locator(".tok.at"), page.locator(".arc").first):
+        box = end.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 844
+    name.click()
+    expect(page.get_by_role("dialog")).to_contain_text("finds an earlier copy of the current token")
 
 
 def test_a_link_opens_a_head_and_a_token(page: Page, opened: Model, saved: Callable[..., str]) -> None:

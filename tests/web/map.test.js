@@ -5,12 +5,8 @@ import { test } from "node:test";
 import { Camera, boundaryOf, cellAt, cellBeside, mapLayout } from "../../src/regard/show/web/map/camera.js";
 import { mapScale } from "../../src/regard/show/web/parts/map_scale.js";
 import { ColourFit } from "../../src/regard/show/web/map/tile_image.js";
-import {
-  cellFacts,
-  layerFacts,
-  precisionNote,
-  strongestKeys,
-} from "../../src/regard/show/web/map/readout.js";
+import { cellFacts, layerFacts, strongestKeys } from "../../src/regard/show/web/map/readout.js";
+import { precisionNote, roundingNote } from "../../src/regard/show/web/data/rounding.js";
 import {
   captureSummary,
   columnNumbers,
@@ -160,6 +156,11 @@ test("a layer's numbers", () => {
 test("a saved file's error is rounded up", () => {
   assert.match(precisionNote({ absolute: 0.00231, rows: 8 }), /0\.3 p.* 8 /);
   assert.match(precisionNote({ absolute: 0, rows: 8 }), /0\.000[12] p/);
+  assert.equal(
+    roundingNote({ losses: [2.479, 2.467], same: 0.92, score: 0.021 }),
+    "The model in this file has rounded weights: the loss is 2.467 instead of 2.479, 92% of the likeliest next tokens " +
+      "are the same, scores of heads are within 2.1 percentage points.",
+  );
 });
 
 const layers = [

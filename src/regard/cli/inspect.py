@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regard.show.server.jobs import ReportProgress
 
 OPENING = 240  # characters of a text that a recorded generation begins with, at most
-PATIENCE = 3.0  # seconds that it may take
+PATIENCE = 10.0  # seconds that it may take
 LARGE = 20_000_000  # bytes of a page whose size is said before it is written
 
 

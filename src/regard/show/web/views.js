@@ -24,9 +24,9 @@ function hasTwoHeads({ texts }) {
 
 /** @type {ViewEntry[]} */
 export const VIEWS = [
+  { name: "text", title: "Text", View: TextView, needs: hasText },
   { name: "map", title: "Map", View: MapView },
   { name: "image", title: "Image", needs: (meta) => meta.texts.some((text) => text.pictures) },
-  { name: "text", title: "Text", View: TextView, needs: hasText },
   { name: "heads", title: "Heads" },
   { name: "compare", title: "Compare", needs: hasTwoHeads },
   { name: "steps", title: "Steps" },

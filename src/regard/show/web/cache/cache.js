@@ -39,7 +39,7 @@ export class CacheView {
     this.text = -1; // that they are of
     this.failure = "";
     this.which = select("Policy", (value) => app.set({ cachePolicy: value }));
-    const save = exportMenu(app, retentionExports(app, this));
+    this.save = exportMenu(app, retentionExports(app, this));
     this.lead = element("p", { class: "lead", "aria-live": "polite" });
     this.said = element("p", { class: "note", role: "status" });
     this.table = headTable("Keys that every head needs", (layer, head) => app.set({ layer, head }), {
@@ -53,10 +53,10 @@ export class CacheView {
     this.lines = chart(260, (policy) => this.choose(policy));
     this.means = chart(260, (policy) => this.choose(policy));
     this.figures = this.layout();
-    const about = element("p", { class: "note", text: ABOUT });
-    this.column = element("div", { class: "column" }, this.lead, about, this.said, this.figures);
+    this.about = element("p", { class: "note", text: ABOUT });
+    this.column = element("div", { class: "column" }, this.lead, this.about, this.said, this.figures);
     root.append(
-      element("div", { class: "bar-of-choices" }, this.which, save),
+      element("div", { class: "bar-of-choices" }, this.which, this.save),
       element("div", { class: "scroll", tabindex: "-1" }, this.column),
     );
     this.fetchAll = latest((fresh, /** @type {number} */ text) => this.fetch(fresh, text));
@@ -130,7 +130,7 @@ export class CacheView {
     const { layers } = this.app.meta.texts[this.text];
     const whys = tables.flatMap((table) => table?.why ?? []);
     const done = tables.every(Boolean);
-    this.which.hidden = this.figures.hidden = !measured;
+    for (const part of [this.which, this.save, this.about, this.figures]) part.hidden = !measured;
     this.lead.textContent = this.failure || (done ? policySentence(tables, policy) || whys[0] : "");
     if (!measured) return;
     const { budgets, tokens } = measured;

@@ -123,6 +123,18 @@ export function isSpecial(token) {
   return SPECIAL.test(token);
 }
 
+export const START_MARK = "▸"; // stands for <|endoftext|>, <s>, [CLS] at the start: no text of the writer's
+const START = /^(<[^<>\s]+>|\[CLS\])$/;
+
+/**
+ * Whether a token only says that a text starts.
+ * @param {string} token
+ * @param {number} i its number
+ */
+export function isStart(token, i) {
+  return i === 0 && START.test(token);
+}
+
 /**
  * The direction that tokens are read in: that of their first letter.
  * @param {string[]} tokens

@@ -46,8 +46,7 @@ export function headCard(app, head, layer, ends, card) {
   cut.show(head.layer, head.head);
   const body = element("div", { class: "card-head" }, title, cut, take);
   const words = element("p", { class: "small card-sentence", text: head.sentence });
-  const column = element("div", { class: "card-body" }, body, tags(head, layer.evidence), words, lines);
-  card.replaceChildren(button, column);
+  card.replaceChildren(button, body, tags(head, layer.evidence), words, lines);
   return { card, canvas, button, take, cut, lines, head };
 }
 

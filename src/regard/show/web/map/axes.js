@@ -2,7 +2,7 @@
 // The two axes of a map: keys along the top, queries down the left, as tokens where there is room for them
 // and as numbers where there is not. It draws on whatever has a canvas's methods.
 
-import { axisOf, labelAt } from "../data/tokens.js";
+import { axisOf, isStart, labelAt, START_MARK, tokenAt } from "../data/tokens.js";
 
 const ROOM = 13; // pixels that a label needs
 export const BESIDE = 26; // pixels of a gutter that are not for labels
@@ -55,7 +55,7 @@ export function drawLabels(context, scene, name) {
     const number = String(index);
     const counted = step > 1 || !known; // tokens that are next to each other need no number
     const letters = Math.max(3, Math.floor(room / LETTER) - (counted ? number.length + 1 : 0));
-    const token = known ? labelAt(scene.meta, scene.text, layer, name, index, letters) : "";
+    const token = known ? axisLabel(scene, name, index, letters) : "";
     context.save();
     if (queries) context.translate(gutter.labels - 8, along);
     else {
@@ -84,6 +84,19 @@ export function drawLabels(context, scene, name) {
     if (mark < 0 || apart >= ROOM) label(index, false);
   }
   if (mark >= Math.floor(queries ? top : left) && mark >= 0 && mark < last) label(mark, true);
+}
+
+/**
+ * A token as an axis has room for it.
+ * @param {Scene} scene
+ * @param {Axis} axis
+ * @param {number} index
+ * @param {number} letters
+ */
+function axisLabel({ meta, text, layer }, axis, index, letters) {
+  const place = index + (axisOf(meta, text, layer, axis)?.from ?? 0);
+  if (isStart(tokenAt(meta, text, layer, axis, index), place)) return START_MARK;
+  return labelAt(meta, text, layer, axis, index, letters);
 }
 
 /**

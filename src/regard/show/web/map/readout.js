@@ -4,6 +4,7 @@
 
 import { exact } from "../data/format.js";
 import { maskWords } from "../data/layers.js";
+import { precisionNote, roundingNote } from "../data/rounding.js";
 import { areWeights, PLAIN, quantityName, quantityTitle, spell } from "../data/quantity.js";
 import { labelAt } from "../data/tokens.js";
 import { firstToken, UNIT } from "../data/units.js";
@@ -115,9 +116,12 @@ export class Readout {
     const list = element("dl", { class: "facts" }, ...factRows(layerFacts(layer)));
     const heading = element("h3", { text: `Layer ${layer.key}` });
     this.about.replaceChildren(heading, ...certificate(layer.evidence), list);
-    const { precision } = this.app.meta;
-    if (precision && !layer.live)
-      this.about.append(element("p", { class: "small quiet", text: precisionNote(precision) }));
+    const { precision, rounding } = this.app.meta;
+    const rounded = [
+      ...(precision && !layer.live ? [precisionNote(precision)] : []),
+      ...(rounding ? [roundingNote(rounding)] : []),
+    ];
+    this.about.append(...rounded.map((text) => element("p", { class: "small quiet", text })));
   }
 }
 
@@ -238,18 +242,4 @@ export function layerFacts(layer) {
   if (layer.softcap) facts.push(["soft cap", String(layer.softcap)]);
   if (layer.sinks) facts.push(["sink logit", "one learned logit for each head"]);
   return facts;
-}
-
-/**
- * By how much a saved page's weights are off, rounded up to one digit.
- * @param {NonNullable<Meta["precision"]>} precision
- */
-export function precisionNote({ absolute, rows }) {
-  const points = Math.max(100 * absolute, 1e-4);
-  const digit = 10 ** Math.floor(Math.log10(points));
-  const off = Number((Math.ceil(points / digit) * digit).toPrecision(1));
-  return (
-    `This file stores rounded queries and keys. Its weights are within ${off} percentage points of the ` +
-    `library's, measured on up to ${rows} queries of every head.`
-  );
 }

@@ -13,7 +13,7 @@ import { generate } from "./generation.js";
 import { headScores, describeScores } from "./head_scores.js";
 import { changes } from "./predictions.js";
 import { randomCuts } from "../data/random_heads.js";
-import { Reading } from "./reading.js";
+import { Reading, tellRun } from "./reading.js";
 import { firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
 import { thumbnails } from "./thumbnail.js";
 import { Tokenizer } from "./tokens/tokenizer.js";
@@ -113,10 +113,14 @@ export class LiveWeights extends SavedWeights {
    * @returns {Promise<LiveText>}
    */
   async cut({ text, cuts, random }, pause, tell) {
-    const { ids, predictions } = await this.reading(text, tell);
-    const others = random && ids.length <= RANDOM_TOKENS ? randomCuts(cuts, this.about.layers) : null;
-    const compared = others && (await this.lossOf(ids, others, pause));
-    const done = await this.run(ids, cuts, this.meta.texts[text].title, pause, tell);
+    const { title, tokens } = this.meta.texts[text];
+    const compares = random && (tokens?.length ?? 0) <= RANDOM_TOKENS;
+    const first = this.readings.has(text) ? 0 : 1; // the run without cuts, where the file holds only what it gave
+    const all = first + Number(compares) + 1;
+    const { ids, predictions } = await this.reading(text, tellRun(tell, 0, all));
+    const others = compares ? randomCuts(cuts, this.about.layers) : null;
+    const compared = others && (await this.lossOf(ids, others, pause, tellRun(tell, first, all)));
+    const done = await this.run(ids, cuts, title, pause, tellRun(tell, all - 1, all));
     const before = predictions.losses;
     const after = this.readings.get(done.number)?.predictions.losses ?? [];
     done.meta.edited = {
@@ -134,11 +138,12 @@ export class LiveWeights extends SavedWeights {
    * @param {ArrayLike<number>} ids
    * @param {Cut[]} cuts
    * @param {Pause} pause
+   * @param {Tell} tell
    */
-  async lossOf(ids, cuts, pause) {
+  async lossOf(ids, cuts, pause, tell) {
     const { model } = await this.ready();
     const reading = new Reading(model, ids, cuts, this.about.likeliest);
-    await reading.run(pause, () => {});
+    await reading.run(pause, tell);
     return reading.predictions.summary().loss;
   }
 

@@ -12,7 +12,7 @@ import { openWorkerPort } from "./worker_port.js";
 
 const KEPT = 96; // tiles
 const UNMEASURED =
-  "Cache policies are measured by Python, and were not on this text: regard inspect and regard cache do it.";
+  "What a smaller cache keeps was not measured on this text, since the page cannot do it: regard inspect --text does.";
 
 /**
  * Takes the text of a block out of the page: it is needed once only.

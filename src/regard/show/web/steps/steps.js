@@ -66,6 +66,7 @@ export class StepsView {
   /** @param {() => boolean} fresh */
   async find(fresh) {
     const { app, state, row } = this;
+    if (!this.found) this.page.replaceChildren(empty("Computing the steps…"));
     try {
       const found = state.example
         ? exampleSteps(app.meta.example, state.example, row)

@@ -5,7 +5,7 @@
 import { drawOthers } from "../data/random_heads.js";
 
 const RANDOM_SETS = 2;
-const LOOKS_UP = "induction"; // the label of heads that find what came after earlier copies of a token
+export const LOOKS_UP = "induction"; // the label of heads that find what came after earlier copies of a token
 
 /**
  * The heads of the first text with that label; the head that the page opens on if there are none.

@@ -6,7 +6,7 @@ import { element, makeButton } from "../parts/dom.js";
 import { latest } from "../parts/controls.js";
 import { percent } from "../data/format.js";
 import { PLAIN } from "../data/quantity.js";
-import { recordedLookup, turnOff } from "./lookup.js";
+import { LOOKS_UP, recordedLookup, turnOff } from "./lookup.js";
 
 /** Texts in which something is said twice. */
 const EXAMPLES = {
@@ -55,19 +55,11 @@ export class Story {
 
   /** @param {TextReader} reading */
   examples(reading) {
-    const { rounding } = this.app.meta;
     const buttons = Object.entries(EXAMPLES).map(([name, text]) =>
       makeButton(name, () => reading.readThis(text)),
     );
-    const row = element(
-      "p",
-      { class: "story-examples" },
-      "Try ",
-      ...buttons,
-      makeButton("your own text", () => reading.open()),
-    );
-    if (rounding) row.append(element("span", { class: "small quiet", text: roundingNote(rounding) }));
-    return row;
+    const own = makeButton("your own text", () => reading.open());
+    return element("p", { class: "story-examples" }, "Try ", ...buttons, own);
   }
 
   /** @param {State} state */
@@ -85,7 +77,7 @@ export class Story {
 
   /** @param {() => boolean} fresh */
   async find(fresh) {
-    const { source, meta, state } = this.app;
+    const { source, meta, state, headRows } = this.app;
     const { text, layer, head, row } = state;
     const position = row >= 0 ? row : (meta.texts[text].telling ?? 0);
     const [{ likeliest }, weights] = await Promise.all([
@@ -96,18 +88,25 @@ export class Story {
     this.running?.abort();
     this.told = { text, position, expected: likeliest[0] };
     const key = weights.indexOf(Math.max(...weights));
-    this.line.replaceChildren(...this.words(key, weights[key]));
+    const isCopy = meta.texts[text].tokens?.[key] === likeliest[0].token;
+    this.line.replaceChildren(...this.words(key, weights[key], isCopy));
     const canTurnOff = meta.can.cut || recordedLookup(meta, text, position);
     this.switch.hidden = !canTurnOff;
     this.draw(null);
     this.box.hidden = false;
+    if (!isCopy) return;
+    const rows = await headRows.layer(0, layer); // a served page may still have to score them
+    const isInduction = rows.some((one) => one.head === head && one.label === LOOKS_UP);
+    if (fresh() && isInduction)
+      this.line.append(element("span", { class: "quiet" }, " It is ", inductionTerm(), "."));
   }
 
   /**
    * @param {number} key the key that the head attends to most
    * @param {number} weight
+   * @param {boolean} isCopy whether that key is the token that is expected
    */
-  words(key, weight) {
+  words(key, weight, isCopy) {
     const { app } = this;
     const { text, position, expected } = /** @type {NonNullable<Story["told"]>} */ (this.told);
     const tokens = app.meta.texts[text].tokens ?? [];
@@ -116,7 +115,6 @@ export class Story {
     const next = follows ? this.word(position + 1, "from") : expected.token;
     const about =
       follows && next !== expected.token ? `${percent(expected.probability)} for its beginning` : "";
-    const isCopy = tokens[key] === expected.token;
     const here = makeButton(isCopy ? "here" : `“${tokens[key].trim() || tokens[key]}”`, () => {
       document.querySelectorAll(".text-body .tok")[key]?.scrollIntoView({ block: "center" });
     });
@@ -131,7 +129,11 @@ export class Story {
       isCopy ? `Head ${layer}.${head} looked it up, ` : `Head ${layer}.${head} attends most to `,
       here,
       isCopy ? ": " : " (",
-      element("span", { class: "quiet", text: isCopy ? `${share} is on the earlier one.` : `${share}).` }),
+      element(
+        "span",
+        { class: "quiet" },
+        isCopy ? `${share} is on what followed “${this.word(position, "to").trim()}” before.` : `${share}).`,
+      ),
     ];
   }
 
@@ -192,6 +194,15 @@ export class Story {
   }
 }
 
+/** The name of such a head; the glossary opens at it. */
+function inductionTerm() {
+  const made = makeButton("an induction head", () =>
+    dispatchEvent(new CustomEvent("regard-term", { detail: { label: "Induction head" } })),
+  );
+  made.classList.replace("button", "plain");
+  return made;
+}
+
 /** @param {HeadOfLayer[]} heads */
 function headNames(heads) {
   const names = heads.map(({ layer, head }) => `${layer}.${head}`);
@@ -212,14 +223,4 @@ function bar(name, probabilities, before) {
   if (probabilities.length)
     requestAnimationFrame(() => track.style.setProperty("--share", String(mean / probabilities.length)));
   return element("li", {}, element("span", { text: name }), track, element("b", { text: says }));
-}
-
-/**
- * What rounding the model's weights changed, measured when the page was written.
- * @param {Rounding} rounding
- */
-export function roundingNote({ losses, same, score }) {
-  const loss = losses ? `loss ${losses[0].toFixed(3)} → ${losses[1].toFixed(3)}, ` : "";
-  const tokens = same === null ? "" : `the same likeliest token after ${percent(same)}, `;
-  return `The model's weights are rounded, to be sent: ${loss}${tokens}scores of heads within ${percent(score)}.`;
 }

@@ -6,7 +6,7 @@ import { element, reveal } from "../parts/dom.js";
 import { count } from "../data/format.js";
 import { splitTokens } from "../data/split_characters.js";
 import { theme } from "../parts/theme.js";
-import { directionOf, visible } from "../data/tokens.js";
+import { directionOf, isStart, START_MARK, visible } from "../data/tokens.js";
 import { heatColour } from "../image/heat.js";
 import { inRunningText, LONGEST } from "./layout.js";
 import { arrangePatches } from "./patch_fields.js";
@@ -15,7 +15,6 @@ import { levels, shadeOf } from "./shading.js";
 /** @typedef {HTMLSpanElement & { token: number }} TokenSpan */
 
 const BEFORE = /^\s+(?=\S)/; // the space before a word
-const START = /^(<[^<>\s]+>|\[CLS\])$/; // <|endoftext|>, <s>, <bos>: no text of the writer's
 const FAINTEST = 0.02; // of a second head's shades, below which a token is not underlined
 const STALE = 255; // a level that no token has, so that it is painted again
 
@@ -53,8 +52,8 @@ export class TokenText {
       const span = Object.assign(/** @type {HTMLSpanElement} */ (blank.cloneNode()), { token: i });
       span.id = `tok-${i}`;
       if (first === i) span.textContent = inRunningText(spaced ? text : text.replace(BEFORE, ""));
-      if (i === 0 && START.test(text)) {
-        Object.assign(span, { textContent: "▸", title: text, ariaLabel: text });
+      if (isStart(text, i)) {
+        Object.assign(span, { textContent: START_MARK, title: text, ariaLabel: text });
         span.classList.add("start");
       }
       if (text.length > LONGEST) span.title = `${count(text.length)} characters`;

@@ -8,6 +8,8 @@ import { isShare, percent, share } from "../data/format.js";
 /** @typedef {(x: number | null) => string} SayScore */
 
 const FIRST = ["induction", "previous_token", "normalised_entropy", "largest_score"]; // what a run is asked for most
+const NAMED = 5; // lines that have a name, at most
+const CLEAR = 0.15; // of the scale, above which lines stand apart
 
 /**
  * The names of the scores in a table, those that are asked for most first.
@@ -83,6 +85,20 @@ function stepAxis(steps) {
 }
 
 /**
+ * The heads, as "layer/head", whose lines have names: the highest at the end of the run, if they stand clear of 0.
+ * @param {ScoreHistory} history
+ * @param {number} top of the scale
+ */
+function namedHeads(history, top) {
+  const ends = last(history.heads).flatMap((row, y) => row.map((value, x) => ({ name: `${y}/${x}`, value })));
+  return ends
+    .filter(({ value }) => (value ?? 0) > CLEAR * top)
+    .sort((a, b) => (b.value ?? 0) - (a.value ?? 0))
+    .slice(0, NAMED)
+    .map(({ name }) => name);
+}
+
+/**
  * The curves of every head, with the chosen one and the uniform baseline in front.
  * @param {object} what
  * @param {number[]} what.steps
@@ -108,6 +124,7 @@ export function scoreChart({ steps, history, chosen: { layer, head }, name, titl
     about: `Layer ${y}, head ${x}`,
     points: curve(y, x),
   });
+  const named = namedHeads(history, top);
   return {
     label: `${title} of every head over the run`,
     description:
@@ -117,7 +134,12 @@ export function scoreChart({ steps, history, chosen: { layer, head }, name, titl
     x: stepAxis(steps),
     y: { title, low: 0, high: top, say: (x) => (isShare(name) ? percent(x) : String(x)) },
     series: [
-      ...history.heads[0].flatMap((row, y) => row.map((_, x) => headCurve(y, x, { kind: "faint" }))),
+      ...history.heads[0].flatMap((row, y) =>
+        row.map((_, x) => {
+          const isNamed = named.includes(`${y}/${x}`) && (y !== layer || x !== head);
+          return headCurve(y, x, { kind: "faint", name: isNamed ? `${y}.${x}` : "" });
+        }),
+      ),
       ...(history.null.some(known)
         ? [{ name: "uniform", kind: "null", points: overRun(steps, (at) => history.null[at]) }]
         : []),

@@ -3,6 +3,7 @@
 
 import { chart } from "../parts/chart.js";
 import { element } from "../parts/dom.js";
+import { isStart, START_MARK } from "../data/tokens.js";
 import { joinTokens, splitTokens, withToken } from "../data/split_characters.js";
 import { drawComputed } from "./computed.js";
 import { agreement, bothTimes, measurements, timeChart } from "./measurements.js";
@@ -61,7 +62,7 @@ export class GenerationFigures {
    * @param {string[]} tokens
    */
   begin(tokens) {
-    const text = plainToken(joinTokens(tokens));
+    const text = plainToken(joinTokens(tokens.map((token, i) => (isStart(token, i) ? START_MARK : token))));
     this.tokens = [];
     this.spans = [];
     this.written.replaceChildren(...(text ? [element("span", { class: "quiet", text })] : []));

@@ -117,12 +117,14 @@ export class WriteView {
     const can = meta.can.generate;
     this.form.box.hidden = !can;
     if (first) this.form.prompt.value = openingSentence(meta.texts[state.text]);
-    if (first && recorded) recorded.forEach((line) => this.take(line));
+    if (first && recorded) {
+      recorded.forEach((line) => this.take(line));
+      this.said.textContent = RECORDED;
+    }
     if (!can) this.opening.offer(this.steps);
     const uncut = can && this.app.runs.edited ? " It continues without the cuts of the edited run." : "";
     const finding = !can && recorded ? savings(this.steps, this.start?.layers ?? 0) : "";
     this.lead.textContent = finding || (can ? BOTH_WAYS : RECORDED) + uncut;
-    if (finding) this.said.textContent = RECORDED;
     this.draw();
   }
 
