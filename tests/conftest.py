@@ -37,6 +37,16 @@ def pytest_report_header():
     return sampling.describe()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is tested at length only, unless every case is run or a test is named."""
+    if os.environ.get("REGARD_ALL") or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("at_length")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("at_length")]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """No garbage is looked for meanwhile, nor later among what was imported: it takes seconds, and stays."""
