@@ -6,6 +6,7 @@ Tests run in a new order each time, and each leaves the process as it found it: 
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -55,7 +56,18 @@ def pytest_collection():
         return (yield)
     finally:
         gc.enable()
+        _freeze()
+
+
+FROZEN_WITH = {"modules": 0}
+
+
+def _freeze():
+    """Look for no garbage in what was imported: Transformers alone has a million objects."""
+    if len(sys.modules) > FROZEN_WITH["modules"] + 100:
+        gc.collect()
         gc.freeze()
+        FROZEN_WITH["modules"] = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +88,7 @@ def _same_file_start(request):
     """Neither may what the tests of a file share."""
     before = global_state.state()
     yield
+    _freeze()
     _compare(before, request.node.nodeid)
 
 

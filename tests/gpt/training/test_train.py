@@ -146,6 +146,7 @@ def wait_for_steps(process: BaseProcess, metrics: Path, steps: int) -> None:
         before = now
 
 
+@pytest.mark.at_length("test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits")
 def test_a_few_steps_at_a_time_are_the_same_run(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,6 +505,7 @@ def test_a_resumed_run_has_its_best_model(overshot: Path, tmp_path: Path, name: 
     assert model_files(tmp_path / "run") == model_files(overshot)
 
 
+@pytest.mark.at_length("test_a_model_without_a_run_is_left_alone")
 def test_the_model_of_another_run_does_not_stay(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
