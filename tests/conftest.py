@@ -28,7 +28,7 @@ hypothesis.settings.register_profile(
     "regard",
     deadline=None,
     derandomize=not os.environ.get("REGARD_ALL"),  # a commit that passes today passes tomorrow
-    max_examples=200 if os.environ.get("REGARD_ALL") else 15,
+    max_examples=200 if os.environ.get("REGARD_ALL") else 8,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("regard")

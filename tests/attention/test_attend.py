@@ -67,7 +67,7 @@ def test_output_lse_and_gradients_are_the_truth(path: str, problem: Any) -> None
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", share([torch.float32, torch.bfloat16, torch.float16], 2))
 @given(n=strategies.sizes(24), seed=st.integers(0, 2**20), causal=st.booleans())
 def test_tiles_err_no_more_than_pytorch(dtype: torch.dtype, n: Any, seed: int, causal: bool) -> None:
     n = n._replace(T=n.S)
