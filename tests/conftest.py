@@ -6,6 +6,7 @@ Tests run in a new order each time, and each leaves the process as it found it: 
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -27,7 +28,7 @@ hypothesis.settings.register_profile(
     "regard",
     deadline=None,
     derandomize=not os.environ.get("REGARD_ALL"),  # a commit that passes today passes tomorrow
-    max_examples=200 if os.environ.get("REGARD_ALL") else 15,
+    max_examples=200 if os.environ.get("REGARD_ALL") else 8,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("regard")
@@ -35,6 +36,16 @@ hypothesis.settings.load_profile("regard")
 
 def pytest_report_header():
     return sampling.describe()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is tested at length only, unless every case is run or a test is named."""
+    if os.environ.get("REGARD_ALL") or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("at_length")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("at_length")]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,7 +56,18 @@ def pytest_collection():
         return (yield)
     finally:
         gc.enable()
+        _freeze()
+
+
+FROZEN_WITH = {"modules": 0}
+
+
+def _freeze():
+    """Look for no garbage in what was imported: Transformers alone has a million objects."""
+    if len(sys.modules) > FROZEN_WITH["modules"] + 100:
+        gc.collect()
         gc.freeze()
+        FROZEN_WITH["modules"] = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +88,7 @@ def _same_file_start(request):
     """Neither may what the tests of a file share."""
     before = global_state.state()
     yield
+    _freeze()
     _compare(before, request.node.nodeid)
 
 

@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 import regard
+from tests import source_trees
 
 SOURCE = Path(regard.__file__).parent
 FLOORS = {
@@ -52,13 +53,7 @@ UPWARD = {
 }
 """Imports that point up, by module and package: inside functions only, each with its reason."""
 OPENERS = {"safe_open", "load_file"}  # the functions of the safetensors library that open a file
-# Data, not modules: programs of the learners, those into which a mistake is planted, and tests to paste.
-PROGRAMS = [SOURCE / name for name in ("learn/lessons", "checker/programs", "checker/properties")]
-FILES = sorted(
-    path
-    for path in SOURCE.rglob("*.py")
-    if path != SOURCE / "__init__.py" and not any(map(path.is_relative_to, PROGRAMS))
-)
+FILES = [path for path in source_trees.FILES if path != SOURCE / "__init__.py"]
 MODULES = {
     ".".join(("regard", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in FILES
@@ -98,7 +93,7 @@ NOUNS = {
 @cache
 def trees() -> dict[Path, ast.Module]:
     """The syntax tree of every file."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    return {path: source_trees.trees()[path] for path in FILES}
 
 
 def is_type_checking(node: ast.AST) -> bool:

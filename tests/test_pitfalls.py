@@ -80,7 +80,7 @@ def test_the_page_of_myths_quotes_what_a_wide_head_without_the_scale_did() -> No
 
 @pytest.mark.parametrize(
     "name",
-    [None, "no-mask", "missing-diagonal", "weights-detached", *share(["mask-after-softmax"], 2, turn=1)],
+    [None, *share(["no-mask", "missing-diagonal", "weights-detached", "mask-after-softmax"], 4)],
 )
 def test_a_short_training_shows_the_same(name: str | None) -> None:
     steps = 450 if name == "mask-after-softmax" else 250  # a leak that takes longer to find

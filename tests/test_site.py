@@ -60,7 +60,8 @@ def test_links_lead_from_the_first_page_to_every_other(site: Path) -> None:
         path = waiting.pop()
         if path not in found and path.suffix == ".html" and path.is_relative_to(site):
             found.add(path)
-            waiting += targets(path)
+            # A saved page of Regard has megabytes, and no links into the site.
+            waiting += [] if (site / "_static" / "pages") in path.parents else targets(path)
     assert set(pages(site)) - found == {site / "search.html"}  # which the search field opens
 
 

@@ -70,7 +70,7 @@ RUNS: list[tuple[str, str, dict]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "side", "options"), share(RUNS, 2))
+@pytest.mark.parametrize(("family", "side", "options"), share(RUNS, 4))
 @torch.no_grad()
 def test_decoders(family: str, side: str, options: dict) -> None:
     model = build(*DECODERS[family])

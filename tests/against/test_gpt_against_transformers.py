@@ -191,6 +191,7 @@ def smollm2() -> tuple[GPT, nn.Module]:
     return GPT.from_pretrained("smollm2"), other.eval()
 
 
+@pytest.mark.at_length("test_logits_and_generated_tokens")
 def test_smollm2_reads_and_writes_alike(smollm2: tuple[GPT, nn.Module]) -> None:
     model, other = smollm2
     ids = torch.tensor([model.tokenizer.encode(PARAGRAPH).ids])

@@ -64,7 +64,7 @@ def _quiet() -> Any:
         yield
 
 
-@pytest.mark.parametrize("model_type", share(SAMPLE, 6))
+@pytest.mark.parametrize("model_type", share(SAMPLE, 12))
 def test_a_model_type_is_equal_partly_or_refused(model_type: str) -> None:
     result = survey_class(model_type, class_names(model_type)[-1])
     assert result["outcome"] in (v.EQUAL, v.PARTLY, v.REFUSED), result["reasons"]

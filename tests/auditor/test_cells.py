@@ -78,6 +78,7 @@ def test_rows_of_padding_do_not_count() -> None:
     assert cells_beyond(regard.full, regard.causal, (1, 1, 3, 3), torch.zeros(1, 3).bool()) == NO_CELLS
 
 
+@pytest.mark.at_length("test_block_lists_of_a_sparse_rule_stay_small")
 def test_long_texts_need_no_square_matrix() -> None:
     T = 131_072
     ids = torch.arange(T)[None] // 5000

@@ -13,7 +13,7 @@ import regard
 from regard.auditor.catalogue import reading_mistakes
 from tests.auditor.planted import DOCUMENTS, FAULTS, Fault, packed_idx, padded_idx, pairs, registered, seq2seq
 from tests.auditor.small_models import LENGTH, MODELS, packed, padded, prefixed, small_model, tokens
-from tests.sampling import combine
+from tests.sampling import combine, share
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +34,7 @@ def flex_runs_here(implementation: str | None):
         yield
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@pytest.mark.parametrize("fault", share(FAULTS, 3), ids=str)
 def test_a_planted_fault_is_wrong_and_has_its_name_first(fault: Fault) -> None:
     with flex_runs_here(fault.implementation):
         audit = fault.audit()
@@ -104,8 +104,9 @@ def test_an_unharmed_model_is_right(name: str, implementation: str | None) -> No
     assert not any(answer.differs for answer in audit.answers)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Gemma 2"])
-@pytest.mark.parametrize("name", ["plain", "left-padded", "packed"])
+@pytest.mark.parametrize(
+    ("kind", "name"), combine(["Llama", "Mistral", "Gemma 2"], ["plain", "left-padded", "packed"])
+)
 def test_an_unharmed_model_with_flex_attention_is_right(kind: str, name: str) -> None:
     with flex_runs_here("flex_attention"):
         try:

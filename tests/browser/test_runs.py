@@ -296,7 +296,7 @@ def test_a_capture_that_was_edited_elsewhere_is_marked(page: Page, opened: Calla
 
 @pytest.mark.parametrize(
     ("width", "scheme"),
-    share([(390, "light"), (390, "dark"), (720, "light"), (1100, "dark"), (1920, "light")], 3),
+    share([(390, "light"), (390, "dark"), (720, "light"), (1100, "dark"), (1920, "light")], 5),
 )
 def test_the_banner_fits_every_window(width: int, scheme: Any, browser: Browser, address: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)

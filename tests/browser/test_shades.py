@@ -287,7 +287,7 @@ def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, wi
 
 @pytest.mark.parametrize(
     ("width", "theme"),
-    share([(390, "light"), (390, "dark"), (768, "light"), (1280, "dark"), (1920, "light")], 3),
+    share([(390, "light"), (390, "dark"), (768, "light"), (1280, "dark"), (1920, "light")], 5),
 )
 def test_nothing_sticks_out(page: Page, serve: Any, width: int, theme: Any) -> None:
     running = serve([read(), read((1, 1))])

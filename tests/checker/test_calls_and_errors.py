@@ -70,6 +70,7 @@ def test_arguments_of_a_call_in_python():
         regard.check(scaled)
 
 
+@pytest.mark.at_length("test_arguments_of_a_call_in_python")
 def test_a_tensor_whose_effect_is_unknown_leaves_the_verdict_open():
     class Shifted(nn.Module):
         def __init__(self, d_model=48):

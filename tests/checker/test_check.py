@@ -56,6 +56,7 @@ def test_a_class_called_causal_must_be_causal():
     assert any("as its code declares" in line for line in report.assumptions)
 
 
+@pytest.mark.at_length("test_the_verdict")
 def test_the_inverted_mask_of_a_published_notebook_is_named_without_a_hint():
     report = check(Projected(32, 4, "inverted"))
     assert not report.ok
@@ -97,6 +98,7 @@ class DrawnGain(FusedHeads):
         return super().forward(x) * self.gain
 
 
+@pytest.mark.at_length("test_a_wrong_table_in_a_buffer_is_found_and_a_random_one_shared")
 def test_what_was_drawn_and_is_not_saved_is_another_number_in_a_loaded_copy():
     report = check(DrawnGain)
     assert report.diagnoses[0].name == "plain-attribute"
@@ -201,6 +203,7 @@ FORWARD = "def forward(self, x, cache=None):"
 CONTINUED = LAYER.replace(FORWARD, "def forward(self, x, memo=None):\n        cache = memo")
 
 
+@pytest.mark.at_length("test_the_message_says_how_to_write_the_adapter")
 def test_a_cache_that_cannot_be_guessed_needs_three_lines():
     layer = load(CONTINUED, "CausalAttention")
     assert "cache" not in by_name(check(layer).checks)

@@ -58,6 +58,7 @@ def test_the_catalogue_lists_every_mistake():
     assert [entry["name"] for entry in listed] == list(CATALOGUE)
 
 
+@pytest.mark.at_length("test_the_catalogue_lists_every_mistake")
 def test_a_mistake_is_explained_with_an_example_that_runs(tmp_path, capsys):
     result = run("explain-mistake", "softmax-over-queries")
     assert result.exit_code == 0
@@ -73,6 +74,7 @@ def test_a_mistake_is_explained_with_an_example_that_runs(tmp_path, capsys):
     assert "no-scale" in capsys.readouterr().out
 
 
+@pytest.mark.at_length("test_wrong_is_one_and_json_is_json")
 @pytest.mark.parametrize("options", share([["--json"], []], 2))
 def test_a_reader_that_stops_does_not_change_the_exit_code(folder, options):
     command = [sys.executable, "-m", "regard", "check", "wrong.py:attention", *options]

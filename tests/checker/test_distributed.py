@@ -143,6 +143,7 @@ def test_another_order_of_tokens_is_undecided(reports):
     assert not any(check.status == "failed" for check in reports["striped"].checks)
 
 
+@pytest.mark.at_length("test_a_planted_mistake_is_the_first_diagnosis")
 def test_the_layout_is_found_and_the_lse_compared(tmp_path, in_this_process):
     (tmp_path / "ring.py").write_text(RING.replace("return out", "return out, lse") + TRANSPOSED)
     report = sandbox.check_in_process(f"{tmp_path}/ring.py:ring_with_lse", {"processes": 2})
@@ -151,6 +152,7 @@ def test_the_layout_is_found_and_the_lse_compared(tmp_path, in_this_process):
     assert "(B, T/n, H, D)" in report.assumptions[0]
 
 
+@pytest.mark.at_length("test_a_planted_mistake_is_the_first_diagnosis")
 def test_errors_are_told_and_a_reference_says_what_is_right(tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "WAITING", 5.0)  # less, and slow ranks seem to wait
     (tmp_path / "broken.py").write_text(RING + BROKEN)

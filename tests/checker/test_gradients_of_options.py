@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import regard
+from tests.sampling import share
 
 
 class Backward(torch.autograd.Function):
@@ -67,13 +68,16 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize(
     ("bug", "check"),
-    [
-        ("dropout", "gradients in training"),
-        ("groups", "grouped heads"),
-        ("heads", "gradients, many heads"),
-        ("long", "gradients, longer sequence"),
-        ("mask", "gradients, mask"),
-    ],
+    share(
+        [
+            ("dropout", "gradients in training"),
+            ("groups", "grouped heads"),
+            ("heads", "gradients, many heads"),
+            ("long", "gradients, longer sequence"),
+            ("mask", "gradients, mask"),
+        ],
+        3,
+    ),
 )
 def test_a_gradient_that_is_wrong_in_one_place_is_found(bug, check):
     report = regard.check(type("Attention", (Attention,), {"bug": bug}))
@@ -133,6 +137,7 @@ class StopsGradientInTraining(Attention):
         return super().forward(x.detach() + (x - x.detach()) * 0.5 if self.training else x, mask)
 
 
+@pytest.mark.at_length("test_a_right_backward_pass_is_right")
 def test_gradients_that_training_scales_on_purpose_are_not_called_wrong():
     assert regard.check(StopsGradientInTraining).verdict == "right"
 

@@ -148,7 +148,7 @@ class AddedNaN(Added):
         return causal + visible[:, None, None, :].float() * float("inf") - float("inf")
 
 
-@pytest.mark.parametrize("model", share([HidesTrue, Padded, Added, KeepsOnesFlash], 2))
+@pytest.mark.parametrize("model", share([HidesTrue, Padded, Added, KeepsOnesFlash], 4))
 def test_right_padding_masks_of_models(model):
     report = regard.check(model, causal=True)
     assert report.verdict == "right", str(report)

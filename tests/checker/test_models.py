@@ -145,7 +145,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", share(NAMES, 2))
+@pytest.mark.parametrize("name", share(NAMES, 4))
 @pytest.mark.filterwarnings("ignore")
 def test_classes_of_transformers_are_built_small(name):
     transformers = pytest.importorskip("transformers")
@@ -263,6 +263,7 @@ SeesLaterTokens = type("SeesLaterTokens", (Translator,), {"causal": False})
 CausalCross = type("CausalCross", (Translator,), {"causal_cross": True})
 
 
+@pytest.mark.at_length("test_layers_of_a_stack_with_and_without_a_causal_mask")
 def test_decoders_of_another_text():
     report = regard.check(Translator)
     assert report.verdict == "right", str(report)
@@ -346,6 +347,7 @@ class SaysBatchFirst(TimeFirstBlock):
         return super().forward(x)
 
 
+@pytest.mark.at_length("test_a_docstring_that_puts_tokens_first_is_held_against_the_code")
 def test_a_block_on_time_first_inputs_says_so():
     report = regard.check(TimeFirstBlock)
     assert report.verdict == "right", str(report)

@@ -30,7 +30,7 @@ def assert_right(thing, **options):
     return report
 
 
-@pytest.mark.parametrize("name", share([*STAGES, "simplified_self_attention"], 3))
+@pytest.mark.parametrize("name", share([*STAGES, "simplified_self_attention"], 5))
 def test_every_stage(name):
     report = assert_right(getattr(regard.stages, name))
     assert report.warnings == [], str(report)
@@ -50,7 +50,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", share(OPTIONS, 2), ids=str)
+@pytest.mark.parametrize("options", share(OPTIONS, 5), ids=str)
 def test_the_layer(options):
     report = assert_right(regard.layers.Attention(48, 4, **options))
     assert report.warnings == [], str(report)
@@ -58,6 +58,7 @@ def test_the_layer(options):
         assert "cache" in [c.name for c in report.passed], str(report)
 
 
+@pytest.mark.at_length("test_the_layer")
 def test_the_layer_as_a_class():
     assert_right(regard.layers.Attention)
 
@@ -93,12 +94,13 @@ def of_transformers(family, implementation):
 FAMILIES = [*itertools.product(["gpt2", "llama", "bert", "gemma"], ["eager", "sdpa"]), ("gemma2", "eager")]
 
 
-@pytest.mark.parametrize(("family", "implementation"), share(FAMILIES, 3))
+@pytest.mark.parametrize(("family", "implementation"), share(FAMILIES, 6))
 def test_attention_of_transformers(family, implementation):
     report = assert_right(of_transformers(family, implementation))
     assert "cache" in [c.name for c in report.passed], str(report)
 
 
+@pytest.mark.at_length("test_layers_without_names_inside_a_norm_and_a_residual")
 def test_attention_with_its_norm_and_residual_is_compared_inside():
     pytest.importorskip("transformers")
     from transformers import BertConfig

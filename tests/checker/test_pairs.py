@@ -44,7 +44,7 @@ def drawn(kind, count):
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "second"), share([*drawn("function", 6), *drawn("head", 5), *drawn("layer", 7)], 6)
+    ("kind", "first", "second"), share([*drawn("function", 6), *drawn("head", 5), *drawn("layer", 7)], 18)
 )
 def test_a_pair_is_caught_and_one_is_named(kind, first, second):
     report = regard.checker.check(load(both(kind, first, second), NAMES[kind]))

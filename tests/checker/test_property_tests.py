@@ -21,6 +21,7 @@ from regard.checker.examples import (
     mended_program,
     plant_mistake,
 )
+from tests.sampling import share
 
 PAIRS = [(name, kind) for name, mistake in CATALOGUE.items() for kind in kinds_with_a_test(mistake)]
 HERE = [pair for pair in PAIRS if pair[1] not in DISTRIBUTED_TEMPLATES]
@@ -46,7 +47,7 @@ def passes(code: str, source: str) -> bool:
         del sys.modules[MODULE]
 
 
-@pytest.mark.parametrize(("name", "kind"), HERE)
+@pytest.mark.parametrize(("name", "kind"), share(HERE, 4))
 def test_it_passes_on_the_right_program_and_fails_on_the_wrong_one(name, kind):
     mistake = CATALOGUE[name]
     code = code_of_test(mistake, kind)

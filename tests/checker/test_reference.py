@@ -267,6 +267,7 @@ class Uncached(Cached):
         return super().forward(x)[0]
 
 
+@pytest.mark.at_length("test_a_correct_cache_gives_the_whole")
 def test_pieces_of_a_cached_module_are_compared_with_the_whole():
     class TopLeft(Cached):
         def weights(self, q, k, T, S):

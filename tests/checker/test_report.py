@@ -60,7 +60,10 @@ def test_what_matters_comes_first():
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    combine(["inverted-mask", "persistent-mask", "dropout-on-scores", "one-projection"], ["head", "layer"]),
+    combine(
+        share(["inverted-mask", "persistent-mask", "dropout-on-scores", "one-projection"], 2),
+        ["head", "layer"],
+    ),
 )
 def test_the_report_of_a_small_module_fits_on_a_screen(name, kind):
     report = regard.check(load(plant_mistake(CATALOGUE[name], kind), NAMES[kind]))
@@ -70,6 +73,7 @@ def test_the_report_of_a_small_module_fits_on_a_screen(name, kind):
     assert name in "\n".join(lines[:6])
 
 
+@pytest.mark.at_length("test_wrong_is_one_and_json_is_json")
 def test_the_command_prints_the_lines_of_the_report(tmp_path, monkeypatch, in_this_process):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -130,6 +134,7 @@ def test_cannot_run():
 """
 
 
+@pytest.mark.at_length("test_wrong_attention_fails_with_the_diagnosis")
 @pytest.mark.parametrize("style", share(["auto", "native"], 2))
 def test_a_failing_test_shows_the_report_and_no_frame_of_ours(tmp_path, style):
     (tmp_path / "test_mine.py").write_text(TEST)

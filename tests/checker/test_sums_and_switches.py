@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ def test_a_loop_that_adds_nothing_up_is_right() -> None:
     assert "bfloat16, many keys" in [c.name for c in report.passed]
 
 
+@pytest.mark.at_length("test_a_loop_that_adds_nothing_up_is_right")
 def test_a_window_that_shows_on_many_keys_is_no_lost_precision() -> None:
     assert check(local).verdict == "undecided"
 

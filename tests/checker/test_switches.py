@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import check
+from tests.sampling import share
 
 WIDE = 96  # tokens in a block
 STRIDE = 200
@@ -139,7 +140,7 @@ class CausalHeads(Heads):
 
 
 @pytest.mark.parametrize(
-    ("cls", "option"), [(TwoPaths, "sdpa"), (MaskOption, "causal"), (SoftcapOption, "softcap")]
+    ("cls", "option"), share([(TwoPaths, "sdpa"), (MaskOption, "causal"), (SoftcapOption, "softcap")], 3)
 )
 def test_a_switch_whose_other_side_is_right_leaves_the_headline(cls: type, option: str) -> None:
     report = check(cls)
@@ -150,11 +151,14 @@ def test_a_switch_whose_other_side_is_right_leaves_the_headline(cls: type, optio
 
 @pytest.mark.parametrize(
     ("cls", "mistake", "shown"),
-    [
-        (TwoPathsNoScale, "no-scale", "sdpa=False"),
-        (MaskOptionAhead, "one-token-ahead", "causal=True"),
-        (SoftcapOptionNotMultiplied, "softcap-not-multiplied", "softcap=2.0"),
-    ],
+    share(
+        [
+            (TwoPathsNoScale, "no-scale", "sdpa=False"),
+            (MaskOptionAhead, "one-token-ahead", "causal=True"),
+            (SoftcapOptionNotMultiplied, "softcap-not-multiplied", "softcap=2.0"),
+        ],
+        3,
+    ),
 )
 def test_a_mistake_behind_a_switch_is_named_with_the_switch(cls: type, mistake: str, shown: str) -> None:
     report = check(cls)
@@ -165,7 +169,7 @@ def test_a_mistake_behind_a_switch_is_named_with_the_switch(cls: type, mistake: 
 
 @pytest.mark.parametrize(
     ("cls", "option"),
-    [(ExcludeSelf, "exclude_self"), (LinearOption, "linear")],
+    share([(ExcludeSelf, "exclude_self"), (LinearOption, "linear")], 2),
 )
 def test_a_switch_of_unknown_meaning_is_not_tried_and_never_wrong(cls: type, option: str) -> None:
     report = check(cls)
@@ -361,7 +365,7 @@ def test_a_model_is_built_with_its_own_depth() -> None:
 
 @pytest.mark.parametrize(
     ("model", "mistake"),
-    [(TinyGPTWithAnOddLayer, "constant-scale"), (TinyGPTWithAnUnscaledLayer, "no-scale")],
+    share([(TinyGPTWithAnUnscaledLayer, "no-scale"), (TinyGPTWithAnOddLayer, "constant-scale")], 2),
 )
 def test_a_mistake_in_a_later_layer_is_found_and_only_that_layer_called_wrong(
     model: type, mistake: str
@@ -371,12 +375,15 @@ def test_a_mistake_in_a_later_layer_is_found_and_only_that_layer_called_wrong(
     assert [layer.verdict for layer in report.layers] == ["right", "right", "wrong"]
 
 
-@pytest.mark.parametrize(("cls", "depth"), [(DeepGPT, "2 of 24 layers"), (GPTOfAnyDepth, "2 layers")])
+@pytest.mark.parametrize(
+    ("cls", "depth"), share([(DeepGPT, "2 of 24 layers"), (GPTOfAnyDepth, "2 layers")], 2)
+)
 def test_the_headline_says_how_many_layers_were_built(cls: type, depth: str) -> None:
     report = check(cls)
     assert report.verdict == "right"
     assert f"no more than {depth}" in report.summary
 
 
+@pytest.mark.at_length("test_the_headline_says_how_many_layers_were_built")
 def test_the_headline_does_not_say_it_where_the_caller_said_how_many() -> None:
     assert "layers" not in untried(check(GPTOfAnyDepth, init={"n_layer": 1}))

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
+from tests.sampling import combine
 
 
 class Attention(nn.Module):
@@ -52,8 +53,9 @@ def planted(base, bug):
     return type("Attention", (base,), {"bug": bug})
 
 
-@pytest.mark.parametrize("base", [Attention, OwnRandomNumbers])
-@pytest.mark.parametrize("bug", ["no mask", "no padding mask with dropout"])
+@pytest.mark.parametrize(
+    ("bug", "base"), combine(["no mask", "no padding mask with dropout"], [Attention, OwnRandomNumbers])
+)
 def test_a_mask_that_training_ignores_is_found(base, bug):
     report = regard.check(planted(base, bug))
     assert [failure.name for failure in report.failures] == ["training mode"], report

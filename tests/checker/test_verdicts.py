@@ -11,6 +11,7 @@ from regard.checker import check
 from tests.checker.corpus import right_conventions, right_language_models
 from tests.checker.corpus.styles import ENTRIES
 from tests.checker.layers import FusedHeads
+from tests.sampling import share
 
 
 def test_the_report_says_what_true_means_in_a_padding_mask():
@@ -157,7 +158,7 @@ _DENIALS = (
 )
 
 
-@pytest.mark.parametrize("doc", _DENIALS)
+@pytest.mark.parametrize("doc", share(_DENIALS, 4))
 def test_a_docstring_that_denies_causality_is_not_taken_for_a_promise(doc):
     def attend(q, k, v):
         return F.scaled_dot_product_attention(q, k, v)
@@ -187,7 +188,7 @@ def test_a_docstring_that_contradicts_the_output_asks_the_caller(doc):
 
 @pytest.mark.parametrize(
     ("name", "causal"),
-    [("NanoCausalAttention", True), ("PianoCausalAttention", True), ("NonCausalAttention", False)],
+    share([("NanoCausalAttention", True), ("PianoCausalAttention", True), ("NonCausalAttention", False)], 2),
 )
 def test_the_name_says_whether_it_is_causal(name, causal):
     def attend(q, k, v):
@@ -258,7 +259,7 @@ def test_the_window_of_a_number_may_mean_several_things(thing, meaning):
     assert meaning in "; ".join(report.assumptions)
 
 
-@pytest.mark.parametrize("thing", [itself_and_n_before, ItselfAndBefore])
+@pytest.mark.parametrize("thing", share([itself_and_n_before, ItselfAndBefore], 2))
 def test_one_key_more_is_a_warning_unless_the_convention_is_stated(thing):
     (warning,) = [d for d in check(thing).diagnoses if d.name == "window-off-by-one"]
     assert warning.warning
@@ -337,7 +338,7 @@ def chunk_64(b, h, q_idx, kv_idx):
     return (q_idx >= kv_idx) & (q_idx // 64 == kv_idx // 64)
 
 
-@pytest.mark.parametrize("thing", [local_64, longer_is_sharper, chunk_64])
+@pytest.mark.parametrize("thing", share([local_64, longer_is_sharper, chunk_64], 3))
 def test_what_begins_at_64_tokens_is_for_the_author_to_say(thing):
     report = check(thing)
     assert report.verdict == "undecided", str(report)

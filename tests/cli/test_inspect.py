@@ -162,6 +162,7 @@ def test_it_serves_reads_and_writes_until_ctrl_c(folder: Path) -> None:
         assert (process.returncode, stderr) == (0, "")
 
 
+@pytest.mark.at_length("test_it_serves_reads_and_writes_until_ctrl_c")
 @pytest.mark.parametrize("number", share([signal.SIGTERM, signal.SIGHUP], 2))
 def test_a_signal_ends_it_and_leaves_nothing(
     number: signal.Signals, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

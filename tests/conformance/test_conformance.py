@@ -49,7 +49,7 @@ def test_a_right_program_is_right(folder, tmp_path):
     assert len(judgement.verdicts) == 2 * 89, "outputs and log-sum-exps"
 
 
-@pytest.mark.parametrize("name", share(WRONG, 4))
+@pytest.mark.parametrize("name", share(WRONG, 9))
 def test_a_wrong_line_is_named_first(folder, tmp_path, name):
     judgement = judge_program(folder, tmp_path / "results.safetensors", WRONG[name])
     assert judgement.verdict == "wrong"
@@ -172,7 +172,7 @@ def test_every_two_features_are_in_one_case_or_left_out_with_a_reason():
     assert untested_pairs(make_cases()) == UNTESTED.keys()
 
 
-@pytest.mark.parametrize("name", share(UNNAMED, 4))
+@pytest.mark.parametrize("name", share(UNNAMED, 8))
 def test_a_kernel_that_is_wrong_in_a_corner_is_not_called_right(folder, tmp_path, name):
     """None of these is a mistake of the catalogue; each is right in most cases."""
     lines, where = UNNAMED[name]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+if not torch.cuda.is_available():  # before the cases are made: one line says so, and not one for each of them
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
 from tests.gpu.cases import cases
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("check", [pytest.param(check, id=name) for name, check in cases()])

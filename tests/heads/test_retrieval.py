@@ -124,6 +124,7 @@ def small_gpt(tokenizer: Tokenizer) -> GPT:
     return model
 
 
+@pytest.mark.at_length("test_looking_everywhere_alike_is_never_labelled")
 @pytest.mark.parametrize("answers", ["forced", "generated"])
 def test_random_weights_earn_no_label(tokenizer: Tokenizer, answers: Any) -> None:
     test = needle(small_gpt(tokenizer), answers=answers, **SIZES)

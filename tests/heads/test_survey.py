@@ -283,6 +283,7 @@ def run_here(command: list[str]) -> str:
     return done.output
 
 
+@pytest.mark.at_length("test_joined_shards_have_the_bytes_of_one_survey")
 def test_two_processes_and_one_write_the_same_survey(folder: Path, long_corpus: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     assert "8 heads over" in run_here(command(folder, long_corpus, one))
@@ -295,6 +296,7 @@ def test_two_processes_and_one_write_the_same_survey(folder: Path, long_corpus: 
     assert one.read_text().startswith("stack,layer,head,kv_head,label,")
 
 
+@pytest.mark.at_length("test_a_survey_that_was_killed_goes_on_to_the_same_bits")
 def test_killed_at_random_it_resumes_to_the_same_survey(
     folder: Path, long_corpus: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import regard
 from regard import alibi, causal, padding, window
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
+from tests.sampling import share
 
 
 def like_pytorch(
@@ -140,6 +141,7 @@ class TestOptions:
         assert cache.length == 7
         assert torch.allclose(torch.cat((first, rest), 1), layer(x, context), rtol=0, atol=1e-12)
 
+    @pytest.mark.at_length("test_zero_changes_nothing_and_draws_nothing")
     def test_dropout_only_in_training(self) -> None:
         layer, x = Attention(16, 4, dropout=0.5), torch.randn(2, 8, 16)
         still = Attention(16, 4)
@@ -211,7 +213,7 @@ class TestState:
 
 
 class TestGradients:
-    @pytest.mark.parametrize("interleaved", [True, False])
+    @pytest.mark.parametrize("interleaved", share([True, False], 2))
     def test_gradcheck(self, interleaved: bool) -> None:
         layer = Attention(
             6,

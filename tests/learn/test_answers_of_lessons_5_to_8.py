@@ -10,6 +10,7 @@ from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.lesson import Outcome
 from tests.learn.in_process import judged
+from tests.sampling import share
 
 SUPER = ("        super().__init__()\n", "")
 BUFFER = 'self.register_buffer("causal_mask", visible, persistent=False)'
@@ -92,8 +93,8 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("number", "swap", "said"),
-    [(number, swap, said) for number, _, swap, said in CASES],
-    ids=[f"{number} {case}" for number, case, _, _ in CASES],
+    [(number, swap, said) for number, _, swap, said in share(CASES, 2)],
+    ids=[f"{number} {case}" for number, case, _, _ in share(CASES, 2)],
 )
 def test_an_error_is_answered_with_what_to_do(
     number: int, swap: tuple[str, str], said: str, tmp_path: Path

@@ -24,6 +24,7 @@ from regard.learn.lesson import Lesson
 from regard.learn.progress import read_progress
 from tests.learn.in_process import judge_here
 from tests.patience import HANGING
+from tests.sampling import share
 
 SIMILARITY = LESSONS[1]
 
@@ -120,10 +121,13 @@ def test_every_file_gets_a_sentence(tmp_path: Path, program: str | None, code: i
 
 @pytest.mark.parametrize(
     "program",
-    [
-        "while True:\n    pass\n",
-        "def simplified_self_attention(x):\n    while True:\n        pass\nweight_of_model_if_doubled = 0\n",
-    ],
+    share(
+        [
+            "while True:\n    pass\n",
+            "def simplified_self_attention(x):\n    while True: pass\nweight_of_model_if_doubled = 0\n",
+        ],
+        2,
+    ),
 )
 def test_an_endless_loop_ends_with_a_sentence(tmp_path: Path, program: str) -> None:
     write(tmp_path, program)

@@ -80,7 +80,7 @@ def test_the_table_is_that_of_the_page_for_teachers(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("judge_in_this_process")
-@pytest.mark.parametrize("lesson", share(QUICK, 6), ids=lambda lesson: lesson.noun)
+@pytest.mark.parametrize("lesson", share(QUICK, 12), ids=lambda lesson: lesson.noun)
 def test_a_grade_holds_no_answer(lesson: Lesson, tmp_path: Path) -> None:
     """Neither the right lines of the solution nor the numbers to predict, for each usual mistake."""
     exercise = make_exercise(lesson.solution)
@@ -96,7 +96,7 @@ def test_a_grade_holds_no_answer(lesson: Lesson, tmp_path: Path) -> None:
         assert [answer for answer in right_sides if len(answer) > 12 and answer in text] == []
 
 
-@pytest.mark.parametrize("lesson", share(QUICK, 3), ids=lambda lesson: lesson.noun)
+@pytest.mark.parametrize("lesson", share(QUICK, 6), ids=lambda lesson: lesson.noun)
 def test_a_solution_has_every_point_whatever_the_seed(lesson: Lesson, tmp_path: Path) -> None:
     for seed in (1, 2026):
         with inputs_of(seed):
@@ -134,6 +134,7 @@ def test_a_file_that_prints_a_pass_gets_nothing(tmp_path: Path) -> None:
     assert grade_file(get_lesson(1), write(tmp_path, lesson1=printed) / "lesson1.py").points == 0
 
 
+@pytest.mark.at_length("test_a_file_that_takes_the_answer_from_regard_gets_nothing")
 def test_files_that_hang_or_write_a_report_get_nothing(tmp_path: Path) -> None:
     """In processes of their own, as on a teacher's machine. `test_command` has those that exit or crash."""
     # The arguments of a process tell where its result is expected.

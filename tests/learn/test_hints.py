@@ -135,7 +135,7 @@ def check_that_hints_lead_to_the_solution(number: int, right: str, wrong: str) -
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("number", "right", "wrong"), share(EARLY_MISTAKES, 3) + share(LATE_MISTAKES, 4) + share(SLOW, 12)
+    ("number", "right", "wrong"), share(EARLY_MISTAKES, 12) + share(LATE_MISTAKES, 16) + share(SLOW, 48)
 )
 def test_a_hint_leads_out_of_a_mistake(number: int, right: str, wrong: str) -> None:
     check_that_hints_lead_to_the_solution(number, right, wrong)

@@ -11,7 +11,7 @@ from tests.sampling import share
 PUZZLES = {name: draw(seed=0, mistake=name) for name in CATALOGUE}
 # The checker names each planted program (tests/checker/test_planted.py). What the lessons' names change is
 # checked here on every fourteenth.
-CHECKED = share([name for name in PUZZLES if PUZZLES[name].kind in TEMPLATES], 28)
+CHECKED = share([name for name in PUZZLES if PUZZLES[name].kind in TEMPLATES], 56)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -58,7 +58,7 @@ def test_a_lesson_says_how_long_it_takes_and_what_comes_before(lesson: Lesson) -
     assert bool(lesson.plan.after) == (lesson.number > 1)
 
 
-@pytest.mark.parametrize("lesson", share(LESSONS, 2), ids=name_of)
+@pytest.mark.parametrize("lesson", share(LESSONS, 4), ids=name_of)
 def test_the_sessions_of_a_lesson_run(lesson: Lesson) -> None:
     result = doctest.testfile(
         str(lesson.folder / "lesson.md"),
@@ -121,7 +121,7 @@ def test_the_solution_is_right(lesson: Lesson) -> None:
 
 @pytest.mark.parametrize(
     ("lesson", "index"),
-    share([(lesson, index) for lesson in WITH_CODE for index in range(len(usual_mistakes_of(lesson)))], 8),
+    share([(lesson, index) for lesson in WITH_CODE for index in range(len(usual_mistakes_of(lesson)))], 16),
     ids=lambda value: value.noun if isinstance(value, Lesson) else str(value),
 )
 @pytest.mark.filterwarnings("ignore:The use of `x.T`:UserWarning")

@@ -56,6 +56,7 @@ def test_the_cells_are_the_sessions_of_the_text(lesson: Lesson) -> None:
     assert len(ending) == len(shown)
 
 
+@pytest.mark.at_length("test_the_cells_are_the_sessions_of_the_text")
 def test_notebooks_run(tmp_path: Path) -> None:
     """One kernel for each would start Python and PyTorch every time: it is emptied instead.
 

@@ -64,6 +64,7 @@ def test_the_entropies_are_those_of_the_text_and_the_bound_is_between() -> None:
     assert pytest.approx(loss_without_attention() - 0.8 * gap, abs=2e-3) == block.BOUND
 
 
+@pytest.mark.at_length("test_the_judge_tells_how_far_training_is_and_heads_become_sharp")
 def test_without_attention_the_bound_is_out_of_reach(solution: ModuleType) -> None:
     """The same model, trained as long as the judge trains, with attention that returns zeros."""
 
@@ -80,6 +81,7 @@ def test_without_attention_the_bound_is_out_of_reach(solution: ModuleType) -> No
     assert loss_without_attention() - 0.02 < loss < loss_without_attention() + 0.1
 
 
+@pytest.mark.at_length("test_the_judge_tells_how_far_training_is_and_heads_become_sharp")
 def test_a_model_that_sees_its_answers_falls_below_what_is_possible(
     solution: ModuleType, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import regard
 from regard.maps.tile_passes import overview, reductions
 from tests import strategies, truth
 from tests.maps.drawn_maps import close, maps, small_tiles  # noqa: F401 (a fixture)
+from tests.sampling import share
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
@@ -269,7 +270,7 @@ def test_pooling_then_pooling_equals_pooling_once() -> None:
     close(coarse.mass.sum(-1), torch.ones(2, 4, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", share([torch.float32, torch.bfloat16, torch.float16], 2))
 @given(n=strategies.sizes(24), seed=st.integers(0, 2**20))
 def test_weights_err_no_more_than_pytorchs_softmax(dtype: torch.dtype, n: Any, seed: int) -> None:
     x = strategies.tensors(n, seed, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from regard.attention.steps import trace
 from regard.monitor.history import MEASURES
 from regard.monitor.measures import choose_rows
 from tests.auditor.small_models import GROUPED, tokens
+from tests.sampling import combine
 
 ROWS = 11
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -91,9 +93,11 @@ def dense_measures(
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "batch", "dtype"),
+    [(*case, dtype) for case, dtype in combine(product(MODELS, BATCHES), [torch.float32, torch.bfloat16])],
+    ids=str,
+)
 def test_numbers_err_at_most_twice_as_much_as_eager_attention(
     name: str, batch: str, dtype: torch.dtype
 ) -> None:

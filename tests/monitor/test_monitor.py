@@ -18,6 +18,7 @@ from regard.monitor.alarms import Alarms
 from regard.monitor.history import MEASURES, HeardLayer, HeardLayers, StepRecord
 from tests import ranks
 from tests.auditor.small_models import GROUPED, PlainGPT, tokens
+from tests.sampling import share
 
 STEPS = 7
 
@@ -72,7 +73,7 @@ def test_losses_and_gradients_have_the_same_bits(way: str) -> None:
     assert certified == {way != "dropout"}
 
 
-@pytest.mark.parametrize("way", ["compile(model)", "model.compile()"])
+@pytest.mark.parametrize("way", share(["compile(model)", "model.compile()"], 2))
 def test_a_compiled_model_is_heard_and_runs_compiled_on_other_steps(way: str) -> None:
     graphs = 0
 

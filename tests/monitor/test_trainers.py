@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 import regard
 from tests.auditor.small_models import GROUPED
 from tests.monitor.trainers_program import ACCUMULATED, EXAMPLES, STEPS
+from tests.sampling import share
 
 
 def collate(examples: Any) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def train(folder: Path, monitored: bool, **settings: Any) -> tuple[regard.Monito
     return monitor, model
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True, "bf16": True}], ids=str)
+@pytest.mark.parametrize("settings", share([{"gradient_checkpointing": True, "bf16": True}, {}], 2), ids=str)
 def test_transformers_trainer(settings: dict[str, Any], tmp_path: Path) -> None:
     monitor, ours = train(tmp_path, True, **settings)
     _, theirs = train(tmp_path, False, **settings)

@@ -14,6 +14,7 @@ import pytest
 from regard.checker.errors import CheckError
 from regard.mutants import mutate
 from tests.patience import HANGING
+from tests.sampling import share
 
 ATTENTION = """
 import torch
@@ -150,19 +151,22 @@ def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkey
 
 @pytest.mark.parametrize(
     ("test", "message"),
-    [
-        ("import absent", "the suite cannot be run: test_it.py cannot be collected: .*absent"),
-        ("def test_it(): assert 1 == 2", "the suite fails without any mistake: test_it.py::test_it"),
-        ("x = 1", "the suite has no tests"),
-        ("def test_it(): pass", "passes without a single call of package.kernels:attention"),
-        ("import os\ndef test_it(): os._exit(3)", "the suite exits before its end"),
-        ("import sys\nsys.exit(2)", r"test_it.py ends the process by exit\(2\) while it is imported"),
-        ("import sys\ndef test_it(): sys.exit(2)", r"the suite fails without any mistake: .*SystemExit"),
-        (
-            "def test_it():\n    while True: pass",
-            "did not finish within 3 s without any mistake: a test hangs",
-        ),
-    ],
+    share(
+        [
+            ("import absent", "the suite cannot be run: test_it.py cannot be collected: .*absent"),
+            ("def test_it(): assert 1 == 2", "the suite fails without any mistake: test_it.py::test_it"),
+            ("x = 1", "the suite has no tests"),
+            ("def test_it(): pass", "passes without a single call of package.kernels:attention"),
+            ("import os\ndef test_it(): os._exit(3)", "the suite exits before its end"),
+            ("import sys\nsys.exit(2)", r"test_it.py ends the process by exit\(2\) while it is imported"),
+            ("import sys\ndef test_it(): sys.exit(2)", r"the suite fails without any mistake: .*SystemExit"),
+            (
+                "def test_it():\n    while True: pass",
+                "did not finish within 3 s without any mistake: a test hangs",
+            ),
+        ],
+        4,
+    ),
 )
 def test_suites_that_do_not_serve_are_answered_in_a_sentence(project, test, message):
     (project / "test_it.py").write_text(test)
@@ -173,6 +177,7 @@ def test_suites_that_do_not_serve_are_answered_in_a_sentence(project, test, mess
     assert everything(project) == before
 
 
+@pytest.mark.at_length("test_a_hang_is_ended_with_all_that_it_started")
 def test_a_test_that_never_ends_on_a_mutant_has_noticed_it(project, monkeypatch):
     """And what a test has started ends with it."""
     monkeypatch.setenv("PIDS", str(project / "pids"))
@@ -219,6 +224,7 @@ def test_a_method_is_a_target(project):
         assert expected in str(report)
 
 
+@pytest.mark.at_length("test_a_module_without_weights_is_a_target")
 def test_a_module_with_weights_is_answered_with_what_to_do(project):
     (project / "package" / "layer.py").write_text(LAYER)
     (project / "test_it.py").write_text(
@@ -240,6 +246,7 @@ def test_wrong_arguments_are_answered_before_anything_runs(project):
         mutate(["test_it.py"], "package.kernels:attention", mistakes=["noscale"])
 
 
+@pytest.mark.at_length("test_killed_survived_and_a_test_that_kills")
 def test_command(project):
     command = [sys.executable, "-m", "regard", "mutate", "test_it.py", "--json", "--mistake", "no-scale"]
     done = subprocess.run(

@@ -175,6 +175,7 @@ def test_what_it_asks_for(about: Message) -> None:
     assert extras["notebooks"] == extras["dev"] | {"jupyterlab", "marimo"}
 
 
+@pytest.mark.at_length("test_what_is_in_it")
 def test_it_works_in_a_clean_environment(wheel: Path, about: Message, tmp_path: Path) -> None:
     environment = Environment(tmp_path, wheel)
 

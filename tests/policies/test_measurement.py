@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from regard.policies.retention import CachedLayer, retain
 from tests import truth
 from tests.policies import dense_policies
 from tests.policies.dense_policies import DenseHead
+from tests.sampling import share
 
 T, WIDTH, BUDGET, EVERY = 40, 64, 16, 2
 EVICTIONS = {
@@ -126,8 +128,7 @@ def dense_retention(
     return share.nan_to_num(0.0), error.nan_to_num(0.0)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", [*EVICTIONS, *SELECTIONS])
+@pytest.mark.parametrize(("name", "setting"), share(product([*EVICTIONS, *SELECTIONS], SETTINGS), 4))
 def test_shares_and_errors_are_as_exact_as_eager_code(name: str, setting: str) -> None:
     q, k, v = draw()
     options = SETTINGS[setting]

@@ -25,6 +25,7 @@ from regard.recorder.sources import sdpa
 from regard.support.override import MethodWrappers
 from tests.attack.capture import MODELS, Encoder, llama
 from tests.patience import HANGING
+from tests.sampling import combine, share
 
 
 def random_ids(T: int = 7) -> Tensor:
@@ -216,10 +217,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
     ("way", "options"),
     [
         *((way, {}) for way in COPIES),
-        ("copy", {"budget": 0}),
-        ("deepcopy", {"budget": 0}),
-        ("copy", {"contributions": True}),
-        ("deepcopy", {"contributions": True}),
+        *combine(["copy", "deepcopy"], [{"budget": 0}, {"contributions": True}]),
     ],
 )
 def test_a_copy_of_a_capture_keeps_its_certificate(way: str, options: dict[str, Any]) -> None:
@@ -278,7 +276,7 @@ WAYS_TO_COMPILE = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS_TO_COMPILE)
+@pytest.mark.parametrize("way", share(WAYS_TO_COMPILE, 2))
 @torch.no_grad()
 def test_a_compiled_model_is_captured_through_its_original(way: str) -> None:
     torch._dynamo.reset()
@@ -578,6 +576,7 @@ def test_attention_that_compiled_code_hides_is_said_to_be_compiled() -> None:
         assert regard.capture(model, inputs=x).certificate
 
 
+@pytest.mark.at_length("test_attention_that_compiled_code_hides_is_said_to_be_compiled")
 def test_a_compiled_function_around_the_model_is_said_not_to_run_it() -> None:
     model, ids = Plain(), random_ids()
     run = torch.compile(lambda ids: model(ids), backend="eager")

@@ -192,6 +192,7 @@ def test_labels_show_what_cannot_be_seen() -> None:
     assert len(legible("x" * 10_000)) == 24
 
 
+@pytest.mark.at_length("test_a_capture_is_drawn_against_another")
 def test_it_is_the_function_of_the_package(tmp_path: Path) -> None:
     drawn = regard.plot(a_map(), TOKENS, title="five tokens")
     drawn.savefig(tmp_path / "map.png")

@@ -5,31 +5,20 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.autograd import forward_ad
 
-import regard
+from tests.source_trees import SOURCE, nodes, trees
 
-SOURCE = Path(regard.__file__).parent
 TABLE = SOURCE / "support" / "torch_internals.py"
-# Text that is shown or run as somebody else's code.
-PROGRAMS = [SOURCE / name for name in ("learn/lessons", "checker/programs", "checker/properties")]
 MODULES = {  # how the module's own imports name parts of PyTorch
     "overrides": "torch.overrides",
     "batchnorm": "torch.nn.modules.batchnorm",
     "_python_dispatch": "torch.utils._python_dispatch",
     "_pytree": "torch.utils._pytree",
 }
-
-
-@cache
-def trees() -> dict[Path, ast.Module]:
-    files = [x for x in sorted(SOURCE.rglob("*.py")) if not any(map(x.is_relative_to, PROGRAMS))]
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
 
 
 def entries() -> Iterator[tuple[str, str]]:
@@ -108,11 +97,11 @@ def is_private(path: str) -> bool:
     return first == "torch" and any(x.startswith("_") and not x.startswith("__") for x in rest)
 
 
-def private_names(tree: ast.AST) -> Iterator[str]:
+def private_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The private names of PyTorch that a file mentions: as an attribute, or by an import."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
-            case ast.Attribute():
+            case ast.Attribute() if _is_private_somewhere(node):
                 path = ast.unparse(node).replace("aten._", "torch.ops.aten._")
                 path = path.replace("torch.ops.torch.ops", "torch.ops")
                 if is_private(path):
@@ -123,22 +112,31 @@ def private_names(tree: ast.AST) -> Iterator[str]:
                 yield from filter(is_private, (name.name for name in names))
 
 
+def _is_private_somewhere(node: ast.AST) -> bool:
+    """Whether a part of a dotted name is private. `ast.unparse` takes seconds for all of them."""
+    while isinstance(node, ast.Attribute):
+        if node.attr.startswith("_"):
+            return True
+        node = node.value
+    return False
+
+
 def test_no_private_name_is_elsewhere() -> None:
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
-        for path, tree in trees().items()
+        for path, found_in in nodes().items()
         if path != TABLE
-        for name in private_names(tree)
+        for name in private_names(found_in)
     }
     assert found == set(), "name it in support/torch_internals.py"
 
 
 def test_private_names_are_seen_in_every_form() -> None:
     text = "import torch._dynamo\nfrom torch.overrides import _x\nfrom torch.utils._y import z\naten._op(1)\n"
-    assert set(private_names(ast.parse(text + "torch._C._a.b\ntorch.__version__"))) >= {
+    assert set(private_names(ast.walk(ast.parse(text + "torch._C._a.b\ntorch.__version__")))) >= {
         *("torch._dynamo", "torch.overrides._x", "torch.utils._y.z", "torch.ops.aten._op", "torch._C._a.b"),
     }
-    assert list(private_names(ast.parse("torch.__version__\nself._x\nmodule._y"))) == []
+    assert list(private_names(ast.walk(ast.parse("torch.__version__\nself._x\nmodule._y")))) == []
 
 
 def test_no_private_attribute_is_missing_from_the_table() -> None:
@@ -147,8 +145,8 @@ def test_no_private_attribute_is_missing_from_the_table() -> None:
 
     things = [*owners()[:4], forward_ad]
     found = set()
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path, found_in in nodes().items():
+        for node in found_in:
             match node:
                 case (
                     ast.Attribute(value=ast.Name("self" | "cls"))

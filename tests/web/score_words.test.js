@@ -10,9 +10,11 @@ const scores = [
   { name: "previous_token", title: "previous token", about: "Attention on the token before the query." },
   { name: "itself", title: "self", about: "Attention on the query's own token." },
 ];
-applySettings({ tile: 256, thumb: 64, scores });
+// In each test: the tests of all files share one process.
+const settle = () => applySettings({ tile: 256, thumb: 64, scores });
 
 test("a score is called by its title, and one that is not listed by its own name", () => {
+  settle();
   assert.equal(scoreTitle("itself"), "self");
   assert.equal(scoreTitle("my_own_score"), "my own score");
   assert.equal(scoreTitle("constructor"), "constructor");
@@ -21,6 +23,7 @@ test("a score is called by its title, and one that is not listed by its own name
 });
 
 test("scores stand in the order of the list, others after them", () => {
+  settle();
   assert.deepEqual(inListOrder(["z", "itself", "previous_token", "a"]), [
     "previous_token",
     "itself",
@@ -32,5 +35,6 @@ test("scores stand in the order of the list, others after them", () => {
 });
 
 test("a sentence names the score by its title", () => {
+  settle();
   assert.match(sentence("itself", { value: 0.25, null: 0.1 }), /^self 25%; uniform baseline 10%$/);
 });

@@ -3,6 +3,8 @@
 Blocks are forced small, so that small sizes have empty, full and partial ones.
 """
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.views import Keys, Rows
 from regard.attention.steps import trace
 from tests.attention.backends import interpreter  # noqa: F401 (first: it settles how Triton's kernels are defined)
-from tests.sampling import share
+from tests.sampling import combine, share
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning",
@@ -92,7 +94,7 @@ def assert_near(result, truth, most):
     assert gap <= most, f"off by {gap:.1e}, more than {most:.1e}"
 
 
-@pytest.mark.parametrize("case", share(CASES, 6))
+@pytest.mark.parametrize("case", share(CASES, 8))
 def test_forward(case):
     mask, T, S = CASES[case]
     q, k, v = draw(T, S, B=TEXTS[case])
@@ -177,7 +179,7 @@ def test_forward_and_gradients_of_keys_nobody_sees(mask):
 
 
 @pytest.mark.parametrize(
-    "case", share([case for case in CASES if case not in ("causal", "top left", "chunks", "not")], 6)
+    "case", share([case for case in CASES if case not in ("causal", "top left", "chunks", "not")], 12)
 )
 def test_gradients(case):
     mask, T, S = CASES[case]
@@ -238,8 +240,16 @@ def test_pool(case, rows, cols):
         assert_near(result, truth, 2e-6)
 
 
-@pytest.mark.parametrize("mask", [causal, causal & window(20), window(9, ahead=30)], ids=str)
-@pytest.mark.parametrize(("rows", "cols"), [(2, 4), (8, 2), (2, 1), (64, 32)])
+@pytest.mark.parametrize(
+    ("mask", "rows", "cols"),
+    [
+        (mask, *bins)
+        for mask, bins in share(
+            product([causal, causal & window(20), window(9, ahead=30)], [(2, 4), (8, 2), (2, 1), (64, 32)]), 5
+        )
+    ],
+    ids=str,
+)
 def test_pool_of_bins_that_fill_blocks(rows, cols, mask):
     q, k, _ = draw(64, 64, B=1, D=16)
     steps = trace(q.double(), k.double(), k.double(), mask)
@@ -294,7 +304,7 @@ def largest(x):
     return x.gather(-1, x.abs().argmax(-1, keepdim=True)).squeeze(-1)
 
 
-@pytest.mark.parametrize("case", share(CASES, 6, turn=1))
+@pytest.mark.parametrize("case", share(CASES, 8, turn=1))
 def test_column_sums(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -327,7 +337,7 @@ def softcap_and_sinks(case):
     return (2.0, torch.randn(2).double()) if case in ("causal", "prefix", "padding") else (None, None)
 
 
-@pytest.mark.parametrize("case", share(CASES, 6))
+@pytest.mark.parametrize("case", share(CASES, 8))
 def test_row_sums_under_a_narrower_mask_and_times_gains(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -351,7 +361,7 @@ def test_row_sums_under_a_narrower_mask_and_times_gains(case):
             assert_near(found, (steps.weights * counts[:, None]).sum(-1), 8e-6)
 
 
-@pytest.mark.parametrize("case", share(CASES, 6, turn=1))
+@pytest.mark.parametrize("case", share(CASES, 8, turn=1))
 def test_topk(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -393,8 +403,7 @@ def test_row_sums_and_topk_beside_keys_that_hold_nan():
     assert (keys[1] >= 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("dtype", "softcap"), combine([torch.float32, torch.float16], [None, 1.5]))
 def test_diagonal(dtype, softcap):
     q, k, _ = draw(70, 70, D=20, dtype=dtype)
     steps = trace(q.double(), k.double(), k.double(), causal, softcap=softcap)
@@ -411,7 +420,7 @@ def true_statistics(weights, masked, first_position):
     return torch.special.entr(weights).sum(-1), (weights * back).sum(-1), weights.sum(-2), masked.amax(-1)
 
 
-@pytest.mark.parametrize("case", share(CASES, 6, turn=2))
+@pytest.mark.parametrize("case", share(CASES, 8, turn=2))
 def test_statistics(case):
     mask, T, S = CASES[case]
     q, k, _ = draw(T, S, B=TEXTS[case], D=8)
@@ -523,7 +532,8 @@ def test_pieces_of_a_ring(case):
 
 
 @pytest.mark.parametrize(
-    ("case", "size"), [("full", 64), ("causal, fewer queries", 32), ("window", 32), ("both sides", 64)]
+    ("case", "size"),
+    share([("causal, fewer queries", 32), ("full", 64), ("window", 32), ("both sides", 64)], 4),
 )
 def test_forward_with_cells(case, size, monkeypatch):
     """Output, lse and the weights pooled into cells, from one pass; the heads use the scratch in turn."""

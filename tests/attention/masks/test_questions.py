@@ -17,8 +17,8 @@ from regard.attention.masks.description import describe_mask, rebuild_mask
 from regard.attention.masks.tensor_masks import Relative
 from regard.attention.masks.views import CachedKeysMask, Keys, MaskOnly, Rows
 from regard.recorder.generation.piecewise_mask import CallSizes, PiecewiseMask, Segment
+from tests.source_trees import SOURCE, nodes
 
-SOURCE = Path(regard.__file__).parent
 B, H, T, S = 3, 4, 5, 5
 BY_HEAD = rule(lambda b, h, q, k: (b + h + q + k) % 3 > 0)
 LEAVES = {
@@ -207,8 +207,7 @@ def test_bands():
 def nodes_by_file() -> dict[Path, list[ast.AST]]:
     """The classes, calls and patterns of every file of the package."""
     kinds = (ast.ClassDef, ast.Call, ast.MatchClass)
-    trees = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
-    return {path: [x for x in ast.walk(tree) if isinstance(x, kinds)] for path, tree in trees.items()}
+    return {path: [x for x in found if isinstance(x, kinds)] for path, found in nodes().items()}
 
 
 def mask_classes() -> dict[str, Path]:

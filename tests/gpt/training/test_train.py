@@ -146,6 +146,7 @@ def wait_for_steps(process: BaseProcess, metrics: Path, steps: int) -> None:
         before = now
 
 
+@pytest.mark.at_length("test_a_stopped_run_with_muon_and_short_windows_goes_on_with_the_same_bits")
 def test_a_few_steps_at_a_time_are_the_same_run(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +287,7 @@ def test_half_precision_where_asked(tmp_path: Path) -> None:
     assert GPT.from_pretrained(tmp_path / "run", dtype=None).token_embedding.weight.dtype == torch.float32
 
 
+@pytest.mark.at_length("test_attend_is_one_graph_which_keeps_the_path_of_its_first_call")
 def test_a_model_compiles_to_one_graph() -> None:
     model, windows = GPT(config(dropout=0.0, positions="rotary")), torch.zeros(2, 9, dtype=torch.long)
     whole = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -504,6 +506,7 @@ def test_a_resumed_run_has_its_best_model(overshot: Path, tmp_path: Path, name: 
     assert model_files(tmp_path / "run") == model_files(overshot)
 
 
+@pytest.mark.at_length("test_a_model_without_a_run_is_left_alone")
 def test_the_model_of_another_run_does_not_stay(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,6 +581,7 @@ def test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next(
     assert model_files(folder) == model_files(undisturbed)
 
 
+@pytest.mark.at_length("test_a_run_whose_lock_was_removed_leaves_the_folder_to_the_next")
 @pytest.mark.parametrize("step", share([3, 14, 29], 3, turn=2))
 def test_a_run_whose_folder_was_removed_does_not_make_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int

@@ -284,6 +284,7 @@ for folder in sys.argv[2:]:
 """
 
 
+@pytest.mark.at_length("test_a_failed_save_leaves_the_old_capture")
 def test_a_killed_save_leaves_no_half_capture(tmp_path: Path) -> None:
     new, old = tmp_path / "new", tmp_path / "old"
     a_capture(2).save(old)

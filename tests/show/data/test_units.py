@@ -15,7 +15,7 @@ from regard.show.data.map_view import tiles
 from regard.show.data.map_view.quantity import Quantity
 from regard.show.data.map_view.units import axis_edges, text_units
 from tests.captures import HOSTILE, captured
-from tests.sampling import examples
+from tests.sampling import combine, examples
 
 MASKS = [
     regard.causal,
@@ -76,8 +76,11 @@ def test_the_units_of_an_axis_are_those_that_it_cuts(first: int, size: int, data
     assert [edge + first for edge in found[1:-1]] == [edge for edge in edges if first < edge < first + size]
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("quantity", [WORDS, SENTENCES], ids=["words", "sentences"])
+@pytest.mark.parametrize(
+    ("mask", "quantity"),
+    combine(MASKS, [WORDS, SENTENCES]),
+    ids=lambda x: "" if isinstance(x, Quantity) else str(x),
+)
 def test_tiles_rows_and_columns_of_units_are_the_matrix_pooled(mask: regard.Mask, quantity: Quantity) -> None:
     tokens = (PIECES * 6)[:91]
     seen = captured(91, layers=1, mask=mask, tokens=tokens)

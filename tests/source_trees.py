@@ -1,0 +1,26 @@
+"""The syntax trees of Regard's own files, parsed once for all tests that read them: it takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import regard
+
+SOURCE = Path(regard.__file__).parent
+# Data, not modules: programs of the learners, those into which a mistake is planted, and tests to paste.
+PROGRAMS = [SOURCE / name for name in ("learn/lessons", "checker/programs", "checker/properties")]
+FILES = sorted(x for x in SOURCE.rglob("*.py") if not any(map(x.is_relative_to, PROGRAMS)))
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The syntax tree of every file."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+@cache
+def nodes() -> dict[Path, list[ast.AST]]:
+    """Every node of every file: a walk takes as long as to parse."""
+    return {path: list(ast.walk(tree)) for path, tree in trees().items()}
