@@ -46,7 +46,7 @@ OUTPUT_CHECKS = (
 )
 
 
-class Comparison(NamedTuple):
+class ComparedAnswer(NamedTuple):
     """What the code answered to a question, and how far that is from the oracle's answer."""
 
     question: Question
@@ -137,17 +137,17 @@ class CheckSession:
 
     def compare(
         self, question: Question, oracle: Oracle | None = None, subject: Subject | None = None
-    ) -> Comparison:
+    ) -> ComparedAnswer:
         """Ask the code, or `subject`, a question, and compare its answer with the oracle's."""
         reply = (subject or self.compared).run(question.to(self.dtype))
         error = math.inf
         if reply.answer is not None:
             error = (oracle or self.presumed_oracle).error(question, reply.answer)
-        return Comparison(question, reply.answer, reply.error_line, error, error < self.tolerance)
+        return ComparedAnswer(question, reply.answer, reply.error_line, error, error < self.tolerance)
 
     def name_variant(
         self,
-        asked: Comparison,
+        asked: ComparedAnswer,
         intent: Intent,
         variants: Iterable[tuple[str, dict[str, Any]]],
         detail: str,

@@ -21,7 +21,7 @@ from regard.checker.oracle.oracle import (
 from regard.checker.oracle.question import Answer
 from regard.checker.probes.diagnosis import describe_failure
 from regard.checker.probes.gradients import gradient_failure
-from regard.checker.session import CheckSession, Comparison
+from regard.checker.session import CheckSession, ComparedAnswer
 from regard.checker.subject.call_tensors import SEQUENCES, parameters_of
 from regard.checker.subject.source import prose_of
 
@@ -197,7 +197,7 @@ def _agrees(
 
 
 def _record_dropped(
-    session: CheckSession, asked: Comparison, kept: CallOption, dropped: CallOption, same: float
+    session: CheckSession, asked: ComparedAnswer, kept: CallOption, dropped: CallOption, same: float
 ) -> None:
     """Record an option that another one switches off, as a mistake unless the author's text says so."""
     if _says(session, _PRECEDENCE, kept.argument, dropped.argument):
@@ -217,7 +217,7 @@ def _record_dropped(
 
 
 def _name_mistake(
-    session: CheckSession, intent: Intent, asked: Comparison, answer: Answer, detail: str
+    session: CheckSession, intent: Intent, asked: ComparedAnswer, answer: Answer, detail: str
 ) -> None:
     """Record a wrong answer and the mistake of the catalogue that gives it, or else its first number."""
     question = asked.question
