@@ -178,7 +178,7 @@ def row(tokens: int) -> dict[str, Any]:
     }
     for name, options in kinds.items():
         shape = (1, 1, tokens, D) if name == "KDA" else (1, 1, tokens)
-        m = regard.linear_attention_map(
+        m = regard.maps.linear_attention_map(
             torch.randn(1, 1, tokens, D),
             torch.randn(1, 1, tokens, D),
             decay=-0.01 * torch.rand(shape),

@@ -93,7 +93,9 @@ def capture_digit(number: int = 3) -> Any:
 
     model, digits, _ = load()
     pixels = compose(digits)[number : number + 1]
-    return regard.capture(model, inputs={"pixel_values": pixels}, patches=regard.Patches(mean=MEAN, std=STD))
+    return regard.capture(
+        model, inputs={"pixel_values": pixels}, patches=regard.pictures.Patches(mean=MEAN, std=STD)
+    )
 
 
 def write_page(path: Path) -> None:

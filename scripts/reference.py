@@ -50,7 +50,7 @@ METHODS = (
     "regard.AttentionMap",
     "regard.Audit",
     "regard.Capture",
-    "regard.LinearAttentionMap",
+    "regard.maps.LinearAttentionMap",
     "regard.Mask",
     "regard.Monitor",
     "regard.Report",

@@ -64,7 +64,7 @@ def hybrid(T: int = 24, *, heads: int = 4, width: int = 8, seed: int = 0) -> Cap
     for number, options in enumerate(kinds):
         q, k = (torch.randn(1, 2, T, width, generator=draw) / width**0.5 for _ in range(2))
         shape = (1, heads, T, width) if number == 1 else (1, heads, T)
-        m = regard.linear_attention_map(
+        m = regard.maps.linear_attention_map(
             q,
             k,
             decay=-0.2 * torch.rand(shape, generator=draw),

@@ -10,8 +10,7 @@ from regard.support.imports import call_after_import, import_on_first_use
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal to what is imported below
-    from regard.attention.attend import attend, backend, which_backend
-    from regard.attention.context_parallel.rows import ring_positions
+    from regard.attention.attend import attend, which_backend
     from regard.attention.masks.base import Mask, full
     from regard.attention.masks.named_masks import (
         alibi,
@@ -29,40 +28,24 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test holds it equal t
     from regard.auditor import Audit, audit
     from regard.checker import Report, check
     from regard.comparison import compare
-    from regard.interventions import (
-        Effect,
-        ablate,
-        block,
-        effect,
-        evict,
-        importance,
-        intervene,
-        mean_outputs,
-        patch,
-    )
-    from regard.maps import AttentionMap, LinearAttentionMap, attention_map, linear_attention_map
+    from regard.interventions import ablate, block, effect, evict, importance, intervene, patch
+    from regard.maps import AttentionMap, attention_map
     from regard.monitor import Monitor
-    from regard.pictures import Patches
     from regard.recorder import Capture, capture, capture_size, certify, load
     from regard.show import plot
-    from regard.spans.average import mean
 
 __all__ = [
     "AttentionMap",
     "Audit",
     "Capture",
-    "Effect",
-    "LinearAttentionMap",
     "Mask",
     "Monitor",
-    "Patches",
     "Report",
     "ablate",
     "alibi",
     "attend",
     "attention_map",
     "audit",
-    "backend",
     "block",
     "capture",
     "capture_size",
@@ -78,15 +61,11 @@ __all__ = [
     "full",
     "importance",
     "intervene",
-    "linear_attention_map",
     "load",
-    "mean",
-    "mean_outputs",
     "padding",
     "patch",
     "plot",
     "prefix",
-    "ring_positions",
     "rule",
     "scaled_dot_product_attention",
     "tensor_mask",
@@ -95,8 +74,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "regard.attention.attend": "attend backend which_backend",
-    "regard.attention.context_parallel.rows": "ring_positions",
+    "regard.attention.attend": "attend which_backend",
     "regard.attention.masks.base": "Mask full",
     "regard.attention.masks.named_masks": (
         "alibi causal causal_mask chunks documents padding prefix rule tensor_mask window"
@@ -105,13 +83,11 @@ _MODULES = {
     "regard.auditor": "Audit audit",
     "regard.checker": "Report check",
     "regard.comparison": "compare",
-    "regard.interventions": "Effect ablate block effect evict importance intervene mean_outputs patch",
-    "regard.maps": "AttentionMap LinearAttentionMap attention_map linear_attention_map",
+    "regard.interventions": "ablate block effect evict importance intervene patch",
+    "regard.maps": "AttentionMap attention_map",
     "regard.monitor": "Monitor",
-    "regard.pictures": "Patches",
     "regard.recorder": "Capture capture capture_size certify load",
     "regard.show": "plot",
-    "regard.spans.average": "mean",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PACKAGES = (

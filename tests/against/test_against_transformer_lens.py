@@ -66,7 +66,7 @@ def test_an_edit_gives_the_same_logits(
     edges = regard.rule(lambda b, h, q, k: (q - k == 2) | ((k == 0) & (q > 3)))
     edit = {
         "zero": lambda: regard.ablate(layer, head),
-        "mean": lambda: regard.ablate(layer, head, by=regard.mean_outputs(model, IDS)),
+        "mean": lambda: regard.ablate(layer, head, by=regard.interventions.mean_outputs(model, IDS)),
         "output": lambda: regard.patch(layer, head, source),
         "block": lambda: regard.block(layer, head, edges=edges),
         "pattern": lambda: regard.patch(layer, head, source, what="pattern"),

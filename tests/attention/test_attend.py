@@ -250,9 +250,9 @@ def test_a_path_can_be_forced_and_says_when_it_cannot() -> None:
         regard.attend(q, q, q, softcap=2.0, backend="torch")
     with pytest.raises(ValueError, match=r"backend: expected one of 'auto'.*got 'flash'"):
         regard.attend(q, q, q, backend="flash")
-    with regard.backend("torch"), pytest.raises(ValueError, match="no sinks"):
+    with regard.attention.backend("torch"), pytest.raises(ValueError, match="no sinks"):
         regard.attend(q, q, q, sinks=torch.zeros(2))
-    with pytest.raises(ValueError, match="got 'quick'"), regard.backend("quick"):
+    with pytest.raises(ValueError, match="got 'quick'"), regard.attention.backend("quick"):
         pass
     assert regard.attend(q, q, q, sinks=torch.zeros(2)).shape == q.shape  # the block is left
 
@@ -260,10 +260,10 @@ def test_a_path_can_be_forced_and_says_when_it_cannot() -> None:
 def test_attend_is_one_graph_which_keeps_the_path_of_its_first_call() -> None:
     q = torch.randn(1, 2, 8, 4)
     compiled = torch.compile(lambda q: regard.attend(q, q, q, softcap=2.0), backend="eager", fullgraph=True)
-    with regard.backend("steps"):
+    with regard.attention.backend("steps"):
         first = compiled(q)
     assert torch.equal(first, regard.attend(q, q, q, softcap=2.0, backend="steps"))
-    with regard.backend("torch"):  # which would refuse the softcap
+    with regard.attention.backend("torch"):  # which would refuse the softcap
         assert torch.equal(compiled(q), first)
 
 

@@ -90,7 +90,7 @@ def torch_context_parallel(name: str, **more: Any) -> Audit:
 
 def own_documents() -> Tensor:
     """Return the documents of this rank's tokens, as PyTorch spreads them."""
-    return DOCUMENTS[:, regard.ring_positions(T, distributed.group.WORLD, order="head-tail")]
+    return DOCUMENTS[:, regard.attention.ring_positions(T, distributed.group.WORLD, order="head-tail")]
 
 
 class ContextParallelGPT(PlainGPT):
@@ -131,7 +131,7 @@ def ring(order: Any, mask: regard.Mask, heard: bool = True) -> Any:
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: regard.Mask, scale: Any, group: Any, order: Any) -> Tensor:
     """Gather all keys and attend to them in float64, by no function that is listened to."""
-    rows = regard.ring_positions(T, group, order=order)
+    rows = regard.attention.ring_positions(T, group, order=order)
     gathered = []
     for x in (k, v):
         parts = [torch.empty_like(x) for _ in range(2)]
@@ -157,7 +157,7 @@ def on_ring(
     """Audit a model whose attention is a ring, each rank with its own rows of a text."""
     AttentionInterface.register("ring", ring(order, mask, heard))
     AttentionMaskInterface.register("ring", sdpa_mask)
-    rows = regard.ring_positions(T, distributed.group.WORLD, order=order)
+    rows = regard.attention.ring_positions(T, distributed.group.WORLD, order=order)
     counted = RESTARTING if packed else positions()
     batch = {"input_ids": IDS[:, rows], "position_ids": counted[:, rows], "use_cache": False}
     try:
@@ -180,7 +180,7 @@ def gathered_keys(mask: regard.Mask) -> Audit:
     """Audit a model whose ranks gather all keys and pass a mask of their rows to PyTorch's attention."""
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-        rows = regard.ring_positions(T, distributed.group.WORLD)
+        rows = regard.attention.ring_positions(T, distributed.group.WORLD)
         whole = []
         for x in (k, v):
             parts = [torch.empty_like(x) for _ in range(2)]
@@ -192,7 +192,7 @@ def gathered_keys(mask: regard.Mask) -> Audit:
 
     AttentionInterface.register("gathered", attend)
     AttentionMaskInterface.register("gathered", sdpa_mask)
-    rows = regard.ring_positions(T, distributed.group.WORLD)
+    rows = regard.attention.ring_positions(T, distributed.group.WORLD)
     batch = {"input_ids": IDS[:, rows], "position_ids": positions()[:, rows], "use_cache": False}
     try:
         return regard.audit(small_model("Mistral", "gathered"), batch, group=distributed.group.WORLD)
@@ -224,7 +224,7 @@ def tensor_parallel(batch: dict[str, Any], leaky_head: bool = False) -> Audit:
 
 def refusal() -> str:
     """Return what is said where nothing tells which tokens of a packed text a rank has."""
-    half = regard.ring_positions(T, distributed.group.WORLD)
+    half = regard.attention.ring_positions(T, distributed.group.WORLD)
     batch = {"input_ids": IDS[:, half], "position_ids": RESTARTING[:, half]}
     try:
         regard.audit(small_model("Llama"), batch, group=distributed.group.WORLD)

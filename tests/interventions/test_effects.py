@@ -302,7 +302,7 @@ def test_importance_is_the_effect_of_every_head_and_joins_a_table() -> None:
     assert f"{score.value:+.3f}" in str(scores)
     assert max(map(len, lines)) <= 80
     assert scores.columns()["importance"][6] == effect.value
-    means = regard.mean_outputs(model, ids)
+    means = regard.interventions.mean_outputs(model, ids)
     by_mean = regard.importance(model, ids, by=means)[1, 2].scores["importance"].value
     assert by_mean == regard.effect(model, ids, regard.ablate(1, 2, by=means), draws=0).value
 

@@ -40,7 +40,7 @@ def test_ablating_any_head_is_a_slice_of_the_output_projection(family: str, impl
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
     plain = logits(model, inputs)
-    means = regard.mean_outputs(model, [inputs])
+    means = regard.interventions.mean_outputs(model, [inputs])
     for key, (_, projection) in layer_modules(family, reference).items():
         for head in share(range(4), 4, turn=2):
             for by, new in (("zero", 0.0), (means, means[key][head])):

@@ -240,7 +240,10 @@ WRONG = {
     "a negative head": (lambda m: regard.ablate(0, -1), "expected a whole number of at least 0"),
     "no head": (lambda m: regard.ablate(0, []), "expected a head's number"),
     "no heads": (lambda m: regard.ablate(heads=[]), "at least one head"),
-    "another replacement": (lambda m: regard.ablate(0, 0, by="mean"), "the means of regard.mean_outputs"),
+    "another replacement": (
+        lambda m: regard.ablate(0, 0, by="mean"),
+        "the means of regard.interventions.mean_outputs",
+    ),
     "a label that is none": (lambda m: regard.ablate(heads="indution"), "label: expected one of induction, "),
     "edges as a tensor": (
         lambda m: regard.block(0, 0, edges=torch.ones(3, 3) > 0),

@@ -19,7 +19,7 @@ def drawn(kind: str, B: int = 1, G: int = 1, H: int = 2, T: int = 75, D: int = 4
     q, k = torch.randn(2, B, G, T, D, generator=draw)
     shape = (B, H, T, D) if kind in ("per channel", "KDA") else (B, H, T)
     decay = -torch.rand(shape, generator=draw) if kind not in ("linear", "delta") else None
-    return regard.linear_attention_map(
+    return regard.maps.linear_attention_map(
         q,
         k,
         decay=decay,
@@ -133,8 +133,8 @@ def test_gradients_flow_to_the_values() -> None:
 def test_wrong_shapes_are_named() -> None:
     q = torch.zeros(1, 1, 5, 2)
     with pytest.raises(ValueError, match="decay: expected"):
-        regard.linear_attention_map(q, q, decay=torch.zeros(1, 1, 4))
+        regard.maps.linear_attention_map(q, q, decay=torch.zeros(1, 1, 4))
     with pytest.raises(ValueError, match="k: expected"):
-        regard.linear_attention_map(q, q[:, :, :3])
+        regard.maps.linear_attention_map(q, q[:, :, :3])
     with pytest.raises(ValueError, match="v: expected"):
         drawn("decay") @ torch.zeros(3, 2)

@@ -250,14 +250,14 @@ class OwnVision(nn.Module):
 
 def test_an_own_module_is_told_its_patches_and_its_picture() -> None:
     photo = a_photo(8, 12)
-    patches = regard.Patches(rows=2, cols=3, prefix=["CLS"], picture=photo)
+    patches = regard.pictures.Patches(rows=2, cols=3, prefix=["CLS"], picture=photo)
     seen = regard.capture(OwnVision().eval(), inputs=(torch.randn(1, 6, 12),), patches=patches)
     assert seen.pictures is not None
     layout = seen.pictures.layout(0, "keys")
     assert layout is not None
     assert [layout.name(token) for token in (0, 1, 6)] == ["CLS", "row 1, column 1", "row 2, column 3"]
     assert "as the model read them" in seen.pictures.about
-    other = regard.Patches(rows=3, cols=3, prefix=["CLS"], picture=photo)
+    other = regard.pictures.Patches(rows=3, cols=3, prefix=["CLS"], picture=photo)
     assert regard.capture(OwnVision(), inputs=(torch.randn(1, 6, 12),), patches=other).pictures is None
 
 
@@ -274,7 +274,7 @@ def test_an_own_module_is_told_its_patches_and_its_picture() -> None:
 )
 def test_what_cannot_be_patches_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        regard.Patches(**arguments)
+        regard.pictures.Patches(**arguments)
 
 
 def test_a_later_pass_has_its_own_picture_and_the_earlier_one_keeps_its() -> None:
@@ -394,7 +394,7 @@ def test_the_digits_model_names_digits_and_its_cls_attends_to_them() -> None:
     model, digits, labels = digits_vit.load()
     assert digits_vit.accuracy(model, digits, labels) > 0.85
     pixels = digits_vit.compose(digits)
-    patches = regard.Patches(mean=digits_vit.MEAN, std=digits_vit.STD)
+    patches = regard.pictures.Patches(mean=digits_vit.MEAN, std=digits_vit.STD)
     seen = regard.capture(model, inputs={"pixel_values": pixels}, patches=patches, verify=True)
     assert seen.certificate.certified
     assert seen.pictures is not None

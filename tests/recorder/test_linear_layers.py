@@ -163,17 +163,17 @@ def test_planted_faults_are_not_certified(fault: str) -> None:
     inputs: dict[str, Any] = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "decay": g.transpose(1, 2)}
     inputs |= {"beta": beta.transpose(1, 2), "delta_rule": True, "scale": 8**-0.5, "qk_norm": 1e-6}
     values, output = v.transpose(1, 2), output.transpose(1, 2)
-    right = examine_linear(regard.linear_attention_map(**inputs), values, output, final_state=state)
+    right = examine_linear(regard.maps.linear_attention_map(**inputs), values, output, final_state=state)
     assert right.certified, right
     FAULTS[fault](inputs)
-    wrong = examine_linear(regard.linear_attention_map(**inputs), values, output)
+    wrong = examine_linear(regard.maps.linear_attention_map(**inputs), values, output)
     assert not wrong.certified, wrong
 
 
 def test_a_wrong_state_or_output_is_not_certified() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 50, 8) for _ in range(3))
-    m = regard.linear_attention_map(q, k, decay=-torch.rand(1, 2, 50))
+    m = regard.maps.linear_attention_map(q, k, decay=-torch.rand(1, 2, 50))
     output = m @ v
     assert examine_linear(m, v, output).certified
     changed = output.clone()
@@ -193,16 +193,16 @@ def test_a_fault_shows_however_fast_a_layer_forgets(fault: str) -> None:
     inputs: dict[str, Any] = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "decay": g.transpose(1, 2)}
     inputs |= {"beta": beta.transpose(1, 2), "delta_rule": True, "scale": 8**-0.5}
     values, output = v.transpose(1, 2), output.transpose(1, 2)
-    assert examine_linear(regard.linear_attention_map(**inputs), values, output).certified
+    assert examine_linear(regard.maps.linear_attention_map(**inputs), values, output).certified
     inputs[fault] = inputs[fault] * (1 + 2e-4)
-    assert not examine_linear(regard.linear_attention_map(**inputs), values, output).certified
+    assert not examine_linear(regard.maps.linear_attention_map(**inputs), values, output).certified
 
 
 def test_every_head_counts_and_none_behind_a_closed_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_certificate, "HEAD_NUMBERS", {"cpu": 1, "cuda": 1})  # one head at a time
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 3, 20, 8)
-    m = regard.linear_attention_map(q, k, decay=-torch.rand(1, 3, 20))
+    m = regard.maps.linear_attention_map(q, k, decay=-torch.rand(1, 3, 20))
     output = m @ v
     for head in range(3):
         broken = output.clone()
@@ -253,7 +253,7 @@ def test_a_step_in_half_precision_is_certified_and_a_wrong_state_is_not(dtype: t
     new = (k * beta[..., None]).mT * v  # (B, H, D, E), rounded twice
     after = state * decay[..., None].exp() + new
     output = (q @ after.to(dtype)).to(dtype)
-    m = regard.linear_attention_map(q, k, decay=decay, beta=beta.float())
+    m = regard.maps.linear_attention_map(q, k, decay=decay, beta=beta.float())
     right = examine_linear(m, v, output, initial_state=state, final_state=after)
     assert right.certified, right
     for wrong in (1.1 * after, after.flip(2), after.flip(1)):
@@ -269,7 +269,7 @@ def test_a_layer_that_computes_in_float32_is_certified_with_inputs_in_float64() 
     options: dict[str, Any] = {"delta_rule": True, "scale": 8**-0.5, "qk_norm": 1e-6}
     q, k, v, g, beta = (x.transpose(1, 2) for x in (q, k, v, g, beta))
     right, wrong = (
-        regard.linear_attention_map(q, k, decay=g, beta=x, **options) for x in (beta, 1.0002 * beta)
+        regard.maps.linear_attention_map(q, k, decay=g, beta=x, **options) for x in (beta, 1.0002 * beta)
     )
     output = output.double().transpose(1, 2)
     assert examine_linear(right, v, output).certified
@@ -296,7 +296,7 @@ def test_a_layer_that_writes_to_its_decays_afterwards_is_shown_as_it_was() -> No
 
 def test_parameters_in_a_map_are_copies() -> None:
     q, skip, sinks = torch.randn(1, 2, 5, 4), torch.randn(2), torch.randn(2)
-    linear = regard.linear_attention_map(q, q, skip=skip)
+    linear = regard.maps.linear_attention_map(q, q, skip=skip)
     recording = Recording()
     recording.record(LayerId(0, "linear"), Recurrence(None, skip=skip).call(q, q, q, linear @ q))
     output = regard.attend(q, q, q, sinks=sinks)

@@ -181,7 +181,7 @@ def tables(n: int) -> tuple[list[Capture], list[Spans]]:
 
 def test_the_mean_over_texts_has_students_interval() -> None:
     captures, spans = tables(5)
-    table = regard.mean(captures, spans=spans)
+    table = regard.spans.mean(captures, spans=spans)
     single = [seen.spans(own) for seen, own in zip(captures, spans, strict=True)]
     assert (table.texts, table.rows, table.cols) == (
         5,
@@ -199,7 +199,7 @@ def test_the_mean_over_texts_has_students_interval() -> None:
         torch.testing.assert_close((high + low) / 2, values.mean(0))
         torch.testing.assert_close((high - low) / 2, reach, atol=1e-9, rtol=3e-3)
     assert "95%" in str(table)
-    same = regard.mean(iter(captures), spans=lambda seen: spans[captures.index(seen)])
+    same = regard.spans.mean(iter(captures), spans=lambda seen: spans[captures.index(seen)])
     assert torch.equal(same.masses, table.masses)
     assert bool(single[0].interval().low.isnan().all())
 
@@ -207,7 +207,7 @@ def test_the_mean_over_texts_has_students_interval() -> None:
 def test_a_text_without_a_span_does_not_count_for_it() -> None:
     captures, spans = tables(3)
     short = Spans([2], [9], ["question"])
-    table = regard.mean(captures, spans=[*spans[:2], (short, short)])
+    table = regard.spans.mean(captures, spans=[*spans[:2], (short, short)])
     assert table.cols == ("question", "answer", "[sink]", "[rest]")
     first = [seen.spans(own).mean for seen, own in zip(captures[:2], spans[:2], strict=True)]
     torch.testing.assert_close(table.mean[1, :3], torch.stack(first).mean(0)[1])
@@ -226,10 +226,10 @@ def test_captures_that_have_no_mean_are_refused() -> None:
         ([captures[0], captured(23, heads=4)], spans, "captures: expected the same layers and heads in each"),
     ):
         with pytest.raises(ValueError, match=message):
-            regard.mean(given_captures, spans=given_spans)
+            regard.spans.mean(given_captures, spans=given_spans)
     batch = regard.capture(made("GPT"), text=TEXTS, tokenizer=words())
     with pytest.raises(ValueError, match="captures: expected one text in each, got 3 in number 0"):
-        regard.mean([batch], spans=spans)
+        regard.spans.mean([batch], spans=spans)
 
 
 def test_an_induction_head_of_the_included_model_reads_the_sentence_asked_about() -> None:

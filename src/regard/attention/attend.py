@@ -98,7 +98,7 @@ def attend(
       sequence, and every rank of the group makes the call. The result is this rank's; it has gradients, but
       there is no dropout.
     - `order`: with `group`, which rows this rank has: "contiguous", those after the rank before, or
-      "head-tail", which balances a causal mask; `regard.ring_positions` gives their positions.
+      "head-tail", which balances a causal mask; `regard.attention.ring_positions` gives their positions.
 
     Returns the output (B, H, T, E), or the pair (output, lse). A query that sees no key has zeros and an lse
     of −inf; NaN in a key that no query sees does not reach the output.
@@ -181,7 +181,7 @@ def which_backend(
 
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Force every `attend` inside the block onto the backend `name`: `with regard.backend("tiled"): …`."""
+    """Force every `attend` inside the block onto a backend: `with regard.attention.backend("tiled"): …`."""
     token = forced_backend.set(check_name(name))
     try:
         yield

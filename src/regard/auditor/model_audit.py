@@ -55,8 +55,9 @@ def audit(
         outside: whether to change tokens and run again, eight times at most.
         group: the processes that run the model together, each with its own tokens as `batch`; all of them
             call this, and all get the same verdict. Those of a tensor-parallel model are found.
-        rows: the positions in the whole text of this process's tokens, (T,), as `regard.ring_positions` gives
-            them; None if `position_ids` count through the whole text and say so.
+        rows: the positions in the whole text of this process's tokens, (T,), as
+            `regard.attention.ring_positions` gives them; None if `position_ids` count through the whole text
+            and say so.
 
     >>> import regard, torch
     >>> from regard.gpt import GPT, Config
@@ -196,17 +197,15 @@ def _accepted(model: nn.Module, text: TextBatch, result: Audit) -> TextBatch:
     dropped = [
         name
         for name, x in text.arguments.items()
-        if name not in named and name != text.name and not (takes_more and _is_plain(x))
+        if name not in named
+        and name != text.name
+        and not (takes_more and isinstance(x, Tensor | Mask | bool | int | float | None))
     ]
     if not dropped:
         return text
     names = ", ".join(f"`{name}`" for name in dropped)
     result.assumptions.append(f"{names}: not passed on, since the model takes no argument of that name")
     return replace(text, arguments={k: v for k, v in text.arguments.items() if k not in dropped})
-
-
-def _is_plain(x: Any) -> bool:
-    return x is None or isinstance(x, Tensor | Mask | bool | int | float)
 
 
 def _as_trained(model: nn.Module, text: TextBatch, result: Audit) -> TextBatch:

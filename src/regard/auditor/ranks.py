@@ -129,8 +129,8 @@ def _find_positions(
             return ()
     raise ValueError(
         f"rows: expected the positions of each rank's tokens among the {sum(lengths)} of a whole text, "
-        "increasing and each on one rank, as regard.ring_positions(T, group) gives them; nothing else tells "
-        "them here"
+        "increasing and each on one rank, as regard.attention.ring_positions(T, group) gives them; nothing "
+        "else tells them here"
     )
 
 

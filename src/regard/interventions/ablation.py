@@ -30,8 +30,9 @@ def ablate(
 
     - `layer`: the layer's number, or its key such as "decoder.3" where the model has several stacks.
     - `head`: the head's number, several, or None for all heads of the layer.
-    - `by`: "zero"; the means of `regard.mean_outputs(model, texts)`; or a tensor that broadcasts to
-      (B, T, E) for one head and to (B, heads, T, E) for several, where E is the width of a value.
+    - `by`: "zero"; the means of `regard.interventions.mean_outputs(model, texts)`; or a tensor that
+      broadcasts to (B, T, E) for one head and to (B, heads, T, E) for several, where E is the width of a
+      value.
     - `heads`: instead of layer and head: pairs (layer, head), rows of a table such as
       `seen.heads().where(label="sink")`, or a label such as "induction", whose heads are found by reading
       random tokens that are repeated.
@@ -42,7 +43,9 @@ def ablate(
     head 5.3 set to zero
     """
     if not (isinstance(by, Tensor | Mapping) or (isinstance(by, str) and by == "zero")):
-        raise ValueError(f'by: expected "zero", the means of regard.mean_outputs or a tensor, got {by!r:.80}')
+        raise ValueError(
+            f'by: expected "zero", the means of regard.interventions.mean_outputs or a tensor, got {by!r:.80}'
+        )
     tensors = by.values() if isinstance(by, Mapping) else [by] if isinstance(by, Tensor) else []
     for x in tensors:
         is_ordinary = isinstance(x, Tensor) and x.layout == torch.strided and not (x.is_nested or x.is_meta)

@@ -50,7 +50,7 @@ def importance(
     - `texts`: strings, token ids (T,) or (B, T), or dicts of the model's arguments; read one at a time.
     - `metric`, `tokenizer`, `positions`, `tokens`: those of `regard.effect`.
     - `by`: what replaces a head's output, as in `regard.ablate`: "zero", or the means of
-      `regard.mean_outputs`.
+      `regard.interventions.mean_outputs`.
     - `report`: called with the number of forward passes done so far and of all: one for each text and head.
     """
     model = original_model(model)

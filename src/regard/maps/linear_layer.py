@@ -35,10 +35,11 @@ def linear_attention_map(
 
     >>> import torch, regard
     >>> q = k = torch.eye(3)[None, None]
-    >>> m = regard.linear_attention_map(q, k, decay=torch.full((1, 1, 3), -0.5))
+    >>> m = regard.maps.linear_attention_map(q, k, decay=torch.full((1, 1, 3), -0.5))
     >>> m
     LinearAttentionMap(1×1×3×3, linear attention with decay, float32)
-    >>> regard.linear_attention_map(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), delta_rule=True)[0, 0, 2]
+    >>> ones = torch.ones(1, 1, 3, 1)
+    >>> regard.maps.linear_attention_map(ones, ones, delta_rule=True)[0, 0, 2]
     tensor([0., 0., 1.])
     """
     for name, x in (("q", q), ("k", k)):

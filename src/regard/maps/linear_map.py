@@ -46,7 +46,7 @@ class AbsoluteStatistics(NamedTuple):
 class LinearAttentionMap(SignedMap):
     """The weights (B, H, T, S) of a linear-attention or state-space layer, without the matrix.
 
-    Made by `regard.linear_attention_map` or a capture. It is indexed, pooled and multiplied as an
+    Made by `regard.maps.linear_attention_map` or a capture. It is indexed, pooled and multiplied as an
     `AttentionMap` is; entries have either sign and rows need not sum to 1. `m @ v`, `received` and pooling by
     mass take time that grows with T, and one row takes T·D.
 

@@ -25,7 +25,7 @@ Part = Literal["beside", "rows"]
 
 
 class Recurrence(NamedTuple):
-    """What a linear layer has in place of the softmax, under the names of `regard.linear_attention_map`."""
+    """What a linear layer has in place of the softmax, by the names of `regard.maps.linear_attention_map`."""
 
     decay: Tensor | None  # (B, H, T) or (B, H, T, D)
     beta: Tensor | None = None  # (B, H, T)

@@ -238,8 +238,8 @@ def capture(
     - `predictions`: whether to keep the ten likeliest next tokens at each position, and the loss and rank of
       the token that follows, in `seen.predictions`: of a causal language model that is run by `text` or
       `inputs`.
-    - `patches`: how the model cuts a picture into patches, a `regard.Patches`, where its config and its patch
-      embedding do not show it. The pictures that a vision model reads are kept in `seen.pictures`.
+    - `patches`: how the model cuts a picture into patches, a `regard.pictures.Patches`, where its config and
+      its patch embedding do not show it. The pictures that a vision model reads are kept in `seen.pictures`.
     - `group`: the `torch.distributed` processes that run the model together, each a part of its heads,
       layers or rows, and all open the capture. By default they are found, under tensor parallelism and
       Transformers' pipeline parallelism, but not those of ring attention. Each rank has its own part;
@@ -257,7 +257,9 @@ def capture(
     if contributions and store == "statistics":
         raise ValueError('contributions: expected store="maps" beside it, got "statistics", without any map')
     if patches is not None and not isinstance(patches, Patches):
-        raise ValueError(f"patches: expected a regard.Patches(rows=…, cols=…), got {type(patches).__name__}")
+        raise ValueError(
+            f"patches: expected a regard.pictures.Patches(rows=…, cols=…), got {type(patches).__name__}"
+        )
     ranks = find_group(model, group)
     if contributions and ranks is not None:
         raise ValueError(

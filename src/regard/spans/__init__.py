@@ -1,6 +1,7 @@
 """Spans: words, sentences, turns and other parts of a text, as named runs of its tokens."""
 
 from regard.maps.spans import Spans
+from regard.spans.average import mean
 from regard.spans.chat import turns
 from regard.spans.layouts import custom, documents, grid
 from regard.spans.table import SpanHead, SpanInterval, SpanTable
@@ -14,6 +15,7 @@ __all__ = [
     "custom",
     "documents",
     "grid",
+    "mean",
     "sentences",
     "turns",
     "words",

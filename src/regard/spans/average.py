@@ -45,7 +45,7 @@ def mean(
     >>> def parts(seen):
     ...     end = seen.tokens[0].index(".") + 1
     ...     return regard.spans.custom([1, end, len(seen.tokens[0])], ["story", "question"])
-    >>> table = regard.mean([regard.capture(model, text=text) for text in texts], spans=parts)
+    >>> table = regard.spans.mean([regard.capture(model, text=text) for text in texts], spans=parts)
     >>> table
     SpanTable(2 rows × 4 columns, 24 heads)
     >>> table.texts

@@ -44,7 +44,7 @@ class SpanHead(NamedTuple):
 class SpanTable(PrintedOutput):
     """The mass that each row span puts on each column span: the mean over the queries of the row.
 
-    Made by `seen.spans(rows, cols)` and by `regard.mean(captures, spans=…)`. Prints as a table.
+    Made by `seen.spans(rows, cols)` and by `regard.spans.mean(captures, spans=…)`. Prints as a table.
     """
 
     rows: tuple[str, ...]

@@ -103,7 +103,7 @@ def test_gradients_flow_whether_or_not_a_call_without_them_came_first() -> None:
 def test_a_forced_backend_and_pytorchs_settings_are_noticed() -> None:
     q, k, v = tensors()
     regard.attend(q, k, v)
-    with regard.backend("triton"), pytest.raises(ValueError, match="'triton' cannot serve this"):
+    with regard.attention.backend("triton"), pytest.raises(ValueError, match="'triton' cannot serve this"):
         regard.attend(q, k, v)
     with sdpa_kernel(SDPBackend.MATH):
         assert regard.which_backend(q, k, v).backend == "tiled"

@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
 
 def run_case(case: Case, group: Any) -> dict[str, Tensor]:
-    positions = regard.ring_positions(T, group, order=case.order)
+    positions = regard.attention.ring_positions(T, group, order=case.order)
     q, k, v, upstream = (x[:, :, positions] for x in Inputs.of(case))
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     options: dict[str, Any] = {"mask": case.mask(), "group": group, "order": case.order}
@@ -133,7 +133,7 @@ def capture_models(folder: Path) -> None:
     """Capture models of which each rank is given some rows, and one whose ranks exchange their outputs."""
     group, rank = distributed.group.WORLD, distributed.get_rank()
     for order in ("contiguous", "head-tail"):
-        inputs = {"input_ids": IDS[:, regard.ring_positions(T, group, order=order)]}
+        inputs = {"input_ids": IDS[:, regard.attention.ring_positions(T, group, order=order)]}
         model = RingModel(group, order).eval()
         seen = regard.capture(model, inputs=inputs, group=group, folder=folder / order, values=True)
         (folder / f"{order}-{rank}.txt").write_text(str(seen.certificate))
@@ -144,7 +144,7 @@ def capture_models(folder: Path) -> None:
         return ring_attention_call(call._replace(output=both[1 - rank]))
 
     ring_attention.attention_call = exchanged
-    rows = regard.ring_positions(T, group)
+    rows = regard.attention.ring_positions(T, group)
     model = RingModel(group).eval()
     seen = regard.capture(model, inputs={"input_ids": IDS[:, rows]}, group=group)
     (folder / f"exchanged-{rank}.txt").write_text(str(seen.certificate))

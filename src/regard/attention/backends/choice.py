@@ -21,7 +21,7 @@ BACKENDS = ("torch", "triton", "tiled", "steps")
 """The backends by name, in the order in which `"auto"` tries them."""
 
 forced_backend: ContextVar[str] = ContextVar("backend", default="auto")
-"""The backend that `with regard.backend(…)` names."""
+"""The backend that `with regard.attention.backend(…)` names."""
 
 
 def choose(problem: AttentionProblem, name: str) -> str:
@@ -35,7 +35,7 @@ def choose(problem: AttentionProblem, name: str) -> str:
 
 
 def forced_name() -> str:
-    """The backend that `with regard.backend(…)` names; a compiled function keeps that of its first call."""
+    """The backend of `with regard.attention.backend(…)`; a compiled function keeps that of its first call."""
     return forced_backend.get()
 
 

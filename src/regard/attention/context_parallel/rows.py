@@ -50,8 +50,9 @@ def find_runs(name: str, lengths: Sequence[int], order: str) -> list[list[range]
     expected = [sum(map(len, of_rank)) for of_rank in runs]
     if expected != list(lengths):
         raise ValueError(
-            f"{name}: expected {expected} rows on the ranks, as regard.ring_positions({sum(lengths)}, …) "
-            f"spreads {sum(lengths)} rows in head-tail order, got {list(lengths)}"
+            f"{name}: expected {expected} rows on the ranks, as "
+            f"regard.attention.ring_positions({sum(lengths)}, …) spreads {sum(lengths)} rows in head-tail "
+            f"order, got {list(lengths)}"
         )
     return runs
 
