@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.masks.named_masks import causal
 from regard.recorder.context import capture
-from tests.sampling import combine
+from tests.sampling import combine, share
 
 transformers = pytest.importorskip("transformers")
 
@@ -184,7 +184,7 @@ def check(seen_maps: list, theirs: tuple[Tensor, ...], rows: Tensor | None, tole
         assert matrix.std() > 1e-3  # not all alike, so that a wrong head or row would show
 
 
-@pytest.mark.parametrize(("family", "side"), combine(DECODERS, SIDES))
+@pytest.mark.parametrize(("family", "side"), combine(share(DECODERS, 2), SIDES))
 @torch.no_grad()
 def test_decoders(family: str, side: str) -> None:
     model = build(*DECODERS[family])
