@@ -4,9 +4,11 @@ Tests run in a new order each time, and each leaves the process as it found it: 
 """
 
 import gc
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -90,6 +92,16 @@ def _same_file_start(request):
     yield
     _freeze()
     _compare(before, request.node.nodeid)
+
+
+@pytest.fixture
+def quiet_transformers() -> Iterator[None]:
+    """Transformers says nothing about small models with random weights but its errors."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
