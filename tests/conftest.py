@@ -58,14 +58,14 @@ def pytest_collection():
         return (yield)
     finally:
         gc.enable()
-        _freeze()
+        gc.freeze()
 
 
-FROZEN_WITH = {"modules": 0}
+FROZEN_WITH = {"modules": 0}  # how many of them there were
 
 
 def _freeze():
-    """Look for no garbage in what was imported: Transformers alone has a million objects."""
+    """Look for no garbage in what tests have imported since: Transformers alone has a million objects."""
     if len(sys.modules) > FROZEN_WITH["modules"] + 100:
         gc.collect()
         gc.freeze()
