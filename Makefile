@@ -19,9 +19,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make demo       set up, look into the included model, check an attention, write out/inspect.html"
-	@echo "make test       set up, run every test"
-	@echo "make test-all   the same with every case of what is else sampled, and attacks drawn for minutes"
-	@echo "make slowest    run every test, print the twenty that take longest"
+	@echo "make test       set up, run the tests: the same every time"
+	@echo "make test-all   every test, every case of what is else sampled, and attacks drawn for minutes"
+	@echo "make slowest    run the tests, print the twenty that take longest"
 	@echo "make test-notebook  the widget in JupyterLab and marimo, which are installed first"
 	@echo "make test-trainers  a monitor inside TRL and Lightning, which are installed first"
 	@echo "make test-kvpress  cache policies beside the code of KVPress, which is fetched first"

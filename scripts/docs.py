@@ -2,7 +2,6 @@
 
     python -m scripts.docs                 write out/docs
     python -m scripts.docs --out FOLDER
-    python -m scripts.docs --quick         what the tests build: the larger saved page stands for both
 
 First everything that the site shows is gathered in one folder, `FOLDER-source`: the documents, a page for
 each lesson with its notebook, a page for each mistake of the catalogue (`scripts.pitfalls`) and for each file
@@ -248,17 +247,14 @@ def write_embedded_page(path: Path, *options: str) -> None:
         sys.exit(f"regard {' '.join(words)} failed:\n{done.output}{done.exception or ''}")
 
 
-def build(out: Path, quick: bool = False) -> None:
+def build(out: Path) -> None:
     """Build the site into the folder `out`, which is made anew; SystemExit if Sphinx complains."""
     from sphinx.cmd.build import build_main
 
     source = out.with_name(out.name + "-source")
     gather(source)
+    write_embedded_page(source / EMBEDDED_PAGE)
     write_embedded_page(source / PAGE_WITH_MODEL, "--with-model")
-    if quick:  # the page without the model turns every head off on every text, which takes the longest
-        shutil.copyfile(source / PAGE_WITH_MODEL, source / EMBEDDED_PAGE)
-    else:
-        write_embedded_page(source / EMBEDDED_PAGE)
     digits_vit.write_page(source / PICTURE_PAGE)
     shutil.rmtree(out, ignore_errors=True)
     doctrees = out.with_name(out.name + "-doctrees")
@@ -271,10 +267,8 @@ def build(out: Path, quick: bool = False) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "docs", help="the folder to write")
-    parser.add_argument("--quick", action="store_true", help="write one saved page in place of two")
-    options = parser.parse_args()
-    out = options.out
-    build(out.resolve(), options.quick)
+    out = parser.parse_args().out
+    build(out.resolve())
     print(f"Open {out / 'index.html'}: it needs no server and no network.")
 
 

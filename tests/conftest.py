@@ -4,9 +4,11 @@ Tests run in a new order each time, and each leaves the process as it found it: 
 """
 
 import gc
+import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -56,14 +58,14 @@ def pytest_collection():
         return (yield)
     finally:
         gc.enable()
-        _freeze()
+        gc.freeze()
 
 
-FROZEN_WITH = {"modules": 0}
+FROZEN_WITH = {"modules": 0}  # how many of them there were
 
 
 def _freeze():
-    """Look for no garbage in what was imported: Transformers alone has a million objects."""
+    """Look for no garbage in what tests have imported since: Transformers alone has a million objects."""
     if len(sys.modules) > FROZEN_WITH["modules"] + 100:
         gc.collect()
         gc.freeze()
@@ -90,6 +92,16 @@ def _same_file_start(request):
     yield
     _freeze()
     _compare(before, request.node.nodeid)
+
+
+@pytest.fixture
+def quiet_transformers() -> Iterator[None]:
+    """Transformers says nothing about small models with random weights but its errors."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from regard.attention.masks.named_masks import causal
 from regard.recorder.context import capture
-from tests.sampling import combine
+from tests.against.small_sizes import BERT, LLAMA
+from tests.sampling import combine, share
 
 transformers = pytest.importorskip("transformers")
 
 T = 14
 SIDES = ("none", "left", "right")  # where padding is
-LLAMA = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-BERT = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
 GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 GPT2 |= {"bos_token_id": None, "eos_token_id": None}
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -123,13 +100,7 @@ BOTH: dict[str, tuple[str, dict]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 
 def build(name: str, settings: dict) -> nn.Module:
@@ -184,7 +155,7 @@ def check(seen_maps: list, theirs: tuple[Tensor, ...], rows: Tensor | None, tole
         assert matrix.std() > 1e-3  # not all alike, so that a wrong head or row would show
 
 
-@pytest.mark.parametrize(("family", "side"), combine(DECODERS, SIDES))
+@pytest.mark.parametrize(("family", "side"), combine(share(DECODERS, 2), SIDES))
 @torch.no_grad()
 def test_decoders(family: str, side: str) -> None:
     model = build(*DECODERS[family])

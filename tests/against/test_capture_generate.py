@@ -12,7 +12,6 @@ from tests.against.test_capture_families import (
     BOTH,
     DECODERS,
     T,
-    _quiet,
     build,
     check,
     eager,
@@ -21,7 +20,7 @@ from tests.against.test_capture_families import (
 from tests.sampling import combine, share
 
 transformers = pytest.importorskip("transformers")
-__all__ = ["_quiet"]
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 NEW = 8
 
 

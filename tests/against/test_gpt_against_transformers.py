@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +12,12 @@ from torch import nn
 from regard.gpt import GPT
 from regard.gpt.files import downloads
 from regard.gpt.files.gguf import read
+from tests.against.small_sizes import LLAMA
 from tests.sampling import share
 
 transformers = pytest.importorskip("transformers")
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+SIZES = {name: value for name, value in LLAMA.items() if name != "pad_token_id"}
 GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 GPT2 |= {"bos_token_id": None, "eos_token_id": None}
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
@@ -60,14 +49,7 @@ CASES: dict[str, tuple[str, dict]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    transformers.utils.logging.disable_progress_bar()
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 
 def theirs(name: str) -> nn.Module:

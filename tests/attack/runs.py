@@ -33,6 +33,7 @@ from regard.gpt import GPT, Config
 from regard.gpt.training.history import HEADS_FILE, METRICS_FILE
 from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan, survey
 from regard.support.processes import SIGNALS, Processes
+from tests import forks
 from tests.gpt.training import short_runs
 from tests.gpt.training.short_runs import SETTINGS, losses
 from tests.patience import HANGING
@@ -336,12 +337,11 @@ class Attack:
 
 
 ATTACKS = (Attack.signals, Attack.flips, Attack.starts, Attack.beside, Attack.full_disk)
-FORKS = multiprocessing.get_context("forkserver")
+FORKS = forks.context()
 
 
 def attack(draws: int, seed: int) -> dict[str, int | float]:
     """Draw attacks on training and survey; every one must leave what an undisturbed run leaves."""
-    FORKS.set_forkserver_preload(["tests.attack.runs", "torch._dynamo", "tokenizers"])
     figures: Counter[str] = Counter()
     worst = 0.0
     with _home() as home:

@@ -20,6 +20,7 @@ from regard.gpt.training.settings import TrainingSettings
 from regard.heads.repeated_tokens import repeated
 from regard.layers import Attention, KVCache, RMSNorm, Rotary, SinkCache, WindowCache
 from regard.show.server.limits import RefusedError, check_number
+from tests.sampling import together
 
 SOURCE = Path(regard.__file__).parent
 X = torch.randn(1, 2, 6, 4)
@@ -73,15 +74,13 @@ CALLERS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("name", CALLERS)
-@pytest.mark.parametrize("n", [4, np.int64(4), np.int32(4), torch.tensor(4)], ids=lambda n: type(n).__name__)
+@together("n", [4, np.int64(4), np.int32(4), torch.tensor(4)])
 def test_every_integer_is_a_whole_number(name, n):
     CALLERS[name](n)
 
 
 @pytest.mark.parametrize("name", CALLERS)
-@pytest.mark.parametrize(
-    "wrong", [True, 2.5, np.float64(4), np.bool_(True), torch.tensor(True), [4]], ids=str
-)
+@together("wrong", [True, 2.5, np.float64(4), np.bool_(True), torch.tensor(True), [4]])
 def test_nothing_else_is(name, wrong):
     # A pool takes increasing edges beside a number of cells.
     edges = name.startswith("pool") and isinstance(wrong, list)

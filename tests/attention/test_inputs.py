@@ -10,6 +10,7 @@ from torch import randn, zeros
 import regard
 from regard import causal, documents, padding
 from regard.attention.inputs import Shape, check_inputs, working_dtype
+from tests.sampling import together
 
 q = randn(2, 4, 3, 8)  # (B, H, T, D)
 k = randn(2, 2, 5, 8)  # (B, G, S, D)
@@ -154,7 +155,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD)
+@together(("changes", "message"), BAD.values())
 def test_bad_input_is_named(changes, message):
     arguments = {"q": q, "k": k, "v": v} | changes
     for attention in (regard.scaled_dot_product_attention, regard.attend):

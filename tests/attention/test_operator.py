@@ -5,6 +5,7 @@ import torch
 
 import regard
 from regard.attention import operator
+from tests.sampling import share
 
 IDS = torch.arange(40)[None] // 13
 
@@ -37,13 +38,16 @@ def assert_same(found, expected, inputs):
 
 @pytest.mark.parametrize(
     ("mask", "softcap", "sinks"),
-    [
-        (regard.causal & regard.window(9, ahead=2), None, False),
-        (regard.causal & regard.documents(IDS) | regard.prefix(3), 1.5, True),
-        (regard.padding([33]), None, False),
-        (regard.alibi(4) & regard.causal, None, False),
-        (None, 1.5, True),
-    ],
+    share(
+        [
+            (regard.causal & regard.window(9, ahead=2), None, False),
+            (regard.padding([33]), None, False),
+            (regard.causal & regard.documents(IDS) | regard.prefix(3), 1.5, True),
+            (regard.alibi(4) & regard.causal, None, False),
+            (None, 1.5, True),
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_a_mask_is_one_graph_with_gradients(mask, softcap, sinks):
@@ -53,7 +57,7 @@ def test_a_mask_is_one_graph_with_gradients(mask, softcap, sinks):
     assert_same(function(inputs, mask, softcap=softcap), expected, inputs)
 
 
-@pytest.mark.parametrize("shape", [(40, 8), (4, 40, 8), (2, 1, 4, 40, 8)], ids=str)
+@pytest.mark.parametrize("shape", share([(2, 1, 4, 40, 8), (40, 8), (4, 40, 8)], 3), ids=str)
 def test_any_number_of_dimensions(shape):
     function = torch.compile(attend, backend="aot_eager", fullgraph=True)
     inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
@@ -107,7 +111,7 @@ def test_a_wrong_call_is_answered_as_ever():
 
 # PyTorch 2.15 reads `.grad` of tensors that are no leaves in `opcheck` itself.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("return_lse", [True, False])
+@pytest.mark.parametrize("return_lse", share([True, False], 2))
 def test_the_operator_keeps_pytorchs_rules_for_operators(return_lse):
     q, k, v, sinks = draw(sinks=True)
     numbers, tensors = [], []

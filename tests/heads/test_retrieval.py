@@ -18,6 +18,7 @@ from regard.gpt.tokens import bpe_tokenizer
 from regard.heads import Needle, needle
 from regard.heads.needle_texts import FILLER, NEEDLES
 from regard.heads.retrieval import NeedleContext, _contexts, _count_hits
+from tests import sampling
 from tests.heads.made_heads import looking_at
 
 SIZES = {"lengths": (120,), "depths": (0.2, 0.8)}
@@ -125,7 +126,7 @@ def small_gpt(tokenizer: Tokenizer) -> GPT:
 
 
 @pytest.mark.at_length("test_looking_everywhere_alike_is_never_labelled")
-@pytest.mark.parametrize("answers", ["forced", "generated"])
+@pytest.mark.parametrize("answers", sampling.share(["generated", "forced"], 2))
 def test_random_weights_earn_no_label(tokenizer: Tokenizer, answers: Any) -> None:
     test = needle(small_gpt(tokenizer), answers=answers, **SIZES)
     assert not len(test.table.where(label="retrieval"))

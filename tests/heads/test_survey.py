@@ -24,6 +24,7 @@ from regard.heads.corpus_survey.survey_result import result_path
 from regard.support.file_lock import InUseError, LostLockError
 from regard.support.processes import Processes
 from tests.patience import HANGING
+from tests.sampling import share
 
 TEXT = "the sea was high and the wind was in the north so the ships came home to the land again\n"
 RANKS = Processes(0, 1, torch.device("cpu"))
@@ -143,7 +144,7 @@ class KilledError(Exception):
     """Stands for whatever ends a process."""
 
 
-@pytest.mark.parametrize("after", [1, 2, 5])
+@pytest.mark.parametrize("after", share([2, 1, 5], 3))
 def test_a_survey_that_was_killed_goes_on_to_the_same_bits(
     corpus: Path, reader: SurveyModel, small_chunks: None, whole: Path, tmp_path: Path, after: int
 ) -> None:
@@ -165,7 +166,7 @@ def test_a_survey_that_was_killed_goes_on_to_the_same_bits(
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", share([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 3))
 def test_a_signal_stops_it_and_the_survey_goes_on_to_the_same_bits(
     corpus: Path, reader: SurveyModel, small_chunks: None, whole: Path, tmp_path: Path, number: int
 ) -> None:

@@ -22,6 +22,7 @@ from regard.heads.corpus_survey.survey_chunks import chunk_file, chunk_folder
 from regard.heads.corpus_survey.survey_result import result_path
 from regard.support.files import SurveyFileError
 from regard.support.processes import Processes
+from tests.sampling import share
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 CHUNK = 2  # batches
@@ -53,7 +54,7 @@ def results(out: Path) -> tuple[bytes, bytes]:
     return out.read_bytes(), result_path(out).read_bytes()
 
 
-@pytest.mark.parametrize("shards", [1, 3, 5])
+@pytest.mark.parametrize("shards", share([3, 1, 5], 3))
 def test_joined_shards_have_the_bytes_of_one_survey(
     corpus: Path, reader: SurveyModel, tmp_path: Path, shards: int
 ) -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.against.test_capture_families import BERT, BOTH, DECODERS
+from tests.against.small_sizes import BERT
+from tests.against.test_capture_families import BOTH, DECODERS
 
 transformers = pytest.importorskip("transformers")
 

@@ -35,7 +35,7 @@ def model_with(family: str, implementation: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("family", "implementation"), combine(FAMILIES, IMPLEMENTATIONS))
+@pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2), IMPLEMENTATIONS))
 def test_ablating_any_head_is_a_slice_of_the_output_projection(family: str, implementation: str) -> None:
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
@@ -53,7 +53,7 @@ def test_ablating_any_head_is_a_slice_of_the_output_projection(family: str, impl
     assert torch.equal(logits(model, inputs), plain)  # the model is as it was
 
 
-@pytest.mark.parametrize(("family", "implementation"), combine(FAMILIES, IMPLEMENTATIONS))
+@pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2), IMPLEMENTATIONS))
 def test_blocked_edges_are_a_dense_mask_on_eager_attention(family: str, implementation: str) -> None:
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)

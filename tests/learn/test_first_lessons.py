@@ -11,6 +11,7 @@ from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.lesson import Outcome
 from tests.learn.in_process import judged, outcomes_of_solution
+from tests.sampling import share
 
 GOLDEN = {  # the weights of "model" on the running example
     2: [0.1796, 0.1950, 0.1957, 0.1390, 0.1260, 0.1645],
@@ -138,16 +139,23 @@ def test_a_mask_of_floats_is_answered_with_its_dtype(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
-    [
-        (OTHER, OTHER.replace("changed[:, t]", "changed[:, -1]"), "the first three tokens see each other"),
-        (MOVED, "bool(attention(x)[1].triu(1).any())", "set to 0 after softmax"),
-        (MOVED, "True", "accuses an attention that does not leak"),
-        (MOVED, "False", "misses a leak: every token sees every token"),
-        (MOVED, MOVED.removeprefix("not "), "accuses an attention"),
-        (MOVED, MOVED.replace(":t]", ": t + 1]"), "accuses an attention"),
-        ("    return False", "    return None", "expected True or False"),
-        ("changed = x.clone()", "changed = x", "it changes x itself"),
-    ],
+    share(
+        [
+            (
+                OTHER,
+                OTHER.replace("changed[:, t]", "changed[:, -1]"),
+                "three tokens see each other",
+            ),
+            (MOVED, "bool(attention(x)[1].triu(1).any())", "set to 0 after softmax"),
+            (MOVED, "True", "accuses an attention that does not leak"),
+            (MOVED, "False", "misses a leak: every token sees every token"),
+            (MOVED, MOVED.removeprefix("not "), "accuses an attention"),
+            (MOVED, MOVED.replace(":t]", ": t + 1]"), "accuses an attention"),
+            ("    return False", "    return None", "expected True or False"),
+            ("changed = x.clone()", "changed = x", "it changes x itself"),
+        ],
+        3,
+    ),
 )
 def test_a_poor_test_for_leaks_is_told_what_it_misses(
     right: str, wrong: str, message: str, tmp_path: Path

@@ -6,7 +6,7 @@ import regard.checker
 from regard.checker.catalogue import CATALOGUE, THEMES
 from regard.checker.examples import TEMPLATES, loaded_program
 from regard.learn.hunt import draw, judge_answer, make_hint, puzzle_themes, solve, tell_apart
-from tests.sampling import share
+from tests.sampling import share, together
 
 PUZZLES = {name: draw(seed=0, mistake=name) for name in CATALOGUE}
 # The checker names each planted program (tests/checker/test_planted.py). What the lessons' names change is
@@ -14,7 +14,7 @@ PUZZLES = {name: draw(seed=0, mistake=name) for name in CATALOGUE}
 CHECKED = share([name for name in PUZZLES if PUZZLES[name].kind in TEMPLATES], 56)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@together("name", CATALOGUE)
 def test_a_puzzle_is_a_short_program_that_does_not_give_its_name_away(name):
     puzzle = PUZZLES[name]
     compile(puzzle.code, name, "exec")
@@ -26,7 +26,7 @@ def test_a_puzzle_is_a_short_program_that_does_not_give_its_name_away(name):
     assert name.replace("-", " ") not in puzzle.code.lower()
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@together("name", CATALOGUE)
 def test_there_are_four_candidates_of_the_theme_with_the_answer_among_them(name):
     puzzle = PUZZLES[name]
     assert len(set(puzzle.candidates)) == 4
@@ -45,7 +45,7 @@ def test_the_checker_names_the_mistake_of_a_puzzle(name):
     assert report.diagnoses[0].name == name, str(report)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@together("name", CATALOGUE)
 def test_spelling_does_not_matter_much(name):
     puzzle = PUZZLES[name]
     for answer in (name, name.upper(), name.replace("-", " "), name.replace("-", "_"), f" `{name}`. "):
@@ -61,7 +61,7 @@ def test_the_same_numbers_count_as_right_and_it_says_so():
     assert "scaled-twice" not in PUZZLES["scaled-by-width"].candidates
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@together("name", CATALOGUE)
 def test_a_wrong_answer_is_told_what_differs_without_the_solution(name):
     puzzle = PUZZLES[name]
     others = {mistake.name for mistake in THEMES[puzzle.theme]} | {"no-scale", "alibi-slopes"}
@@ -90,7 +90,7 @@ def test_an_unknown_answer_is_answered_with_its_neighbours():
     assert judge_answer(PUZZLES["no-scale"], "7").name is None
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@together("name", CATALOGUE)
 def test_hints_come_from_the_second_try_on_and_end_at_a_line(name):
     puzzle = PUZZLES[name]
     wrong = next(candidate for candidate in puzzle.candidates if candidate != name)

@@ -8,7 +8,7 @@ import torch
 import regard
 from regard.maps.tile_passes import head_pass, overview
 from tests import truth
-from tests.sampling import combine
+from tests.sampling import combine, share
 
 T, S = 1300, 1500
 MASKS = {
@@ -41,7 +41,7 @@ def _all(A: torch.Tensor, scores: torch.Tensor, rows: int, cols: int) -> overvie
     return overview.MapSummary(*_cells(A, rows, cols), entropy, distance, A.sum(-2), scores.amax(-1))
 
 
-@pytest.mark.parametrize(("name", "dtype"), combine(MASKS, [torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize(("name", "dtype"), combine(share(MASKS, 2, turn=1), [torch.float32, torch.bfloat16]))
 def test_a_summary_errs_no_more_than_eager_attention(name: str, dtype: torch.dtype) -> None:
     q, k = torch.randn(1, 2, T, 16).to(dtype), torch.randn(1, 1, S, 16).to(dtype)
     mask = MASKS[name]
@@ -67,7 +67,7 @@ def test_a_summary_errs_no_more_than_eager_attention(name: str, dtype: torch.dty
 REGIONS = [(slice(0, 600), slice(900, S)), (slice(411, T), slice(0, 1111)), (slice(700, 711), slice(3, 20))]
 
 
-@pytest.mark.parametrize(("name", "region"), combine(MASKS, REGIONS))
+@pytest.mark.parametrize(("name", "region"), combine(share(MASKS, 2), REGIONS))
 def test_a_region_is_the_same_part_of_the_dense_matrix(name: str, region: Any) -> None:
     q, k = torch.randn(1, 2, T, 8, dtype=torch.float64), torch.randn(1, 2, S, 8, dtype=torch.float64)
     m = regard.attention_map(q, k, mask=MASKS[name], softcap=3.0, sinks=torch.randn(2, dtype=torch.float64))

@@ -22,6 +22,7 @@ from regard.show.figure_layout import WARNING
 from regard.show.figures import figure, legible, plot
 from regard.stages.figures.picture import colour_map
 from regard.support.cells import ink
+from tests.sampling import share
 
 TOKENS = ["The", " sea", " was", "\n", "$5"]
 
@@ -217,7 +218,7 @@ def test_a_difference_has_diverging_colours_that_are_symmetrical() -> None:
         assert text == ("0" if rounded == 0 else f"{rounded:+.2f}".replace("-", "−"))
 
 
-@pytest.mark.parametrize("scale", ["linear", "log"])
+@pytest.mark.parametrize("scale", share(["linear", "log"], 2))
 def test_signed_maps_are_pooled_and_named(scale: str) -> None:
     m = a_map(700)
     u = torch.linspace(-1, 1, 700)
@@ -257,7 +258,7 @@ def test_a_figure_is_drawn_once_in_a_notebook_and_its_files_hold_text() -> None:
         assert b"/CIDFontType2" in pdf.getvalue()  # an embedded TrueType font, not outlines
 
 
-@pytest.mark.parametrize("T", [40, 325, 600])
+@pytest.mark.parametrize("T", share([325, 40, 600], 3))
 def test_colours_and_their_end_are_the_page_s(T: int) -> None:
     web = Path(regard.__file__).parent / "show" / "web"
     m = a_map(T)

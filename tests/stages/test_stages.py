@@ -34,6 +34,7 @@ from regard.stages import (
     rotate,
     simplified_self_attention,
 )
+from tests.sampling import together
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "UnscaledSelfAttention": lambda: UnscaledSelfAttention(8),
@@ -117,7 +118,7 @@ def test_weights_load_at_another_length() -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("shape", [(2, 6, 8), (6, 8), (2, 3, 5, 8), (2, 0, 8), (0, 8), (0, 6, 8), (1, 1, 8)])
+@together("shape", [(2, 6, 8), (6, 8), (2, 3, 5, 8), (2, 0, 8), (0, 8), (0, 6, 8), (1, 1, 8)])
 def test_any_batch_and_length_even_none(name: str, shape: tuple[int, ...]) -> None:
     result = output(LAYERS[name]()(torch.randn(shape)))
     width = {"Head": 4, "SeparateHeads": 6, "MultiHeadAttention": 6}.get(name, 8)
@@ -131,7 +132,7 @@ def test_batch_items_do_not_touch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@together("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_any_float_dtype_and_a_gradient(name: str, dtype: torch.dtype) -> None:
     layer, x = LAYERS[name]().to(dtype), torch.randn(2, 6, 8, dtype=dtype, requires_grad=True)
     result = output(layer(x))
@@ -265,7 +266,7 @@ def test_check_against_pytorch_notices_a_wrong_head(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize(
+@together(
     ("x", "message"),
     [
         (torch.randn(8), r"^x: expected \(batch, length, 8\) or \(length, 8\), got \(8,\)"),

@@ -79,10 +79,10 @@ def test_all_heatmaps_of_a_walk_have_one_colour_scale(monkeypatch: pytest.Monkey
     assert scales == [1.0] * 6
 
 
-@pytest.mark.parametrize("name", ["out.png", "[bold]out.png"])
 def test_the_walk_saves_the_picture(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    name = "[bold]out.png"  # which is a name, and no markup
     monkeypatch.setattr(sys, "argv", ["regard.stages", "--save", str(tmp_path / name)])
     runpy.run_module("regard.stages", run_name="__main__")
     assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

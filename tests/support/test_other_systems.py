@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
+import pytest
+
 from tests.patience import HANGING
+from tests.source_trees import trees
 
 PROGRAM = """
 import importlib, os, pkgutil, signal, sys
@@ -52,6 +56,15 @@ SIGNALS = (
 )
 
 
+def test_no_file_imports_at_its_top_what_only_posix_has() -> None:
+    """Unless it is in a `try` or an `if`, or in a function."""
+    for path, tree in trees().items():
+        found = {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}
+        found |= {str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)}
+        assert not found & set(HIDDEN_MODULES), path
+
+
+@pytest.mark.at_length("test_no_file_imports_at_its_top_what_only_posix_has")
 def test_every_module_is_imported_without_what_only_posix_has() -> None:
     program = PROGRAM.replace("HIDDEN_MODULES", repr(HIDDEN_MODULES))
     program = program.replace("OS_NAMES", repr(OS_NAMES)).replace("SIGNALS", repr(SIGNALS))

@@ -15,6 +15,7 @@ from regard.attention.context_parallel.rows import split_rows
 from regard.attention.masks.base import full
 from tests import strategies, truth
 from tests.attention.context_parallel.thread_ring import Threads, threads
+from tests.sampling import combine
 
 __all__ = ["threads"]
 ORDERS = ("contiguous", "head-tail")
@@ -83,8 +84,7 @@ def test_output_lse_and_gradients_are_those_of_the_whole(
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dtype", "order"), combine([torch.float32, torch.bfloat16, torch.float16], ORDERS))
 def test_a_ring_errs_about_as_little_as_pytorch(dtype: torch.dtype, order: str) -> None:
     x = strategies.tensors(strategies.Sizes(1, 4, 2, 64, 64, 16, 16), 0, dtype)
     inputs = [y.requires_grad_() for y in x[:3]]

@@ -14,6 +14,7 @@ from regard.attention.masks.memo import is_memoized, memoize_on_mask
 from regard.attention.masks.rule_mask import Rule, _reads_positions_only
 from regard.attention.steps import trace
 from regard.support.lru import LRUCache
+from tests.sampling import combine
 
 WIDTH = 3
 TABLE = torch.tensor([0, 0, 1, 1, 1, 2])
@@ -241,9 +242,11 @@ def asked(monkeypatch):
     return count
 
 
-@pytest.mark.parametrize(("T", "S"), [(40, 40), (300, 700)])
-@pytest.mark.parametrize("name", ["a band", "with gaps", "by head"])
-def test_attention_and_mass_ask_a_function_once(asked, name, T, S):
+@pytest.mark.parametrize(
+    ("name", "sizes"), combine(["a band", "with gaps", "by head"], [(300, 700), (40, 40)])
+)
+def test_attention_and_mass_ask_a_function_once(asked, name, sizes):
+    T, S = sizes
     generator = torch.Generator().manual_seed(T)
     q, k, v = (torch.randn(2, 4, n, 16, generator=generator, dtype=torch.float64) for n in (T, S, S))
     offset = 17

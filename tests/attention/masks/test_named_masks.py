@@ -21,6 +21,7 @@ from regard import (
     tensor_mask,
     window,
 )
+from tests.sampling import together
 
 SHAPES = [(3, 3), (2, 5), (5, 2), (1, 4), (4, 1), (7, 7)]
 
@@ -35,7 +36,7 @@ def picture(text: str) -> torch.Tensor:
     return torch.tensor([[c == "#" for c in line] for line in text.split()])
 
 
-@pytest.mark.parametrize(("T", "S"), SHAPES)
+@together(("T", "S"), SHAPES)
 @pytest.mark.parametrize(
     ("mask", "predicate"),
     [
@@ -123,7 +124,7 @@ def test_dense_booleans_are_the_answer_and_floats_are_added():
     assert torch.equal(tensor_mask(marks[:1, :1, :, :1]).to_dense(4, 5), marks[0, 0, :, :1].expand(4, 5))
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 6, 12])
+@together("heads", [1, 2, 4, 8, 16, 6, 12])
 def test_alibi_lowers_the_score_by_the_published_slopes(heads):
     powers = {n: [(2 ** (-8 / n)) ** (i + 1) for i in range(n)] for n in (1, 2, 4, 8, 16)}
     between = {6: powers[4] + powers[8][0:4:2], 12: powers[8] + powers[16][0:8:2]}
@@ -147,7 +148,7 @@ def test_sizes_may_be_any_whole_number(n):
     assert str(window(n) & prefix(n) & chunks(n)) == "window(3) & prefix(3) & chunks(3)"
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, "3", True, None, torch.tensor(1.0)])
+@together("wrong", [-1, 1.5, "3", True, None, torch.tensor(1.0)])
 @pytest.mark.parametrize("make", [window, prefix, chunks, alibi, causal_mask], ids=lambda make: make.__name__)
 def test_sizes_that_are_none_are_refused(make, wrong):
     with pytest.raises(

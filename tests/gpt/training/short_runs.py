@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from regard.gpt.training.corpus import Corpus, prepare
 from regard.gpt.training.history import read_metrics
 from regard.gpt.training.settings import TrainingSettings
 from regard.gpt.training.train import TrainingResult, train
+from tests import forks
 
 CONTEXT = 8
 SETTINGS = TrainingSettings(
@@ -73,7 +74,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"] if "loss" in line else line["validation"]) for line in lines]
 
 
-def in_another_process(folder: Path, resume: bool = True) -> multiprocessing.process.BaseProcess:
+def in_another_process(folder: Path, resume: bool = True) -> BaseProcess:
     """The run, begun or resumed in a process of its own."""
     return started(run, folder, resume)
 
@@ -86,13 +87,8 @@ def as_rank(rank: int, port: int, folder: Path) -> None:
     run(folder, settings=replace(SETTINGS, steps=20, batch_size=2), dropout=0.0)
 
 
-def started(target: Callable[..., Any], *args: Any) -> multiprocessing.process.BaseProcess:
-    """A process for a function. One server imports PyTorch, and forks for each.
-
-    That includes what PyTorch imports only when the first optimizer is made, which takes two seconds.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regard.gpt.training.train", "tokenizers", "torch._dynamo"])
-    process = context.Process(target=target, args=args)
+def started(target: Callable[..., Any], *args: Any) -> BaseProcess:
+    """A process for a function, forked from the server that has imported PyTorch."""
+    process = forks.context().Process(target=target, args=args)
     process.start()
     return process

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.against.test_capture_families import BERT, BOTH, DECODERS, LLAMA, build
+from tests.against.small_sizes import BERT, LLAMA
+from tests.against.test_capture_families import BOTH, DECODERS, build
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +16,7 @@ from tests.sampling import combine, share
 TOKEN, AGAINST = 5, 60
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,7 +90,8 @@ def test_the_edges_of_a_head_sum_to_its_part(family: str) -> None:
 
 def test_the_edges_of_a_gated_head_sum_to_its_part() -> None:
     pytest.importorskip("transformers")
-    from tests.against.test_capture_families import LLAMA, build
+    from tests.against.small_sizes import LLAMA
+    from tests.against.test_capture_families import build
 
     torch.manual_seed(0)
     settings = LLAMA | {"head_dim": 16, "num_experts": 0, "layer_types": ["full_attention"] * 3}
@@ -115,7 +108,8 @@ def test_the_edges_of_a_gated_head_sum_to_its_part() -> None:
 
 def test_a_hybrid_model_names_what_is_no_softmax_attention() -> None:
     pytest.importorskip("transformers")
-    from tests.against.test_capture_families import LLAMA, build
+    from tests.against.small_sizes import LLAMA
+    from tests.against.test_capture_families import build
 
     torch.manual_seed(0)
     settings = LLAMA | {
@@ -236,7 +230,8 @@ def test_a_norm_of_another_kind_does_not_add_up_and_is_named() -> None:
 
 
 def test_a_function_on_the_path_that_is_not_linear_is_named() -> None:
-    from tests.against.test_capture_families import BERT, build
+    from tests.against.small_sizes import BERT
+    from tests.against.test_capture_families import build
 
     torch.manual_seed(0)
     model = build("RobertaForMaskedLM", BERT)  # its prediction head calls gelu, not a module
