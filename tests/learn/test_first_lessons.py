@@ -144,8 +144,11 @@ def test_a_mask_of_floats_is_answered_with_its_dtype(tmp_path: Path) -> None:
             (
                 OTHER,
                 OTHER.replace("changed[:, t]", "changed[:, -1]"),
-                "three tokens see each other",
+                "tokens 1, 2, 3, 4 of 0 to 5 are never",
             ),
+            ("    return False", "        return False", "tokens 2, 3, 4, 5 of 0 to 5 are never changed"),
+            (MOVED, MOVED.replace(":t]", "t - 1]"), "the first token sees the last one"),
+            (MOVED, "bool((out - out_changed)[:, :t].max() > 1e-6)", "one number rises"),
             (MOVED, "bool(attention(x)[1].triu(1).any())", "set to 0 after softmax"),
             (MOVED, "True", "accuses an attention that does not leak"),
             (MOVED, "False", "misses a leak: every token sees every token"),
@@ -185,6 +188,8 @@ def test_texts_taken_for_tokens_get_a_hint_of_their_own(wrong: str, hint: str, t
         ("return out, weights", "return weights, out", "are out and weights exchanged?", "in this order"),
         ("return out, weights", "pass", "got None: is `return` missing?", "return out, weights"),
         ("x.mT", "x.T", "fails on a batch", "x @ x.mT"),
+        ("    scores =", "    x -= x.mean()\n    scores =", "One of its arguments has changed", "="),
+        ("torch.softmax(", "F.softmax(", "name 'F' is not defined", "import torch.nn.functional as F"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The use of `x.T`:UserWarning")
@@ -195,6 +200,38 @@ def test_lesson_1_answers_in_its_own_words(
     assert outcome.status == "wrong"
     assert message in outcome.message
     assert hint in outcome.hint
+
+
+SCALE = "math.sqrt(k.shape[-1])"
+
+
+@pytest.mark.parametrize(
+    ("number", "right", "wrong", "message"),
+    [
+        (3, SCALE, "k.shape[-1] ** 1 / 2", "** 1 / 2` is (width ** 1) / 2"),
+        (3, "/ math.sqrt", "// math.sqrt", "`//` drops the fraction"),
+        (4, "torch.ones(size, dtype=torch.bool).tril()", "torch.eye(*size).bool()", "sees itself alone"),
+        (2, "torch.softmax(scores, dim=-1)", "torch.tanh(scores)", "rows of your weights do not sum to 1"),
+    ],
+)
+def test_other_weights_are_told_apart(
+    number: int, right: str, wrong: str, message: str, tmp_path: Path
+) -> None:
+    assert any(message in o.message for o in outcomes(number, right, wrong, tmp_path).values())
+
+
+def test_a_hint_has_no_names_that_the_code_has_not(tmp_path: Path) -> None:
+    right, wrong = "scores = q @ k.mT", "rows = q @ k.mT"
+    also = ("torch.softmax(scores, dim=-1)", "torch.softmax(rows, dim=-1).transpose(0, 1)")
+    lesson = get_lesson(2)
+    program = plain_solution(lesson.solution).replace(right, wrong).replace(*also)
+    (outcome,) = (o for o in judged(lesson, program, tmp_path) if o.status == "wrong")
+    assert outcome.hint.endswith("`weights` is (5, 2, 5) and should be (2, 5, 5)")
+
+
+def test_a_comma_in_a_guess_is_told(tmp_path: Path) -> None:
+    outcome = outcomes(1, "= 0.4298", "= 0,43", tmp_path)["weight_of_model_if_doubled"]
+    assert (outcome.status, "with a point" in outcome.message) == ("unfinished", True)
 
 
 def test_a_weight_above_1_is_no_guess(tmp_path: Path) -> None:

@@ -156,6 +156,10 @@ MISTAKES = {
         ("tril(S - T)", "tril(S - T - 1)", "missing-diagonal"),
         ("math.sqrt(D)", "1", "no-scale"),
         ("weights @ v", "weights * v", "`@` is the product of matrices"),
+        ("h // (H // G)", "min((h + 1) * G // H, G - 1)", "one query head too early"),
+        ("tril(S - T)", "tril(T - S)", "S and T are exchanged"),
+        ("    return out", "    return out.transpose(1, 2)", "its axes stand in another order"),
+        ("    return out", "    return 3 * out", "is 3 times what it should be"),
     ),
     (13, EINSUM_OVER_HEADS): (
         ("q.reshape(B, G, H // G, T, D)", "q.view(B, H // G, G, T, D).mT.mT", "wrong"),
@@ -165,6 +169,8 @@ MISTAKES = {
         ("range(g * size, (g + 1) * size)", "range(size)", "the mean of the first group"),
         ("torch.stack(heads).mean(dim=0)", "heads[0]", "only the first head"),
         ("torch.stack(heads).mean(dim=0)", "sum(heads)", "not their mean"),
+        ("range(g * size, (g + 1) * size)", "range(g, g + size)", "the groups overlap"),
+        ("    return torch.cat(rows)", "    weight.zero_()\n    return torch.cat(rows)", "input-overwritten"),
     ),
     (15, WHOLE_ROWS): (
         (" / math.sqrt(q.shape[-1])", "", "no-scale"),
@@ -188,7 +194,8 @@ MISTAKES = {
         ("acc * a[..., None] +", "acc +", "block-not-rescaled"),
         ("acc / l[..., None]", "acc", "sum-not-divided"),
         ("s - m_new[..., None]", "s", "as if it were"),
-        ("p @ vb", "torch.softmax(s, dim=-1) @ vb", "With one block nothing has to shrink"),
+        ("p @ vb", "torch.softmax(s, dim=-1) @ vb", "divided by their own sum"),
+        ("p.sum(dim=-1)", "p.mean(dim=-1)", "gets the mean of the exponentials"),
         ("p @ vb", "p * vb", "`@` is the product of matrices"),
     ),
     (15, SOFTMAX_OF_TWO): (
@@ -198,6 +205,16 @@ MISTAKES = {
         ("torch.logsumexp(both, dim=0)", "lse_a + lse_b", "the logarithm of a product"),
         ("torch.logsumexp(both, dim=0)", "both.amax(dim=0)", "the smaller part belongs to the sum"),
         ("torch.logsumexp(both, dim=0)", "torch.log(both.exp().sum(dim=0))", "overflows where lse"),
+        (
+            "torch.logsumexp(both, dim=0)",
+            "both.amax(dim=0) + torch.exp(both - both.amax(dim=0)).sum(dim=0)",
+            "its logarithm belongs there",
+        ),
+        (
+            "torch.logsumexp(both, dim=0)",
+            "both.amax(dim=0) + torch.log1p(torch.exp(lse_b - both.amax(dim=0)))",
+            "part a counts as 1",
+        ),
     ),
     (16, WHOLE_MATRIX): (
         ("torch.tril(feature(q) @ feature(k).mT)", "feature(q) @ feature(k).mT", "no-mask"),
@@ -209,6 +226,14 @@ MISTAKES = {
         ("feature(q) @ feature(k).mT", "feature(q @ k.mT)", "taken of the score"),
         ("feature(q) @ feature(k).mT", "torch.exp(q @ k.mT)", "the weights of softmax"),
         ("weights @ v", "weights * v", "`@` is the product of matrices"),
+        ("feature(q) @ feature(k).mT", "q @ feature(k).mT", "not taken of q"),
+        ("feature(q) @ feature(k).mT", "feature(q) @ k.mT", "not taken of k"),
+        ("feature(q) @ feature(k).mT", "q.exp() @ k.exp().mT", "another feature"),
+        (
+            "    return weights",
+            "    v = v.clone()\n    v[-1] = 0\n    return weights",
+            "all rows but the last",
+        ),
     ),
     (16, RUNNING_SUMS): (
         (
@@ -227,6 +252,9 @@ MISTAKES = {
         ("eye - beta[t] * kt @ kt.mT", "1 - beta[t]) * (eye", "the whole state fades"),
         ("@ S + beta[t] * kt @ v[t][None]", "@ (S + beta[t] * kt @ v[t][None])", "taken out as well"),
         ("q[t] @ S", "k[t] @ S", "read with the key"),
+        ("q[t] @ S", "feature(q[t]) @ S", "belongs to linear attention"),
+        ("beta[t]", "beta[0]", "the beta of the first one"),
+        ("    return out, S", "    return out, S.mT", "its axes stand in another order"),
     ),
     (17, LARGEST_SCORES): (
         (

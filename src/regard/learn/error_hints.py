@@ -20,6 +20,8 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
     (r"NameError: name '(sqrt|inf|pi|cos|sin|exp)'", r"\1 is in the module math: math.\1"),
     (r"NameError: name '(softmax|tril|triu|ones|zeros|cat|arange|Tensor)'", r"\1 belongs to torch: torch.\1"),
     (r"NameError: name '(math|torch)'", r"`import \1` belongs at the top of the file"),
+    (r"NameError: name 'F'", "`import torch.nn.functional as F` belongs at the top of the file"),
+    (r"NameError: name 'nn'", "`from torch import nn` belongs at the top of the file"),
     (r"NameError: name '(np|numpy)'", "NumPy is not imported, nor needed: torch and math have it all"),
     (r"NameError: name '(\w+)'", r"`\1` is not known here: a name has to be assigned or imported first"),
     (
@@ -59,6 +61,10 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
     (
         r"only one element tensors can be converted|only length-1 arrays",
         "one number is needed here, and this is a whole tensor",
+    ),
+    (
+        r"reduction dim to be specified for input.numel\(\) == 0",
+        "this tensor is empty and has no largest number: out[:, :t] holds no token at t = 0, so begin at 1",
     ),
     (r"1D tensors expected", "torch.dot is for two vectors; a product of matrices is written @"),
     (

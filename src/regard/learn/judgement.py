@@ -27,6 +27,7 @@ from regard.learn.exercise import Blank, find_blanks, find_names, make_exercise,
 from regard.learn.lesson import Lesson, Outcome, Task, UsualMistake
 from regard.learn.mistakes import find_mistake
 from regard.support.files import TextFileError, read_text
+from regard.support.quick_torch import complete_torch, import_torch_quickly
 
 if TYPE_CHECKING:
     from regard.learn.first_difference import LineDifference
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20  # of a lesson file
 # What is shown of what the learner's code prints: characters in all, lines, and characters of a line.
 PRINTED, LINES, WIDTH = 20_000, 12, 200
+WHOLE_TORCH = re.compile(r"\b(meta|compile|export|fx)\b")  # what a program needs more of PyTorch for
 UNKNOWN_NAME = re.compile(r"\b(NameError|UnboundLocalError): ")
 ERROR = re.compile(r"^line \d+, .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)  # see `describe_error`
 
@@ -157,8 +159,12 @@ def is_done(outcomes: list[Outcome]) -> bool:
 def judge_request(request: dict[str, Any], write_line: Callable[..., None]) -> list[dict[str, Any]]:
     """Judge what a request of `judge_in_process` names; the worker calls it."""
     lesson = get_lesson(request["lesson"])
+    path = Path(request["spec"])
     # PyTorch makes so many objects when it is imported that collecting garbage takes a tenth of that time.
     gc.disable()
+    import_torch_quickly()
+    if WHOLE_TORCH.search(read_program(lesson, path)):
+        complete_torch()
     tasks_of(lesson)
     gc.freeze()
     gc.enable()
@@ -166,7 +172,7 @@ def judge_request(request: dict[str, Any], write_line: Callable[..., None]) -> l
     from regard.learn.judges.tables.inputs import inputs_of
 
     with inputs_of(request["seed"]):
-        return [outcome.to_dict() for outcome in judge(lesson, Path(request["spec"]), write_line)]
+        return [outcome.to_dict() for outcome in judge(lesson, path, write_line)]
 
 
 def _find_untouched(lesson: Lesson, program: str) -> list[Outcome]:
@@ -222,11 +228,13 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
     difference = _find_difference(task, module, lesson)
     if difference is not None and task.is_quick and not outcome.mistake:
         outcome = _with_name(outcome, task, module, lesson, difference)
-    if difference is None:
+    if difference is None or not difference.right:
         known = find_mistake(outcome.mistake)
         hint = outcome.hint or (known.fix if known else "")
         if STAR_ERROR.search(outcome.message):
             hint = STAR if not hint or hint in GENERAL else f"{STAR}; {hint}"
+        if difference is not None and (not hint or hint in GENERAL):
+            hint = f"line {difference.line}: {difference.said}"
         return replace(outcome, hint=hint)
     write = f"{'after ' if difference.after else ''}line {difference.line}: {difference.right}"
     # The line that raised an error may not be the one to blame, and a hint for it would mislead.
@@ -241,8 +249,8 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
 
 
 def _has_star_for_at(own: str, right: str) -> bool:
-    """Whether a line of the learner's has `*` where the right one has `@`."""
-    return own.count("@") < right.count("@") and own.count("*") > right.count("*")
+    """Whether a line of the learner's has `*` where the right one has `@`; a sum of products is one, too."""
+    return "sum(" not in own and own.count("@") < right.count("@") and own.count("*") > right.count("*")
 
 
 def _line_of(module: ModuleType, number: int) -> str:

@@ -57,6 +57,11 @@ def first(x: Tensor, times: int) -> Tensor:
     return x[:, :1].expand(-1, x.shape[1] * times, -1, -1)
 
 
+def shifted(x: Tensor, times: int) -> Tensor:
+    """Return key/value heads 0 1 1 1, each group a query head too early."""
+    return torch.cat([interleaved(x, times)[:, 1:], x[:, -1:]], dim=1)
+
+
 def pooled(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
     """Return the means of neighbouring heads."""
     return weight.view(kv_heads, num_heads // kv_heads, -1, weight.shape[-1]).mean(1).flatten(0, 1)
@@ -83,6 +88,12 @@ def first_group(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
     return pooled(weight, num_heads, kv_heads)[:rows].repeat(kv_heads, 1)
 
 
+def overlapping(weight: Tensor, num_heads: int, kv_heads: int) -> Tensor:
+    """Return means of neighbours in which each group begins one head after the last, not a group after it."""
+    heads, size = weight.view(num_heads, -1, weight.shape[-1]), num_heads // kv_heads
+    return torch.cat([heads[g : g + size].mean(0) for g in range(kv_heads)])
+
+
 def grouped_cases() -> tuple[Case, ...]:
     """Return groups of three and two, with new tokens after a cache, and one group for all."""
     q, k, v = draw(2, 6, 7, 4, seed=0), draw(2, 2, 7, 4, seed=1), draw(2, 2, 7, 4, seed=2)
@@ -92,6 +103,7 @@ def grouped_cases() -> tuple[Case, ...]:
             "with 4 query heads on 2 and 3 new tokens",
             (draw(2, 4, 3, 4, seed=3), k, v),
             "The new tokens are the last of all, so the mask cannot begin at the first key.",
+            NEW_TOKENS,
         ),
         Case("with 6 query heads on 1", (q, k[:, :1], v[:, :1])),
     )
@@ -160,6 +172,17 @@ GROUPED = FunctionTask(
             OWN_HEAD,
         ),
         WrongWay(
+            partial(attend, spread_keys=shifted, spread_values=shifted),
+            said="Each group begins one query head too early: heads 0 to H // G − 1 read key/value head 0.",
+            hint=OWN_HEAD,
+        ),
+        WrongWay(
+            partial(attend, diagonal=lambda T, S: T - S),
+            said="S and T are exchanged in the mask: new tokens see no key at all, and softmax of an empty "
+            "row is NaN.",
+            hint=NEW_TOKENS,
+        ),
+        WrongWay(
             partial(attend, diagonal=lambda T, S: 0),
             "top-left-causal",
             "The mask begins at the first key. The new tokens are the last T of S, so the first of them sees "
@@ -199,6 +222,11 @@ POOL = FunctionTask(
         ),
         WrongWay(first_of_group, said="only the first head of each group is left", hint=GROUPS),
         WrongWay(summed, said="this is the sum of the heads of a group, not their mean", hint=GROUPS),
+        WrongWay(
+            overlapping,
+            said="the groups overlap, 0 1 2 and 1 2 3; group g begins at head g * (num_heads // kv_heads)",
+            hint=GROUPS,
+        ),
         WrongWay(first_group, said="every new head is the mean of the first group", hint=GROUPS),
     ),
     "fewer heads from trained ones: a start from which a little training makes up for the loss.",

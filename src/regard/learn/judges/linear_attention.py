@@ -23,10 +23,13 @@ PRODUCTS = ("aten::mv", "aten::mm", "aten::bmm")
 
 def linear(q: Tensor, k: Tensor, v: Tensor, how: str = "") -> Tensor:
     """Return linear attention, all tokens at once; `how` is a way to go wrong."""
-    scores = q @ k.mT
+    scores, raw_q, raw_k = q @ k.mT, q, k
     q, k = (elu(x) + 1 for x in (q, k))
     weights = {
         "no feature": scores,
+        "feature of k": raw_q @ k.mT,
+        "feature of q": q @ raw_k.mT,
+        "exponential": raw_q.exp() @ raw_k.exp().mT,
         "softmax": scores.exp(),
         "softmax of weights": (q @ k.mT).exp(),
         "feature of the score": elu(scores) + 1,
@@ -51,6 +54,7 @@ def linear(q: Tensor, k: Tensor, v: Tensor, how: str = "") -> Tensor:
         "total of one": last,
         "total of all": weights,
         "state of all": weights.tril(),
+        "total of raw keys": (q @ raw_k.mT).tril(),
         "one total": weights.tril().sum(0, keepdim=True).expand_as(weights),
         "number of tokens": torch.ones_like(weights).tril(),
         "total without query": k.sum(-1).expand_as(weights).tril(),
@@ -66,6 +70,8 @@ def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, how: str = "") -> tuple
         before = state
         change = {
             "no beta": torch.outer(k_t, v_t - old),
+            "first beta": beta[0] * torch.outer(k_t, v_t - old),
+            "away": b * torch.outer(k_t, old - v_t),
             "beta on new": torch.outer(k_t, b * v_t - old),
             "beta on old": torch.outer(k_t, v_t - b * old),
         }.get(how, b * torch.outer(k_t, v_t - old))
@@ -74,7 +80,8 @@ def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, how: str = "") -> tuple
         if how == "own value fades":
             written = before + b * torch.outer(k_t, v_t)
             state = written - b * torch.outer(k_t, k_t @ written)
-        outputs.append((k_t if how == "by key" else q_t) @ (before if how == "before" else state))
+        query = {"by key": k_t, "feature": elu(q_t) + 1}.get(how, q_t)
+        outputs.append(query @ (before if how == "before" else state))
     return torch.stack(outputs), state
 
 
@@ -87,7 +94,7 @@ def linear_cases() -> tuple[Case, ...]:
 def delta_cases() -> tuple[Case, ...]:
     """Return tokens that replace a part of what was there, and a key that comes again."""
     q, k, v = draw(6, 4, seed=0), normalize(draw(6, 4, seed=1), dim=-1), draw(6, 3, seed=2)
-    beta = torch.tensor([1.0, 0.5, 0.8, 1.0, 0.3, 0.9])
+    beta = torch.tensor([0.7, 0.5, 0.8, 1.0, 0.3, 0.9])
     return (
         Case("with beta between 0 and 1", (q, k, v, beta)),
         Case("with the same key twice and beta 1", (q[:2], k[[0, 0]], v[:2], torch.ones(2))),
@@ -206,6 +213,26 @@ LINEAR = FunctionTask(
             hint="q, k = feature(q), feature(k)",
         ),
         WrongWay(
+            partial(linear, how="feature of k"),
+            said="`feature` is not taken of q: products with it may be negative",
+            hint="q, k = feature(q), feature(k)",
+        ),
+        WrongWay(
+            partial(linear, how="feature of q"),
+            said="`feature` is not taken of k: products with it may be negative",
+            hint="q, k = feature(q), feature(k)",
+        ),
+        WrongWay(
+            partial(linear, how="exponential"),
+            said="the exponential is another feature than that of the lesson, which the file defines",
+            hint="q, k = feature(q), feature(k)",
+        ),
+        WrongWay(
+            partial(linear, how="total of raw keys"),
+            said="`total` is the sum of the keys as they were given; the state holds feature(k)",
+            hint="total = total + k[t], with the k of which `feature` was taken",
+        ),
+        WrongWay(
             partial(linear, how="softmax"),
             said="these are the weights of softmax, exp(q · k), which no sum over keys can be made for in "
             "advance; here a weight is feature(q) · feature(k)",
@@ -269,6 +296,21 @@ DELTA = FunctionTask(
         WrongWay(partial(delta, how="last"), "state-overwritten", hint=CORRECT),
         WrongWay(
             partial(delta, how="no beta"), said="beta is not used: the old is always replaced", hint=CORRECT
+        ),
+        WrongWay(
+            partial(delta, how="first beta"),
+            said="every token takes the beta of the first one; each has its own",
+            hint=CORRECT,
+        ),
+        WrongWay(
+            partial(delta, how="away"),
+            said="the difference is taken the other way round: the state moves away from the new value",
+            hint=CORRECT,
+        ),
+        WrongWay(
+            partial(delta, how="feature"),
+            said="`feature` belongs to linear attention; here keys have length 1, and may be negative",
+            hint="out = q[t] @ state",
         ),
         WrongWay(
             partial(delta, how="beta on new"),

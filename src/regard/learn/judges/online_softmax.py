@@ -30,19 +30,23 @@ def blockwise(
     *,
     shrink_total: float = 1.0,
     shrink_mixed: float = 1.0,
+    shrink_new: float = 0.0,
     subtract: str = "so far",
     divide: bool = True,
     begin: float = -torch.inf,
     shifted: bool = True,
+    add: str = "",
     scale: Callable[[int], float] = math.sqrt,
     starts: Callable[[int, int], range] = lambda keys, block_size: range(0, keys, block_size),
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp, computed block by block; each option is a way to go wrong.
 
-    The factor of a sum is raised to a power: 0 leaves it out, −1 divides by it. From the exponents we
-    `subtract` the largest score "so far", that of this "block", that of "all" queries, or "nothing"; if they
-    are not `shifted`, only the factor knows it. Before the first block the largest score is `begin`. Blocks
-    begin at `starts`, and scores are divided by `scale` of the width.
+    The factor of a sum is raised to a power: 0 leaves it out, −1 divides by it; `shrink_new` is that of what
+    this block adds. It may `add` "weights" that sum to 1 or a "softmax", which are the same
+    unless they underflow, or the "mean" of its exponentials. From the
+    exponents we `subtract` the largest score "so far", that of this "block", that of "all" queries, or
+    "nothing"; if they are not `shifted`, only the factor knows it. Before the first block the largest score
+    is `begin`. Blocks begin at `starts`, and scores are divided by `scale` of the width.
     """
     highest, total = torch.tensor(begin), torch.tensor(0.0)
     mixed = torch.zeros(*q.shape[:-1], v.shape[-1])
@@ -57,8 +61,13 @@ def blockwise(
         }[subtract]
         exponentials = torch.exp(scores - new[..., None] if shifted else scores)
         shrink = torch.exp(highest - new)
-        total = total * shrink**shrink_total + exponentials.sum(-1)
-        mixed = mixed * (shrink**shrink_mixed)[..., None] + exponentials @ v[..., block, :]
+        own = exponentials.sum(-1) * shrink**shrink_new
+        mix = exponentials @ v[..., block, :] * (shrink**shrink_new)[..., None]
+        mix = mix / own[..., None] if add == "weights" else mix
+        mix = torch.softmax(scores, dim=-1) @ v[..., block, :] if add == "softmax" else mix
+        own = own / scores.shape[-1] if add == "mean" else own
+        total = total * shrink**shrink_total + own
+        mixed = mixed * (shrink**shrink_mixed)[..., None] + mix
         highest = new
     return mixed / total[..., None] if divide else mixed, highest + total.log()
 
@@ -79,6 +88,8 @@ def joined(
         "logarithms added": lse_a + lse_b,
         "larger one": torch.maximum(lse_a, lse_b),
         "relative": torch.logaddexp(lse_a, lse_b) - torch.maximum(lse_a, lse_b),
+        "sum added": torch.maximum(lse_a, lse_b) + torch.exp(-(lse_a - lse_b).abs()) + 1,
+        "one": torch.maximum(lse_a, lse_b) + torch.log1p(torch.exp(lse_b - torch.maximum(lse_a, lse_b))),
         "overflow": torch.log(torch.exp(lse_a) + torch.exp(lse_b)),
     }.get(how, torch.logaddexp(lse_a, lse_b))
     shares = {
@@ -126,7 +137,11 @@ def merge_cases() -> tuple[Case, ...]:
     out_b, lse_b = blockwise(q, k[:, 3:], v[:, 3:], 5)
     return (
         Case("with 3 and 5 keys", (out_a, lse_a, out_b, lse_b)),
-        Case("with log-sum-exps of about 100", (out_a, lse_a + 100, out_b, lse_b + 101)),
+        Case(
+            "with log-sum-exps of about 100",
+            (out_a, lse_a + 100, out_b, lse_b + 101),
+            "exp(100) is more than float32 holds: subtract `lse` first, then take the exponential.",
+        ),
     )
 
 
@@ -221,8 +236,29 @@ FLASH = FunctionTask(
         ),
         WrongWay(
             partial(blockwise, shrink_total=-1, shrink_mixed=-1),
-            said="Every number is NaN. Before the first block `highest` is −inf, and `shrink` has to be 0.",
+            said="Every number is NaN. Before the first block `highest` is −inf: `shrink` has to be 0 then, "
+            "and the exponentials subtract the new largest score, not the old one.",
             hint="shrink = torch.exp(highest - new_highest): 0 at first, and never above 1",
+        ),
+        WrongWay(
+            partial(blockwise, shrink_new=1),
+            said="`shrink` is for what earlier blocks have left. This block's own exponentials are relative "
+            "to the new largest score already, and are multiplied by it, too.",
+            hint=SHRINK,
+        ),
+        *(
+            WrongWay(
+                partial(blockwise, add=add),
+                said="The weights of each block are divided by their own sum: every block then counts as "
+                "much as the others. Divide once, after the last block.",
+                hint="mixed = mixed * shrink[..., None] + exponentials @ v_block",
+            )
+            for add in ("weights", "softmax")
+        ),
+        WrongWay(
+            partial(blockwise, add="mean"),
+            said="`total` gets the mean of the exponentials; softmax divides by their sum.",
+            hint="total = total * shrink + exponentials.sum(dim=-1)",
         ),
         WrongWay(
             partial(blockwise, divide=False),
@@ -317,6 +353,17 @@ MERGE = FunctionTask(
         WrongWay(
             partial(joined, how="relative"),
             said="the larger one was subtracted before the exponentials, and has to be added again",
+            hint="lse = torch.logaddexp(lse_a, lse_b)",
+        ),
+        WrongWay(
+            partial(joined, how="sum added"),
+            said="the sum of the exponentials is added to the larger one; its logarithm belongs there",
+            hint="lse = torch.logaddexp(lse_a, lse_b)",
+        ),
+        WrongWay(
+            partial(joined, how="one"),
+            said="from each part the same number has to be subtracted, the larger of the two: here part a "
+            "counts as 1 whatever lse_a is",
             hint="lse = torch.logaddexp(lse_a, lse_b)",
         ),
         WrongWay(

@@ -42,7 +42,7 @@ TASKS = (
         SAID,
         within=0.1,
         answers_to=REASONS,
-        hint=f"√{WIDTH} = {math.sqrt(WIDTH):g}",
+        hint="each product has the variance 1, and variances add up; their root is the standard deviation",
     ),
     Task(NAME, judge_class, trials=(TRIAL,)),
 )

@@ -78,7 +78,7 @@ def judge_self_attention(
     else:
         outcome = check_attention(name, cls, done, init=sizes_of(cls), **options)
     if outcome.status != "done":
-        return outcome
+        return outcome if outcome.mistake else _about_rows(outcome, cls)
     weights = example_weights(cls)
     difference = largest_difference(weights, weigh(X @ WQ, X @ WK))
     if difference > TOLERANCE:
@@ -159,6 +159,22 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
                 weigh(q, k * k.shape[-1] ** -1.5),
                 said="you divide by the square of the width; the lesson divides by its root",
             ),
+            Variant(
+                weigh(q, k * 0.5 * k.shape[-1] ** -0.5),
+                said="you divide by twice the width: `** 1 / 2` is (width ** 1) / 2, and the root is ** 0.5",
+            ),
+            Variant(
+                weigh(q, k * 2 * k.shape[-1] ** -0.5),
+                said="you divide by half of the width; the lesson divides by its root",
+            ),
+            Variant(
+                torch.softmax((q @ k.mT / k.shape[-1] ** 0.5).floor(), dim=-1),
+                said="`//` drops the fraction of every score; `/` keeps it",
+            ),
+            Variant(
+                torch.eye(x.shape[-2]).expand_as(right),
+                said="every token sees itself alone: its weight is 1, whatever the scores are",
+            ),
         )
     if name == "CausalSelfAttention" and weights[:, :-1].isnan().all() and not weights[:, -1].isnan().any():
         said = "every row with a hidden key is NaN: +∞ wins over every other score, and −∞ hides"
@@ -169,6 +185,16 @@ def _find_wrong_weights(name: str, cls: Any, weigh: Weigh) -> Outcome | None:
             said = f"in {rows} the weights are NaN, which is no number: 0/0, ∞ − ∞ or a root below 0"
             return Outcome(name, "wrong", said)
     return find_variant(name, weights, variants) if _differ(weights, right) else None
+
+
+def _about_rows(outcome: Outcome, cls: Any) -> Outcome:
+    """Return the outcome of a mistake without a name, in the lesson's words if the weights are none."""
+    _, weights = attend(cls(**sizes_of(cls)).eval(), _tokens())
+    sums = weights.sum(dim=-1).flatten()
+    if not _differ(sums, torch.ones_like(sums)):
+        return outcome
+    said = f"the rows of your weights do not sum to 1: the first sums to {sums[0]:.4g}. Is the softmax there?"
+    return replace(outcome, message=said)
 
 
 def example_weights(cls: Any) -> Tensor:

@@ -12,11 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.learn.judgement import describe_error
-from regard.learn.judges.tables.first_run import describe_answer
+from regard.learn.judges.tables.first_run import RETURN_BOTH, describe_answer
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import TOLERANCE, Variant, find_variant
-from regard.learn.judges.tables.verdicts import draw, example_picture, largest_difference, named_mistake
+from regard.learn.judges.tables.verdicts import (
+    draw,
+    example_picture,
+    find_overwritten,
+    largest_difference,
+    named_mistake,
+)
 from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
 from regard.stages.example import X
 from regard.stages.simplified import simplified_self_attention
@@ -34,7 +40,8 @@ def wrong_weights(x: Tensor) -> tuple[Variant, ...]:
             torch.softmax(scores, dim=-2),
             "softmax-over-queries",
             "Your columns sum to 1, not your rows: an output is then no mean of the tokens.",
-            "on a batch (B, T, T) dim=1 goes down the columns; dim=-1 is right with a batch and without",
+            "the last axis is that of the keys, in a batch (B, T, T) too: dim=-1, and in a sum of your own "
+            "keepdim=True",
         ),
         Variant(
             scores,
@@ -97,19 +104,20 @@ def judge_function(function: Any, module: ModuleType) -> Outcome:
     name = "simplified_self_attention"
     generator = input_generator()
     one, batch = torch.randn(7, 3, generator=generator), torch.randn(2, 5, 4, generator=generator)
-    answer = function(one)
+    answer = function(one.clone())
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(a, Tensor) for a in answer):
         got = "None: is `return` missing?" if answer is None else describe_answer(answer)
         said = f"expected two tensors, the output and the weights; got {got}"
-        return Outcome(name, "wrong", said, hint="return out, weights")
+        return Outcome(name, "wrong", said, hint=RETURN_BOTH)
     for x in (one, batch):
+        given = x.clone()
         try:
-            out, weights = function(x)
+            out, weights = function(given)
         except RuntimeError as error:
             if x is one:
                 raise
             return _fails_on_a_batch(name, error, module)
-        wrong = _compare(name, x, out, weights)
+        wrong = find_overwritten(name, [given], [x]) or _compare(name, x, out, weights)
         if wrong is not None:
             return wrong
     _, weights = function(X)

@@ -16,6 +16,7 @@ from regard.learn.judgement import describe_error
 from regard.learn.judges.tables.verdicts import attend, named_mistake
 from regard.learn.lesson import Outcome
 
+RETURN_BOTH = "give both a name, and return the two, the output first: return out, weights"
 DOT_T = re.compile(r"^line \d+, .*\w\.T\b")  # .T in the line that raised the error
 
 
@@ -110,7 +111,7 @@ def _find_wrong_answer(
     method = "attention" if hasattr(made, "attention") else "forward"
     if not isinstance(answer, tuple) or len(answer) != 2 or not all(isinstance(t, Tensor) for t in answer):
         said = f"{method} returns {describe_answer(answer)}; expected two tensors, the output and the weights"
-        return Outcome(name, "wrong", said, hint="return out, weights")
+        return Outcome(name, "wrong", said, hint=RETURN_BOTH)
     shapes = [tuple(tensor.shape) for tensor in answer]
     if shapes == [weights.sizes, out.sizes]:
         said = f"{method} returns the weights first; expected the output first"

@@ -13,8 +13,14 @@ from torch import Tensor
 
 from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.relations import describe_relation
 from regard.learn.judges.tables.variants import Variant, find_variant
-from regard.learn.judges.tables.verdicts import check_attention, is_right, largest_difference
+from regard.learn.judges.tables.verdicts import (
+    check_attention,
+    find_overwritten,
+    is_right,
+    largest_difference,
+)
 from regard.learn.lesson import Outcome, Task, Trial
 
 TOLERANCE = 1e-4
@@ -23,6 +29,7 @@ INDEX = (
     "out of bounds for dimension",
     "an index has to stay below the size of the axis that it counts along",
 )
+IN_ORDER = "torch.stack(…, dim=n) puts the new axis at place n, and .transpose(m, n) exchanges two"
 NAN, INFINITY = 1.2345e5, 2.3456e5  # numbers that no right answer has, in place of what equals nothing
 
 
@@ -30,12 +37,13 @@ class Case(NamedTuple):
     """Arguments that a function is called with, and what is special about them: "with blocks of 3 keys".
 
     `reason` is said where no wrong way explains the first result and this is the first case in which it is
-    wrong.
+    wrong; a `hint` of the case then replaces that of the result.
     """
 
     special: str
     arguments: tuple[Any, ...]
     reason: str = ""
+    hint: str = ""
 
 
 class Result(NamedTuple):
@@ -109,9 +117,11 @@ class FunctionTask:
             said = f"it waits for `{self.after.name}`, which is not right yet: mend that first"
             return Outcome(self.name, "unfinished", said)
         cases, answers, expected = self.cases(), [], []
+        overwritten: Outcome | None = None
         for case in cases:
+            arguments = _copied(case.arguments)
             try:
-                answer = function(*_copied(case.arguments))
+                answer = function(*arguments)
             except NotImplementedError:
                 raise
             except Exception as error:
@@ -121,7 +131,8 @@ class FunctionTask:
                 return wrong
             answers.append(_tensors(answer))
             expected.append(_tensors(self.right(*case.arguments)))
-        wrong = self._wrong_form(cases, answers, expected)
+            overwritten = overwritten or find_overwritten(self.name, arguments, case.arguments)
+        wrong = self._wrong_form(cases, answers, expected) or overwritten
         if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
             if left_out := self.shortcut(function):
                 return Outcome(self.name, "unfinished", left_out, hint=self.results[0].hint)
@@ -166,17 +177,19 @@ class FunctionTask:
         """Return what is wrong with the shape or the dtype of a result; None if nothing is."""
         for case, parts, rights in zip(cases, answers, expected, strict=True):
             for result, part, right in zip(self.results, parts, rights, strict=True):
-                said = ""
+                said, hint = "", result.hint
                 if part.shape != right.shape:
                     axes = f", which is {result.axes}" if result.axes else ""
                     said = f"{case.special}, expected `{result.name}` {tuple(right.shape)}{axes}; got "
                     said += f"{tuple(part.shape)}"
+                    if sorted(part.shape) == sorted(right.shape):
+                        said, hint = f"{said}: its axes stand in another order", IN_ORDER
                 elif right.dtype == torch.bool != part.dtype:
                     said = (
                         f"`{result.name}` holds {part.dtype}; expected torch.bool, True where it is visible"
                     )
                 if said:
-                    return Outcome(self.name, "wrong", said, hint=result.hint)
+                    return Outcome(self.name, "wrong", said, hint=hint)
         return None
 
     def _checked(self, function: Any, answers: list[list[Tensor]]) -> Outcome | None:
@@ -202,8 +215,8 @@ class FunctionTask:
         case, x = cases[at], differences[at]
         how = f"is off by up to {x:.2g}" if x < torch.inf else "holds NaN or inf"
         answer, right = answers[at][index], expected[at][index]
-        if not right.shape:  # one number
-            how = f"is {float(answer / right):.4g} times what it should be"
+        if relation := describe_relation(answer, right):
+            how = relation
         elif right.dtype == torch.bool:
             row = int((answer != right).any(-1).nonzero()[0])
             how = (
@@ -212,7 +225,7 @@ class FunctionTask:
         also = f"; it is right {', '.join(good)}" if good else ""
         why = f". {case.reason}" if case.reason and index == 0 else ""
         said = f"{case.special}, `{result.name}` {how}{also}{why}"
-        return Outcome(self.name, "wrong", said, hint=result.hint)
+        return Outcome(self.name, "wrong", said, hint=case.hint or result.hint)
 
 
 def draw(*shape: int, seed: int) -> Tensor:

@@ -57,8 +57,10 @@ def guess_task(
                     return Outcome(name, "wrong", reason, hint=hint or side, more=more)
         # True is an int to Python, and no guess.
         if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):
-            quotes = ", without quotes" if isinstance(guess, str) else ""
-            return Outcome(name, "unfinished", f"expected a number{quotes}, got {guess!r}")
+            how = ", without quotes" if isinstance(guess, str) else ""
+            how = " with a point, as in 0.5, not with a comma" if isinstance(guess, tuple) else how
+            wanted = f"expected a number{how}"
+            return Outcome(name, "unfinished", f"{wanted}, got {guess!r}")
         told = _text(float(guess))
         distance = abs(float(guess) - number)
         if distance <= within * abs(number):

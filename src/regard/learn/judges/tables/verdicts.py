@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from regard.checker.errors import CheckError
 from regard.learn.lesson import Outcome, WeightPicture
 from regard.learn.mistakes import find_mistake
 from regard.stages.example import TOKENS
+from regard.support.quick_torch import complete_torch
 
 if TYPE_CHECKING:
     from regard.checker.reports.report import Report
@@ -38,7 +39,8 @@ def check_attention(
         effects: by the name of a mistake, what it does, in words that the lesson has used by then.
         options: keyword arguments of `regard.check`.
     """
-    # Here, since not every lesson needs the checker, which is imported slowly.
+    # Here, since not every lesson needs the checker, which is imported slowly, and moves modules to "meta".
+    complete_torch()
     from regard.checker.checker import check
 
     try:
@@ -75,6 +77,14 @@ def named_mistake(name: str, mistake: str, evidence: str = "", hint: str = "") -
     entry = find_mistake(mistake)
     assert entry is not None, mistake
     return Outcome(name, "wrong", f"{entry.effect} {evidence}".strip(), mistake, hint)
+
+
+def find_overwritten(name: str, arguments: Sequence[Any], originals: Sequence[Any]) -> Outcome | None:
+    """Return the outcome for code that has changed its arguments, of which there are copies; else None."""
+    for argument, original in zip(arguments, originals, strict=True):
+        if isinstance(argument, Tensor) and not torch.equal(argument, original):
+            return named_mistake(name, "input-overwritten", "One of its arguments has changed.")
+    return None
 
 
 def is_right(judge: Callable[[Any, ModuleType], Outcome], thing: Any, module: ModuleType) -> bool:
