@@ -139,7 +139,7 @@ def test_five_things_are_shown_one_after_another(shared_page: Page) -> None:
     expect(shared_page.locator(".glossary-body h3").first).to_have_text("Start here")
     shared_page.get_by_role("button", name="Show me five things").click()
     line = shared_page.locator(".walk")
-    for n, view in enumerate(("text", "map", "heads", "steps", "cache"), 1):
+    for n, view in enumerate(("text", "map", "heads", "steps", "compare"), 1):
         expect(line).to_contain_text(f"{n} of 5. ")
         expect(shared_page.locator(f"#tab-{view}")).to_have_attribute("aria-selected", "true")
         shared_page.get_by_role("button", name="Done" if n == 5 else "Next", exact=True).click()
