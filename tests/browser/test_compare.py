@@ -30,6 +30,11 @@ def test_two_captures_are_named_by_their_models_and_move_together(
     expect(page.locator(".compare-model")).to_have_text(["model-a", "model-b"])
     expect(page.locator(".compare-side .head-sentence").nth(1)).to_contain_text("attention")
     expect(page.locator(".compare-pane .ramp").nth(1)).to_contain_text("%")
+    # The titles of all three stand at one height, and so do the maps.
+    for part in (".compare-side h3", ".compare-stage"):
+        tops = [box["y"] for one in page.locator(part).all() if (box := one.bounding_box())]
+        assert len(tops) == 3
+        assert max(tops) - min(tops) <= 3
     # Colours end at the same number in A and B.
     ends = page.locator(".compare-pane .ramp span:last-child").all_inner_texts()
     assert ends[0] == ends[1]

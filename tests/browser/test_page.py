@@ -27,18 +27,18 @@ def test_skipping_to_the_picture_keeps_the_place(
 
 def test_tabs_by_keys(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     page.goto(serve().address)
-    page.locator("#tab-map").focus()
+    page.locator("#tab-text").focus()
     for key, view in (
-        ("ArrowRight", "text"),
-        ("End", "cache"),
         ("ArrowRight", "map"),
+        ("End", "cache"),
+        ("ArrowRight", "text"),
         ("ArrowLeft", "cache"),
     ):
         page.keyboard.press(key)
         expect(page.locator(f"#tab-{view}")).to_be_focused()
         expect(page.locator(f"#view-{view}")).to_be_visible()
     page.keyboard.press("Home")
-    expect(page.locator("#view-map")).to_be_visible()
+    expect(page.locator("#view-text")).to_be_visible()
 
 
 def test_the_chosen_tab_is_in_sight_on_a_narrow_screen(

@@ -48,7 +48,9 @@ def test_the_story_says_what_an_induction_head_is(
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(saved(Contents(opened.read(STORY))))
     name = page.get_by_role("button", name="an induction head")
-    expect(page.locator(".story-line")).to_contain_text("on what followed “Farrow” before. It is an induction head.")
+    expect(page.locator(".story-line")).to_contain_text(
+        "on what followed “Farrow” before. It is an induction head."
+    )
     # Nothing lies over the arc: it and both of its ends are in the window.
     for end in (page.locator(".tok.at"), page.locator(".arc").first):
         box = end.bounding_box()

@@ -67,6 +67,11 @@ test("a curve for each head, one for the baseline, one for the chosen head", () 
     drawn.series.map(({ kind }) => kind),
     ["faint", "faint", "null", "own"],
   );
+  // Lines that stand clear of 0 at the end have names; that of the chosen head is the one in front.
+  assert.deepEqual(
+    drawn.series.map(({ name }) => name),
+    ["0.0", "", "uniform", "head 0.1"],
+  );
   assert.deepEqual(drawn.series[3].points, [
     [0, 0.1],
     [100, null],

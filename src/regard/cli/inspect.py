@@ -138,13 +138,16 @@ def inspect(
             titles = [path.name for path in captures]
         else:
             # A total of 0 says that it is not known.
-            report(f"opening {model or 'default'}", 0, 0)
-            opened = _opened(console, model or "default")
+            name = model or "default"
+            report(f"opening {_spoken(name)}", 0, 0)
+            opened = _opened(console, name)
             inside = _fitting(opened) if with_model else None
             seen = [_read(console, opened, texts, number, report) for number in range(len(texts))]
             titles = [title for title, _ in texts]
         folder = run or (opened.run if opened else None)
         history = None if folder is None else _history(folder)
+        if history and run is None:
+            history["name"] = ""  # the model's own run, which is named by the model
         report("choosing the head to begin with", 0, 0)
         with console.status("Scoring the heads …"):
             contents = Contents(seen, titles=titles, time=history, survey=found)
@@ -213,8 +216,13 @@ def _opened(console: Any, name: str) -> Model:
 
     from regard.cli.parts.model import Model
 
-    with console.status(Text(f"Opening {escape(name)} …")):
+    with console.status(Text(f"Opening {escape(_spoken(name))} …")):
         return Model.open(name)
+
+
+def _spoken(name: str) -> str:
+    """A model's name as a sentence has it."""
+    return "the included model" if name == "default" else name
 
 
 def _read(

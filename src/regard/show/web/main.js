@@ -100,7 +100,7 @@ function run(source) {
   app.runs = new EditedRuns(app);
   const banner = new RunBanner(app);
   find("main").before(banner.box);
-  const views = VIEWS.filter((view) => !view.needs || view.needs(app.meta));
+  const views = VIEWS.filter((view) => isOffered(view, app.meta));
   /** @type {Map<typeof VIEWS[number], MadeView>} */
   const made = new Map();
   /** @type {MadeView | null} */
@@ -187,7 +187,9 @@ function settled(meta, now) {
     ...now,
     text,
     head,
-    view: now.view || firstView(meta, text),
+    view: VIEWS.some((view) => view.name === now.view && isOffered(view, meta))
+      ? now.view
+      : firstView(meta, text),
     layer: layer.key,
     row: within(now.row, layer.rows),
     col: within(now.col, layer.cols),
@@ -195,7 +197,16 @@ function settled(meta, now) {
 }
 
 /**
- * The view of a page whose address names none.
+ * Whether a view has something to show.
+ * @param {typeof VIEWS[number]} view
+ * @param {Meta} meta
+ */
+function isOffered({ needs }, meta) {
+  return !needs || needs(meta);
+}
+
+/**
+ * The view of a page whose address names none that there is.
  * @param {Meta} meta
  * @param {number} text
  */

@@ -76,7 +76,9 @@ export class ScoreMatrix {
       chosen: best ? headName(best) : "", // which the title names
     });
     this.ramp.show(score(name, 0), score(name, top));
-    this.title.textContent = heads.length ? titleOf(name, best) : "Scoring the heads…";
+    const all = layers.reduce((sum, layer) => sum + layer.heads.length, 0);
+    const isWhole = heads.length === all;
+    this.title.textContent = heads.length ? titleOf(name, best, isWhole) : "Scoring the heads…";
     const uniform = best?.scores[name].null;
     const baseline =
       uniform === null || uniform === undefined ? "" : ` Uniform attention: ${score(name, uniform)}.`;
@@ -105,11 +107,12 @@ export class ScoreMatrix {
 /**
  * @param {string} name
  * @param {HeadScores | undefined} best
+ * @param {boolean} isWhole whether every head has been scored
  */
-function titleOf(name, best) {
+function titleOf(name, best, isWhole) {
   if (!best) return "No head has a score: its tokens are unknown.";
   const { layer, head, scores } = best;
-  return `Layer ${layer}, head ${head} scores highest on ${scoreTitle(name)}: ${score(name, scores[name].value)}.`;
+  return `Layer ${layer}, head ${head} scores highest on ${scoreTitle(name)}${isWhole ? "" : " so far"}: ${score(name, scores[name].value)}.`;
 }
 
 /** A head beside the matrix: its picture, its labels, its sentence. */

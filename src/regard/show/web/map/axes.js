@@ -6,6 +6,7 @@ import { axisOf, isStart, labelAt, START_MARK, tokenAt } from "../data/tokens.js
 
 const ROOM = 13; // pixels that a label needs
 export const BESIDE = 26; // pixels of a gutter that are not for labels
+const HALF = 5; // pixels from the middle of a label to its edge
 const LETTER = 6.7; // pixels of most letters of a token
 
 /**
@@ -44,7 +45,8 @@ export function drawLabels(context, scene, name) {
   const { left, top, right, bottom } = camera.frame;
   const step = stride(camera.zoom);
   const first = Math.max(0, Math.ceil(Math.floor(queries ? top : left) / step) * step);
-  const last = Math.min(size, queries ? bottom : right);
+  const end = queries ? bottom : right;
+  const last = Math.min(size, end);
   const room = scene.labelRoom?.[name] ?? (queries ? gutter.labels : gutter.top) - BESIDE;
   const mark = queries ? marked.row : marked.col;
   const known = axisOf(scene.meta, scene.text, layer, name) !== null;
@@ -52,6 +54,7 @@ export function drawLabels(context, scene, name) {
     const [px, py] = camera.point(index + 0.5, index + 0.5);
     const along = queries ? gutter.top + py : gutter.left + px;
     if (along < (queries ? gutter.top : gutter.left)) return;
+    if (end < size && (end - index - 0.5) * camera.zoom < HALF) return; // the edge would cut it
     const number = String(index);
     const counted = step > 1 || !known; // tokens that are next to each other need no number
     const letters = Math.max(3, Math.floor(room / LETTER) - (counted ? number.length + 1 : 0));

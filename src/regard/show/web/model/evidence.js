@@ -1,6 +1,8 @@
 // @ts-check
 // Whether a layer's map gives what the model went on with: its weights times the values, on some rows.
 
+import { count } from "../data/format.js";
+
 const ALLOWED = 1e-4; // of the difference; keys and values are kept in single precision
 const ROWS_ALLOWED = 1e-4; // of the sum of a row
 
@@ -35,7 +37,7 @@ export function compareOutputs(heads, values, sampled, cut, mask) {
     certified,
     text:
       `${certified ? "" : "not "}certified: weights times values are within ${difference.toExponential(1)} of this ` +
-      `layer's own attention output${replaced}; ${sampled.length} of ${T} rows compared, in this page; ${mask}`,
+      `layer's own attention output${replaced}; ${count(sampled.length)} of ${count(T)} rows compared, in this page; ${mask}`,
     problem: null,
     difference,
     allowed: ALLOWED,

@@ -21,7 +21,7 @@ import { textUnits } from "./tokens/units.js";
 import { arrangeWeights } from "./weights.js";
 
 const MOST_CHANGED = 10; // tokens that are listed
-const RANDOM_TOKENS = 1024; // of a text up to which every cut is compared with random heads
+const RANDOM_TOKENS = 1024; // of a text up to which a cut is compared with random heads
 const ATTRIBUTED = 16; // logits whose parts are kept
 
 export class LiveWeights extends SavedWeights {
@@ -112,15 +112,12 @@ export class LiveWeights extends SavedWeights {
    * @param {Tell} tell
    * @returns {Promise<LiveText>}
    */
-  async cut({ text, cuts, random }, pause, tell) {
-    const { title, tokens } = this.meta.texts[text];
-    const compares = random && (tokens?.length ?? 0) <= RANDOM_TOKENS;
-    const first = this.readings.has(text) ? 0 : 1; // the run without cuts, where the file holds only what it gave
-    const all = first + Number(compares) + 1;
-    const { ids, predictions } = await this.reading(text, tellRun(tell, 0, all));
-    const others = compares ? randomCuts(cuts, this.about.layers) : null;
-    const compared = others && (await this.lossOf(ids, others, pause, tellRun(tell, first, all)));
-    const done = await this.run(ids, cuts, title, pause, tellRun(tell, all - 1, all));
+  async cut({ text, cuts }, pause, tell) {
+    // A text of the file may not have been read here; that run comes first.
+    const first = this.readings.has(text) ? 0 : 1;
+    const { ids, predictions } = await this.reading(text, tellRun(tell, 0, first + 1));
+    const { title } = this.meta.texts[text];
+    const done = await this.run(ids, cuts, title, pause, tellRun(tell, first, first + 1));
     const before = predictions.losses;
     const after = this.readings.get(done.number)?.predictions.losses ?? [];
     done.meta.edited = {
@@ -128,22 +125,23 @@ export class LiveWeights extends SavedWeights {
       cuts,
       edits: [],
       changes: changes(before, after, MOST_CHANGED),
-      random: compared,
+      random: null,
     };
     return done;
   }
 
   /**
-   * The mean loss of a run that is not kept.
-   * @param {ArrayLike<number>} ids
-   * @param {Cut[]} cuts
+   * The mean loss with the cuts of an edited run in other heads, drawn at random; null if there are none, or the text
+   * is long. Asked for by itself, so that nobody waits for it to see the cut.
+   * @param {{ text: number }} question
    * @param {Pause} pause
-   * @param {Tell} tell
    */
-  async lossOf(ids, cuts, pause, tell) {
-    const { model } = await this.ready();
-    const reading = new Reading(model, ids, cuts, this.about.likeliest);
-    await reading.run(pause, tell);
+  async randomLoss({ text }, pause) {
+    const { model, ids, cuts } = await this.reading(text);
+    const others = ids.length <= RANDOM_TOKENS ? randomCuts(cuts, this.about.layers) : null;
+    if (!others) return null;
+    const reading = new Reading(model, ids, others, this.about.likeliest);
+    await reading.run(pause, () => {});
     return reading.predictions.summary().loss;
   }
 

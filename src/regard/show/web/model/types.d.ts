@@ -170,8 +170,6 @@ interface CutQuestion {
   /** The text that is read again. */
   text: number;
   cuts: Cut[];
-  /** Whether to run with random heads cut as well. */
-  random: boolean;
 }
 
 interface GenerateQuestion {
@@ -190,6 +188,7 @@ interface Answers {
   load: [object, true];
   read: [ReadQuestion, LiveText | TooLong];
   cut: [CutQuestion, LiveText];
+  randomLoss: [{ text: number }, number | null];
   remove: [{ text: number }, TextMeta];
   prediction: [{ text: number; position: number }, Prediction];
   thumbs: [LayerQuestion, Thumbs];

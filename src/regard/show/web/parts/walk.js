@@ -11,17 +11,20 @@ const THINGS = Object.entries({
     "One score of every head. A dark cell at induction is a head that looks up what came after earlier copies.",
   steps: "The numbers behind one row: scores, mask, softmax, values. They add up.",
   cache: "How small a cache may get: the keys that each head needs, and what its policies keep of it.",
+  compare: "Two heads side by side, and where one of them attends more than the other.", // where no cache was measured
 });
+const MOST = 5;
 
 /** @type {HTMLElement | null} */
 let line = null;
 
-/** Begins with the first thing; those whose view the page does not have are left out. */
+/** Begins with the first thing; those whose view the page does not have give way to the next. */
 export function walk() {
-  const tabs = THINGS.flatMap(([name, say]) => {
+  const known = THINGS.flatMap(([name, say]) => {
     const tab = document.getElementById(`tab-${name}`);
     return tab && !tab.hidden ? [{ tab, say }] : [];
   });
+  const tabs = known.slice(0, MOST);
   const go = (/** @type {number} */ n) => {
     line?.remove();
     if (n >= tabs.length) return;

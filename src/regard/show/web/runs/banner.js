@@ -35,6 +35,7 @@ export class RunBanner {
       this.fillLikely(fresh, text, position),
     );
     app.runs.on(() => this.draw());
+    addEventListener("regard-compared", () => this.draw());
   }
 
   /** Goes back to the model's own run. The banner goes with its button, so the view takes the focus. */

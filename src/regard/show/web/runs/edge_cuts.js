@@ -17,7 +17,7 @@ export class EdgeCuts {
     this.frame = frame;
     this.inView = ""; // the cut of all in view that the buttons were drawn for
     this.hidden = false; // whether the mask hides the chosen cell, so that there is no edge to cut
-    this.scope = choice("In", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
+    this.scope = choice("Heads", "cut-of", { head: "this head", layer: "all heads" }, () => this.draw());
     this.scope.value = "head";
     this.note = element("p", { class: "small quiet" });
     this.edge = this.button(() => this.edgeCut());

@@ -18,6 +18,7 @@ export function withModel(source, ask) {
   const thumbs = new Map(); // of texts that were read here
   /** @type {Map<string, Promise<HeadScores[]>>} */
   const scores = new Map(); // likewise
+  let comparing = new AbortController(); // stops the comparison of a run with random heads
   const loading = parsed().then(() => ask("load", {}));
   loading.catch(() => {}); // whoever needs the model is told
   const can = { ...source.meta.can, capture: true, generate: true, cut: true };
@@ -37,6 +38,17 @@ export function withModel(source, ask) {
     }
     texts[number] = text;
     source.meta = { ...source.meta, texts };
+  };
+  /**
+   * Compares an edited run with cuts in random heads, and says so on the page.
+   * @param {number} text
+   */
+  const compare = async (text) => {
+    comparing = new AbortController();
+    const loss = await ask("randomLoss", { text }, comparing.signal);
+    const { edited } = source.meta.texts[text];
+    if (edited) edited.random = loss;
+    dispatchEvent(new Event("regard-compared"));
   };
   /**
    * Waits for the model, which may still be on its way.
@@ -77,14 +89,17 @@ export function withModel(source, ask) {
     /** @type {Source["cut"]} */
     async cut(text, cuts, onLine, signal, random = true) {
       await opened(onLine);
-      const { number, meta } = await ask("cut", { text, cuts, random }, signal, onLine);
+      comparing.abort();
+      const { number, meta } = await ask("cut", { text, cuts }, signal, onLine);
       const earlier = source.meta.texts.findIndex((one) => one.edited?.text === text);
       put(number, meta);
       if (earlier >= 0) put(earlier, await ask("remove", { text: earlier }));
+      if (random) compare(number).catch(() => {}); // stopped by the next cut
       return number;
     },
     /** @type {Source["remove"]} */
     async remove(text) {
+      comparing.abort();
       const { texts } = source.meta;
       const own = texts[text].edited?.text;
       const others = texts.flatMap((one, n) => (n === text || one.removed || one.edited ? [] : [n]));
