@@ -185,10 +185,9 @@ def test_one_file_intercepts_scaled_dot_product_attention() -> None:
     modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by five
     probes = [f"checker/probes/{name}.py" for name in ("intervention", "other_sizes", "positions")]
     checker = [*probes, "checker/reports/evidence.py", "checker/subject/reply.py"]
-    # Attention in a module's own code is traced by products and softmaxes, not by the fused function.
     # A model that is loaded is made by one that leaves out the initialisation of its weights.
     loading = ["gpt/files/meta_device.py"]
-    assert modes == [*checker, *loading, "recorder/sources/eager/eager_trace.py", "recorder/sources/sdpa.py"]
+    assert modes == [*checker, *loading, "recorder/sources/sdpa.py"]
     replaced = [
         str(path.relative_to(SOURCE))
         for path, tree in trees().items()
