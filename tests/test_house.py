@@ -192,10 +192,9 @@ def test_one_file_intercepts_scaled_dot_product_attention() -> None:
     """Two mechanisms would wrap each other, and the outermost would win."""
     modes = files_that_mention({"TorchFunctionMode"})  # the checker observes and repairs what it runs by one
     checker = ["checker/subject/reply.py"]
-    # Attention in a module's own code is traced by products and softmaxes, not by the fused function.
     # A model that is loaded is made by one that leaves out the initialisation of its weights.
     loading = ["gpt/files/meta_device.py"]
-    assert modes == [*checker, *loading, "recorder/sources/eager/eager_trace.py", "recorder/sources/sdpa.py"]
+    assert modes == [*checker, *loading, "recorder/sources/sdpa.py"]
     replaced = [
         str(path.relative_to(SOURCE))
         for path, tree in trees().items()

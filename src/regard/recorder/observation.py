@@ -160,6 +160,14 @@ def _is_whole(x: Any) -> bool:
     return isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32)
 
 
+SOURCES = (listener, torch_mha, gpt_source, linear_functions)
+
+
+@remembered
+def _fitting_sources(model: nn.Module) -> tuple[int, ...]:
+    return tuple(i for i, source in enumerate(SOURCES) if source.fits(model))
+
+
 def choose_sources(
     model: nn.Module, adapters: Mapping[str, Callable[..., Any]] | None = None
 ) -> list[Attach]:
@@ -170,8 +178,7 @@ def choose_sources(
     if adapters is not None:
         adapter_source.layer_ids(model, adapters)  # wrong names raise here, before anything runs
         return [functools.partial(adapter_source.attach, adapters=adapters)]
-    every = (listener, torch_mha, gpt_source, linear_functions)
-    attachments: list[Attach] = [source.attach for source in every if source.fits(model)]
+    attachments: list[Attach] = [SOURCES[i].attach for i in _fitting_sources(model)]
     if not attachments:
         raise ValueError(
             f"model: expected one with attention that capture recognises (Transformers' interface, PyTorch's "
@@ -188,5 +195,10 @@ def attention_names(
     """Return the names of the modules whose attention the sources see."""
     if adapters is not None:
         return frozenset(adapter_source.layer_ids(model, adapters))
+    return _attention_names(model)
+
+
+@remembered
+def _attention_names(model: nn.Module) -> frozenset[str]:
     ids = (*torch_mha.layer_ids(model).values(), *gpt_source.layer_ids(model).values())
     return frozenset((*listener.attention_modules(model), *(layer_id.name for layer_id in ids)))

@@ -299,6 +299,36 @@ def test_other_products_are_refused_by_name(attend: Attend) -> None:
         regard.capture(model, inputs=x)
 
 
+class Bare(nn.Module):
+    """Attention without any projection: what it returns may be the next one's queries, keys and values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(x @ x.mT, dim=-1)
+        return weights @ x
+
+
+class Composed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Bare()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, dim=-1) @ self.inner(x)
+
+
+def test_what_another_module_attended_to_is_the_text_of_the_next() -> None:
+    seen = regard.capture(nn.Sequential(Bare(), Bare()), inputs=torch.randn(B, H, T, D))
+    assert [layer.name for layer in seen.layers] == ["0", "1"]
+    assert seen.certificate.certified, str(seen.certificate)
+
+
+def test_weights_on_what_a_part_attended_to_are_refused_by_name() -> None:
+    with pytest.warns(UserWarning, match="Composed, as its values are themselves a product"):
+        seen = regard.capture(nn.Sequential(Composed()), inputs=torch.randn(B, H, T, D))
+    assert [layer.name for layer in seen.layers] == ["0.inner"]
+    assert list(seen.missing) == ["0"]
+
+
 # Heads in front of the batch, which are not texts.
 
 

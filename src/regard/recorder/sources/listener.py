@@ -84,7 +84,6 @@ def _attention_names(model: nn.Module) -> tuple[str, ...]:
             not FUNCTIONS.isdisjoint(names := module_names(module))
             or ATTEND in names
             or computes_softmax_attention(module)
-            or ring_attention.may_attend_on_ring(module)
         )
     )
 
@@ -326,7 +325,7 @@ class Listener:
             if part is None and earlier[-1].is_cut_like(earlier[0]):
                 self.receiver.unplace(earlier[0].slot, PARTS)
                 self.receiver.unplace(slot, earlier[-1].place_after(earlier[0]))
-        # Only these modules run in `run_and_disown`, which knows when an output was not used.
+        # Those among them that run in `run_and_disown` know when an output was not used.
         if module in self.watched:
             sdpa.if_unused(functools.partial(self.receiver.disown, slot))
         return call
@@ -355,7 +354,7 @@ class Listener:
         """Run a module's `forward`, with none of its earlier calls before it and after it."""
         self.earlier.pop(module, None)
         try:
-            return sdpa.run_and_disown(forward, *args, **kwargs)
+            return forward(*args, **kwargs)
         finally:
             # Earlier calls hold queries and keys, which are to be freed with the module's own.
             self.earlier.pop(module, None)
@@ -399,8 +398,8 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
     device, scores = attention.v.device, attention.weights.scores
     # Asked of the tensors as the model has them, before reading makes copies that nothing follows.
     independent = token_order.why_independent(scores.left, scores.right) if scores.is_known else None
-    # Reading the call multiplies and takes a softmax itself, which is not the model's attention.
-    with sdpa.reading_mode(takers), sdpa.listening(), eager_trace.paused():
+    # Reading the call multiplies and takes a softmax itself; PyTorch has taken the mode off here.
+    with sdpa.reading_mode(takers), sdpa.listening():
         call = _eager_call(attention, independent)
         with without_autocast(device):
             call = sdpa.notify(takers, call)

@@ -11,24 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import distributed, nn
 
 from regard.attention.context_parallel.ring import RingCall, ring_listeners
 from regard.attention.masks.views import Positions
-from regard.layers import Attention
 from regard.recorder.attention_call import AttentionCall
 from regard.recorder.placement import Placement
 from regard.recorder.sources import sdpa
-from regard.recorder.sources.structure_of_models.code_names import module_names
 from regard.recorder.storage.layer_file import storable_mask
-
-
-def may_attend_on_ring(module: nn.Module) -> bool:
-    """Whether the code of a module calls `attend`, in a process that is one of several."""
-    # Without a process group there is no ring, and the name "attend" alone says little.
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return False
-    return "attend" in module_names(module) and not isinstance(module, Attention)
 
 
 @contextmanager

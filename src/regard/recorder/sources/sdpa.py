@@ -148,7 +148,7 @@ def intercepted() -> Iterator[None]:
 
 def run_in_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a module's `forward` with an `AttentionMode`. The modes of a thread are a stack: one is enough."""
-    if in_mode():
+    if any(isinstance(mode, AttentionMode) for mode in function_modes()):  # type: ignore[no-untyped-call]
         return forward(*args, **kwargs)
     with AttentionMode():
         return forward(*args, **kwargs)
@@ -158,11 +158,6 @@ def run_without_mode(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     """Run a module's `forward` without the mode around it."""
     with without_mode():
         return forward(*args, **kwargs)
-
-
-def in_mode() -> bool:
-    """Whether this thread runs in an `AttentionMode`."""
-    return any(isinstance(mode, AttentionMode) for mode in function_modes())  # type: ignore[no-untyped-call]
 
 
 def without_mode() -> AbstractContextManager[Any]:
@@ -245,7 +240,10 @@ def if_unused(disown: Disown) -> None:
 
 
 def run_and_disown(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a module's `forward`; attention whose output it neither returns nor works on is disowned."""
+    """Run a module's `forward`; attention whose output it neither returns nor works on is disowned.
+
+    Only a mode, which must be on, sees which functions take an output.
+    """
     unused = UnusedOutputs()
     token = _unused.set(unused)
     try:
@@ -254,9 +252,7 @@ def run_and_disown(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> An
         _unused.reset(token)
     if unused:
         unused.keep_unless([output, *(output.values() if isinstance(output, dict) else ())])
-    # Without a mode, as in Transformers' own code, nothing shows which functions took an output.
-    if in_mode():
-        unused.disown()
+    unused.disown()
     return output
 
 

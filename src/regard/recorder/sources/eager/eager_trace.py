@@ -10,9 +10,8 @@ This file knows functions and tensors; `eager_call` makes an attention call of w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,32 +33,20 @@ from regard.recorder.sources.eager.eager_scores import (
     next_scores,
 )
 from regard.recorder.sources.eager.products import Product, arrange
-from regard.recorder.sources.sdpa import AttentionMode
+from regard.recorder.sources.sdpa import AttentionMode, run_and_disown
 from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import head_counts, leading_axes
 from regard.support.torch_internals import function_modes
 
 Hear = Callable[[EagerAttention], Tensor | None]
 """Receives an attention; returns what the product returns instead, or None for its own result."""
-_paused: ContextVar[bool] = ContextVar("eager_trace_paused", default=False)
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Inside the block, nothing is followed: another source hears this attention."""
-    token = _paused.set(True)
-    try:
-        yield
-    finally:
-        _paused.reset(token)
 
 
 def run_traced(hear: Hear, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a module's `forward` in an `EagerTrace`. The modes of a thread are a stack: one is enough."""
-    if any(isinstance(mode, EagerTrace) for mode in function_modes()):  # type: ignore[no-untyped-call]
-        return forward(*args, **kwargs)
-    with EagerTrace(hear):
-        return forward(*args, **kwargs)
+    is_on = any(isinstance(mode, EagerTrace) for mode in function_modes())  # type: ignore[no-untyped-call]
+    with nullcontext() if is_on else EagerTrace(hear):
+        return run_and_disown(forward, *args, **kwargs)
 
 
 def _query_label(product: Product, own: tuple[str, ...], key: str) -> tuple[str, bool]:
@@ -97,8 +84,6 @@ class EagerTrace(AttentionMode):
 
     def follow(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a function, and note what its result is to the scores and weights that are known."""
-        if _paused.get():
-            return func(*args, **kwargs)
         name = _name(func)
         # What the softmax returned is compared with what was multiplied, so that it is needed as it was.
         if args and isinstance(args[0], Tensor) and args[0] in self.weights and _writes(func):
@@ -208,8 +193,7 @@ class EagerTrace(AttentionMode):
             v=v,
             output=arrange(output, product.labels, order).flatten(-len(width)),
             modules=_common(weights.modules, _modules()),
-            # The output of another module is the text of this one, as in a stack without projections.
-            is_composed=self.mixed.get(product.right) is calling_module(),
+            is_composed=self._is_composed(product.right),
             stacked=int(self.stacked.get(product.right, 0)),  # type: ignore[no-untyped-call]
             leading_axes=leading_axes(product.right if is_ordered else v),
             is_told=is_told,
@@ -217,6 +201,14 @@ class EagerTrace(AttentionMode):
         )
         edited = self.hear(attention)
         return output if edited is None else edited.to(output.dtype)
+
+    def _is_composed(self, values: Tensor) -> bool:
+        """Whether values are a product with weights of the module that runs, of one around it or inside it.
+
+        The output of any other module is the text that this one reads, as in a stack without projections.
+        """
+        module, here = self._mixer_of([values]), _modules()
+        return module is not None and (module in here or (bool(here) and module in set(here[-1].modules())))
 
     # Softmax.
 

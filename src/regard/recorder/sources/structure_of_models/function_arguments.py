@@ -99,8 +99,8 @@ def attention_call(
         # The map's own q and k have no gradients, and are copies if the model may write to them.
         q, k = (q, k[:, :, :S]) if q.requires_grad or k.requires_grad else (m.q, m.k)
         tensors = q, k, v[:, :, :S], output, m.lse
-        own = {"own_lse": True, "problem": problem, "kept": m.kept}
-        return AttentionCall(*tensors, m.mask, m.scale, m.softcap, sinks, **own)
+        call = AttentionCall(*tensors, m.mask, m.scale, m.softcap, sinks)
+        return call._replace(own_lse=True, problem=problem, kept=m.kept)
     # The eager attention of gpt-oss reads `module.sinks`, and does not name `s_aux`, which it is passed.
     sinks = getattr(module, "sinks", None)
     if "s_aux" not in use.every and isinstance(sinks, Tensor) and sinks.numel() == q.shape[1]:

@@ -22,7 +22,6 @@ from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.certificates.certificate import sampled_rows
 from regard.recorder.map_preparation import without_autocast
 from regard.recorder.sources import sdpa
-from regard.recorder.sources.eager import eager_trace
 from regard.recorder.sources.sdpa import read_or_explain
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
 from regard.recorder.sources.transformers_library.mask_recognition import origins
@@ -124,7 +123,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
         collector = sdpa.CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
-        with sdpa.listening(collector), eager_trace.paused():
+        with sdpa.listening(collector), sdpa.without_mode():
             result = run(module, query, *args, **kwargs)
         calls = inner
         if not inner:
