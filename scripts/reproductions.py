@@ -98,7 +98,8 @@ def gallery(found: dict[str, ReproductionRecord]) -> str:
             "with packages: the claim, our numbers with intervals and baselines, and whether it holds at "
             "this size. A verdict is computed from the numbers: it holds if every check's whole interval "
             "lies beyond its baseline, in part if some do. `regard reproduce` lists them; `--quick` takes a "
-            "minute on two cores."
+            "minute on two cores. Full runs read with models that `regard data smollm2` and `regard data "
+            "minilm` fetch, or train small ones, for which a GPU is of use."
         ),
         "",
     ]

@@ -115,7 +115,7 @@ def judge(
         name: [[float(first), float(x[:, first:stop].mean())] for first, stop in pairwise(edges)]
         for name, x in losses.items()
     }
-    mark = {"window": float(sizes["window"])}
+    mark = {"window full": float(sizes["window"])}
     bars = {"measured": [[0.0, sum(attention) / len(attention)]], "uniform": [[0.0, uniform[0]]]}
     charts = [
         Chart("Loss along the text", "position", "loss, nats", lines, marks=mark),
