@@ -13,7 +13,8 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -141,28 +142,6 @@ class Answers:
             "retained": True,
         }
         self.contents.forget_meta()
-        contents = self.contents
-        # Bytes are sent as they are, all else as JSON.
-        self.computed: dict[str, Callable[[Query], Any]] = {
-            "meta": lambda query: contents.meta,
-            "thumbs": self._thumbs,
-            "heads": lambda query: contents.heads(query.number("text")),
-            "layer_heads": lambda query: contents.layer_heads(query.number("text"), query["layer"]),
-            "attribution": lambda query: contents.attribution(query.number("text"), query.quantity),
-            "tile": self._tile,
-            "row": self._row,
-            "column": self._column,
-            "steps": self._steps,
-            "retained": lambda query: contents.retained(query.number("text"), query["layer"]),
-            "prediction": lambda query: contents.prediction(query.number("text"), query.number("position")),
-            "survey_head": self._survey_head,
-        }
-        self.jobs: dict[str, Callable[[Mapping[str, Any]], Json | ModelJob]] = {
-            "capture": self._capture,
-            "generate": self._generate,
-            "cut": self._cut,
-            "remove": self._remove,
-        }
 
     def compute(self, name: str, parameters: Mapping[str, str]) -> Json | bytes:
         """Return the answer to a request for numbers, or raise `RefusedError`. It may take a while.
@@ -173,7 +152,7 @@ class Answers:
         """
         if name not in self.computed:
             raise RefusedError(404, f"there is no answer named {name!r}")
-        answer = translate_errors(self.computed[name], Query(parameters))
+        answer = translate_errors(partial(self.computed[name], self), Query(parameters))
         return answer if isinstance(answer, bytes) else Json(answer)
 
     def prepare(self, name: str, body: object) -> Json | ModelJob:
@@ -187,7 +166,7 @@ class Answers:
             raise RefusedError(404, f"there is no job named {name!r}")
         if not isinstance(body, dict):
             raise RefusedError(400, 'expected a JSON object, such as {"text": "…"}')
-        return translate_errors(self.jobs[name], body)
+        return translate_errors(partial(self.jobs[name], self), body)
 
     def _thumbs(self, query: Query) -> bytes:
         """Return the pictures of a layer's heads, and after them each head's sink key and its share."""
@@ -306,6 +285,36 @@ class Answers:
                 send_line(line)
 
         return ModelJob("generating", work)
+
+    # Of the class: an instance that held its own methods would keep its threads until Python collects cycles.
+    computed: ClassVar[dict[str, Callable[[Answers, Query], Any]]] = {
+        "meta": lambda answers, query: answers.contents.meta,
+        "thumbs": _thumbs,
+        "heads": lambda answers, query: answers.contents.heads(query.number("text")),
+        "layer_heads": lambda answers, query: answers.contents.layer_heads(
+            query.number("text"), query["layer"]
+        ),
+        "attribution": lambda answers, query: answers.contents.attribution(
+            query.number("text"), query.quantity
+        ),
+        "tile": _tile,
+        "row": _row,
+        "column": _column,
+        "steps": _steps,
+        "retained": lambda answers, query: answers.contents.retained(query.number("text"), query["layer"]),
+        "prediction": lambda answers, query: answers.contents.prediction(
+            query.number("text"), query.number("position")
+        ),
+        "survey_head": _survey_head,
+    }
+    """What each answer is computed by. Bytes are sent as they are, all else as JSON."""
+    jobs: ClassVar[dict[str, Callable[[Answers, Mapping[str, Any]], Json | ModelJob]]] = {
+        "capture": _capture,
+        "generate": _generate,
+        "cut": _cut,
+        "remove": _remove,
+    }
+    """What each job is prepared by."""
 
 
 def log_failure(name: str, error: Exception) -> str:
