@@ -105,6 +105,25 @@ def block_bounds(q, k, block_size):
     products = torch.maximum(q[:, None] * blocks.amin(dim=1), q[:, None] * blocks.amax(dim=1))
     return products.sum(dim=-1) / math.sqrt(q.shape[-1])
 """
+LOOP_OVER_CELLS = """
+def streaming_mask(T, S, window, sinks):
+    rows = []
+    for i in range(S - T, S):
+        rows.append([j <= i and (j > i - window or j < sinks) for j in range(S)])
+    return torch.tensor(rows)
+"""
+LOOP_OVER_QUERIES = """
+def selected_attention(q, k, v, block_size, count):
+    bounds = block_bounds(q, k, block_size)
+    outs, lses = [], []
+    for i in range(len(q)):
+        best = bounds[i].topk(count).indices.tolist()
+        keys = [key for b in best for key in range(b * block_size, (b + 1) * block_size)]
+        s = k[keys] @ q[i] / math.sqrt(q.shape[-1])
+        outs.append(torch.softmax(s, dim=0) @ v[keys])
+        lses.append(torch.logsumexp(s, dim=0))
+    return torch.stack(outs), torch.stack(lses)
+"""
 ALL_AT_ONCE = """
 def lost_weight(lse_kept, lse):
     return 1 - torch.exp(lse_kept - lse)
@@ -257,6 +276,8 @@ MISTAKES = {
         ("    return out, S", "    return out, S.mT", "its axes stand in another order"),
     ),
     (17, LARGEST_SCORES): (
+        (" / math.sqrt(q.shape[-1])", "", "no-scale"),
+        ("math.sqrt(q.shape[-1])", "q.shape[-1]", "scaled-by-width"),
         (
             "products = torch.maximum(q[:, None] * blocks.amin(dim=1), q[:, None] * blocks.amax(dim=1))",
             "products = q.abs()[:, None] * blocks.abs().amax(dim=1)",
@@ -267,6 +288,19 @@ MISTAKES = {
             "return (q @ k.mT).unflatten(-1, (-1, block_size)).amax(dim=-1)",
             "every key was read for it",
         ),
+    ),
+    (14, LOOP_OVER_CELLS): (
+        ("j < sinks", "j <= sinks", "one sink too many"),
+        ("j <= i", "j < i", "missing-diagonal"),
+        ("range(S - T, S)", "range(T)", "top-left-causal"),
+        ("i - window", "i - window - 1", "window-off-by-one"),
+    ),
+    (17, LOOP_OVER_QUERIES): (
+        ("bounds[i]", "bounds[0]", "the best blocks of the first one"),
+        ("bounds[i].topk(count).indices", "torch.arange(count)", "the first blocks are read"),
+        ("torch.logsumexp(s, dim=0)", "s.exp().sum()", "its logarithm is missing"),
+        ("torch.logsumexp(s, dim=0)", "s.max()", "the largest score that was kept"),
+        ("torch.stack(outs)", "torch.stack(outs, dim=1)", "its axes stand in another order"),
     ),
     (17, ALL_AT_ONCE): (
         (

@@ -44,6 +44,7 @@ HINTS = (
     ("register_buffer()", f"a buffer has a name and a tensor: {BUFFER}"),
     ("buffer name should be a string", f"a buffer has a name and a tensor: {BUFFER}"),
 )
+REVERSED = "reversed"  # a head of which every output has the right sum, in the opposite order
 LOWERED = "lowered"  # a head of which every output is too small
 # What a check must reject, the plainest first.
 WRONG = (
@@ -91,7 +92,7 @@ class TrialHead(nn.Module):
         if self.mistake == "fused" and not self.training:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = dropped @ v
-        return out - 1 if self.mistake == LOWERED else out
+        return {LOWERED: out - 1, REVERSED: out.flip(-1)}.get(self.mistake, out)
 
     def _divisor(self) -> float:
         root = math.sqrt(self.W_q.out_features)
@@ -182,6 +183,9 @@ def _try_check(function: Any) -> Outcome:
     if _accepts(function, TrialHead(LOWERED).eval()) is not False:
         said = "It accepts a head whose outputs are all too small: a difference below 0 is a difference, too."
         return Outcome(CHECK, "wrong", said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
+    if _accepts(function, TrialHead(REVERSED).eval()) is not False:
+        said = "It accepts a head whose numbers stand in the opposite order: in a mean, differences cancel."
+        return Outcome(CHECK, "wrong", said, hint="(out - expected).abs().max() <= 1e-6, or torch.allclose")
     if any(_accepts(function, TrialHead().train()) is False for _ in range(3)):
         said = (
             "It rejects a right head that is in training mode: there, dropout changes its output at random."
@@ -259,7 +263,7 @@ TASKS = (
         judge_check,
         trials=(
             Trial((TrialHead().train(),)),
-            *(Trial((TrialHead(mistake).eval(),)) for mistake in ("", *WRONG[:-1], LOWERED)),
+            *(Trial((TrialHead(mistake).eval(),)) for mistake in ("", *WRONG[:-1], LOWERED, REVERSED)),
         ),
     ),
     guess_task(

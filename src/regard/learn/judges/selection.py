@@ -18,11 +18,13 @@ CHOSEN = "chosen = bounds.topk(count, dim=-1).indices"
 VISIBLE = "visible = kept.repeat_interleave(block_size, dim=-1)"
 EVEN = "three quarters of the keys are not read, and they are the weak ones: the 5 has most of the weight"
 NOTHING = "a score of 0 is not a weight of 0: its exponential is 1"
+SCALED = "return products.sum(dim=-1) / math.sqrt(D), as scores are"
 FILLED = "scores = scores.masked_fill(~visible, -torch.inf)"
 
 
 def bounds(q: Tensor, k: Tensor, block_size: int, how: str = "") -> Tensor:
     """Return the bounds of blocks; `how` is a way to go wrong."""
+    scale = {"unscaled": 1.0, "by width": float(k.shape[-1])}.get(how, math.sqrt(k.shape[-1]))
     blocks = k.view(-1, block_size, k.shape[-1])
     low, high, q = blocks.amin(1), blocks.amax(1), q[:, None]
     products = {
@@ -37,7 +39,7 @@ def bounds(q: Tensor, k: Tensor, block_size: int, how: str = "") -> Tensor:
         return torch.maximum((q * low).sum(-1), (q * high).sum(-1)) / math.sqrt(k.shape[-1])
     if how == "largest score":
         return (q[..., None, :] * blocks).sum(-1).amax(-1) / math.sqrt(k.shape[-1])
-    return products.sum(-1) / math.sqrt(k.shape[-1])
+    return products.sum(-1) / scale
 
 
 def select(
@@ -46,6 +48,11 @@ def select(
     """Return the output and the log-sum-exp of the best blocks; `how` is a way to go wrong."""
     bound = bounds(q, k, block_size)
     chosen = bound.topk(count, dim=-1, largest=how != "smallest").indices
+    # Not the best ones of each query, but of the first one for all, or the first blocks or the last.
+    if how in ("of one query", "first blocks", "last blocks"):
+        first = torch.arange(count).expand_as(chosen)
+        others = {"first blocks": first, "last blocks": bound.shape[-1] - 1 - first}
+        chosen = others.get(how, chosen[:1].expand_as(chosen))
     kept = torch.zeros_like(bound, dtype=torch.bool).scatter(-1, chosen, True)
     visible = kept.repeat(1, block_size) if how == "tiled" else kept.repeat_interleave(block_size, -1)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
@@ -54,7 +61,9 @@ def select(
         "inverted": scores.masked_fill(visible, -torch.inf),
         "zero": scores.masked_fill(~visible, 0.0),
     }.get(how, scores.masked_fill(~visible, -torch.inf))
-    return torch.softmax(left, -1) @ v, torch.logsumexp(left, -1)
+    lse = torch.logsumexp(left, -1)
+    lse = {"sum": lse.exp(), "largest": left.amax(-1)}.get(how, lse)
+    return torch.softmax(left, -1) @ v, lse
 
 
 def _tensors() -> tuple[Tensor, Tensor, Tensor]:
@@ -101,6 +110,8 @@ BOUNDS = FunctionTask(
     ),
     (
         WrongWay(partial(bounds, how="mean"), "block-judged-by-mean"),
+        WrongWay(partial(bounds, how="unscaled"), "no-scale", hint=SCALED),
+        WrongWay(partial(bounds, how="by width"), "scaled-by-width", hint=SCALED),
         WrongWay(partial(bounds, how="highest"), "bound-of-one-sign"),
         WrongWay(partial(bounds, how="lowest"), "bound-of-one-sign"),
         WrongWay(
@@ -158,6 +169,29 @@ SELECTED = FunctionTask(
             "no-mask",
             "Every key is read: the selection is computed and not used.",
             FILLED,
+        ),
+        WrongWay(
+            partial(select, how="of one query"),
+            said="every query reads the best blocks of the first one; each has its own",
+            hint="chosen = bounds.topk(count, dim=-1).indices",
+        ),
+        *(
+            WrongWay(
+                partial(select, how=f"{which} blocks"),
+                said=f"the {which} blocks are read, whatever their bounds are",
+                hint="chosen = bounds.topk(count, dim=-1).indices",
+            )
+            for which in ("first", "last")
+        ),
+        WrongWay(
+            partial(select, how="sum"),
+            said="`lse` is the sum of the exponentials; its logarithm is missing",
+            hint="lse = torch.logsumexp(scores, dim=-1), of the scores that were kept",
+        ),
+        WrongWay(
+            partial(select, how="largest"),
+            said="`lse` is the largest score that was kept; the others belong to the sum as well",
+            hint="lse = torch.logsumexp(scores, dim=-1), of the scores that were kept",
         ),
         WrongWay(partial(select, how="inverted"), "inverted-mask", hint=FILLED),
         WrongWay(partial(select, how="zero"), "masked-with-zero", hint=FILLED),

@@ -26,7 +26,8 @@ def visible(T: int, S: int, window: int, sinks: int, how: str = "") -> Tensor:
     """Return the mask; `how` is a way to go wrong."""
     query = torch.arange(T)[:, None] if how == "top left" else torch.arange(S - T, S)[:, None]
     key = torch.arange(S)
-    causal, first = key <= query, key < sinks
+    causal, first = key <= query, key < sinks + (how == "one sink more")
+    causal = key < query if how == "itself hidden" else causal
     near = key > query - window - {"wide": 1, "narrow": -1}.get(how, 0)
     return {
         "future": near | first,
@@ -69,6 +70,17 @@ MASK = FunctionTask(
             "window-off-by-one",
             "A query sees window + 1 keys: its own is one of the window.",
             NEAR,
+        ),
+        WrongWay(
+            partial(visible, how="one sink more"),
+            said="There is one sink too many: the first `sinks` keys are those below `sinks`.",
+            hint="first = key < sinks",
+        ),
+        WrongWay(
+            partial(visible, how="itself hidden"),
+            "missing-diagonal",
+            "No query sees its own key, and the first sees none at all.",
+            "causal = key <= query",
         ),
         WrongWay(
             partial(visible, how="narrow"), "window-off-by-one", "A query sees only window − 1 keys.", NEAR
