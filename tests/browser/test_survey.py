@@ -37,7 +37,7 @@ def test_a_head_is_chosen_and_described(page: Page, address: str) -> None:
     expect(page.locator(".survey-bars")).to_have_count(3)
     expect(page).to_have_url(re.compile("surveyHead=1%2F2"))
     # By key: to another head, which Enter chooses.
-    page.get_by_label("Across").select_option("sink")
+    page.get_by_label("Horizontal score").select_option("sink")
     page.locator(".scatter-point.chosen").focus()
     for key in ("ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowUp"):
         page.keyboard.press(key)

@@ -11,6 +11,7 @@ import {
   pointsOf,
   rangeName,
 } from "../../src/regard/show/web/survey/rows.js";
+import { outliers } from "../../src/regard/show/web/survey/scatter.js";
 import "./helpers.js";
 
 /** @param {number} head */
@@ -95,4 +96,23 @@ test("distances have names, and excerpts gaps", () => {
 test("the numbers are those of every head", async () => {
   const lines = (await surveyCsv(survey).text()).split(/\r?\n/);
   assert.equal(lines[2], "3,1,,0.1,0.4,");
+});
+
+test("the labelled points that are furthest out have names", () => {
+  const axis = { low: 0, high: 1, title: "", say: String };
+  const point = (id, x, y, labelled = true) => ({ id, x, y, labelled, name: id });
+  const points = [
+    point("0/0", 0.9, 0.9, false),
+    point("0/1", 0.1, 0.8),
+    point("0/2", 0.7, 0.1),
+    point("1/0", 0.5, 0.5),
+    point("1/1", 0.2, 0.1),
+    point("1/2", 0.1, 0.1),
+  ];
+  assert.deepEqual(outliers({ points, x: axis, y: axis, chosen: "", label: "" }), [
+    "1/0",
+    "0/1",
+    "0/2",
+    "1/1",
+  ]);
 });

@@ -45,7 +45,7 @@ function isWhole(point) {
 
 /**
  * The frame of a chart in a box of this size.
- * @param {ChartData} data
+ * @param {Pick<ChartData, "series" | "x" | "y">} data
  * @param {number} width
  * @param {number} height
  * @returns {ChartFrame}
@@ -64,10 +64,11 @@ export function chartFrame({ series, x, y }, width, height) {
 }
 
 /**
+ * Both axes, with lines across.
  * @param {ChartFrame} frame
- * @param {ChartData} data
+ * @param {Pick<ChartData, "x" | "y">} data
  */
-function axes({ width, height, margin, across, up }, { x, y }) {
+export function drawAxes({ width, height, margin, across, up }, { x, y }) {
   const group = svgElement("g", { class: "chart-axes" });
   const [left, right, bottom] = [margin.left, width - margin.right, height - margin.bottom];
   for (const tick of ticks(y.low, y.high)) {
@@ -141,7 +142,7 @@ function drawing(data, width, height) {
   const box = { width, height, viewBox: `0 0 ${width} ${height}` };
   const picture = svgElement("svg", { ...box, role: "img", "aria-label": label });
   if (description) picture.setAttribute("aria-description", description);
-  picture.append(axes(frame, data));
+  picture.append(drawAxes(frame, data));
   /** @type {ChartCurve[]} */
   const curves = [];
   if (known(mark)) picture.append(markLine(frame, mark));

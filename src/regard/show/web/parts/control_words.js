@@ -54,8 +54,8 @@ export const CONTROL_WORDS = {
   Policy: "How a full cache chooses the keys that it evicts.",
 
   // Survey
-  Across: "The score by which heads are placed from left to right.",
-  Up: "The score by which heads are placed from bottom to top.",
+  "Horizontal score": "The score by which heads are placed from left to right.",
+  "Vertical score": "The score by which heads are placed from bottom to top.",
 
   // Time
   "time-on":

@@ -2,49 +2,24 @@
 // Points over two axes, as SVG: they can be pointed at, walked with the arrow keys, and chosen. It knows points; it does
 // not know what they measure.
 
-import { ticks } from "../parts/chart.js";
+import { chartFrame, drawAxes } from "../parts/chart.js";
 import { element, svgElement } from "../parts/dom.js";
 
-const MARGIN = { top: 22, right: 14, bottom: 38, left: 50 };
 const RADIUS = 5;
+const NAMED = 4; // points whose names stand beside them, at most
+const BESIDE = 9; // pixels from the middle of a point to its name
 
 /** @typedef {{ points: ScatterPoint[], x: ChartAxis, y: ChartAxis, chosen: string, label: string }} ScatterData */
 
 /**
+ * The points whose names stand beside them: those with a label that are furthest out.
  * @param {ScatterData} data
- * @param {number} width
- * @param {number} height
+ * @returns {string[]} their ids
  */
-function drawAxes({ x, y }, width, height) {
-  const [right, bottom] = [width - MARGIN.right, height - MARGIN.bottom];
-  /** @param {number} value */
-  const across = (value) => MARGIN.left + ((value - x.low) / (x.high - x.low || 1)) * (right - MARGIN.left);
-  /** @param {number} value */
-  const up = (value) => bottom - ((value - y.low) / (y.high - y.low || 1)) * (bottom - MARGIN.top);
-  const group = svgElement("g", { class: "chart-axes" });
-  for (const tick of ticks(y.low, y.high)) {
-    const place = up(tick);
-    group.append(
-      svgElement("line", { x1: MARGIN.left, x2: right, y1: place, y2: place }),
-      svgElement("text", { x: MARGIN.left - 8, y: place + 4, "text-anchor": "end" }, y.say(tick)),
-    );
-  }
-  for (const tick of ticks(x.low, x.high, Math.max(2, Math.floor((right - MARGIN.left) / 90)))) {
-    const place = across(tick);
-    group.append(
-      svgElement("line", { x1: place, x2: place, y1: MARGIN.top, y2: bottom }),
-      svgElement("text", { x: place, y: bottom + 16, "text-anchor": "middle" }, x.say(tick)),
-    );
-  }
-  group.append(
-    svgElement(
-      "text",
-      { class: "chart-title", x: right, y: height - 5, "text-anchor": "end" },
-      `${x.title} →`,
-    ),
-    svgElement("text", { class: "chart-title", x: 2, y: 11 }, `↑ ${y.title}`),
-  );
-  return { group, across, up };
+export function outliers({ points, x, y }) {
+  const far = (/** @type {ScatterPoint} */ point) => point.x / (x.high || 1) + point.y / (y.high || 1);
+  const labelled = points.filter((point) => point.labelled).sort((a, b) => far(b) - far(a));
+  return labelled.slice(0, NAMED).map(({ id }) => id);
 }
 
 /** The scatter in its box; `draw(data)` shows other data, and `choose` and `point` are told of heads by their ids. */
@@ -79,7 +54,7 @@ export class Scatter {
   paint() {
     const width = this.box.clientWidth;
     if (!this.data || width < 60) return;
-    const { points, chosen, label } = this.data;
+    const { points, chosen, label, ...axes } = this.data;
     const focused = this.box.contains(document.activeElement);
     const picture = svgElement("svg", {
       width,
@@ -88,8 +63,14 @@ export class Scatter {
       role: "group",
       "aria-label": label,
     });
-    const { group, across, up } = drawAxes(this.data, width, this.height);
-    picture.append(group);
+    const frame = chartFrame({ series: [], ...axes }, width, this.height);
+    const { across, up } = frame;
+    const titles = {
+      x: { ...axes.x, title: `${axes.x.title} →` },
+      y: { ...axes.y, title: `↑ ${axes.y.title}` },
+    };
+    picture.append(drawAxes(frame, titles));
+    const named = outliers(this.data);
     const last = points.toSorted((a, b) => Number(a.id === chosen) - Number(b.id === chosen)); // over the others
     for (const { id, x, y, labelled, name } of last) {
       const kind = `scatter-point${labelled ? " labelled" : ""}${id === chosen ? " chosen" : ""}`;
@@ -99,6 +80,13 @@ export class Scatter {
       const dot = svgElement("circle", { class: kind, ...at, "data-head": id, tabindex, ...role });
       dot.append(svgElement("title", {}, name));
       picture.append(dot);
+      if (!named.includes(id)) continue;
+      const isLeft = across(x) > width / 2;
+      const place = { x: across(x) + (isLeft ? -BESIDE : BESIDE), y: up(y) + 4 };
+      const anchor = { class: "chart-name", "text-anchor": isLeft ? "end" : "start" };
+      picture.append(
+        svgElement("text", { ...place, ...anchor, "aria-hidden": "true" }, id.replace("/", ".")),
+      );
     }
     this.box.replaceChildren(picture);
     if (focused) this.focus(chosen);

@@ -20,8 +20,8 @@ export class SurveyView {
    */
   constructor(root, app) {
     this.survey = /** @type {Survey} */ (app.meta.survey); // there is no such view without one
-    this.across = select("Across", (surveyAcross) => app.set({ surveyAcross }));
-    this.up = select("Up", (surveyUp) => app.set({ surveyUp }));
+    this.across = select("Horizontal score", (surveyAcross) => app.set({ surveyAcross }));
+    this.up = select("Vertical score", (surveyUp) => app.set({ surveyUp }));
     const save = exportMenu(app, surveyExports(this));
     const controls = element("div", { class: "bar-of-choices" }, this.across, this.up, save);
     this.lead = element("p", { class: "lead" });
