@@ -7,11 +7,12 @@ lightning attention (`lightning_attention.py`), which has its recurrence in its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 from torch import nn
 
 from regard.recorder.layer import LayerId
-from regard.recorder.sources.structure_of_models.code_names import class_uses_name
+from regard.recorder.sources.structure_of_models.code_names import called_names
 from regard.recorder.sources.structure_of_models.layer_names import assign_layer_ids
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
 
@@ -57,7 +58,7 @@ def _linear_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for name, module in model.named_modules()
-        if is_lightning(module) or any(class_uses_name(type(module), function) for function in FUNCTIONS)
+        if is_lightning(module) or not called_names(cast(Any, type(module))).isdisjoint(FUNCTIONS)
     )
 
 

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx, nn
@@ -75,11 +74,6 @@ def module_names(module: nn.Module) -> frozenset[str]:
     return names
 
 
-def class_uses_name(kind: type, name: str) -> bool:
-    """Whether the code of a class uses this name."""
-    return name in called_names(kind)
-
-
 def has_graph(module: nn.Module) -> bool:
     """Whether a module of PyTorch's runs a graph that was made of other code."""
     return any(isinstance(value, fx.Graph) for value in vars(module).values())
@@ -94,16 +88,11 @@ def script_names(script: Any) -> frozenset[str]:
     return frozenset(name for names in SCRIPT_NAMES.findall(graph) for name in names if name)
 
 
-_function_names: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
-
-
 def _held_names(function: Any) -> frozenset[str]:
     """Return the names in a function that a module holds, but for those of torch and Transformers."""
-    if function not in _function_names:
-        plain = function.func if isinstance(function, functools.partial) else function
-        is_followed = isinstance(plain, torch.jit.ScriptFunction) or _is_followed(plain)
-        _function_names[function] = _names_in([plain]) if is_followed or plain is attend else frozenset()
-    return _function_names[function]
+    plain = function.func if isinstance(function, functools.partial) else function
+    is_script = isinstance(plain, torch.jit.ScriptFunction)
+    return _names_in([plain]) if is_script or plain is attend or _is_followed(plain) else frozenset()
 
 
 def _names_in(functions: Iterable[Any]) -> frozenset[str]:
