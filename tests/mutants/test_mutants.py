@@ -131,6 +131,21 @@ def test_conventions_are_read_off_the_result():
         assert type(wrong) is type(target(*args, **kwargs)), target
 
 
+def test_a_test_of_bits_or_strides_notices_no_mistake_that_does_not_show():
+    def by_tokens(q, k, v, causal=False):
+        output = attention(*(x.transpose(1, 2) for x in (q, k, v)), causal)  # (B, H, T, D)
+        return output.transpose(1, 2)
+
+    q, k, v = (x.transpose(1, 2) for x in draw(2, 4, 4, 5, 5, 8))
+    right = by_tokens(q, k, v, causal=True)
+    log, same = log_of(by_tokens, q, k, v, causal=True, mutant="top-left-causal")
+    assert torch.equal(same, right)
+    assert log.reasons
+    _, wrong = log_of(by_tokens, q, k, v, causal=True, mutant="no-scale")
+    assert not torch.allclose(wrong, right, atol=1e-2)
+    assert wrong.stride() == right.stride() != wrong.contiguous().stride()
+
+
 def test_weights_are_replaced_together_with_the_output():
     q, k, v = draw(2, 4, 4, 5, 5, 8)
     _, wrong = log_of(with_weights, q, k, v, mutant="softmax-over-queries")
