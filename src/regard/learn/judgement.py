@@ -234,7 +234,7 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
         if STAR_ERROR.search(outcome.message):
             hint = STAR if not hint or hint in GENERAL else f"{STAR}; {hint}"
         if difference is not None and (not hint or hint in GENERAL):
-            hint = f"line {difference.line}: {difference.said}"
+            hint = f"{hint and f'{hint}; '}line {difference.line}: {difference.said}"
         return replace(outcome, hint=hint)
     write = f"{'after ' if difference.after else ''}line {difference.line}: {difference.right}"
     # The line that raised an error may not be the one to blame, and a hint for it would mislead.
