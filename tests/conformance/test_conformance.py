@@ -120,6 +120,24 @@ def test_a_mistake_of_sinks_stands_beside_another(folder, tmp_path):
     assert "WRONG: window-off-by-one, and sink-dropped" in str(judgement)
 
 
+def test_wrong_outputs_that_the_named_mistake_is_not_compared_with_are_listed(folder, tmp_path):
+    """Zeros tell of no mistake, and what is wrong in a cache says nothing of another case."""
+    from safetensors.torch import load_file
+
+    results = tmp_path / "results.safetensors"
+    judge_program(folder, results, WRONG["window-off-by-one"])
+    zeros = {n: x * 0 if n.startswith("packed-c") else x for n, x in load_file(results).items()}
+    judgement = judge_tensors(folder, tmp_path, zeros)
+    assert judgement.mistakes[0] == "window-off-by-one"
+    assert "packed-cross.output" in judgement.uncompared
+    judge_program(folder, results, WRONG["cache-ignored"])
+    wrong = {n: x * 2 if n == "plain.output" else x for n, x in load_file(results).items()}
+    judgement = judge_tensors(folder, tmp_path, wrong)
+    assert judgement.mistakes[:1] == ["cache-ignored"]
+    assert "plain.output" in judgement.uncompared
+    assert "cache.output" not in judgement.uncompared
+
+
 def test_of_three_mistakes_at_once_one_is_named_as_nearest(folder, tmp_path):
     names = ("no-scale", "softcap-dropped", "grouped-heads-tiled")
     lines = [line for name in names for line in WRONG[name]]

@@ -84,17 +84,21 @@ def name_mistakes(
             if not explained:
                 break
     rest = [case for case in outputs if case.name not in explained]
-    special = list(dict.fromkeys(_special_mistakes(rest, only_empty, observed, outputs)))
+    special: dict[str, set[str]] = {}
+    for name, alike in _special_mistakes(rest, only_empty, observed, outputs):
+        special.setdefault(name, set()).update(case.name for case in alike)
     if not explained:
-        special = list(dict.fromkeys([*special, *_other_results(judged, found, tensors, wrong)]))
-        named.mistakes = named.mistakes or special
+        others = _other_results(judged, found, tensors, wrong)
+        named.mistakes = named.mistakes or list(dict.fromkeys([*special, *others]))
         named.nearest = "" if named.mistakes else named.nearest
     else:
         known = {*named.mistakes, *named.together, *named.elsewhere}
         named.elsewhere += [name for name in special if name not in known][:1]
-    named.unexplained = (
-        [f"{case.name}.output" for case in rest if case not in only_empty] if explained else []
-    )
+    for name in {*named.mistakes, *named.elsewhere} & special.keys():
+        explained |= special[name]
+    if named.mistakes or named.together:
+        names = [case for case, result in wrong if result == "output" and case not in explained]
+        named.unexplained = [f"{case}.output" for case in names]
     return named
 
 
@@ -209,8 +213,8 @@ def _special_mistakes(
     only_empty: list[ConformanceCase],
     observed: dict[str, Observation],
     outputs: list[ConformanceCase],
-) -> Iterator[str]:
-    """Yield the mistakes that show in one kind of case alone.
+) -> Iterator[tuple[str, list[ConformanceCase]]]:
+    """Yield the mistakes that show in one kind of case alone, each with the cases that it explains.
 
     Arguments:
         rest: the cases with a wrong output that is not explained yet.
@@ -225,21 +229,21 @@ def _special_mistakes(
             for case in cached
             if case.dtype == "float32" and not case.large and case.question.padding is None
         ]
-        yield from _cache_mistakes(plain, observed)
+        yield from ((name, plain) for name in _cache_mistakes(plain, observed))
     overflown = [c for c in rest if c.large and c not in only_empty and not _is_finite(observed[c.name])]
     if overflown and all(case.large or case in only_empty or case not in rest for case in outputs):
-        yield "softmax-overflow"
-    if any(not _is_finite(observed[case.name]) for case in only_empty):
-        yield "empty-row-nan"
+        yield "softmax-overflow", overflown
+    if broken := [case for case in only_empty if not _is_finite(observed[case.name])]:
+        yield "empty-row-nan", broken
     # In a cache the rows of a piece see fewer keys than the variants do.
     finite = [case for case in only_empty if _is_finite(observed[case.name]) and case.pieces is None]
     if finite and all(_hides_with_a_number(case, observed[case.name]) for case in finite):
-        yield "finite-mask-value"
+        yield "finite-mask-value", finite
     half = [case for case in rest if case.dtype != "float32"]
     if half and len(half) == len(outputs):
         alike = [case for case in half if not case.is_packed and case.pieces is None and not case.large]
         names = _find_single([observed[case.name] for case in alike], [Intent(Wiring(), causal=False)])
-        yield from names or ["precision-lost"]
+        yield from ((name, half) for name in names or ["precision-lost"])
 
 
 def _is_finite(observation: Observation) -> bool:
