@@ -19,12 +19,12 @@ def import_torch_quickly() -> None:
         return
     sys.modules[_META] = ModuleType(_META)
     try:
-        torch = import_module("torch")
+        import_module("torch")
     finally:
         del sys.modules[_META]
-    # _prims gives torch.Generator its metaclass in PyTorch 2.13; no generator can be made before.
-    if set_metaclass := getattr(torch._C, "_set_generator_metaclass", None):
-        set_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
+    from regard.support.torch_internals import set_generator_metaclass
+
+    set_generator_metaclass()
 
 
 def complete_torch() -> None:

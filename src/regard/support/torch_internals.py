@@ -117,6 +117,19 @@ def indexing_by_tensors() -> AbstractContextManager[None]:
     return TransformGetItemToIndex()
 
 
+def set_generator_metaclass() -> None:
+    """Give `torch.Generator` its metaclass, as importing `torch._prims` does; without it none can be made.
+
+    If gone: there is no metaclass to give.
+    """
+    try:
+        from torch._C import _set_generator_metaclass
+        from torch._opaque_base import OpaqueBaseMeta
+    except ImportError:  # before PyTorch 2.10 or so
+        return
+    _set_generator_metaclass(OpaqueBaseMeta)
+
+
 ATTRIBUTES = {
     "_apply": "changes every tensor of a module. If gone: `module.to`, and a loop over its parameters",
     "_base": "the tensor that a view is of. If gone: `untyped_storage().data_ptr()` of both",
