@@ -205,6 +205,21 @@ def test_what_others_patch_inside_a_capture_stays() -> None:
     functional.scaled_dot_product_attention = sdpa.original
 
 
+@torch.no_grad()
+def test_what_stands_in_the_functions_place_before_a_capture_still_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As PyTorch's context parallelism, or a library with a kernel of its own."""
+    model, ids = llama("sdpa"), random_ids()
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda *args, **more: 3 * sdpa.original(*args, **more)
+    )
+    expected = model(ids).logits
+    with regard.capture(model) as seen:
+        assert torch.equal(model(ids).logits, expected)
+    assert not seen.certificate.certified
+
+
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
