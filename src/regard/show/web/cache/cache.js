@@ -111,7 +111,8 @@ export class CacheView {
       this.said.textContent = `Measuring layer ${n + 1} of ${layers.length}…`;
       try {
         const table = await this.app.source.retained(text, key);
-        if (!fresh()) return;
+        // An edited run may have been undone meanwhile: its text has no layers any more.
+        if (!fresh() || this.app.meta.texts[text].removed) return;
         this.tables[n] = table;
       } catch (error) {
         if (!fresh()) return;

@@ -68,7 +68,7 @@ export function chartFrame({ series, x, y }, width, height) {
  * @param {ChartFrame} frame
  * @param {Pick<ChartData, "x" | "y">} data
  */
-export function drawAxes({ width, height, margin, across, up }, { x, y }) {
+export function chartAxes({ width, height, margin, across, up }, { x, y }) {
   const group = svgElement("g", { class: "chart-axes" });
   const [left, right, bottom] = [margin.left, width - margin.right, height - margin.bottom];
   for (const tick of ticks(y.low, y.high)) {
@@ -142,7 +142,7 @@ function drawing(data, width, height) {
   const box = { width, height, viewBox: `0 0 ${width} ${height}` };
   const picture = svgElement("svg", { ...box, role: "img", "aria-label": label });
   if (description) picture.setAttribute("aria-description", description);
-  picture.append(drawAxes(frame, data));
+  picture.append(chartAxes(frame, data));
   /** @type {ChartCurve[]} */
   const curves = [];
   if (known(mark)) picture.append(markLine(frame, mark));

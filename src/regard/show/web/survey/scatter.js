@@ -2,7 +2,7 @@
 // Points over two axes, as SVG: they can be pointed at, walked with the arrow keys, and chosen. It knows points; it does
 // not know what they measure.
 
-import { chartFrame, drawAxes } from "../parts/chart.js";
+import { chartFrame, chartAxes } from "../parts/chart.js";
 import { element, svgElement } from "../parts/dom.js";
 
 const RADIUS = 5;
@@ -69,7 +69,7 @@ export class Scatter {
       x: { ...axes.x, title: `${axes.x.title} →` },
       y: { ...axes.y, title: `↑ ${axes.y.title}` },
     };
-    picture.append(drawAxes(frame, titles));
+    picture.append(chartAxes(frame, titles));
     const named = outliers(this.data);
     const last = points.toSorted((a, b) => Number(a.id === chosen) - Number(b.id === chosen)); // over the others
     for (const { id, x, y, labelled, name } of last) {
