@@ -35,6 +35,7 @@ Then a fifth of all heads is cut at once, on other texts: those with the least i
 attention to the first token, and as many at random.""",
     limits="""One model and one kind of text; heads are set to zero, which a mean output would be kinder than.
 Importance is measured for each head alone: heads that stand in for each other look unimportant.""",
+    reads="smollm2",
 )
 QUICK = {"texts": 3, "length": 96, "share": 0.2, "draws": 4}
 FULL = {"texts": 8, "length": 512, "share": 0.2, "draws": 20}

@@ -31,6 +31,7 @@ the budget concerns, and the share of the full run's attention that is kept.""",
 the end of a prompt; here all are asked whenever the cache is full, for every token of a text. Most of what
 these policies spare are the first keys: a window that keeps four of them (second bar) does nearly as well,
 and no check here says that they do better.""",
+    reads="smollm2",
 )
 QUICK = {"texts": 3, "length": 160, "budget": 40}
 FULL = {"texts": 8, "length": 2048, "budget": 256}

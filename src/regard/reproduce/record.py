@@ -36,6 +36,8 @@ class PublishedResult:
     """What is trained or read here, on which text, and what is compared with what."""
     limits: str
     """Why it may not hold at this size, and what a verdict here says nothing about."""
+    reads: str = ""
+    """The model of `regard data` that a full run reads; "" if it trains its own."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ answer, and the answer is read rather than written. That more than one head in t
 expected: every induction head can copy such an answer, and a model with few heads has as large a part of them
 for that as one with many; the paper counts among the 1,024 and more heads of models with billions of weights,
 whose needles are asked for in other words. Of heads that share the work, none need score high.""",
+    reads="smollm2",
 )
 QUICK = {"length": 96, "cut": 2, "draws": 3}
 FULL = {"length": 2048, "cut": 10, "draws": 10}

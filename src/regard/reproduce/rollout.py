@@ -19,13 +19,13 @@ ABOUT = PublishedResult(
     claim="""In higher layers tokens are mixed, and raw attention no longer says which inputs matter. Rollout,
 which follows the attention through all layers, ranks them more like an ablation of the inputs does.""",
     method="""An encoder of sentences, all-MiniLM-L6-v2, reads pieces of Python's help topics. Each token is
-replaced by [MASK] in turn; how far the text's embedding turns (1 − cosine) is its importance. Rollout and the
-last layer's attention, as the mean over all positions as the embedding is, are compared with it by rank;
-beside them the first layer's, the position (earlier ones first) and rarity, by place in the vocabulary.""",
-    limits="""One encoder of six layers; the paper's classify. A replaced token is not an absent one. That the
-position ranks tokens better is no surprise, and a baseline that the paper does not have: this encoder leans
-on the beginning of a text, and rollout knows how much each token is attended to, but not what it carries. A
-quick run reads with the included decoder, where the latest tokens matter most.""",
+replaced by [MASK] in turn; how far the text's embedding turns (1 − cosine) is its importance. The embedding
+is a mean over all positions, so rollout and attention are, too. Beside them are ranked the first layer's
+attention, the position (earlier tokens first) and rarity (rarer tokens have higher numbers).""",
+    limits="""One encoder of six layers; the paper has classifiers. The position ranks tokens better, which the
+paper has no baseline for: this encoder leans on the beginning of a text, and rollout does not know what a
+token carries. A quick run reads a decoder, where rollout fails, which says nothing of encoders.""",
+    reads="minilm",
 )
 QUICK = {"texts": 12, "length": 24}
 FULL = {"texts": 200, "length": 48}

@@ -33,6 +33,7 @@ tokens after the window. The attention to the first token is compared with unifo
 activation of the first token with the largest of any other.""",
     limits="""One model and one kind of text. Positions are those of the text, not of the cache as in
 StreamingLLM, and no text is longer than the model was trained on.""",
+    reads="smollm2",
 )
 QUICK = {"texts": 4, "length": 192, "window": 48, "bins": 6}
 FULL = {"texts": 6, "length": 8192, "window": 1024, "bins": 16}
