@@ -233,7 +233,6 @@ MISTAKES = {
         ("p @ vb", "torch.softmax(s, dim=-1) @ vb", "divided by their own sum"),
         ("p.sum(dim=-1)", "p.mean(dim=-1)", "gets the mean of the exponentials"),
         ("p @ vb", "p * vb", "`@` is the product of matrices"),
-        ("l * a + p.sum(dim=-1)", "(l + p.sum(dim=-1)) * a", "multiplied by it, too, in `total`"),
         ("acc * a[..., None] + p @ vb", "(acc + p @ vb) * a[..., None]", "multiplied by it, too, in `mixed`"),
         (
             "        m = m_new",
@@ -303,7 +302,7 @@ MISTAKES = {
     (16, PREALLOCATED): (
         ("range(len(q))", "range(1, len(q))", "The loop begins at token 1"),
         ("range(len(q))", "range(len(q) - 1)", "all rows but the last"),
-        ("out[t] =", "out[t - 1] =", "off by"),
+        ("out[t] =", "out[t - 1] =", "belongs in the row after"),
         ("S += k", "S = k", "state-overwritten"),
     ),
     (16, ERASE_AND_WRITE): (

@@ -252,7 +252,7 @@ FLASH = FunctionTask(
                 f"relative to the new largest score already, and are multiplied by it, too{where}.",
                 hint=f"{SHRINK}: shrink first, then add",
             )
-            for own, mix, where in ((1, 1, ""), (1, 0, ", in `total`"), (0, 1, ", in `mixed`"))
+            for own, mix, where in ((1, 1, ""), (0, 1, ", in `mixed`"))
         ),
         *(
             WrongWay(

@@ -30,7 +30,6 @@ INDEX = (
     "an index has to stay below the size of the axis that it counts along",
 )
 IN_ORDER = "torch.stack(…, dim=n) puts the new axis at place n, and .transpose(m, n) exchanges two"
-VAST = 1e30
 NAN, INFINITY = 1.2345e5, 2.3456e5  # numbers that no right answer has, in place of what equals nothing
 
 
@@ -254,6 +253,4 @@ def _flat(answers: list[list[Tensor]], result: int | None = None) -> Tensor:
     """
     chosen = [parts if result is None else parts[result : result + 1] for parts in answers]
     numbers = torch.cat([part.double().flatten() for parts in chosen for part in parts])
-    # Divided by next to nothing, numbers are as good as infinite, and no two computations agree on them.
-    numbers = torch.where(numbers.abs() > VAST, numbers.sign() * torch.inf, numbers)
     return torch.nan_to_num(numbers, nan=NAN, posinf=INFINITY, neginf=-INFINITY)
