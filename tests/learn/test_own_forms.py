@@ -317,7 +317,7 @@ MISTAKES = {
         ("    return out, S", "    return out, S.mT", "its axes stand in another order"),
     ),
     (17, LOOP_OVER_BLOCKS): (
-        ("len(k), block_size", "len(k) - block_size, block_size", "the last block of keys has no bound"),
+        ("len(k), block_size", "len(k) - block_size, block_size", "got (3, 3)"),
         ("start + block_size", "start + block_size - 1", "a block has no keys"),
         ("start + block_size", "start + max(block_size - 1, 1)", "the last key of every block is left out"),
     ),
