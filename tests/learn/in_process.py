@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from regard.checker.subject.locate import import_place
 from regard.learn.course import get_lesson
-from regard.learn.exercise import plain_solution
-from regard.learn.judgement import judge
+from regard.learn.exercise import plain_solution, solution_of
+from regard.learn.judgement import judge, judge_task, tasks_of
 from regard.learn.lesson import Lesson, Outcome
 
 
@@ -22,6 +23,22 @@ def judge_here(
     places = sys.path.copy()
     try:
         return judge(lesson, path, lambda **fields: tell(fields))
+    finally:
+        sys.path[:] = places
+        sys.modules.pop(f"checked_{path.stem}", None)
+
+
+def judge_form(number: int, form: str, folder: Path) -> Outcome:
+    """Judge one task of a lesson whose solution has another form of one function or class."""
+    lesson = get_lesson(number)
+    name = form.split()[1].partition("(")[0]
+    path = folder / lesson.file
+    program = plain_solution(lesson.solution)
+    path.write_text(program.replace(solution_of(lesson.solution, name), form.strip("\n")), encoding="utf-8")
+    (task,) = (task for task in tasks_of(lesson) if task.name == name)
+    places = sys.path.copy()
+    try:
+        return judge_task(lesson, task, import_place(str(path)), path)
     finally:
         sys.path[:] = places
         sys.modules.pop(f"checked_{path.stem}", None)

@@ -62,7 +62,7 @@ HEADS = {
     "interleaved": (("tokens = x.transpose(-3, -2)", "tokens = x.permute(0, 2, 3, 1)"), "heads-interleaved"),
 }
 OUTPUT = {
-    "residual": (("out = self.W_o(heads)", "out = x + self.W_o(heads)"), "differs from W_o(heads)"),
+    "residual": (("out = self.W_o(heads)", "out = x + self.W_o(heads)"), "belongs to the block"),
     "before the merge": (("self.W_o(heads)", "self.W_o(weights @ v)"), "cannot be multiplied"),
     "queries of the context": (("q = self.W_q(x)  #", "q = self.W_q(context)  #"), "The queries come from"),
     "values of x": (("self.W_v(context)", "self.W_v(x)"), "Your values come from x"),

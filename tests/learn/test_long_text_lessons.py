@@ -43,7 +43,7 @@ WINDOW = {
     "no window": ((NEAR, "key < query + window"), "window-dropped"),
     "one axis": (("torch.arange(S - T, S)[:, None]", "torch.arange(S - T, S)"), "one row for each query"),
     "too many rows": (("torch.arange(S - T, S)", "torch.arange(S)"), "expected `mask` (3, 9)"),
-    "one sink more": (("key < sinks", "key <= sinks"), "in row 3, and should have [0, 1, 1, 1, 0"),
+    "one sink more": (("key < sinks", "key <= sinks"), "There is one sink too many"),
     "and, or": ((VISIBLE, "causal and (near or first)"), "& and | join masks"),
     "future": ((VISIBLE, "near | first"), "Later keys are visible"),
     "numbers": ((VISIBLE, f"({VISIBLE}).float()"), "expected torch.bool"),

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.learn.course import get_lesson
-from regard.learn.exercise import plain_solution, solution_of
-from regard.learn.lesson import Outcome
-from tests.learn.in_process import judged
+from tests.learn.in_process import judge_form
 from tests.sampling import share
 
 LOOP_OVER_HEADS = """
@@ -104,6 +101,26 @@ def block_bounds(q, k, block_size):
     blocks = k.view(-1, block_size, k.shape[-1])
     products = torch.maximum(q[:, None] * blocks.amin(dim=1), q[:, None] * blocks.amax(dim=1))
     return products.sum(dim=-1) / math.sqrt(q.shape[-1])
+"""
+LOOP_OVER_BLOCKS = """
+def block_bounds(q, k, block_size):
+    columns = []
+    for start in range(0, len(k), block_size):
+        keys = k[start : start + block_size]
+        low, high = keys.min(dim=0).values, keys.max(dim=0).values
+        columns.append(torch.where(q > 0, q * high, q * low).sum(dim=-1))
+    return torch.stack(columns, dim=1) / math.sqrt(q.shape[-1])
+"""
+PREALLOCATED = """
+def linear_attention(q, k, v):
+    q, k = feature(q), feature(k)
+    out = torch.zeros_like(v)
+    S, z = torch.zeros(q.shape[1], v.shape[1]), torch.zeros(q.shape[1])
+    for t in range(len(q)):
+        S += k[t][:, None] * v[t][None, :]
+        z += k[t]
+        out[t] = (q[t] @ S) / (q[t] * z).sum()
+    return out
 """
 LOOP_OVER_CELLS = """
 def streaming_mask(T, S, window, sinks):
@@ -216,6 +233,13 @@ MISTAKES = {
         ("p @ vb", "torch.softmax(s, dim=-1) @ vb", "divided by their own sum"),
         ("p.sum(dim=-1)", "p.mean(dim=-1)", "gets the mean of the exponentials"),
         ("p @ vb", "p * vb", "`@` is the product of matrices"),
+        ("acc * a[..., None] + p @ vb", "(acc + p @ vb) * a[..., None]", "multiplied by it, too, in `mixed`"),
+        (
+            "        m = m_new",
+            "        acc = acc / l[..., None]\n        m = m_new",
+            "divided again after it",
+        ),
+        ("p @ vb", "p @ vb / l[..., None]", "of the block is divided by the total inside the loop"),
     ),
     (15, SOFTMAX_OF_TWO): (
         ("a * out_a + b * out_b", "b * out_a + a * out_b", "the shares are exchanged"),
@@ -240,6 +264,11 @@ MISTAKES = {
         ("torch.tril", "torch.triu", "transposed-mask"),
         (".mT)", ".mT, -1)", "new-token-unseen"),
         (" / weights.sum(dim=-1, keepdim=True)", "", "sum-not-divided"),
+        (
+            "weights @ v / weights.sum(dim=-1, keepdim=True)",
+            "weights / weights.sum(dim=0) @ v",
+            "Each column",
+        ),
         ("weights.sum(dim=-1, keepdim=True)", "weights.sum()", "one sum for all tokens"),
         ("feature(q) @ feature(k).mT", "q @ k.mT", "`feature` is not used"),
         ("feature(q) @ feature(k).mT", "feature(q @ k.mT)", "taken of the score"),
@@ -264,6 +293,17 @@ MISTAKES = {
         ("torch.cumsum(k, dim=0)", "k.sum(dim=0)", "of the whole text"),
         ("torch.cumsum(k, dim=0)", "torch.cumsum(k, dim=0) - k", "lacks the key of token t"),
         ("(q * totals)", "totals", "the sum of the keys alone"),
+        ("v[:, None, :], dim=0", "v[:, None, :], dim=1", "of the states runs along the channels"),
+        ("v[:, None, :], dim=0", "v[:, None, :], dim=-1", "of the states runs along the channels"),
+        ("torch.cumsum(k, dim=0)", "torch.cumsum(k, dim=1)", "of the keys runs along the channels"),
+        ("dim=0", "dim=1", "each running sum runs along the channels"),
+        ("dim=0", "dim=-1", "each running sum runs along the channels"),
+    ),
+    (16, PREALLOCATED): (
+        ("range(len(q))", "range(1, len(q))", "The loop begins at token 1"),
+        ("range(len(q))", "range(len(q) - 1)", "all rows but the last"),
+        ("out[t] =", "out[t - 1] =", "belongs in the row after"),
+        ("S += k", "S = k", "state-overwritten"),
     ),
     (16, ERASE_AND_WRITE): (
         ("eye - beta[t] * kt @ kt.mT", "eye", "old-value-kept"),
@@ -271,9 +311,15 @@ MISTAKES = {
         ("eye - beta[t] * kt @ kt.mT", "1 - beta[t]) * (eye", "the whole state fades"),
         ("@ S + beta[t] * kt @ v[t][None]", "@ (S + beta[t] * kt @ v[t][None])", "taken out as well"),
         ("q[t] @ S", "k[t] @ S", "read with the key"),
+        ("range(len(q))", "range(1, len(q))", "The loop begins at token 1"),
         ("q[t] @ S", "feature(q[t]) @ S", "belongs to linear attention"),
         ("beta[t]", "beta[0]", "the beta of the first one"),
         ("    return out, S", "    return out, S.mT", "its axes stand in another order"),
+    ),
+    (17, LOOP_OVER_BLOCKS): (
+        ("len(k), block_size", "len(k) - block_size, block_size", "got (3, 3)"),
+        ("start + block_size", "start + block_size - 1", "a block has no keys"),
+        ("start + block_size", "start + max(block_size - 1, 1)", "the last key of every block is left out"),
     ),
     (17, LARGEST_SCORES): (
         (" / math.sqrt(q.shape[-1])", "", "no-scale"),
@@ -298,6 +344,8 @@ MISTAKES = {
     (17, LOOP_OVER_QUERIES): (
         ("bounds[i]", "bounds[0]", "the best blocks of the first one"),
         ("bounds[i].topk(count).indices", "torch.arange(count)", "the first blocks are read"),
+        ("(b + 1) * block_size", "(b + 1) * block_size - 1", "the last key of every block is not read"),
+        ("range(b * block_size", "range(b * block_size + 1", "the first key of every block is not read"),
         ("torch.logsumexp(s, dim=0)", "s.exp().sum()", "its logarithm is missing"),
         ("torch.logsumexp(s, dim=0)", "s.max()", "the largest score that was kept"),
         ("torch.stack(outs)", "torch.stack(outs, dim=1)", "its axes stand in another order"),
@@ -312,16 +360,6 @@ MISTAKES = {
     ),
 }
 CASES = [(number, form, swap, said) for (number, form), rows in MISTAKES.items() for *swap, said in rows]
-
-
-def judge_form(number: int, form: str, folder: Path) -> Outcome:
-    """Judge a lesson whose solution has another form of one function."""
-    lesson = get_lesson(number)
-    name = form.split()[1].partition("(")[0]
-    program = plain_solution(lesson.solution)
-    program = program.replace(solution_of(lesson.solution, name), form.strip("\n"))
-    (outcome,) = (outcome for outcome in judged(lesson, program, folder) if outcome.task == name)
-    return outcome
 
 
 @pytest.mark.parametrize(("number", "form"), MISTAKES)

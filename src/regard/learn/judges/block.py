@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.inputs import input_generator
+from regard.learn.judges.tables.losses import describe_form, judge_loss
 from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     check_attention,
@@ -38,7 +38,14 @@ SENTENCE = TEXT.split()
 LOOKS_BACK = {"and → she": (9, 1), "the → lamp": (12, 4), "the → river": (15, 7)}
 """Queries of SENTENCE whose next word is known from an earlier one: the places of both."""
 SIZES = {"vocab_size": 43, "max_seq_len": 20, "d_model": D_MODEL, "num_heads": HEADS, "num_layers": LAYERS}
-PART_NAMES = ("attention_norm", "attention", "mlp_norm", "mlp")
+MLP = "self.mlp = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.GELU(), nn.Linear(4 * d_model, d_model))"
+PARTS = {
+    "attention_norm": "self.attention_norm = nn.LayerNorm(d_model)",
+    "attention": "self.attention = MultiHeadAttention(d_model, num_heads)",
+    "mlp_norm": "self.mlp_norm = nn.LayerNorm(d_model)",
+    "mlp": MLP,
+}
+BOTH = "x = x + self.attention(self.attention_norm(x)), then x = x + self.mlp(self.mlp_norm(x))"
 
 
 def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
@@ -57,9 +64,10 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
     name = "TransformerBlock"
     torch.manual_seed(0)
     block = block_class(16, 2)
-    missing = [part for part in PART_NAMES if not hasattr(block, part)]
+    missing = [part for part in PARTS if not hasattr(block, part)]
     if missing:
-        return Outcome(name, "wrong", f"the block has no `{missing[0]}`: keep the names of the lesson's file")
+        said = f"the block has no `{missing[0]}`: keep the names of the lesson's file"
+        return Outcome(name, "wrong", said, hint=f"in __init__: {PARTS[missing[0]]}")
     _randomise(block)
     x = 2 * torch.randn(2, 5, 16)
     with torch.no_grad():
@@ -68,7 +76,9 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
         out = block(x)
         if not isinstance(out, Tensor) or out.shape != x.shape:
             return Outcome(
-                name, "wrong", f"expected one tensor {tuple(x.shape)}, the same as x, got {_form(out)}"
+                name,
+                "wrong",
+                f"expected one tensor {tuple(x.shape)}, the same as x, got {describe_form(out)}",
             )
         if largest_difference(out, _run(block, x)) < TOLERANCE:
             return Outcome(name, "done", "attention and MLP read the stream normalised, and add to it.")
@@ -78,7 +88,7 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
         name,
         "wrong",
         "the output is not x plus attention of the normalised x, plus the MLP of that, normalised",
-        hint="x = x + self.attention(self.attention_norm(x)), then x = x + self.mlp(self.mlp_norm(x))",
+        hint=BOTH,
     )
 
 
@@ -102,6 +112,10 @@ def _judge_mlp(name: str, mlp: nn.Module) -> Outcome | None:
     bend = mlp(a + b) - mlp(a) - mlp(b) + mlp(torch.zeros_like(a))  # 0 if it is linear
     if bend.abs().max() < TOLERANCE:
         return named_mistake(name, "mlp-without-activation")
+    # GELU, ReLU and their like give hardly anything below 0; the last linear layer gives both signs alike.
+    if mlp(torch.cat([a, b])).min() > -0.3:
+        said = "the MLP ends with its activation, so that it can hardly take anything away from the stream"
+        return Outcome(name, "wrong", said, hint=MLP)
     return None
 
 
@@ -123,6 +137,10 @@ def wrong_blocks(block: Any, x: Tensor) -> list[Variant]:
     summed = block.attention_norm(x + block.attention(x))
     stream = block.attention_norm(x)
     stream = block.mlp_norm(stream + block.attention(stream))
+    added = x + block.attention(block.attention_norm(x))
+    mixed = block.mlp(block.mlp_norm(added))
+    normed_first = x + block.attention_norm(block.attention(x))
+    normed_stream = block.attention_norm(x) + block.attention(block.attention_norm(x))
     parallel = x + block.attention(block.attention_norm(x)) + block.mlp(block.mlp_norm(x))
     return [
         *(Variant(_run(block, x, residuals=there), "no-residual") for there in missing),
@@ -130,6 +148,48 @@ def wrong_blocks(block: Any, x: Tensor) -> list[Variant]:
         Variant(stream + block.mlp(stream), "norm-after-residual"),
         *(Variant(_run(block, x, norms=there), "norm-missing") for there in missing),
         Variant(parallel, "mlp-reads-input"),
+        Variant(
+            x + mixed,
+            "no-residual",
+            "The MLP's output is added to the block's input: what attention has added is lost.",
+            BOTH,
+        ),
+        Variant(
+            x + added + mixed,
+            said="the block's input is added twice; after attention the stream holds it already",
+            hint=BOTH,
+        ),
+        Variant(
+            added + block.mlp(block.attention_norm(added)),
+            said="both parts are normalised by `attention_norm`, and `mlp_norm` is never used",
+            hint="x = x + self.mlp(self.mlp_norm(x))",
+        ),
+        *(
+            Variant(
+                after,
+                "norm-after-residual",
+                "The stream itself is normalised; only what a part reads is to be normalised.",
+                BOTH,
+            )
+            for after in (
+                block.mlp_norm(added + mixed),
+                block.attention_norm(added + mixed),
+                normed_stream + block.mlp(block.mlp_norm(normed_stream)),
+            )
+        ),
+        *(
+            Variant(
+                after,
+                "norm-missing",
+                "The norm stands behind a part, not before it: the part reads the stream as it is.",
+                BOTH,
+            )
+            for after in (
+                normed_first + block.mlp_norm(block.mlp(normed_first)),
+                normed_first + block.mlp(block.mlp_norm(normed_first)),
+                added + block.mlp_norm(block.mlp(added)),
+            )
+        ),
     ]
 
 
@@ -181,7 +241,7 @@ def _judge_logits(name: str, model: Any) -> Outcome | None:
         logits = model(ids)
         expected = (*ids.shape, len(WORDS))
         if not isinstance(logits, Tensor) or logits.shape != expected:
-            return Outcome(name, "wrong", f"expected the logits {expected}, got {_form(logits)}")
+            return Outcome(name, "wrong", f"expected the logits {expected}, got {describe_form(logits)}")
         same = model(torch.ones(1, 6, dtype=torch.long))[0]
         # A row of equal tokens: without positions every place has the same logits.
         if largest_difference(same, same[:1].expand_as(same)) < 1e-5:
@@ -275,47 +335,12 @@ def _entropy(weights: Tensor) -> float:
     return -torch.xlogy(weights, weights).sum(-1).mean().item()
 
 
-def judge_loss(function: Any, module: ModuleType) -> Outcome:
-    """Compare the learner's loss with the right one and with that of each mistake."""
-    name = "next_token_loss"
-    generator = input_generator()
-    logits, ids = torch.randn(2, 5, 7, generator=generator), torch.randint(7, (2, 5), generator=generator)
-    loss = function(logits, ids)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        return Outcome(name, "wrong", f"expected one number, the mean over all places, got {_form(loss)}")
-    if largest_difference(loss, _cross_entropy(logits[:, :-1], ids[:, 1:])) < TOLERANCE:
-        return Outcome(name, "done", "each place is asked for the token after it.")
-    variants = (
-        Variant(_cross_entropy(logits, ids), "targets-not-shifted"),
-        Variant(_cross_entropy(logits[:, :-1], ids[:, :-1]), "targets-not-shifted"),
-        Variant(_cross_entropy(logits[:, 1:], ids[:, 1:]), "targets-not-shifted"),
-        Variant(_cross_entropy(logits[:, 1:], ids[:, :-1]), "targets-shifted-back"),
-        Variant(_cross_entropy(logits.softmax(-1)[:, :-1], ids[:, 1:]), "softmax-before-loss"),
-    )
-    if wrong := find_variant(name, loss.reshape(()), variants, TOLERANCE):
-        return wrong
-    return Outcome(
-        name,
-        "wrong",
-        "the loss is not the mean cross-entropy of each place with the token after it",
-        hint="predicted = logits[:, :-1], targets = ids[:, 1:]",
-    )
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
 def loss_before_training(module: ModuleType) -> float:
     """Return the loss of the learner's own model before its first step."""
     torch.manual_seed(0)
     model = module.SmallGPT(len(WORDS), LENGTH, D_MODEL, HEADS, LAYERS)
     with torch.no_grad():
         return _loss(model, draw_sentences(256, torch.Generator().manual_seed(0))).item()
-
-
-def _form(answer: Any) -> str:
-    return str(tuple(answer.shape)) if isinstance(answer, Tensor) else type(answer).__name__
 
 
 TASKS = (

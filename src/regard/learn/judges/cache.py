@@ -39,7 +39,8 @@ def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
             # add_note keeps the learner's own traceback, and the judge's words come with it.
             error.add_note(
                 "A whole sequence runs; the second call, which gets a cache, fails. Keys and values of the "
-                "cache and of the new tokens are joined along dim=-2, the tokens, and both go into the cache."
+                "cache and of the new tokens are joined along dim=-2, the tokens, and both are kept. The "
+                "mask is (T, S), a row for each new token and a column for each key, old ones too."
             )
             raise
     done = (
@@ -102,8 +103,13 @@ def _describe_contents(layer: nn.Module, x: Tensor) -> Outcome | None:
     with torch.no_grad():
         _, whole = layer(x)
         _, cache = _run(layer, x, (4, LENGTH - 4))
-    for index, what in ((0, "keys"), (1, "values")):
-        kept, expected = cache[index], whole[index]
+    # Some keep them in a dictionary, by names of their own, or in a form of which nothing can be said.
+    kept_parts, whole_parts = (
+        list(each.values()) if isinstance(each, dict) else each for each in (cache, whole)
+    )
+    if not isinstance(kept_parts, tuple | list) or not all(isinstance(part, Tensor) for part in kept_parts):
+        return None
+    for what, kept, expected in zip(("keys", "values"), kept_parts, whole_parts, strict=False):
         if kept.shape != expected.shape:
             return Outcome(
                 NAME,

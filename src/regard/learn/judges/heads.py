@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.learn.judges.own_projections import find_wrong_output
+from regard.learn.judges.own_projections import MERGED, ONE_MAP_EACH, find_wrong_output
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
@@ -25,13 +25,16 @@ from regard.stages.example import WV, X, with_weights
 NAME = "MultiHeadAttention"
 INIT: dict[str, Any] = {"d_model": 24, "d_out": 20, "num_heads": 4, "dropout": 0.1}
 HINTS = {
+    "heads-interleaved": "the channels of one head stand side by side: .view(B, T, H, head_dim) splits, "
+    "and the heads are merged by .transpose(1, 2).reshape(B, T, H * head_dim)",
     "scale-from-model-width": "math.sqrt(self.head_dim): a dot product of one head has head_dim terms",
 }
 
 
 def judge_module(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, then check it."""
-    out, weights = OutputShape((2, 6, 20), "(B, T, d_out)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
+    out = OutputShape((2, 6, 20), "(B, T, d_out)", MERGED)
+    weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     x = torch.randn(2, 6, 24)
     problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights)
     if problem is not None:
@@ -41,8 +44,8 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
         init = {**INIT, "d_out": d_out}
         outcome = check_attention(NAME, thing, done, hints=HINTS, init=init, causal=True, heads=4)
         if outcome.status != "done":
-            return outcome
-    wrong = find_wrong_output(NAME, thing(**INIT), x, 4, "the concatenated heads")
+            break
+    wrong = find_wrong_output(NAME, thing(**INIT), x, 4, "the concatenated heads", outcome)
     return wrong or replace(outcome, picture=_picture(thing))
 
 

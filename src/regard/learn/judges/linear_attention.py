@@ -18,6 +18,7 @@ from regard.learn.lesson import UsualMistake
 WRITE = "state = state + torch.outer(k[t], v[t])"
 READ = "out = (q[t] @ state) / (q[t] @ total)"
 CORRECT = "state = state + beta[t] * torch.outer(k[t], v[t] - old)"
+FIRST_SKIPPED = "The loop begins at token 1: the first token is token 0, and is never written or read."
 PRODUCTS = ("aten::mv", "aten::mm", "aten::bmm")
 
 
@@ -25,6 +26,8 @@ def linear(q: Tensor, k: Tensor, v: Tensor, how: str = "") -> Tensor:
     """Return linear attention, all tokens at once; `how` is a way to go wrong."""
     scores, raw_q, raw_k = q @ k.mT, q, k
     q, k = (elu(x) + 1 for x in (q, k))
+    if how == "first skipped":
+        return torch.cat([torch.zeros_like(v[:1]), linear(raw_q[1:], raw_k[1:], v[1:])])
     weights = {
         "no feature": scores,
         "feature of k": raw_q @ k.mT,
@@ -45,9 +48,11 @@ def linear(q: Tensor, k: Tensor, v: Tensor, how: str = "") -> Tensor:
         "state before": weights.tril(-1),
         "last": last,
         "last over all": last,
+        "over columns": weights.tril() / weights.tril().sum(0),
     }.get(how, weights.tril())
     divisor = {
         "not divided": torch.ones_like(weights).diagonal().diag(),
+        "over columns": torch.ones_like(weights).diagonal().diag(),
         "last over all": weights.tril(),
         "state before": weights.tril(),
         "total before": weights.tril(-1),
@@ -62,9 +67,19 @@ def linear(q: Tensor, k: Tensor, v: Tensor, how: str = "") -> Tensor:
     return seen @ v / divisor.sum(-1, keepdim=True)
 
 
+def summed(q: Tensor, k: Tensor, v: Tensor, of_state: int = 0, of_total: int = 0) -> Tensor:
+    """Return linear attention from running sums of states (T, D, E) and totals (T, D), each along an axis."""
+    q, k = (elu(x) + 1 for x in (q, k))
+    states = (k[:, :, None] * v[:, None, :]).cumsum(of_state)
+    return torch.einsum("td,tde->te", q, states) / (q * k.cumsum(of_total)).sum(-1, keepdim=True)
+
+
 def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, how: str = "") -> tuple[Tensor, Tensor]:
     """Return the outputs and the last state of the delta rule; `how` is a way to go wrong."""
     state, outputs = torch.zeros(k.shape[-1], v.shape[-1]), []
+    if how == "first skipped":
+        out, last = delta(q[1:], k[1:], v[1:], beta[1:]) if len(q) > 1 else (v[1:], state)
+        return torch.cat([torch.zeros_like(v[:1]), out]), last
     for q_t, k_t, v_t, b in zip(q, k, v, beta, strict=True):
         old = {"sum": 0 * v_t, "query": q_t @ state, "added": -(k_t @ state)}.get(how, k_t @ state)
         before = state
@@ -105,16 +120,19 @@ SHAPES = (
     "torch.outer(k[t], v[t]) is (D, E), k[t] @ state and q[t] @ state are (E,), q[t] @ total and beta[t] are "
     "one number"
 )
-ERROR_HINTS = tuple(
-    (part, SHAPES)
-    for part in (
-        "must match the size",
-        "1D tensors expected",
-        "size mismatch",
-        "inconsistent tensor size",
-        "out of bounds",
-        "too many indices",
-    )
+ERROR_HINTS = (
+    ("non-empty TensorList", "of a text of one token nothing is read: for t in range(len(q)) begins at 0"),
+    *(
+        (part, SHAPES)
+        for part in (
+            "must match the size",
+            "1D tensors expected",
+            "size mismatch",
+            "inconsistent tensor size",
+            "out of bounds",
+            "too many indices",
+        )
+    ),
 )
 
 
@@ -191,6 +209,32 @@ LINEAR = FunctionTask(
             partial(linear, how="one total"),
             said="this divides by one sum for all tokens; each divides by the sum of its own weights",
             hint=READ,
+        ),
+        WrongWay(
+            partial(linear, how="over columns"),
+            "softmax-over-queries",
+            "Each column of weights is divided by its sum; the weights of one query are a row.",
+            "weights.sum(dim=-1, keepdim=True) sums each row",
+        ),
+        WrongWay(
+            partial(linear, how="first skipped"),
+            "new-token-unseen",
+            FIRST_SKIPPED,
+            "for t in range(len(q))",
+        ),
+        *(
+            WrongWay(
+                partial(summed, of_state=of_state, of_total=of_total),
+                said=f"{what} runs along the channels; it has to run along the tokens, the first axis",
+                hint="torch.cumsum(…, dim=0)",
+            )
+            for of_state, of_total, what in (
+                (1, 0, "the running sum of the states"),
+                (2, 0, "the running sum of the states"),
+                (0, 1, "the running sum of the keys"),
+                (1, 1, "each running sum"),
+                (2, 1, "each running sum"),
+            )
         ),
         WrongWay(
             partial(linear, how="softmax of weights"),
@@ -287,6 +331,12 @@ DELTA = FunctionTask(
             partial(delta, how="added"), "old-value-kept", "The old value is added, not taken out.", CORRECT
         ),
         WrongWay(partial(delta, how="query"), "old-read-by-query"),
+        WrongWay(
+            partial(delta, how="first skipped"),
+            "new-token-unseen",
+            FIRST_SKIPPED,
+            "for t in range(len(q))",
+        ),
         WrongWay(
             partial(delta, how="before"),
             "new-token-unseen",

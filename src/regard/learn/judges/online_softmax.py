@@ -30,9 +30,11 @@ def blockwise(
     *,
     shrink_total: float = 1.0,
     shrink_mixed: float = 1.0,
-    shrink_new: float = 0.0,
+    shrink_own: float = 0.0,
+    shrink_mix: float = 0.0,
     subtract: str = "so far",
     divide: bool = True,
+    divide_inside: str = "",
     begin: float = -torch.inf,
     shifted: bool = True,
     add: str = "",
@@ -41,12 +43,13 @@ def blockwise(
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp, computed block by block; each option is a way to go wrong.
 
-    The factor of a sum is raised to a power: 0 leaves it out, −1 divides by it; `shrink_new` is that of what
-    this block adds. It may `add` "weights" that sum to 1 or a "softmax", which are the same
-    unless they underflow, or the "mean" of its exponentials. From the
-    exponents we `subtract` the largest score "so far", that of this "block", that of "all" queries, or
-    "nothing"; if they are not `shifted`, only the factor knows it. Before the first block the largest score
-    is `begin`. Blocks begin at `starts`, and scores are divided by `scale` of the width.
+    The factor of a sum is raised to a power: 0 leaves it out, −1 divides by it; `shrink_own` and `shrink_mix`
+    are those of what this block adds to them. It may `add` "weights" that sum to 1 or a "softmax", which are
+    the same unless they underflow, or the "mean" of its exponentials. The "mix so far" or the "mix of the
+    block" may be divided by the total inside the loop. From the exponents we `subtract` the largest score
+    "so far", that of this "block", that of "all" queries, or "nothing"; if they are not `shifted`, only the
+    factor knows it. Before the first block the largest score is `begin`. Blocks begin at `starts`, and scores
+    are divided by `scale` of the width.
     """
     highest, total = torch.tensor(begin), torch.tensor(0.0)
     mixed = torch.zeros(*q.shape[:-1], v.shape[-1])
@@ -61,13 +64,15 @@ def blockwise(
         }[subtract]
         exponentials = torch.exp(scores - new[..., None] if shifted else scores)
         shrink = torch.exp(highest - new)
-        own = exponentials.sum(-1) * shrink**shrink_new
-        mix = exponentials @ v[..., block, :] * (shrink**shrink_new)[..., None]
+        own = exponentials.sum(-1) * shrink**shrink_own
+        mix = exponentials @ v[..., block, :] * (shrink**shrink_mix)[..., None]
         mix = mix / own[..., None] if add == "weights" else mix
         mix = torch.softmax(scores, dim=-1) @ v[..., block, :] if add == "softmax" else mix
         own = own / scores.shape[-1] if add == "mean" else own
         total = total * shrink**shrink_total + own
+        mix = mix / total[..., None] if divide_inside == "mix of the block" else mix
         mixed = mixed * (shrink**shrink_mixed)[..., None] + mix
+        mixed = mixed / total[..., None] if divide_inside == "mix so far" else mixed
         highest = new
     return mixed / total[..., None] if divide else mixed, highest + total.log()
 
@@ -240,11 +245,25 @@ FLASH = FunctionTask(
             "and the exponentials subtract the new largest score, not the old one.",
             hint="shrink = torch.exp(highest - new_highest): 0 at first, and never above 1",
         ),
-        WrongWay(
-            partial(blockwise, shrink_new=1),
-            said="`shrink` is for what earlier blocks have left. This block's own exponentials are relative "
-            "to the new largest score already, and are multiplied by it, too.",
-            hint=SHRINK,
+        *(
+            WrongWay(
+                partial(blockwise, shrink_own=own, shrink_mix=mix),
+                said="`shrink` is for what earlier blocks have left. This block's own exponentials are "
+                f"relative to the new largest score already, and are multiplied by it, too{where}.",
+                hint=f"{SHRINK}: shrink first, then add",
+            )
+            for own, mix, where in ((1, 1, ""), (0, 1, ", in `mixed`"))
+        ),
+        *(
+            WrongWay(
+                partial(blockwise, divide_inside=inside, divide=divide),
+                said=f"The {inside} is divided by the total inside the loop, and is {then} after it. The "
+                "total is not whole before the last block: until then both are sums.",
+                hint="mixed = mixed * shrink[..., None] + exponentials @ v_block; after the loop "
+                "out = mixed / total[..., None]",
+            )
+            for inside in ("mix so far", "mix of the block")
+            for divide, then in ((False, "never divided"), (True, "divided again"))
         ),
         *(
             WrongWay(

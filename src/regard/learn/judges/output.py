@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from regard.checker.catalogue import get_mistake
-from regard.learn.judges.own_projections import TOLERANCE, find_wrong_output
+from regard.learn.judges.own_projections import (
+    MERGED,
+    ONE_MAP_EACH,
+    TOLERANCE,
+    find_wrong_output,
+    find_wrong_weights,
+)
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
@@ -31,7 +37,8 @@ CROSS_INIT: dict[str, Any] = {"d_model": 24, "d_context": 20}
 
 def judge_heads(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, then check it."""
-    out, weights = OutputShape((2, 6, 24), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
+    out = OutputShape((2, 6, 24), "(B, T, d_model)", MERGED)
+    weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     projections = ("W_q", "W_k", "W_v", "W_o")
     x = torch.randn(2, 6, 24)
     problem = first_run(HEADS, thing, module, HEADS_INIT, (x,), out, weights, projections)
@@ -39,9 +46,7 @@ def judge_heads(thing: Any, module: ModuleType) -> Outcome:
         return problem
     done = "the attention of a transformer: what a head has found can reach every channel."
     outcome = check_attention(HEADS, thing, done, init=HEADS_INIT, causal=True, heads=4)
-    if outcome.status != "done":
-        return outcome
-    return find_wrong_output(HEADS, thing(**HEADS_INIT), x, 4, "W_o(heads)") or outcome
+    return find_wrong_output(HEADS, thing(**HEADS_INIT), x, 4, "W_o(heads)", outcome) or outcome
 
 
 def judge_cross(thing: Any, module: ModuleType) -> Outcome:
@@ -74,7 +79,11 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
     outcome = check_attention(CROSS, thing, done, init=CROSS_INIT, causal=False)
     if outcome.status != "done":
         return outcome
-    return replace(outcome, picture=_picture(thing))
+    with torch.no_grad():
+        layer = thing(**CROSS_INIT).eval()
+        q, k, (_, answer) = layer.W_q(inputs[0]), layer.W_k(inputs[1]), layer(*inputs)
+        right = torch.softmax(q @ k.mT / k.shape[-1] ** 0.5, dim=-1)
+    return find_wrong_weights(CROSS, answer, right) or replace(outcome, picture=_picture(thing))
 
 
 def _sources(thing: Any) -> tuple[str, ...] | None:

@@ -1,21 +1,28 @@
-"""The right output for a learner's own projections, computed by PyTorch's attention.
+"""The right output for a learner's own projections, computed here, and what usual mistakes give in its place.
 
 The checker leaves what surrounds the attention alone, such as a residual; a lesson asks for an exact output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import attend, largest_difference
 from regard.learn.lesson import Outcome
 
 TOLERANCE = 1e-5
+Turn = Callable[[Tensor], Tensor]
+MERGED = "the heads side by side, none of them added: .transpose(1, 2).reshape(B, T, H * head_dim)"
+ONE_MAP_EACH = (
+    "a map for each head, and the heads stand after the texts: torch.stack(…, dim=1) of one map each"
+)
+OWN_CHANNELS = "head h takes the channels h * head_dim to (h + 1) * head_dim of q, of k and of v"
 
 
 def find_wrong_output(
@@ -24,9 +31,10 @@ def find_wrong_output(
     x: Tensor,
     num_heads: int,
     formula: str,
-    turn: Callable[[Tensor], Tensor] = lambda t: t,
+    outcome: Outcome,
+    turn: Turn = lambda t: t,
 ) -> Outcome | None:
-    """Compare the output of a causal layer with that of its own projections; return what is wrong, or None.
+    """Compare the results of a causal layer with those of its own projections; return what is wrong, or None.
 
     Arguments:
         name: of the task.
@@ -34,23 +42,93 @@ def find_wrong_output(
         x: tokens (B, T, d_model).
         num_heads: the number of its heads.
         formula: what the output should be, in the lesson's names.
+        outcome: what the checker has said; if that names a mistake, it is the answer.
         turn: what queries and keys (B, H, T, head_dim) go through.
     """
-    expected = causal_output(layer, x, num_heads, turn, turn, lambda t: t)
+    if outcome.mistake:
+        return outcome
     with torch.no_grad():
-        difference = largest_difference(attend(layer.eval(), x)[0], expected)
-    if difference < TOLERANCE:
-        return None
+        out, weights = attend(layer.eval(), x)
+    right = causal_output(layer, x, num_heads, turn, turn, lambda t: t)
+    difference = largest_difference(out, right)
+    if difference < TOLERANCE and outcome.status == "done":
+        return find_wrong_weights(name, weights, causal_weights(layer, x, num_heads, turn, turn))
+    if known := find_variant(name, out, _wrong_outputs(layer, x, num_heads, turn)):
+        return known
+    hint = f"out is {formula}, and nothing is added to it"
+    if outcome.status != "done":
+        return replace(outcome, hint=outcome.hint or hint)
     said = f"the weights are right; the output differs from {formula} by up to {difference:.2g}"
-    return Outcome(name, "wrong", said, hint=f"out is {formula}, and nothing is added to it")
+    return Outcome(name, "wrong", said, hint=hint)
 
 
-def causal_output(layer: Any, x: Tensor, num_heads: int, *turns: Callable[[Tensor], Tensor]) -> Tensor:
+def find_wrong_weights(name: str, weights: Tensor, right: Tensor) -> Outcome | None:
+    """Return what is wrong with the weights that come with a right output; None if nothing is."""
+    if largest_difference(weights, right) < TOLERANCE:
+        return None
+    sums = weights.sum(dim=-1)
+    are_scores = largest_difference(sums, torch.ones_like(sums)) > TOLERANCE
+    reason = ": its rows do not sum to 1. Are these the scores?" if are_scores else ""
+    said = f"the output is right, and what is returned beside it are not the weights that made it{reason}"
+    return Outcome(name, "wrong", said, hint="return the weights after softmax as the second result")
+
+
+def _wrong_outputs(layer: Any, x: Tensor, num_heads: int, turn: Turn) -> Iterator[Variant]:
+    """Yield what a causal layer gives if one head is read by all, or if its output is treated wrongly."""
+
+    def output(*turns: Turn) -> Tensor:
+        return causal_output(layer, x, num_heads, *turns)
+
+    def first(heads: Tensor) -> Tensor:
+        return heads[:, :1].expand_as(heads)
+
+    def stay(heads: Tensor) -> Tensor:
+        return heads
+
+    for what, turns in (
+        ("queries", (lambda q: first(turn(q)), turn, stay)),
+        ("keys", (turn, lambda k: first(turn(k)), stay)),
+        ("values", (turn, turn, first)),
+        ("keys and values", (turn, lambda k: first(turn(k)), first)),
+    ):
+        yield Variant(output(*turns), said=f"every head takes the {what} of head 0", hint=OWN_CHANNELS)
+    right, heads = output(turn, turn, stay), causal_heads(layer, x, num_heads, turn, turn, stay)
+    if right.shape == x.shape:
+        said = "x is added to the output; that belongs to the block (lesson 10), not to the attention"
+        yield Variant(x + right, said=said, hint="return the output alone")
+    own = _mixed(layer, _split(layer.W_v, x, num_heads).transpose(1, 2).flatten(2))
+    said = "every token gets its own value: the weights are summed, and the values of other tokens never read"
+    yield Variant(own, said=said, hint='weights @ v, or torch.einsum("bhts,bhsd->bhtd", weights, v)')
+    if hasattr(layer, "W_o") and layer.W_o.in_features == layer.W_o.out_features:
+        said = "nn.Linear multiplies by its weight transposed, and here it is not"
+        yield Variant(heads @ layer.W_o.weight.detach(), said=said, hint="call it: self.W_o(heads)")
+
+
+def causal_output(layer: Any, x: Tensor, num_heads: int, *turns: Turn) -> Tensor:
     """Return the output of a causal layer's own projections, its q, k and v each turned by one of `turns`."""
-    B, T, _ = x.shape
+    return _mixed(layer, causal_heads(layer, x, num_heads, *turns))
+
+
+def causal_heads(layer: Any, x: Tensor, num_heads: int, *turns: Turn) -> Tensor:
+    """Return the concatenated outputs of the heads (B, T, H · head_dim)."""
+    turn_q, turn_k, turn_v = turns
+    values = turn_v(_split(layer.W_v, x, num_heads))
+    return (causal_weights(layer, x, num_heads, turn_q, turn_k) @ values).transpose(1, 2).flatten(2)
+
+
+def causal_weights(layer: Any, x: Tensor, num_heads: int, turn_q: Turn, turn_k: Turn) -> Tensor:
+    """Return the weights (B, H, T, T) of the layer's own queries and keys."""
+    q, k = turn_q(_split(layer.W_q, x, num_heads)), turn_k(_split(layer.W_k, x, num_heads))
+    visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    return torch.softmax((q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf), dim=-1)
+
+
+def _split(projection: Any, x: Tensor, num_heads: int) -> Tensor:
     with torch.no_grad():
-        projections = zip((layer.W_q, layer.W_k, layer.W_v), turns, strict=True)
-        q, k, v = (turn(W(x).view(B, T, num_heads, -1).transpose(1, 2)) for W, turn in projections)
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        merged = heads.transpose(1, 2).reshape(B, T, -1)
-        return layer.W_o(merged) if hasattr(layer, "W_o") else merged
+        projected: Tensor = projection(x)
+    return projected.view(*x.shape[:2], num_heads, -1).transpose(1, 2)
+
+
+def _mixed(layer: Any, heads: Tensor) -> Tensor:
+    with torch.no_grad():
+        return layer.W_o(heads) if hasattr(layer, "W_o") else heads

@@ -101,9 +101,7 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
         return wrong
     done = "attention that sees how far apart two tokens are."
     outcome = check_attention(LAYER, thing, done, init=INIT, causal=True, heads=4)
-    if outcome.status != "done":
-        return outcome
-    wrong = find_wrong_output(LAYER, thing(**INIT), x, 4, "W_o(heads)", Rotary(8))
+    wrong = find_wrong_output(LAYER, thing(**INIT), x, 4, "W_o(heads)", outcome, Rotary(8))
     return wrong or replace(outcome, picture=_picture(thing))
 
 

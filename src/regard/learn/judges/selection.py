@@ -19,6 +19,8 @@ VISIBLE = "visible = kept.repeat_interleave(block_size, dim=-1)"
 EVEN = "three quarters of the keys are not read, and they are the weak ones: the 5 has most of the weight"
 NOTHING = "a score of 0 is not a weight of 0: its exponential is 1"
 SCALED = "return products.sum(dim=-1) / math.sqrt(D), as scores are"
+FIRST, LAST = "first key", "last key"  # of a block that is one key short
+SHORT = "keys[b * block_size : (b + 1) * block_size] are the keys of block b, block_size of them"
 FILLED = "scores = scores.masked_fill(~visible, -torch.inf)"
 
 
@@ -26,6 +28,8 @@ def bounds(q: Tensor, k: Tensor, block_size: int, how: str = "") -> Tensor:
     """Return the bounds of blocks; `how` is a way to go wrong."""
     scale = {"unscaled": 1.0, "by width": float(k.shape[-1])}.get(how, math.sqrt(k.shape[-1]))
     blocks = k.view(-1, block_size, k.shape[-1])
+    if block_size > 1 and how in (FIRST, LAST):
+        blocks = blocks[:, 1:] if how == FIRST else blocks[:, :-1]
     low, high, q = blocks.amin(1), blocks.amax(1), q[:, None]
     products = {
         "mean": q * blocks.mean(1),
@@ -55,6 +59,9 @@ def select(
         chosen = others.get(how, chosen[:1].expand_as(chosen))
     kept = torch.zeros_like(bound, dtype=torch.bool).scatter(-1, chosen, True)
     visible = kept.repeat(1, block_size) if how == "tiled" else kept.repeat_interleave(block_size, -1)
+    places = torch.arange(len(k)) % block_size
+    if how in (FIRST, LAST):
+        visible = visible & (places != (0 if how == FIRST else block_size - 1))
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     left = {
         "all": scores,
@@ -119,6 +126,14 @@ BOUNDS = FunctionTask(
             said="the larger of two sums is too small: each channel chooses for itself, then they are summed",
             hint=PRODUCTS,
         ),
+        *(
+            WrongWay(
+                partial(bounds, how=which),
+                said=f"the {which} of every block is left out, and its score may be above this bound",
+                hint=SHORT,
+            )
+            for which in (FIRST, LAST)
+        ),
         WrongWay(
             partial(bounds, how="largest score"),
             said="this is the largest score of each block itself, and every key was read for it. A bound "
@@ -144,6 +159,7 @@ BOUNDS = FunctionTask(
     ),
     "no score of a block is above its bound, and two vectors a block were read for it.",
     (
+        ("Expected reduction dim", f"a block has no keys: {SHORT}"),
         ("return_types", ".amin(dim=1) and .amax(dim=1): .min and .max give the places too"),
         ("Boolean value", f"{PRODUCTS}: Python's max cannot compare number by number"),
         (
@@ -174,6 +190,10 @@ SELECTED = FunctionTask(
             partial(select, how="of one query"),
             said="every query reads the best blocks of the first one; each has its own",
             hint="chosen = bounds.topk(count, dim=-1).indices",
+        ),
+        *(
+            WrongWay(partial(select, how=which), said=f"the {which} of every block is not read", hint=SHORT)
+            for which in (FIRST, LAST)
         ),
         *(
             WrongWay(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
@@ -27,7 +28,22 @@ TEXT = "the king of the city and the king of"
 SHOWN = (4, 0)  # the layer and head of the picture
 LAYER = 3  # for judging the parts
 TOLERANCE = 1e-4
+FREQUENCIES = "frequencies = 10000.0 ** (-torch.arange(0, D, 2) / D), which is 1 for the first pair"
+WEIGHTS = "q, k = rotate(q), rotate(k) after the heads are split; scores = q @ k.mT / self.head_dim**0.5"
+NAN = 9.0  # in place of NaN, and no weight
 COPY = "W_q, W_k, W_v = attention.qkv.weight.chunk(3), by rows; W_o takes attention.out.weight"
+
+
+NOTHING_KEPT = "nothing was kept: model(ids) calls the hook, and the hook puts inputs[0] into the list"
+HOOK_HINTS = (
+    (
+        "positional argument",
+        "register_forward_pre_hook calls keep(module, inputs), before the module runs; register_forward_hook "
+        "calls it with the output too",
+    ),
+    ("list index out of range", NOTHING_KEPT),
+    ("KeyError", NOTHING_KEPT),
+)
 
 
 class LayerCall(NamedTuple):
@@ -59,10 +75,16 @@ def layer_call(layer: int) -> LayerCall:
     return LayerCall(*calls[0], inputs[0])
 
 
-def rotated(x: Tensor, neighbours: bool = False, sign: int = -1) -> Tensor:
-    """Rotary positions of x (…, T, D), pairing halves or neighbours; with `sign` 1 the minus is lost."""
+def rotated(
+    x: Tensor, neighbours: bool = False, sign: int = -1, start: int = 0, step: float = 2, way: int = 1
+) -> Tensor:
+    """Rotary positions of x (…, T, D), pairing halves or neighbours; with `sign` 1 the minus is lost.
+
+    Positions begin at `start`, exponents grow by `step`, and pairs turn one way or, with `way` -1, the other.
+    """
     T, D = x.shape[-2:]
-    angles = torch.arange(T, dtype=x.dtype)[:, None] * 10000.0 ** (-torch.arange(0, D, 2, dtype=x.dtype) / D)
+    exponents = -step * torch.arange(D // 2, dtype=x.dtype) / D
+    angles = way * torch.arange(start, start + T, dtype=x.dtype)[:, None] * 10000.0**exponents
     a, b = (x[..., 0::2], x[..., 1::2]) if neighbours else x.chunk(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([a * cos + sign * b * sin, b * cos + a * sin], dim=-1)
@@ -83,9 +105,37 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
         Variant(neighbours, "other-rotary-pairing"),
         Variant(torch.stack(neighbours.chunk(2, dim=-1), dim=-1).flatten(-2), "other-rotary-pairing"),
         Variant(rotated(x, sign=1), "rotation-sign-lost"),
+        Variant(
+            rotated(x, way=-1),
+            said="every pair turns the other way: the minus stands at the wrong sine",
+            hint="a cos − b sin, b cos + a sin: torch.cat([-b, a], dim=-1) is what the sine multiplies",
+        ),
+        Variant(
+            rotated(x, start=1),
+            said="positions begin at 1, and the model's begin at 0: the first token does not turn",
+            hint="torch.arange(T)",
+        ),
+        Variant(
+            rotated(x, step=-2),
+            said="later pairs turn faster instead of slower: the minus of the exponent is lost",
+            hint=FREQUENCIES,
+        ),
+        *(
+            Variant(
+                rotated(x, step=step), said=f"the exponents are {off} what they should be", hint=FREQUENCIES
+            )
+            for step, off in ((1, "half"), (4, "twice"))
+        ),
     )
     if wrong := find_variant(name, answer, variants, TOLERANCE):
         return wrong
+    half = x.shape[-1] // 2
+    if largest_difference(answer[..., ::half], rotated(x)[..., ::half]) < TOLERANCE:
+        said = "the first pair turns rightly, by 1 for each position, and others by another angle than theirs"
+        return Outcome(name, "wrong", said, hint=FREQUENCIES)
+    if largest_difference(answer[..., 0, :], x[..., 0, :]) > TOLERANCE:
+        said = "the first token is changed: at position 0 every angle is 0, its cosine 1 and its sine 0"
+        return Outcome(name, "wrong", said, hint="a cos − b sin, b cos + a sin, with positions from 0")
     hint = "a, b = x[..., : D // 2], x[..., D // 2 :]"
     return Outcome(name, "wrong", "this does not turn the pairs of channel i and channel i + D/2", hint=hint)
 
@@ -119,12 +169,25 @@ def _project(layer: int, by_view: bool = False) -> Projected:
     )
 
 
-def _attend(q: Tensor, k: Tensor, *, scale: float | None = None, masked: bool = True) -> Tensor:
-    """The weights of rotated queries and keys."""
+def _attend(
+    q: Tensor, k: Tensor, *, scale: float | None = None, masked: bool = True, below: int = 0
+) -> Tensor:
+    """The weights of rotated queries and keys; with `below` -1 no token sees itself."""
     T = q.shape[-2]
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    hidden = ~torch.ones(T, T, dtype=torch.bool).tril()
+    hidden = ~torch.ones(T, T, dtype=torch.bool).tril(below)
     return torch.softmax(scores.masked_fill(hidden, -torch.inf) if masked else scores, dim=-1)
+
+
+def _across(x: Tensor) -> Tensor:
+    """Turn (1, H, T, D) by the number of the head."""
+    return rotated(x.transpose(1, 2)).transpose(1, 2)
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Turn (1, H, T, D) by positions, all heads as one vector."""
+    tokens = x.transpose(1, 2)  # (1, T, H, D)
+    return rotated(tokens.flatten(2)).view(tokens.shape).transpose(1, 2)
 
 
 def _wrong_weights(layer: int) -> list[Variant]:
@@ -141,6 +204,19 @@ def _wrong_weights(layer: int) -> list[Variant]:
         Variant(_attend(turned_q, turned_k, masked=False), "no-mask"),
         Variant(_attend(rotated(split.q), rotated(split.k)), "heads-split-by-view"),
         Variant(_attend(turned_k, turned_q), "query-key-swapped"),
+        Variant(_attend(turned_q, turned_k, below=-1).nan_to_num(NAN), "missing-diagonal"),
+        *(
+            Variant(
+                _attend(*wrong),
+                said=f"`rotate` gets {what}: it turns by the axis before the last, that of the tokens",
+                hint=WEIGHTS,
+            )
+            for what, turn in (
+                ("the heads where the tokens should be", _across),
+                ("all heads in one", _whole),
+            )
+            for wrong in ((turn(q), turned_k), (turned_q, turn(k)), (turn(q), turn(k)))
+        ),
         Variant(
             _attend(q, k),
             said="queries and keys are not rotated: your map knows nothing of positions, and the model's "
@@ -200,8 +276,9 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
         )
     if largest_difference(weights, expected) > TOLERANCE:
         difference = largest_difference(weights, expected)
-        return find_variant(name, weights, _wrong_weights(layer), TOLERANCE) or Outcome(
-            name, "wrong", f"in layer {layer} a weight differs from the model's by {difference:.2g}"
+        said = f"in layer {layer} a weight differs from the model's by {difference:.2g}"
+        return find_variant(name, weights.nan_to_num(NAN), _wrong_weights(layer), TOLERANCE) or Outcome(
+            name, "wrong", "some weights are NaN" if weights.isnan().any() else said, hint=WEIGHTS
         )
     call = layer_call(layer)
     # Relative, since outputs have other sizes than weights.
@@ -253,22 +330,33 @@ def judge_weights(function: Any, module: ModuleType) -> Outcome:
     if all(torch.equal(a, b) for a, b in zip(copied, expected, strict=True)):
         return Outcome(name, "done", "your module holds the weights of the layer.")
     for order in itertools.permutations(range(3)):
-        if all(torch.equal(copied[role], rows[part]) for role, part in enumerate(order)):
+        if order != (0, 1, 2) and all(
+            torch.equal(copied[role], rows[part]) for role, part in enumerate(order)
+        ):
             return named_mistake(name, "roles-shuffled", hint=COPY)
-    wrong = [role for role, a, b in zip("qkvo", copied, expected, strict=True) if not torch.equal(a, b)]
-    return Outcome(
-        name,
-        "wrong",
-        f"W_{wrong[0]} does not hold the layer's weights",
-        hint=COPY,
-    )
+    at = next(n for n, (a, b) in enumerate(zip(copied, expected, strict=True)) if not torch.equal(a, b))
+    others = {
+        "they are transposed": expected[at].mT,
+        "it holds those of the queries": rows[0],
+        "it holds those of the values": rows[2],
+        "it holds every third row": attention.qkv.weight[at % 3 :: 3],
+    }
+    reason = next((said for said, other in others.items() if torch.equal(copied[at], other)), "")
+    said = f"W_{'qkvo'[at]} does not hold the layer's weights{reason and f': {reason}'}"
+    return Outcome(name, "wrong", said, hint=COPY)
 
 
 def judge_input(function: Any, module: ModuleType) -> Outcome:
     """Compare the vectors with those that the layer's attention got."""
     name, call = "layer_input", layer_call(LAYER)
-    # A copy: a hook that is never removed stays in it.
-    x = function(copy.deepcopy(load_model()), token_ids(), LAYER)
+    # Of a copy: a hook that is never removed stays in it.
+    model = copy.deepcopy(load_model())
+    try:
+        x = function(model, token_ids(), LAYER)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return error_outcome(name, error, module, HOOK_HINTS)
     if isinstance(x, tuple):
         return Outcome(
             name,
@@ -280,11 +368,17 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
         return Outcome(
             name, "wrong", f"expected a tensor {tuple(call.x.shape)}", hint="seen.append(inputs[0])"
         )
+    if any(part._forward_pre_hooks or part._forward_hooks for part in model.modules()):
+        said = "the hook is still there: whenever the model runs again, it is called again"
+        return Outcome(name, "wrong", said, hint="hook.remove(), once the model has run")
     if largest_difference(x, call.x) == 0:
         return Outcome(name, "done", "these are the vectors that the layer's attention got.")
     said = "these are not the vectors that the layer's attention got"
     if largest_difference(x, call.block_input) == 0:
         said = "this is what the block got; its attention gets that normalised"
+    for other in range(load_model().config.num_layers):
+        if other != LAYER and torch.equal(x, layer_call(other).x):
+            said = f"this is what layer {other} got; asked for is layer {LAYER}, the argument `layer`"
     hint = "model.blocks[layer].attention.register_forward_pre_hook(keep)"
     return Outcome(name, "wrong", said, hint=hint)
 

@@ -21,10 +21,11 @@ DOT_T = re.compile(r"^line \d+, .*\w\.T\b")  # .T in the line that raised the er
 
 
 class OutputShape(NamedTuple):
-    """The shape that a tensor should have, and what its axes are: "(B, T, head_dim)"."""
+    """The shape that a tensor should have, what its axes are, "(B, T, head_dim)", and how to get it."""
 
     sizes: tuple[int, ...]
     axes: str
+    hint: str = ""
 
 
 def first_run(
@@ -95,7 +96,7 @@ def error_outcome(
         return Outcome(name, "wrong", said, hint="super().__init__() as the first line of __init__")
     if DOT_T.search(said):
         return named_mistake(name, "dot-t-on-a-batch", said)
-    hint = next((hint for part, hint in hints if part in str(error)), "")
+    hint = next((hint for part, hint in hints if part in f"{said} {error}"), "")
     return Outcome(name, "wrong", said, hint=hint or find_hint(said))
 
 
@@ -124,7 +125,7 @@ def _find_wrong_answer(
     ):
         if shape != expected.sizes:
             said = f"for tokens {given}, expected the {what} {expected.sizes}, which is {expected.axes}"
-            return Outcome(name, "wrong", f"{said}; got {shape}", hint=hint)
+            return Outcome(name, "wrong", f"{said}; got {shape}", hint=expected.hint or hint)
     return None
 
 

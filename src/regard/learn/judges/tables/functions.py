@@ -114,7 +114,7 @@ class FunctionTask:
             said = f"expected a function, got {type(function).__name__}"
             return Outcome(self.name, "wrong", said, hint=f"def {self.name}(…):")
         if self.after and not is_right(self.after.judge, getattr(module, self.after.name, None), module):
-            said = f"it waits for `{self.after.name}`, which is not right yet: mend that first"
+            said = f"it waits for `{self.after.name}`, which is not right yet: correct that first"
             return Outcome(self.name, "unfinished", said)
         cases, answers, expected = self.cases(), [], []
         overwritten: Outcome | None = None

@@ -8,7 +8,7 @@ Replace every `...` below, then run:
 
     regard learn 14 --check      judges this file, and names your mistake
     regard learn 14 --watch      does so whenever you save it
-    regard learn 14 --hint       says how to mend it
+    regard learn 14 --hint       says how to fix it
     python lesson14.py           runs the lines at the end
 """
 

@@ -8,7 +8,7 @@ Replace every `...` below, then run:
 
     regard learn 15 --check      judges this file, and names your mistake
     regard learn 15 --watch      does so whenever you save it
-    regard learn 15 --hint       says how to mend it
+    regard learn 15 --hint       says how to fix it
     python lesson15.py           runs the lines at the end
 """
 

@@ -7,7 +7,7 @@ Replace every `...` below, then run:
 
     regard learn 17 --check      judges this file, and names your mistake
     regard learn 17 --watch      does so whenever you save it
-    regard learn 17 --hint       says how to mend it
+    regard learn 17 --hint       says how to fix it
     python lesson17.py           runs the lines at the end
 """
 
