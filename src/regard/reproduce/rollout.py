@@ -22,8 +22,8 @@ which follows the attention through all layers, ranks them more like an ablation
 replaced by [MASK] in turn; how far the text's embedding turns (1 − cosine) is its importance. The embedding
 is a mean over all positions, so rollout and attention are, too. Beside them are ranked the first layer's
 attention, the position (earlier tokens first) and rarity (rarer tokens have higher numbers).""",
-    limits="""One encoder of six layers; the paper has classifiers. The position ranks tokens better, which the
-paper has no baseline for: this encoder leans on the beginning of a text, and rollout does not know what a
+    limits="""One encoder of six layers; the paper has classifiers. The position ranks tokens better, a
+baseline that the paper lacks: this encoder leans on the beginning of a text, and rollout does not know what a
 token carries. A quick run reads a decoder, where rollout fails, which says nothing of encoders.""",
     reads="minilm",
 )
