@@ -43,8 +43,8 @@ class JoinedLayers(NamedTuple):
         """Measure an eviction policy; `wholes` are what `attend_whole` gives of each layer."""
         whole = HeadOutputs(*map(torch.cat, zip(*wholes, strict=True)))
         found = measure(self.map, self.values, self._policy(policy), budget, every, whole=whole)
-        B = self.layers[0].map.matrix[0]
-        columns = [[None] * len(self.layers) if x is None else x.split(B) for x in found]
+        n = len(self.layers)
+        columns = [[None] * n if x is None else x.chunk(n) for x in found]
         return [MapRetention(*parts) for parts in zip(*columns, strict=True)]
 
     def _policy(self, policy: Eviction) -> Eviction:
@@ -55,9 +55,8 @@ class JoinedLayers(NamedTuple):
         accumulates = any(one.accumulates for one in own)
 
         def score(cache: CacheState) -> Tensor:
-            B = self.layers[0].map.matrix[0]
-            positions = cache.positions.split(B)
-            received = cache.received.split(B) if accumulates else [None] * len(own)
+            positions = cache.positions.chunk(len(own))
+            received = cache.received.chunk(len(own)) if accumulates else [None] * len(own)
             states = [
                 CacheState(layer.map, at, cache.now, cache.budget, sums)
                 for layer, at, sums in zip(self.layers, positions, received, strict=True)

@@ -88,8 +88,8 @@ def _score_first_tokens(contents: Contents, text: int) -> Iterator[dict[str, Any
     for layer in seen.layers:
         m, ids = contents.layer_map(text, layer.key), seen.ids_of(layer)
         T, S = m.matrix[2:]
-        is_causal = isinstance(m, AttentionMap) and T == S and (is_plainly_causal(m) or m.mask.is_causal)
-        if not is_causal or T <= RANKED or seen.pictures is not None:
+        is_long = RANKED < T == S and seen.pictures is None
+        if not (is_long and isinstance(m, AttentionMap) and (is_plainly_causal(m) or m.mask.is_causal)):
             yield from contents.layer_heads(text, layer.key)
             continue
         if ids is not None:
