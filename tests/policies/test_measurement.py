@@ -11,9 +11,10 @@ from torch import Tensor
 
 import regard
 from regard import policies
+from regard.policies.joined_layers import CachedLayer
 from regard.policies.measurement import evicted_positions, measure_own
 from regard.policies.policy import policy_of_layer
-from regard.policies.retention import CachedLayer, retain
+from regard.policies.retention import retain
 from tests import truth
 from tests.policies import dense_policies
 from tests.policies.dense_policies import DenseHead

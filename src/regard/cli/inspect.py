@@ -169,8 +169,7 @@ def inspect(
         with console.status("Turning heads off …"):
             contents.lookup = record_lookup(contents, opened.run_cut)
             contents.forget_meta()
-    _write(console, contents, out, inside, exact)
-    _glimpse(contents)
+    _glimpse(_write(console, contents, out, inside, exact))
     typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
 
 
@@ -272,14 +271,16 @@ def _fitting(opened: Model) -> GPT:
     return check_model(opened.module)
 
 
-def _write(console: Any, contents: Any, out: Path, model: GPT | None, exact: bool) -> None:
+def _write(console: Any, contents: Contents, out: Path, model: GPT | None, exact: bool) -> Contents:
+    """Write the page, say what it holds and how large it is, and return the contents that it has."""
     from regard.show.saved.bundle import write
     from regard.show.saved.kept_heads import keep_telling_heads
     from regard.show.saved.pack import estimate_size
 
     size = estimate_size(contents, exact)
     if model is None and not exact:
-        contents = keep_telling_heads(contents)
+        with console.status("Choosing the heads to keep …"):
+            contents = keep_telling_heads(contents)
     if contents.left_out:
         kept = sum(len(layer.heads) for layer in contents.texts[0].layers)
         whole = (
@@ -295,9 +296,10 @@ def _write(console: Any, contents: Any, out: Path, model: GPT | None, exact: boo
         write(contents, out, model=model, exact=exact)
     written, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
     console.print(f"{escape(str(out))}: {written:.1f} MB, written in {seconds:.1f} s", markup=False)
+    return contents
 
 
-def _glimpse(contents: Any) -> None:
+def _glimpse(contents: Contents) -> None:
     """The head that the page begins with, in the terminal."""
     from rich.console import Console
 
@@ -307,7 +309,7 @@ def _glimpse(contents: Any) -> None:
     if contents.start is None:
         return
     layer, head = contents.start
-    row = next(row for row in contents.heads(0) if (row["layer"], row["head"]) == contents.start)
+    row = next(row for row in contents.layer_heads(0, layer) if row["head"] == head)
     console = Console(highlight=False)
     label = f" ({title(row['label'])})" if row["label"] else ""
     console.print(f"\nLayer {layer}, head {head}{label}: queries run down, keys run across.", markup=False)

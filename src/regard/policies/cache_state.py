@@ -90,7 +90,9 @@ class CacheState:
     def visible(self) -> Tensor:
         """Whether the newest query sees each cached key, boolean (B, G, n): padding and other documents are
         not seen, nor what a window has left behind."""
-        if self._visible is None:
+        if self._visible is None and is_plainly_causal(self._map):
+            self._visible = torch.ones_like(self.positions, dtype=torch.bool)
+        elif self._visible is None:
             newest = slice(self.now - 1, self.now)
             allowed = find_visible(self._map, newest, self.positions).allowed  # (B, H, 1, n)
             B, G, n = self.positions.shape

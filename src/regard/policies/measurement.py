@@ -361,8 +361,10 @@ def _attend_chosen(m: AttentionMap, rows: slice, v: Tensor, chosen: Tensor) -> H
     dtype = torch.float64 if exact else torch.float32
     scores = tile_scores(m, grid(rows, keys, m.matrix, m.device), dtype).masked_fill_(~chosen, -torch.inf)
     lse = scores.logsumexp(-1)  # (B, H, rows)
-    weights = scores.sub_(finite_lse(lse).unsqueeze(-1)).exp_()
     B, G, _, E = v.shape
+    if not E:  # without values nobody asks for the output, and exp of every score takes as long as all else
+        return HeadOutputs(lse.new_zeros(*lse.shape, 0), lse.double())
+    weights = scores.sub_(finite_lse(lse).unsqueeze(-1)).exp_()
     output = (weights.view(B, G, -1, keys.stop) @ v[:, :, keys].to(dtype)).view(*lse.shape, E)
     return HeadOutputs(output if m.sinks is None else output * _held(lse, m.sinks), lse.double())
 

@@ -19,9 +19,10 @@ from regard.attention.arguments import check_whole_number, is_number
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
 from regard.policies.evictions import random
+from regard.policies.joined_layers import CachedLayer, join_layers
 from regard.policies.measurement import MapRetention, attend_whole, measure, measure_own
 from regard.policies.named_policies import find_policy
-from regard.policies.policy import Eviction, Policy, policy_of_layer
+from regard.policies.policy import Eviction, Policy
 from regard.policies.selections import best
 from regard.support.cell_output import PrintedOutput
 from regard.support.imports import data_frame
@@ -29,15 +30,6 @@ from regard.support.imports import data_frame
 ENOUGH = 0.95  # the share that a head should keep
 LOWEST = 5  # heads that a printed result names
 NOTE = "Shares are of the attention of the full run, in which nothing was evicted."
-
-
-class CachedLayer(NamedTuple):
-    """A layer to measure: its key, the numbers of its heads, its map, and its values if they are stored."""
-
-    key: int | str
-    heads: tuple[int, ...]
-    map: AttentionMap
-    values: Tensor | None
 
 
 class CapturedLayer(Protocol):
@@ -244,20 +236,24 @@ def measure_layers(
 
     `report` is called after each measurement.
     """
-    for layer in layers:
-        whole = attend_whole(layer.map, layer.values)
-        table = []
-        for policy in policies:
-            row = []
+    for run in join_layers(layers):
+        wholes = [attend_whole(layer.map, layer.values) for layer in run.layers]
+        tables = [[list[MapRetention]() for _ in policies] for _ in run.layers]
+        for number, policy in enumerate(policies):
             for budget in budgets:
-                if isinstance(policy, str):
-                    row.append(measure_own(layer.map, layer.values))
+                if isinstance(policy, Eviction):
+                    found = run.measure(policy, budget, every, wholes)
                 else:
-                    own = policy if isinstance(policy, Mask) else policy_of_layer(policy, layer.key)
-                    row.append(measure(layer.map, layer.values, own, budget, every, whole=whole))
-                report()
-            table.append(row)
-        yield layer, table
+                    found = [
+                        measure_own(layer.map, layer.values)
+                        if isinstance(policy, str)
+                        else measure(layer.map, layer.values, policy, budget, whole=whole)
+                        for layer, whole in zip(run.layers, wholes, strict=True)
+                    ]
+                for table, one in zip(tables, found, strict=True):
+                    table[number].append(one)
+                    report()
+        yield from zip(run.layers, tables, strict=True)
 
 
 def retain(

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from regard.attention.arguments import check_whole_number
 from regard.maps import AttentionMap, attention_map
+from regard.policies.joined_layers import CachedLayer
 from regard.policies.measurement import attend_whole, relative_change, row_blocks
-from regard.policies.retention import CachedLayer
 from regard.support.cell_output import PrintedOutput
 
 Direction = Literal["channel", "token"]

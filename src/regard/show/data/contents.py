@@ -131,7 +131,7 @@ class Contents:
         self._maps: LRUCache[LayerMap] = LRUCache(CACHED_MAPS)
         self._thumbnails: dict[tuple[int, str], Thumbnail] = {}
         self._heads: dict[int, TextHeads] = {}
-        self._retained: dict[tuple[int, str], LayerTable] = {}
+        self._retained: dict[int, dict[str, LayerTable]] = {}
         self._units: dict[int, dict[str, dict[str, list[int]]]] = {}
         self._telling: dict[int, int] = {}
         self._factors: LRUCache[Tensor] = LRUCache(CACHED_MAPS)
@@ -143,10 +143,9 @@ class Contents:
             raise ValueError("captures: expected at least one capture to show, got none")
         if retained is not None:
             curve, first = retention.check_curve(retained, self.texts[0]), self.texts[0]
-            linear = [layer for layer in first.layers if layer.is_linear]
-            self.retention[0] = retention.describe_curve(curve, first.layers[0].shape[3]) | {
-                str(layer.key): retention.measure_layer(layer.map, layer.key, layer.heads) for layer in linear
-            }
+            linear = ((layer.key, layer.heads, layer.map) for layer in first.layers if layer.is_linear)
+            tables = retention.describe_curve(curve, first.layers[0].shape[3])
+            self.retention[0] = tables | retention.measure_layers(linear)
         self._start = start
 
     @property
@@ -206,11 +205,10 @@ class Contents:
         self.removed.add(number)
         self.texts[number] = Capture(model=self.texts[number].model)
         self.forget_meta()
-        for by_text in (self._heads, self._units, self._telling, self.retention):
+        for by_text in (self._heads, self._units, self._telling, self.retention, self._retained):
             by_text.pop(number, None)
-        for kept in (self._thumbnails, self._retained):
-            for key in [key for key in list(kept) if key[0] == number]:  # others may add to it meanwhile
-                kept.pop(key, None)
+        for key in [key for key in list(self._thumbnails) if key[0] == number]:  # others may add meanwhile
+            self._thumbnails.pop(key, None)
         for cache in (self._tiles, self._maps, self._factors, self._attributions):
             cache.discard_if(lambda key: key[0] == number)
 
@@ -531,21 +529,24 @@ class Contents:
 
     def retained(self, text: int, layer: str | int) -> LayerTable:
         """Return what cache policies keep of every head of a layer (see `retention`)."""
-        chosen = self.layer(text, layer)
-        key = (text, str(chosen.key))
-        if (table := self.retention.get(text, {}).get(key[1])) is not None:
-            return table
-        if key not in self._retained:
-            self._retained[key] = retention.measure_layer(self.layer_map(*key), chosen.key, chosen.heads)
-        return self._retained[key]
+        key = str(self.layer(text, layer).key)
+        return self._retain(text, [key])[key]
 
     def record_retention(self) -> None:
         """Measure cache policies on all texts, for a page without Python; a model of many layers has none."""
         for text, capture in enumerate(self.texts):
             if len(capture.layers) <= retention.MOST_LAYERS:
-                layers = [str(layer.key) for layer in capture.layers]
-                self.retention[text] = {key: self.retained(text, key) for key in layers}
+                self.retention[text] = self._retain(text, [str(layer.key) for layer in capture.layers])
         self.forget_meta()
+
+    def _retain(self, text: int, keys: list[str]) -> dict[str, LayerTable]:
+        """Return the tables of some layers, of which those that are not known yet are measured together."""
+        known = self._retained.get(text, {}) | self.retention.get(text, {})
+        new = [self.layer(text, key) for key in keys if key not in known]
+        maps = ((layer.key, layer.heads, self.layer_map(text, str(layer.key))) for layer in new)
+        measured = retention.measure_layers(maps)
+        self._retained.setdefault(text, {}).update(measured)
+        return {key: (known | measured)[key] for key in keys}
 
     def _find_telling_head(self) -> tuple[str, int] | None:
         """Return the layer key and number of the most telling head of the first text."""

@@ -6,7 +6,7 @@ hold it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ import torch
 from regard.attention.masks.named_masks import causal
 from regard.maps import AttentionMap, LinearAttentionMap, attention_map
 from regard.policies.cache_state import find_visible, is_plainly_causal
-from regard.policies.measurement import check_square
+from regard.policies.joined_layers import CachedLayer
+from regard.policies.measurement import check_cached, check_square
 from regard.policies.named_policies import BASELINES, USUAL
-from regard.policies.retention import CachedLayer, RetentionCurve, draw_budgets, usual_budgets
+from regard.policies.retention import RetentionCurve, draw_budgets, usual_budgets
 from regard.recorder import Capture
 
 TOKENS = 512  # of a text that a page measures: a layer then takes about a second on a CPU
@@ -28,21 +29,36 @@ policy, budget and head (None where a head loses nothing), and `needed` by polic
 budget that keeps 95 %, None if none does. A layer that has no cache has `why` instead: a sentence."""
 
 
-def measure_layer(m: AttentionMap | LinearAttentionMap, key: int | str, heads: tuple[int, ...]) -> LayerTable:
-    """Measure the usual policies on the first tokens of a layer's map (1, H, T, S), beside the baselines."""
-    if isinstance(m, LinearAttentionMap):
-        return {"why": f"Layer {key} is linear: it keeps no keys, and no policy evicts any."}
-    try:
-        check_square(m)
-        tokens = min(m.matrix[2], TOKENS)
-        layer = CachedLayer(key, heads, _first_tokens(m, tokens), None)
-        curve = draw_budgets([layer], [*USUAL, *BASELINES], usual_budgets(tokens))
-    except ValueError as error:  # an encoder or cross attention has no cache
-        return {"why": f"Layer {key} has no cache to measure: {str(error).removeprefix('policy: ')}."}
-    return describe_curve(curve, tokens)[str(key)]
+def measure_layers(
+    layers: Iterable[tuple[int | str, tuple[int, ...], AttentionMap | LinearAttentionMap]],
+) -> dict[str, LayerTable]:
+    """Measure the usual policies on the first tokens of layers, beside the baselines: a table by each key.
+
+    `layers` are the key, the heads and the map (1, H, T, S) of each; those of one shape are measured at once.
+    """
+    tables: dict[str, LayerTable] = {}
+    cached: dict[int, list[CachedLayer]] = {}  # by the number of tokens, which budgets follow
+    for key, heads, m in layers:
+        if isinstance(m, LinearAttentionMap):
+            tables[str(key)] = {"why": f"Layer {key} is linear: it keeps no keys, and no policy evicts any."}
+            continue
+        try:
+            check_square(m)
+            tokens = min(m.matrix[2], TOKENS)
+            first = first_tokens(m, tokens)
+            check_cached(first)
+        except ValueError as error:  # an encoder or cross attention has no cache
+            reason = str(error).removeprefix("policy: ")
+            tables[str(key)] = {"why": f"Layer {key} has no cache to measure: {reason}."}
+            continue
+        cached.setdefault(tokens, []).append(CachedLayer(key, heads, first, None))
+    for tokens, alike in cached.items():
+        curve = draw_budgets(alike, [*USUAL, *BASELINES], usual_budgets(tokens))
+        tables |= describe_curve(curve, tokens)
+    return tables
 
 
-def _first_tokens(m: AttentionMap, tokens: int) -> AttentionMap:
+def first_tokens(m: AttentionMap, tokens: int) -> AttentionMap:
     """The map of the first tokens alone: none of them sees a later one."""
     if tokens == m.matrix[2]:
         return m

@@ -1,21 +1,30 @@
 """Which heads a saved page keeps, where all of them would make it too large to be sent.
 
-Heads with a label come first, then those that attend most selectively. The others are named on the page, and
-`exact=True` keeps all of them. This file knows captures and the scores of heads, not how they are packed.
+Heads with a label come first, then those that attend most selectively, both on the first tokens of a text.
+The others are named on the page, and `exact=True` keeps all of them. This file knows captures and the scores
+of heads, not how they are packed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
+from regard.heads import describe
+from regard.heads.measures.query_scores import TextScorer
+from regard.maps import AttentionMap
+from regard.policies.cache_state import is_plainly_causal
 from regard.recorder import Capture, Layer
 from regard.recorder.map_preparation import select_heads
 from regard.show.data.contents import Contents
-from regard.show.data.retention import select_table_heads
+from regard.show.data.retention import first_tokens, select_table_heads
 from regard.show.saved.pack import estimate_size
 
 MOST = 30_000_000  # bytes of queries and keys in a page; with all else it stays below 40 MB
+RANKED = 1024  # tokens of a text by which its heads are chosen: the scores of all at 8,192 take minutes
 
 Place = tuple[str, int]
 """A layer's key, and the number of a head in the model."""
@@ -67,7 +76,33 @@ def _rank(contents: Contents, text: int) -> list[Place]:
         is_start = text == 0 and (row["layer"], row["head"]) == contents.start
         return not is_start, row["label"] is None, 1.0 if entropy is None else entropy
 
-    return [(row["layer"], row["head"]) for row in sorted(contents.heads(text), key=rank)]
+    return [(row["layer"], row["head"]) for row in sorted(_score_first_tokens(contents, text), key=rank)]
+
+
+def _score_first_tokens(contents: Contents, text: int) -> Iterator[dict[str, Any]]:
+    """Score all heads on the first tokens of a text, as `contents.heads` does on all of it."""
+    seen, entry = contents.texts[text], slice(contents.batch_index, contents.batch_index + 1)
+    mask = None if seen.attention_mask is None else seen.attention_mask[entry, :RANKED]
+    scorers: list[TextScorer] = []
+    first_ids: dict[int, Tensor] = {}  # scorers compare tokens by identity
+    for layer in seen.layers:
+        m, ids = contents.layer_map(text, layer.key), seen.ids_of(layer)
+        T, S = m.matrix[2:]
+        is_long = RANKED < T == S and seen.pictures is None
+        if not (is_long and isinstance(m, AttentionMap) and (is_plainly_causal(m) or m.mask.is_causal)):
+            yield from contents.layer_heads(text, layer.key)
+            continue
+        if ids is not None:
+            ids = first_ids.setdefault(id(ids), ids[entry, :RANKED])
+        table = describe(
+            [first_tokens(m, RANKED)],
+            [ids],
+            keys=[layer.key],
+            heads=[layer.heads],
+            attention_mask=mask,
+            scorers=scorers,
+        )
+        yield from ({**row, "layer": str(layer.key)} for row in table.to_data())
 
 
 def _select(seen: Capture, places: set[Place]) -> Capture:

@@ -74,6 +74,7 @@ def pack(
     blocks: dict[str, str] = {}
     fields: dict[str, list[dict[str, Any]]] = {}
     masks: dict[bytes, str] = {}
+    bands: dict[tuple[Any, ...], str] = {}  # the blocks of masks that are a band, by it, T and S
     relative = absolute = 0.0
     fine = exact or _count_numbers(meta) <= FINE
 
@@ -111,13 +112,18 @@ def pack(
             relative, absolute = max(relative, error[0]), max(absolute, error[1])
             description["block"] = f"layer-{text}-{layer.key}"
             put(description["block"], arrays, noise=True)
-            # Layers with equal masks share one block.
-            mask = pack_mask(m)
-            digest = b"".join(a.name.encode() + a.data.tobytes() for a in mask)
-            if digest not in masks:
-                masks[digest] = f"mask-{len(masks)}"
-                put(masks[digest], mask)
-            description["mask_block"] = masks[digest]
+            # Layers with equal masks share one block; the ranges of 8,192 queries take a second to find.
+            band = None if m.mask.biased else m.mask.band(*m.matrix[2:])
+            block = None if band is None else bands.get((band, *m.matrix[2:]))
+            if block is None:
+                mask = pack_mask(m)
+                digest = b"".join(a.name.encode() + a.data.tobytes() for a in mask)
+                block = masks.setdefault(digest, f"mask-{len(masks)}")
+                if block not in blocks:
+                    put(block, mask)
+                if band is not None:
+                    bands[band, *m.matrix[2:]] = block
+            description["mask_block"] = block
         for quantity in stored[text]:
             for layer in capture.layers:
                 put(

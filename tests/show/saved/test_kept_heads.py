@@ -1,0 +1,51 @@
+"""The heads that a large page keeps are chosen on the first tokens of a text, not on all of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard
+from regard.gpt import GPT, Config
+from regard.show.data.contents import Contents
+from regard.show.saved import kept_heads
+from regard.show.saved import pack as packing
+from regard.show.saved.kept_heads import keep_telling_heads
+
+
+def capture_random(window: int | None, tokens: int = 90) -> regard.Capture:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "context_length": 128, "num_layers": 3, "num_heads": 4, "d_model": 64}
+    gpt = GPT(Config(**sizes, positions="rotary", window=window)).eval()
+    return regard.capture(gpt, inputs={"input_ids": torch.arange(tokens)[None] % 30})
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_heads_are_chosen_on_the_first_tokens(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, first = Contents(capture_random(window)), Contents(capture_random(window, 40))
+    monkeypatch.setattr(kept_heads, "RANKED", 40)
+    found = [
+        (row["layer"], row["head"], row["label"], row["scores"]["normalised_entropy"]["value"])
+        for row in kept_heads._score_first_tokens(whole, 0)
+    ]
+    wanted = first.heads(0)
+    assert [place[:3] for place in found] == [(row["layer"], row["head"], row["label"]) for row in wanted]
+    entropies = [row["scores"]["normalised_entropy"]["value"] for row in wanted]
+    assert [place[3] for place in found] == pytest.approx(entropies, abs=1e-4)
+    assert not whole._heads  # no head was scored on the whole text
+
+
+def test_the_heads_of_a_short_text_are_chosen_on_all_of_it() -> None:
+    contents = Contents(capture_random(None))
+    assert list(kept_heads._score_first_tokens(contents, 0)) == contents.heads(0)
+
+
+def test_layers_with_one_mask_share_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = Contents(capture_random(20))
+    smaller = keep_telling_heads(contents, most=packing.estimate_size(contents) // 2)
+    asked: list[int] = []
+    original = packing.pack_mask
+    monkeypatch.setattr(packing, "pack_mask", lambda m: (asked.append(m.matrix[1]), original(m))[1])
+    packed = packing.pack(smaller)
+    assert len(asked) == 1
+    assert [name for name in packed.blocks if name.startswith("mask-")] == ["mask-0"]
