@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.oracle.oracle import relative_error
+from regard.checker.oracle.oracle import relative_difference, relative_error
 from regard.checker.oracle.question import Answer
 from regard.checker.visibility import NEEDS, Asked
 from regard.mutants.call_reader import CallReader, Reading, as_output, in_layout, tensors_by_place
@@ -210,17 +210,46 @@ def _answer(result: Any, reading: Reading, mutant: Mutant, log: CallLog) -> Any:
         output = torch.where(right.free, kept.to(output.dtype), output)
     # A mutant without gradients has the right output, up to rounding.
     difference = 0.0 if "detach" in mutant.change else relative_error(Answer(output), right)
+    if "weights" in reading.places and answer.weights is not None and right.weights is not None:
+        weights = answer.weights.detach().to(right.weights.dtype)
+        difference = max(difference, relative_error(Answer(weights), right._replace(output=right.weights)))
     log.difference = max(log.difference, difference)
     if difference < UNSEEN:
         asked = Asked(question.map_inputs(Tensor.detach).to(dtype), reading.wiring, UNSEEN)
         log.reasons.update(asked.reasons(mutant.change) or {"nothing in its calls depends on it"})
         # A suite that compares bits would fail on this formula's own rounding, and notice no mistake.
-        if "detach" not in mutant.change:
+        if "detach" not in mutant.change and not _parts_in_gradients(reading, mutant):
             return result
     parts = {reading.places["output"]: in_layout(output, reading)}
     if "weights" in reading.places and answer.weights is not None:
         parts[reading.places["weights"]] = answer.weights
     return _with_parts(result, parts)
+
+
+def _parts_in_gradients(reading: Reading, mutant: Mutant) -> bool:
+    """Whether a mistake changes the gradients of a call: without a scale those of zero queries are larger."""
+    question = reading.question.to(torch.float64)
+    given = (reading.question.q, reading.question.k, reading.question.v, reading.question.bias)
+    inputs = [x for x in (*given, reading.question.sinks) if x is not None and x.requires_grad]
+    if not inputs or not torch.is_grad_enabled():
+        return False
+    gradients = []
+    for variant in (reading.variant, reading.mutated(mutant.change)):
+        output = variant.answer(question, reading.wiring).output
+        if reading.right.free is not None:
+            output = output.masked_fill(reading.right.free, 0.0)
+        # A gradient that is the same for all outputs would be blind: the weights of a row sum to one.
+        upstream = torch.arange(output.numel(), dtype=output.dtype, device=output.device).sin()
+        gradients.append(
+            torch.autograd.grad(output, inputs, upstream.view_as(output), allow_unused=True)
+            if output.requires_grad
+            else [None] * len(inputs)
+        )
+    return any(
+        (right is None) != (wrong is None)
+        or (right is not None and wrong is not None and relative_difference(wrong, right) >= UNSEEN)
+        for right, wrong in zip(*gradients, strict=True)
+    )
 
 
 def _with_parts(result: Any, parts: dict[Any, Tensor]) -> Any:
