@@ -186,6 +186,23 @@ def test_gradients_flow_through_a_mutant():
         assert (gradient is not None and bool(gradient.abs().max() > 0)) == flows
 
 
+def test_what_shows_in_weights_or_gradients_alone_can_be_noticed():
+    q, k, v = draw(1, 2, 2, 5, 5, 8, ones=True)  # every output is one, whatever the weights are
+    log, wrong = log_of(with_weights, q, k, v, mutant="no-scale")
+    assert log.difference > 1e-2
+    assert not torch.allclose(wrong["weights"], with_weights(q, k, v)["weights"], atol=1e-2)
+
+    def gradient(mutant, *, of):
+        inputs = [x.detach().requires_grad_() for x in (torch.zeros_like(q), k, draw(1, 2, 2, 5, 5, 8)[2])]
+        _, output = log_of(attention, *inputs, causal=True, mutant=mutant)
+        assert torch.equal(output, attention(*inputs, causal=True))
+        return torch.autograd.grad(output.square().sum(), inputs[of])[0]
+
+    # Zero queries look at all keys alike, at any scale.
+    torch.testing.assert_close(gradient("no-scale", of=0), gradient(None, of=0) * 8**0.5)
+    torch.testing.assert_close(gradient("top-left-causal", of=0), gradient(None, of=0))
+
+
 def test_a_target_is_left_out_by_name_with_a_reason():
     window = Mutant("window-dropped", {"window": None})
     assert why_left_out(window, {"causal"}, "") == "the target has no argument for window or left window"

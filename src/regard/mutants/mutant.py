@@ -25,6 +25,7 @@ from regard.mutants.call_reader import CallReader, Reading, as_output, in_layout
 from regard.mutants.call_signature import CallSignature, read_signature
 
 UNSEEN = 1e-6  # a relative difference that is rounding
+EXPLAINED = 200  # reasons after which no more are asked for: gradcheck makes thousands of calls
 BLOCK = 16  # keys in a block, for the mistakes that are made between blocks
 _MASKS = ("causal", "mask", "padding", "window", "left window", "right window")
 # The arguments, one of which a target must have for a field of a variant to make a difference.
@@ -210,27 +211,37 @@ def _answer(result: Any, reading: Reading, mutant: Mutant, log: CallLog) -> Any:
         output = torch.where(right.free, kept.to(output.dtype), output)
     # A mutant without gradients has the right output, up to rounding.
     difference = 0.0 if "detach" in mutant.change else relative_error(Answer(output), right)
+    if "weights" in reading.places and answer.weights is not None and right.weights is not None:
+        weights = answer.weights.detach().to(right.weights.dtype)
+        difference = max(difference, relative_error(Answer(weights), right._replace(output=right.weights)))
     log.difference = max(log.difference, difference)
-    if difference < UNSEEN:
+    if difference < UNSEEN and log.reasons.total() < EXPLAINED:
         asked = Asked(question.map_inputs(Tensor.detach).to(dtype), reading.wiring, UNSEEN)
         log.reasons.update(asked.reasons(mutant.change) or {"nothing in its calls depends on it"})
-        # A suite that compares bits would fail on this formula's own rounding, and notice no mistake.
-        if "detach" not in mutant.change:
-            return result
     parts = {reading.places["output"]: in_layout(output, reading)}
     if "weights" in reading.places and answer.weights is not None:
         parts[reading.places["weights"]] = answer.weights
-    return _with_parts(result, parts)
+    return _with_parts(result, parts, keep_values=difference < UNSEEN)
 
 
-def _with_parts(result: Any, parts: dict[Any, Tensor]) -> Any:
-    """Return a result with some tensors replaced, each by one of the same shape, strides, dtype and kind."""
+def _with_parts(result: Any, parts: dict[Any, Tensor], *, keep_values: bool) -> Any:
+    """Return a result with some tensors replaced, each by one of the same shape, strides, dtype and kind.
+
+    Those that keep their values have the gradients of the new ones: without a scale the output of zero
+    queries is the same, and their gradient is not.
+    """
 
     def as_before(before: Any, new: Tensor) -> Any:
-        if not isinstance(before, Tensor):
+        is_tensor = isinstance(before, Tensor)
+        if keep_values and not (is_tensor and (before.requires_grad or new.requires_grad)):
+            return before
+        if not is_tensor:
             return new.detach().to(torch.from_numpy(before).dtype).numpy().reshape(before.shape)
         # Its strides, too: a test of these would fail on every mutant.
-        return torch.empty_like(before, requires_grad=False).copy_(new.reshape(before.shape))
+        after = torch.empty_like(before, requires_grad=False).copy_(new.reshape(before.shape))
+        if keep_values:  # a suite that compares bits would notice this formula's own rounding
+            after.detach().copy_(before.detach())
+        return after
 
     if None in parts:
         return as_before(result, parts[None])
