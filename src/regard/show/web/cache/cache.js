@@ -107,6 +107,7 @@ export class CacheView {
     const { layers } = this.app.meta.texts[text];
     this.tables = layers.map(() => undefined);
     this.failure = "";
+    this.draw();
     for (const [n, { key }] of layers.entries()) {
       this.said.textContent = `Measuring layer ${n + 1} of ${layers.length}…`;
       try {
