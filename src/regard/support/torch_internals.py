@@ -140,6 +140,8 @@ ATTRIBUTES = {
     "_current_level": "of `forward_ad`: above -1 inside `dual_level`. If gone: `unpack_dual` of the inputs",
     "_dynamo_marked_constant": "what `torch.compiler.assume_constant_result` sets. If gone: that decorator, "
     "which imports torch._dynamo and takes as long as the rest of PyTorch",
+    "_forward_hooks": "the hooks of a module, which a learner's code should have removed. If gone: call the "
+    "module and see whether a hook still runs",
     "_forward_pre_hooks": "the hooks of a module. If gone: keep the handles that registering returns",
     "_init_fn": "the function of a `custom_op`. If gone: ask for the function itself",
     "_modules": "the children of one module, None included. If gone: `named_children()`",
