@@ -19,7 +19,7 @@ from regard.support.files import check_folder_writable, write_error
 from regard.vllm.engine_capture import EngineCapture
 
 VERSION = "0.32"
-"""The minor version of vLLM whose workers, caches and metadata this package reads: it was tested with that one."""
+"""The minor version of vLLM whose workers, caches and metadata this package reads, and was tested with."""
 
 
 class Worker:
@@ -128,8 +128,8 @@ def check_version(version: str) -> None:
     """Raise a ValueError if a version of vLLM was not tested: its inner names may mean something else."""
     if version.split(".")[:2] != VERSION.split("."):
         raise ValueError(
-            f"start: vLLM {version} was not tested with this version of Regard, which reads the inside of vLLM "
-            f'{VERSION}: pip install "vllm=={VERSION}.*"'
+            f"start: vLLM {version} was not tested with this version of Regard, which reads the inside of "
+            f'vLLM {VERSION}: pip install "vllm=={VERSION}.*"'
         )
 
 

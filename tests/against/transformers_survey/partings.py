@@ -29,7 +29,7 @@ from tests.against.transformers_survey.cases import Case, tensors
 from tests.against.transformers_survey.pool import each
 from tests.against.transformers_survey.surveying import small_model
 
-ROUNDING_ONLY, AS_OUTPUTS, FALSE_CAUSE, NOT_COMPARED = (
+KINDS = ROUNDING_ONLY, AS_OUTPUTS, FALSE_CAUSE, NOT_COMPARED = (
     "rounding only",
     "parts as the outputs do",
     "false cause",
@@ -99,16 +99,13 @@ def main() -> int:
         if "kind" not in result:  # its process failed
             result |= {"kind": NOT_COMPARED, "words": f"{result['error']}: {result['message']}"}
         results[name] = result
-        print(
-            f"{len(results):4}/{len(names)}  {name}: {result['kind']}: {result['words']}"
-            + (f"; outputs are {result['outputs']:.0e} apart" if "outputs" in result else ""),
-            flush=True,
-        )
+        outputs = f"; outputs are {result['outputs']:.0e} apart" if "outputs" in result else ""
+        words = result["words"].removeprefix(ROUNDING_ONLY + ": ")
+        print(f"{len(results):4}/{len(names)}  {name}: {result['kind']}: {words}{outputs}", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     counts = Counter(result["kind"] for result in results.values())
-    kinds = (ROUNDING_ONLY, AS_OUTPUTS, FALSE_CAUSE, NOT_COMPARED)
-    print(f"{time.monotonic() - start:.0f} s; " + ", ".join(f"{kind}: {counts[kind]}" for kind in kinds))
+    print(f"{time.monotonic() - start:.0f} s; " + ", ".join(f"{kind}: {counts[kind]}" for kind in KINDS))
     return int(counts[FALSE_CAUSE] > 0)
 
 
