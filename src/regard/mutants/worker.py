@@ -59,7 +59,7 @@ def run_mutants(request: dict[str, Any], write_line: Callable[..., None]) -> dic
     count = itertools.count(1)
 
     def note(index: int, line: dict[str, Any]) -> None:
-        # One that is not noticed here may be left out later, when the search for a test finds that it is none.
+        # The search for a test may later find that one that is not noticed here is no mistake.
         result = _judge(mutants[index], line)
         how = f"killed {result.name}" if result.killed else f"not noticed {result.name}: {result.why}"
         write_line(tell=f"{next(count)} of {len(mutants)}: {how}")
