@@ -22,15 +22,15 @@ ABOUT = PublishedResult(
         "Li et al. 2024, SnapKV, arXiv:2404.14469",
         "Oren et al. 2024, Transformers are Multi-State RNNs (TOVA), arXiv:2401.06104",
     ),
-    claim="""A cache with room for a part of the keys does best if it keeps those that received the most
+    claim="""A cache with room for a part of the keys does better if it keeps those that received the most
 attention: the loss rises less than with the latest keys alone, at the same budget.""",
     method="""A trained model reads Python's help topics. Each policy is run in every layer with one budget,
 as a serving engine would; beside it as many random keys. Measured are the rise of the loss on the tokens that
 the budget concerns, and the share of the full run's attention that is kept.""",
     limits="""One model, one budget, one kind of text. H2O and TOVA were proposed for generation, SnapKV for
 the end of a prompt; here all are asked whenever the cache is full, for every token of a text. Most of what
-these policies spare are the first keys: a window that keeps four of them (second bar) does nearly as well,
-and no check here says that they do better.""",
+these policies spare are the first keys: a window that keeps four of them (second bar) does nearly as well.
+That attention chooses better than this window is neither claimed nor checked here.""",
     reads="smollm2",
 )
 QUICK = {"texts": 3, "length": 160, "budget": 40}

@@ -52,11 +52,13 @@ def run(options: RunOptions) -> Findings:
     model = open_model(options)
     ids = read_texts(model, sizes["texts"], sizes["length"])
     layers = torch.linspace(0, model.config.num_layers - 1, sizes["layers"], device="cpu").long().tolist()
-    found = []
+    found: list[list[Replaced]] = []
     for number, text in enumerate(ids):
         generator = torch.Generator().manual_seed(options.seed + number)
-        found.append([replace_layer(model, text, layer, generator) for layer in layers])
-        options.report(f"text {number + 1} of {len(ids)}")
+        found.append([])
+        for layer in layers:  # a minute each on a CPU
+            options.report(f"text {number + 1} of {len(ids)}, layer {layer}")
+            found[-1].append(replace_layer(model, text, layer, generator))
     return judge(torch.tensor(found, device="cpu"), layers, sizes)
 
 
