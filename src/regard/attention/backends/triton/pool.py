@@ -21,6 +21,7 @@ from regard.attention.backends.triton.launch import (
     descriptor,
     padded,
 )
+from regard.attention.backends.triton.row_kernels import CellArguments, statistics
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import (
@@ -76,14 +77,34 @@ def pool(m: KernelMap, rows: PoolBins, cols: PoolBins, gain: Tensor | None = Non
         cells = _launch(
             m, scores, visits, row_layout, col_layout, parts, config, 1 / sizes, gain, signed, width
         )
-        joined = []
-        for part, reduce in zip(cells, REDUCTIONS, strict=False):
-            by_row = row_layout.join(part, -2, row_layout.parts, counts[0], reduce)
-            joined.append(col_layout.join(by_row, -1, col_layout.parts // parts, counts[1], reduce))
+        joined = _join(cells, row_layout, col_layout, parts, counts)
         # A bin is in one layout; the others have 0 for it.
         pooled = [a.add_(b) for a, b in zip(pooled, joined, strict=True)] if pooled else joined
     mass, peak, *trough = pooled
     return mass, torch.where(trough[0] > peak, -trough[0], peak) if trough else peak
+
+
+def summary(
+    m: KernelMap, first_position: int, rows: PoolBins, cols: PoolBins
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """Mass and peak as `pool` returns them and the `row_kernels.statistics`, from one pass.
+
+    None where the bins do not fill whole blocks.
+    """
+    (width,) = padded(m.q.shape[-1])
+    config = configs.choose("statistics", width, m.q.dtype)
+    (down, *_), sizes = _side(m.matrix[2], rows, config.rows, m.q.device)
+    (across, *_), widths = _side(m.matrix[3], cols, config.cols, m.q.device)
+    if down.places is not None or across.places is not None:
+        return None
+    parts = 1 if m.scores().band is None else across.parts  # as in `pool`
+    shape = len(down.spans), len(across.spans) // parts
+    cells = torch.zeros(2, *m.matrix[:2], *shape, dtype=torch.float32, device=m.q.device)
+    share = (1 / sizes)[down.spans]
+    arguments = CellArguments(cells[0], cells[1], share, down.bins, across.bins, parts)
+    found = statistics(m, first_position, arguments)
+    mass, peak = _join(cells, down, across, parts, (len(sizes), len(widths)))
+    return mass, peak, *found
 
 
 class Layout(NamedTuple):
@@ -113,6 +134,15 @@ class Layout(NamedTuple):
 
 
 _sides: LRUCache[tuple[list[Layout], Tensor]] = LRUCache(MAX_SIDES)
+
+
+def _join(cells: Tensor, down: Layout, across: Layout, parts: int, counts: tuple[int, int]) -> list[Tensor]:
+    """Join the mass, peak and trough of runs to bins; the kernel has joined `parts` blocks of keys."""
+    joined = []
+    for part, reduce in zip(cells, REDUCTIONS, strict=False):
+        by_row = down.join(part, -2, down.parts, counts[0], reduce)
+        joined.append(across.join(by_row, -1, across.parts // parts, counts[1], reduce))
+    return joined
 
 
 def _side(length: int, bins: PoolBins, block: int, device: torch.device) -> tuple[list[Layout], Tensor]:
