@@ -120,9 +120,7 @@ class PackedLayout(KernelLayout):
 
     ragged: ClassVar[bool] = True
 
-    @property
-    def kind(self) -> str:
-        return "packed"
+    kind: ClassVar[str] = "packed"
 
     @property
     def square(self) -> bool:
@@ -191,9 +189,7 @@ class CacheLayout(KernelLayout):
     single: bool = False
     ragged: ClassVar[bool] = True
 
-    @property
-    def kind(self) -> str:
-        return "cache"
+    kind: ClassVar[str] = "cache"
 
     @property
     def ragged_queries(self) -> bool:
