@@ -11,7 +11,7 @@ from regard.gpt import GPT
 from regard.interventions import evict
 from regard.policies import Eviction, Retained, h2o, random, snapkv, streaming, tova
 from regard.recorder import capture
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import bar_chart
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
 from regard.reproduce.trained_models import open_model, read_texts, text_losses
 
@@ -84,17 +84,13 @@ def judge(rises: dict[str, Tensor], shares: dict[str, Tensor], sizes: dict[str, 
         checks.append(
             estimated(f"loss that {name} spares beside random keys", spared, ">", 0.0, "none", texts)
         )
-    places = tuple(rises)
     charts = [
-        Chart(
-            title, "", y, {title: [[float(n), float(x.mean())] for n, x in enumerate(found.values())]},
-            kind="bars", places=places,
-        )
+        bar_chart(title, y, {title: [x.mean() for x in found.values()]}, tuple(rises))
         for title, y, found in (
             ("Attention that is kept", "share", shares),
             ("Rise of the loss", "nats", rises),
         )
-    ]  # fmt: skip
+    ]
     kept = ", ".join(f"{name} {float(x.mean()):.1%}" for name, x in shares.items())
     first = float((rises["window and first 4"]).mean())
     note = f"Attention kept: {kept}. With the first 4 keys in the window the loss rises by {first:.3f} nats."

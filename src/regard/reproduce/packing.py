@@ -12,7 +12,7 @@ from regard.attention.masks.named_masks import documents
 from regard.gpt import GPT
 from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.evaluation import next_token_loss
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import Chart, bar_chart
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
 from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_steps
 
@@ -120,10 +120,9 @@ def judge(
         estimated(mixed, after - leaking, ">", 0.0, "no distraction", over),
         estimated(copied, gain["leaking"] - gain["isolated"], ">", 0.0, "no difference", over),
     ]
-    bars = {name: [[float(i), float(y)] for i, y in enumerate(x.mean(0))] for name, x in losses.items()}
     charts = [
         Chart("Training loss", "step", "nats", curves),
-        Chart("Loss of a held-out piece", "", "nats", bars, kind="bars", places=KINDS),
+        bar_chart("Loss of a held-out piece", "nats", {name: x.mean(0) for name, x in losses.items()}, KINDS),
     ]
     note = f"""Trained with leaks, {fmean(across):.0%} of the attention of a last piece goes to other
 pieces, and its loss alone is {float(leaking.mean()):.3f}, isolated {float(isolated.mean()):.3f}."""
