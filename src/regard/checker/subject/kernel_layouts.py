@@ -189,7 +189,9 @@ class CacheLayout(KernelLayout):
     single: bool = False
     ragged: ClassVar[bool] = True
 
-    kind: ClassVar[str] = "cache"
+    @property
+    def kind(self) -> str:
+        return "cache"
 
     @property
     def ragged_queries(self) -> bool:
