@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 MIN_PADDING = 256  # places that a group of runs may waste before another group costs less
-PADDING_SHARE = 8  # one place in so many may be wasted
+PADDING_SHARE = 12  # one place in so many may be wasted by each group
 
 
 class RunGroup(NamedTuple):
@@ -49,14 +49,16 @@ def _merge_widths(widths: Tensor) -> Tensor:
     """The widths (runs,), some of them raised to a larger one where that wastes few places."""
     distinct, number, counts = torch.unique(widths, return_inverse=True, return_counts=True)
     runs = counts.tolist()
-    merged, group, places, wasted = distinct.tolist(), 0, 0, 0
+    merged, group, wasted = distinct.tolist(), 0, 0
+    most = max(
+        MIN_PADDING, sum(width * count for width, count in zip(merged, runs, strict=True)) // PADDING_SHARE
+    )
     for i in range(len(merged) - 1, -1, -1):  # from the widest
         padding = (group - merged[i]) * runs[i]
-        if group and wasted + padding <= max(MIN_PADDING, (places + merged[i] * runs[i]) // PADDING_SHARE):
+        if group and wasted + padding <= most:
             wasted += padding
         else:
-            group, places, wasted = merged[i], 0, 0
-        places += merged[i] * runs[i]
+            group, wasted = merged[i], 0
         merged[i] = group
     return torch.tensor(merged, dtype=widths.dtype, device=widths.device)[number]
 
