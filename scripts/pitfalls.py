@@ -3,9 +3,9 @@
     python -m scripts.pitfalls            rewrite the index, docs/pitfalls/index.md
     python -m scripts.pitfalls --check    exit with 1 if it is out of date
 
-Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from the `programs` and
-`properties` beside it, and from the trainings of `scripts.tiny_training`. The repository holds the index,
-which links to the files of the catalogue; the site (`scripts.docs`) makes a page of each of them.
+Everything on a page comes from the catalogue (`src/regard/checker/mistakes`), from `programs.toml` and
+`properties.toml` beside it, and from the trainings of `scripts.tiny_training`. The repository holds the
+index, which links to the files of the catalogue; the site (`scripts.docs`) makes a page of each of them.
 `tests/test_pitfalls.py` fails if the index is out of date.
 """
 
@@ -35,8 +35,8 @@ from scripts.tiny_training import RESULTS, SEEDS, STEPS, WIDE_HEAD, WIDE_STEPS
 ROOT = Path(__file__).parent.parent
 INDEX = ROOT / "docs" / "pitfalls" / "index.md"
 MISTAKES = ROOT / "src" / "regard" / "checker" / "mistakes"
-PROPERTIES = ROOT / "src" / "regard" / "checker" / "properties"
-TESTS = "../../src/regard/checker/properties"  # as a file in docs/pitfalls links to it
+PROPERTIES = ROOT / "src" / "regard" / "checker" / "properties.toml"
+TESTS = "../../src/regard/checker/properties.toml"  # as a file in docs/pitfalls links to it
 WIDTH = 120
 NOTE = "<!-- generated from the catalogue by scripts/pitfalls.py -->\n"
 LEARNERS = (  # what people write in their first attention, in the order of the lessons
@@ -155,7 +155,7 @@ _CODE = re.compile(
 
 
 def generated_page(path: Path) -> str:
-    """Return the page that the site makes of a file of the catalogue, or of the folder of the properties.
+    """Return the page that the site makes of a file of the catalogue, or of the properties.
 
     Its links are those of a file in docs/pitfalls.
     """

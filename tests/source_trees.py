@@ -10,9 +10,8 @@ from pathlib import Path
 import regard
 
 SOURCE = Path(regard.__file__).parent
-# Data, not modules: programs of the learners, those into which a mistake is planted, and tests to paste.
-PROGRAMS = [SOURCE / name for name in ("learn/lessons", "checker/programs", "checker/properties")]
-FILES = sorted(x for x in SOURCE.rglob("*.py") if not any(map(x.is_relative_to, PROGRAMS)))
+LESSONS = SOURCE / "learn" / "lessons"  # programs of the learners: data, not modules
+FILES = sorted(x for x in SOURCE.rglob("*.py") if not x.is_relative_to(LESSONS))
 
 
 @cache

@@ -12,6 +12,7 @@ import pytest
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
 from regard.learn.judges import grouped_heads, linear_attention, online_softmax, selection, window
+from regard.learn.judges.tables.edits import define
 from regard.learn.judges.tables.functions import TOLERANCE, FunctionTask, WrongWay
 from regard.learn.judges.tables.verdicts import largest_difference
 from regard.learn.lesson import Outcome
@@ -277,7 +278,7 @@ def test_a_wrong_guess_does_not_give_the_answer_away(
 
 @pytest.mark.parametrize("function", share(FUNCTIONS, 2), ids=lambda function: function.name)
 def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: FunctionTask) -> None:
-    every = replace(function, wrong_ways=(WrongWay(function.right), *function.wrong_ways))
+    every = replace(function, wrong_ways=(WrongWay("", ""), *function.wrong_ways))
     answers = [variant.answer for variant in every.variants(function.cases())]
     for a, b in combinations(answers, 2):
         assert a.shape != b.shape or largest_difference(a, b) > 10 * TOLERANCE
@@ -285,8 +286,9 @@ def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: Functio
     if function.after:
         setattr(module, function.after.name, function.after.right)
     for way in function.wrong_ways:
-        outcome = function.judge(way.compute, module)
-        assert (outcome.mistake, outcome.hint) == (way.mistake, way.hint), outcome
+        outcome = function.judge(define(function.lesson, function.name, way.right, way.wrong), module)
+        assert (outcome.mistake, outcome.hint) == (way.mistake, function.hint_for(way)), outcome
+        assert outcome.hint
         assert outcome.message.startswith(way.said)
 
 

@@ -296,7 +296,7 @@ MISTAKES = {
         ("v[:, None, :], dim=0", "v[:, None, :], dim=1", "of the states runs along the channels"),
         ("v[:, None, :], dim=0", "v[:, None, :], dim=-1", "of the states runs along the channels"),
         ("torch.cumsum(k, dim=0)", "torch.cumsum(k, dim=1)", "of the keys runs along the channels"),
-        ("dim=0", "dim=1", "each running sum runs along the channels"),
+        ("dim=0", "dim=1", "both sums have to run along the tokens"),
         ("dim=0", "dim=-1", "each running sum runs along the channels"),
     ),
     (16, PREALLOCATED): (

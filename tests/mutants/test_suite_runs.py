@@ -126,14 +126,15 @@ def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkey
     names = ["no-scale", "top-left-causal", "window-dropped"]
     told = []
     report = mutate(["test_it.py"], "package.kernels:attention", mistakes=names, jobs=2, tell=told.append)
-    assert sorted(told) == [
-        "killed   no-scale",
-        "survived top-left-causal: a test that kills it was found",
-    ], "progress names no survivor before it is known to be one"
+    reason = "no call of the suite shows it: there are as many queries as keys"
+    known = sorted(line.partition(": ")[2] for line in told[:2])
+    assert known == ["killed no-scale", f"not noticed top-left-causal: {reason}"], "told as soon as known"
+    assert {line.partition(": ")[0] for line in told[:2]} == {"1 of 2", "2 of 2"}
+    assert told[2:] == ["survived top-left-causal: a test that kills it was found"]
     assert report.killed == ["no-scale"]
     (survivor,) = report.survivors
     assert survivor.name == "top-left-causal"
-    assert survivor.why == "no call of the suite shows it: there are as many queries as keys"
+    assert survivor.why == reason
     assert survivor.verified
     assert "def test_attention_notices_top_left_causal():" in survivor.test
     assert report.left_out == {"window-dropped": "the target has no argument for window or left window"}
@@ -254,7 +255,7 @@ def test_command(project):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["badge"] == "attention mistakes noticed: 1 of 1"
-    assert "killed   no-scale" in done.stderr
+    assert "1 of 1: killed no-scale" in done.stderr
     done = subprocess.run(
         [*command, "--target", "package:nothing"], capture_output=True, text=True, check=False
     )

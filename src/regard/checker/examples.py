@@ -1,11 +1,9 @@
 """Right programs, those with a mistake of the catalogue planted in them, and tests of what they should do.
 
-The programs are the files of `programs`, written the usual way. `regard explain-mistake` shows their text,
-and so the program that it runs: a snippet has the lines that differ between a program and the one with a
-mistake, the headers around them, and the steps of attention as far as there is room. Each property of
-`properties.toml` is one test, in a version for every template to which it applies: the tests of the template
-`head` are the functions of `properties/head.py`. They import what they test from `my_attention`, the reader's
-file.
+The programs are those of `programs.toml`. `regard explain-mistake` shows their text, and so the program that
+it runs: a snippet has the lines that differ between a program and the one with a mistake, the headers around
+them, and the steps of attention as far as there is room. Each property of `properties.toml` is one test, in a
+version for every template to which it applies.
 """
 
 from __future__ import annotations
@@ -25,29 +23,20 @@ from typing import Any, NamedTuple
 
 from regard.checker.catalogue import Mistake, Swap
 
-_PROGRAMS = Path(__file__).parent / "programs"
-_MODULES = ("function", "head", "layer", "rotary", "alibi")
-_KERNELS = ("flash", "packed", "paged", "kv cache", "split", "interface", "mask interface", "mask mod")
-_ON_RANKS = ("ring", "ulysses")
-# Kernels of several layouts import one core. A template holds its text, so that it can be shown and pasted.
-_CORE = "from attend import attend\n"
+_FOLDER = Path(__file__).parent
+_PROGRAMS = tomllib.loads((_FOLDER / "programs.toml").read_text(encoding="utf-8"))
+CORE = _PROGRAMS["attend"]
 
 
-def read_program(kind: str) -> str:
-    """Return the source of a template, complete."""
-    text = program_file(kind).read_text(encoding="utf-8")
-    _, imports_core, wrapper = text.partition(_CORE)
-    return program_file("attend").read_text(encoding="utf-8") + wrapper if imports_core else text
+def _complete(program: str) -> str:
+    """Return a program with the text of the core that it imports, so that it can be shown and pasted."""
+    _, imports_core, wrapper = program.partition("from attend import attend\n")
+    return CORE + wrapper if imports_core else program
 
 
-def program_file(kind: str) -> Path:
-    """Return the file of a template."""
-    return _PROGRAMS / f"{kind.replace(' ', '_')}.py"
-
-
-KERNEL_TEMPLATES = {kind: read_program(kind) for kind in _KERNELS}
-DISTRIBUTED_TEMPLATES = {kind: read_program(kind) for kind in _ON_RANKS}
-TEMPLATES = {kind: read_program(kind) for kind in _MODULES} | KERNEL_TEMPLATES
+KERNEL_TEMPLATES = {kind: _complete(text) for kind, text in _PROGRAMS["kernels"].items()}
+DISTRIBUTED_TEMPLATES: dict[str, str] = _PROGRAMS["processes"]
+TEMPLATES: dict[str, str] = _PROGRAMS["modules"] | KERNEL_TEMPLATES
 ALL_TEMPLATES = TEMPLATES | DISTRIBUTED_TEMPLATES  # those that run on several processes, too
 # The last function or class that a template defines.
 NAMES = {kind: re.findall(r"^(?:def|class) (\w+)", text, re.M)[-1] for kind, text in ALL_TEMPLATES.items()}
@@ -234,14 +223,7 @@ def _indent(line: SnippetLine) -> int:
     return len(line.text) - len(line.text.lstrip())
 
 
-_FOLDER = Path(__file__).parent
 MODULE = "my_attention"  # where a test imports from
-# What only some tests of a file import, and the text that tells that they use it.
-_OPTIONAL_IMPORTS = {
-    "import pytest\n": "pytest.",
-    "import torch.nn.functional as F\n": "F.",
-    ", rotate": "rotate(",
-}
 
 
 @dataclass(frozen=True)
@@ -253,41 +235,10 @@ class PropertyTest:
     codes: dict[str, str]  # by template: a test file, complete but for the reader's own module
 
 
-def _read_codes(kind: str) -> dict[str, str]:
-    """Return the tests of a template by the names of their functions, each as a file of its own."""
-    file = _FOLDER / "properties" / program_file(kind).name
-    if not file.exists():
-        return {}
-    # Two empty lines, which PEP 8 has only between definitions at the top level, separate the tests.
-    imports, *blocks = file.read_text(encoding="utf-8").rstrip("\n").split("\n\n\n")
-    tests = [block for block in blocks if block.startswith("def ")]
-    start = [block for block in blocks if block not in tests]  # on several processes: how to start the test
-    codes = {}
-    for test in tests:
-        name = test[len("def ") : test.index("(")]
-        codes[name] = "\n\n\n".join([_used_imports(imports, test), test, *start]) + "\n"
-    return codes
-
-
-def _used_imports(imports: str, test: str) -> str:
-    for text, use in _OPTIONAL_IMPORTS.items():
-        if use not in test:
-            imports = imports.replace(text, "")
-    return imports
-
-
-def _read_tests() -> dict[str, PropertyTest]:
-    codes = {kind: _read_codes(kind) for kind in ALL_TEMPLATES}
-    properties = tomllib.loads((_FOLDER / "properties.toml").read_text(encoding="utf-8"))
-    tests = {}
-    for name, sentence in properties.items():
-        function = f"test_{name.replace('-', '_')}"
-        versions = {kind: functions[function] for kind, functions in codes.items() if function in functions}
-        tests[name] = PropertyTest(name, sentence, versions)
-    return tests
-
-
-PROPERTY_TESTS = _read_tests()
+PROPERTY_TESTS = {
+    name: PropertyTest(name, **entry)
+    for name, entry in tomllib.loads((_FOLDER / "properties.toml").read_text(encoding="utf-8")).items()
+}
 
 
 def code_of_test(mistake: Mistake, kind: str) -> str:

@@ -93,11 +93,8 @@ def make_exercise(solution: str) -> str:
         return y
     """
     lines = solution.splitlines()
-    marked = [
-        node for node in ast.walk(ast.parse(solution)) if isinstance(node, ast.stmt) and _mark(node, lines)
-    ]
     # From the end, so that the numbers of the lines before stay right.
-    for node in sorted(marked, key=lambda node: -node.lineno):
+    for node in reversed(_marked(ast.parse(solution), lines)):
         assert node.end_lineno is not None
         indent = " " * node.col_offset
         lines[node.lineno - 1 : node.end_lineno] = [f"{indent}{_left_side(node)}...  # {_mark(node, lines)}"]
@@ -116,9 +113,30 @@ def solution_of(solution: str, name: str) -> str:
     >>> solution_of("import math\\n\\nhalf = 1 / 2  #: one over two", "half")
     'half = 1 / 2  # one over two'
     """
+    return plain_solution(definition_of(solution, name))
+
+
+def definition_of(solution: str, name: str) -> str:
+    """Return the lines of a solution that define a name, as they are."""
     (statement,) = (statement for statement in ast.parse(solution).body if name in find_names(statement))
-    lines = plain_solution(solution).splitlines()
+    lines = solution.splitlines()
     return "\n".join(lines[number - 1] for number in _line_numbers(statement))
+
+
+def marked_statements(code: str) -> list[str]:
+    """Return the statements of a piece of code that the learner writes.
+
+    >>> marked_statements("half = 1 / 2  #: one over two")
+    ['half = 1 / 2']
+    """
+    marked = _marked(ast.parse(code), code.splitlines())
+    return [ast.get_source_segment(code, node) or "" for node in marked]
+
+
+def _marked(tree: ast.AST, lines: list[str]) -> list[ast.stmt]:
+    """The statements for the learner to write, in the order of their lines."""
+    marked = (node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _mark(node, lines))
+    return sorted(marked, key=lambda node: node.lineno)
 
 
 def _mark(node: ast.stmt, lines: list[str]) -> str:

@@ -48,7 +48,7 @@ def _ways(lesson: Lesson, name: str) -> list[tuple[str, str, str]]:
 
     functions = (thing for thing in vars(judge_module(lesson)).values() if isinstance(thing, FunctionTask))
     return [
-        (function.name, way.said, way.hint)
+        (function.name, way.said, function.hint_for(way))
         for function in functions
         for way in function.wrong_ways
         if way.mistake == name and way.said

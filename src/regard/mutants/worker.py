@@ -6,6 +6,7 @@ survivors, and the verification of these tests. `suite_runs` starts this process
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -55,10 +56,13 @@ def run_mutants(request: dict[str, Any], write_line: Callable[..., None]) -> dic
     limit = max(SHORTEST, PATIENCE * (time.monotonic() - started))
     mutants, left_out = _choose(request["mistakes"], baseline)
 
+    count = itertools.count(1)
+
     def note(index: int, line: dict[str, Any]) -> None:
-        # Whether one that was not killed is a survivor is known when a test for it was searched.
-        if (result := _judge(mutants[index], line)).killed:
-            write_line(tell=f"killed   {result.name}")
+        # The search for a test may later find that one that is not noticed here is no mistake.
+        result = _judge(mutants[index], line)
+        how = f"killed {result.name}" if result.killed else f"not noticed {result.name}: {result.why}"
+        write_line(tell=f"{next(count)} of {len(mutants)}: {how}")
 
     done = runs.run([{"mutant": mutant.name} for mutant in mutants], limit, note)
     results = [_judge(mutant, line) for mutant, line in zip(mutants, done, strict=True)]

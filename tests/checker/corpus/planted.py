@@ -1,7 +1,7 @@
 """The mistakes of the catalogue, planted in right functions, heads, layers and kernels, and named first."""
 
 from regard.checker.catalogue import CATALOGUE
-from regard.checker.examples import KERNEL_TEMPLATES, NAMES, TEMPLATES, plant_mistake, read_program
+from regard.checker.examples import CORE, KERNEL_TEMPLATES, NAMES, TEMPLATES, plant_mistake
 from tests.checker.corpus import Entry, Program
 
 # A function cannot know whether a cache or a batch is meant: what it does there is a warning.
@@ -10,7 +10,7 @@ ONLY_WARNINGS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function
 ONE_QUERY = {
     *("no-mask", "one-token-ahead", "mask-after-softmax", "masked-with-zero", "weak-mask-value"),
     *("finite-mask-value", "softcap-after-mask", "one-projection", "query-key-swapped", "roles-shuffled"),
-    "softmax-over-batch",
+    *("softmax-over-batch", "always-causal"),
 }
 # A part of the keys has a length, a softmax and gradients of its own, and no mask or cap. These mistakes
 # are the same in parts as in the whole.
@@ -21,7 +21,6 @@ IN_PARTS = {
 }
 # The first program of a mistake is checked in every run. In a function these take five times as long.
 IN_A_HEAD_FIRST = {"no-mask", "mask-added-as-zero-one", "mask-after-softmax", "masked-with-zero"}
-CORE = read_program("attend")  # of the kernels of several layouts
 
 
 def planted(name: str, kind: str, source: str) -> Entry:

@@ -1,8 +1,12 @@
-"""Tasks that are a function of tensors: cases, the right way, wrong ways, and one judge for all of them."""
+"""Tasks that are a function of tensors: cases, wrong ways, and one judge for all of them.
+
+The right way is the lesson's solution, and a wrong one an edit of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
@@ -11,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.learn.judges.tables.edits import define, definition, edit, lines_to_write, statements_with
 from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.relations import describe_relation
@@ -21,7 +26,7 @@ from regard.learn.judges.tables.verdicts import (
     is_right,
     largest_difference,
 )
-from regard.learn.lesson import Outcome, Task, Trial
+from regard.learn.lesson import Outcome, Task, Trial, UsualMistake
 
 TOLERANCE = 1e-4
 # These functions take tensors with and without an axis for texts, of which the general hint speaks.
@@ -47,39 +52,50 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One of the things that a function returns: its name, its axes, and a hint for where it is wrong."""
+    """One of the things that a function returns: its name, its axes, and a hint for where it is wrong.
+
+    Without one the hint is every line that the learner writes.
+    """
 
     name: str
     axes: str
-    hint: str
+    hint: str = ""
 
 
 class WrongWay(NamedTuple):
-    """A function that does the task wrongly, and what is said to a learner whose answers are its answers.
+    """An edit that makes the solution wrong, and what is said to a learner whose answers are the same.
 
-    A `mistake` of the catalogue or of `mistakes` brings its effect and its fix; `said` and `hint` replace
-    them, where the lesson has words of its own.
+    `right` is a part of the solution, and `wrong` what replaces it; of several lines each is a part. A
+    `mistake` of the catalogue or of `mistakes` brings its effect; `said` replaces it, where the lesson has
+    words of its own. The hint is the solution's line, unless there is a better `hint`.
     """
 
-    compute: Callable[..., Any]
+    right: str
+    wrong: str
     mistake: str = ""
     said: str = ""
     hint: str = ""
 
+    def for_values_too(self) -> WrongWay:
+        """Return the same way for the values as for the keys, both at once."""
+        right, wrong = (text + "\n" + re.sub(r"\bk\b", "v", text) for text in self[:2])
+        return self._replace(right=right, wrong=wrong)
+
 
 @dataclass(frozen=True)
 class FunctionTask:
-    """A function that the learner writes, compared with the right one on every case.
+    """A function that the learner writes, compared with that of the solution on every case.
 
-    `error_hints` are for errors, each with a part of the error's text. If `attends` is given, the checker is
-    asked about what no wrong way explains: it makes of the learner's function an attention (q, k, v), which
-    is checked with `options`. A function that calls another one of the file waits until `after` is right.
-    `shortcut` is asked about a function that is right: it says which part of the lesson it leaves out, or "".
-    The results that others are made of are `judged_first`, by their names.
+    `lesson` is the lesson's noun. `error_hints` are for errors, each with a part of the error's text. If
+    `attends` is given, the checker is asked about what no wrong way explains: it makes of the learner's
+    function an attention (q, k, v), which is checked with `options`. A function that calls another one of
+    the file waits until `after` is right. `shortcut` is asked about a function that is right: it says which
+    part of the lesson it leaves out, or "". The results that others are made of are `judged_first`, by their
+    names.
     """
 
+    lesson: str
     name: str
-    right: Callable[..., Any]
     cases: Callable[[], tuple[Case, ...]]
     results: tuple[Result, ...]
     wrong_ways: tuple[WrongWay, ...]
@@ -91,10 +107,15 @@ class FunctionTask:
     shortcut: Callable[[Callable[..., Any]], str] = lambda function: ""
     judged_first: tuple[str, ...] = ()
 
+    @property
+    def right(self) -> Any:
+        """The function of the solution."""
+        return define(self.lesson, self.name)
+
     def task(self) -> Task:
         """Return it as a task of a lesson."""
         trials = tuple(Trial(partial(self._arguments, number)) for number in range(len(self.cases())))
-        summaries = frozenset(result.hint for result in self.results)
+        summaries = frozenset(map(self._hint, self.results))
         error_hints = frozenset(hint for _, hint in self.error_hints)
         return Task(
             self.name,
@@ -104,6 +125,9 @@ class FunctionTask:
             error_hints=error_hints,
             is_quick=True,
         )
+
+    def _hint(self, result: Result) -> str:
+        return result.hint or lines_to_write(self.lesson, self.name)
 
     def _arguments(self, number: int) -> tuple[Any, ...]:
         return self.cases()[number].arguments
@@ -126,7 +150,7 @@ class FunctionTask:
                 raise
             except Exception as error:
                 outcome = error_outcome(self.name, error, module, (*self.error_hints, INDEX))
-                return replace(outcome, hint=outcome.hint or self.results[0].hint)
+                return replace(outcome, hint=outcome.hint or self._hint(self.results[0]))
             if wrong := self._wrong_kind(answer):
                 return wrong
             answers.append(_tensors(answer))
@@ -135,7 +159,7 @@ class FunctionTask:
         wrong = self._wrong_form(cases, answers, expected) or overwritten
         if wrong is None and largest_difference(_flat(answers), _flat(expected)) < TOLERANCE:
             if left_out := self.shortcut(function):
-                return Outcome(self.name, "unfinished", left_out, hint=self.results[0].hint)
+                return Outcome(self.name, "unfinished", left_out, hint=self._hint(self.results[0]))
             return Outcome(self.name, "done", self.done)
         first = self._first_wrong(answers, expected)
         return (
@@ -148,8 +172,13 @@ class FunctionTask:
     def variants(self, cases: tuple[Case, ...], result: int | None = None) -> Iterator[Variant]:
         """Yield what each wrong way gives on the cases: all results, or the one with a number."""
         for way in self.wrong_ways:
-            answers = [_tensors(way.compute(*_copied(case.arguments))) for case in cases]
-            yield Variant(_flat(answers, result), way.mistake, way.said, way.hint)
+            compute = define(self.lesson, self.name, way.right, way.wrong)
+            answers = [_tensors(compute(*_copied(case.arguments))) for case in cases]
+            yield Variant(_flat(answers, result), way.mistake, way.said, self.hint_for(way))
+
+    def hint_for(self, way: WrongWay) -> str:
+        """Return what to write in the place of a wrong way."""
+        return way.hint or statements_with(self.lesson, self.name, way.right)
 
     def _first_wrong(self, answers: list[list[Tensor]], expected: list[list[Tensor]]) -> int:
         """Return the number of the first result that is wrong in any case.
@@ -177,7 +206,7 @@ class FunctionTask:
         """Return what is wrong with the shape or the dtype of a result; None if nothing is."""
         for case, parts, rights in zip(cases, answers, expected, strict=True):
             for result, part, right in zip(self.results, parts, rights, strict=True):
-                said, hint = "", result.hint
+                said, hint = "", self._hint(result)
                 if part.shape != right.shape:
                     axes = f", which is {result.axes}" if result.axes else ""
                     said = f"{case.special}, expected `{result.name}` {tuple(right.shape)}{axes}; got "
@@ -225,7 +254,21 @@ class FunctionTask:
         also = f"; it is right {', '.join(good)}" if good else ""
         why = f". {case.reason}" if case.reason and index == 0 else ""
         said = f"{case.special}, `{result.name}` {how}{also}{why}"
-        return Outcome(self.name, "wrong", said, hint=case.hint or result.hint)
+        return Outcome(self.name, "wrong", said, hint=case.hint or self._hint(result))
+
+
+def usual(functions: Sequence[FunctionTask], *names: str) -> tuple[UsualMistake, ...]:
+    """Return the first wrong way of each of these names as a usual mistake."""
+    ways = {
+        way.mistake: UsualMistake(
+            way.mistake,
+            definition(function.lesson, function.name),
+            edit(function.lesson, function.name, way.right, way.wrong),
+        )
+        for function in reversed(functions)
+        for way in reversed(function.wrong_ways)
+    }
+    return tuple(ways[name] for name in names)
 
 
 def draw(*shape: int, seed: int) -> Tensor:
