@@ -262,11 +262,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     for case in CASES:
         cells = [share([r for r in rows if (r["case"], r["tool"]) == (case.name, tool)]) for tool in TOOLS]
         lines.append(f"| {case.name} | {case.model_type} | {' | '.join(cells)} |")
+    totals = [sum((Counter(r["counts"]) for r in rows if r["tool"] == tool), Counter()) for tool in TOOLS]
     for verdict, label in VERDICTS.items():
-        cells = []
-        for tool in TOOLS:
-            counts = sum((Counter(r["counts"]) for r in rows if r["tool"] == tool), Counter())
-            cells.append(f"{100 * counts[verdict] / counts.total():.0f} %")
+        if not any(counts[verdict] for counts in totals):
+            continue
+        cells = [f"{100 * counts[verdict] / counts.total():.0f} %" for counts in totals]
         lines.append(f"| all: {label} | | {' | '.join(cells)} |")
     return "\n".join(lines)
 

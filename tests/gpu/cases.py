@@ -164,6 +164,14 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "statistics, some rows", partial(statistics, regard.causal, BF16, first=77)
     yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
     yield "statistics, long, the same bits twice", long_statistics
+    for rows, cols in ((1, 1), (2, 8), (32, 128), (512, 4), (64, 512)):
+        yield f"summary {rows} × {cols}", partial(summary, "causal", rows, cols, BF16)
+    for name in ("full", "window", "prefix", "alibi"):
+        for rows, cols in ((2, 8), (32, 128)):
+            yield f"summary {rows} × {cols}, {name}", partial(summary, name, rows, cols, BF16)
+    yield "summary, float32", partial(summary, "causal", 32, 128, F32)
+    for D in (24, 128, 192):
+        yield f"summary, width {D}", partial(summary, "causal", 32, 16, BF16, D)
     yield from checker_cases()
     yield from intervention_cases()
     yield from policy_cases()
@@ -660,6 +668,23 @@ def long_statistics() -> None:
     back = some[:, None] - torch.arange(16_384, device="cuda")
     assert distance(once.entropy[:, :, some], torch.special.entr(tile).sum(-1)) < 1e-5
     assert distance(once.distance[:, :, some], (tile * back).sum(-1)) < 1e-5
+
+
+def summary(name: str, rows: int, cols: int, dtype: torch.dtype, D: int = 64) -> None:
+    """Cells and statistics of one pass, against the dense matrix in float64, and twice the same bits."""
+    q = torch.randn(2, 4, 512, D, device="cuda").to(dtype)
+    k = torch.randn(2, 2, 512, D, device="cuda").to(dtype)
+    mask = masks()[name]
+    weights = trace(q.double(), k.double(), k.double(), mask).weights
+    m = regard.attention_map(q, k, mask=mask)
+    with patch.object(triton_pool, "pool", side_effect=AssertionError("two passes")):
+        found, again = m.summary(rows, cols), m.summary(rows, cols)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True)), "other bits"
+    cells = weights.unflatten(-2, (rows, -1)).unflatten(-1, (cols, -1))
+    assert distance(found.mass, cells.sum(-1).mean(-2)) < 2e-5, "mass"
+    assert distance(found.max, cells.amax((-1, -3))) < 2e-5, "max"
+    for name, one in m.statistics()._asdict().items():
+        assert distance(getattr(found, name), one.double()) < 1e-5, name
 
 
 def draw(dtype: torch.dtype, D: int, E: int) -> list[Tensor]:

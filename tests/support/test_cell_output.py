@@ -20,7 +20,7 @@ from regard.heads import HeadRow, HeadTable, Score
 from regard.interventions import Effect
 from regard.show import capture_output
 from regard.show.figures import figure
-from regard.support.cell_output import MOST_ROWS, table_html
+from regard.support.table import MOST_ROWS, Table
 from tests.captures import captured
 
 
@@ -40,7 +40,7 @@ def picture(thing: Any) -> np.ndarray[Any, Any]:
 
 
 def test_text_in_a_table_is_only_text_and_a_long_table_is_cut() -> None:
-    page = table_html(["<b>"], [("<script>alert(1)</script>",)] * (MOST_ROWS + 3))
+    page = Table(["<b>"], [("<script>alert(1)</script>",)] * (MOST_ROWS + 3)).html()
     assert "<script" not in page
     assert page.count("<tr>") == MOST_ROWS + 1
     assert f"The first {MOST_ROWS} of {MOST_ROWS + 3} rows" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import regard
 from regard.vllm import Worker
 from regard.vllm.attention_settings import UnsupportedLayerError, read_settings
-from regard.vllm.worker import check_engine
+from regard.vllm.worker import check_engine, check_version
 from tests.vllm.paged_engine import Attention, CPUAttentionBackendImpl, FlashAttentionImpl, PagedEngine
 
 
@@ -68,6 +69,19 @@ def test_a_worker_starts_and_stops(tmp_path: Path) -> None:
         assert regard.load(tmp_path / folder / "5").certificate.certified
     with pytest.raises(RuntimeError, match="no capture is running"):
         worker.stop()
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.31.0", "1.0.0", "0.3.2"])
+def test_a_version_that_was_not_tested_is_refused(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PagedEngine(FlashAttentionImpl())
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    with pytest.raises(ValueError, match=rf"start: vLLM {version} was not tested .* inside of vLLM 0\.32"):
+        EngineWorker(engine).start(str(tmp_path))
+    assert not list(tmp_path.iterdir())
+    check_version("0.32.0")
+    check_version("0.32.1+cpu")
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { tellRun } from "../../src/regard/show/web/model/reading.js";
 import { writePieces } from "../../src/regard/show/web/model/tokens/character_pieces.js";
 import { Merges } from "../../src/regard/show/web/model/tokens/merges.js";
 import { changes, largest, sampleToken } from "../../src/regard/show/web/model/predictions.js";
@@ -115,17 +114,4 @@ test("a text that was lost between page and worker leaves no hole", async () => 
   assert.ok(asked.some(([name, number]) => name === "remove" && number === 1));
   assert.equal(await live.remove(2), 0);
   await assert.rejects(live.remove(0), /last text/);
-});
-
-test("the progress of several runs is one that only grows", () => {
-  const told = [];
-  for (let run = 0; run < 3; run++) {
-    const tell = tellRun((line) => told.push(line), run, 3);
-    for (const share of [0, 0.5, 1]) tell({ progress: { doing: "reading", done: 1, of: 2, share } });
-    tell({ text: run });
-  }
-  const shares = told.flatMap(({ progress }) => (progress ? [progress.share] : []));
-  assert.deepEqual(shares, shares.toSorted());
-  assert.deepEqual([shares[0], shares.at(-1)], [0, 1]);
-  assert.deepEqual(told[3], { text: 0 });
 });

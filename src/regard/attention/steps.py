@@ -16,7 +16,7 @@ from torch.nn.functional import dropout as drop
 from regard.attention.arguments import answer_pytorch_arguments
 from regard.attention.inputs import check_inputs, working_dtype
 from regard.attention.masks.base import Mask
-from regard.support.cell_output import bundle, table_html
+from regard.support.table import Table
 
 MOST_NUMBERS = 8  # of a row that a notebook writes out
 
@@ -39,7 +39,7 @@ class Steps(NamedTuple):
             for name, meaning, x in zip(self._fields, meanings, self, strict=True)
         ]
         names = ("step", "what it is", "shape", f"query {query} of the first head")
-        return bundle(repr(self), table_html(names, rows))
+        return Table(names, rows).output(repr(self))
 
 
 def _row_of_first_head(x: Tensor, row: int) -> str:

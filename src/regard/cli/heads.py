@@ -80,10 +80,10 @@ def heads(
 
     from regard.cli.parts.model import Model
     from regard.cli.parts.progress_bar import progress_bar
-    from regard.heads.tables.table import check_writable
     from regard.heads.tables.table_summary import check_label, summarised
     from regard.heads.tables.table_text import caption
     from regard.interventions import importance
+    from regard.support.table import check_writable
 
     # Before the model is opened, which may take minutes.
     for path in (json_file, csv_file):

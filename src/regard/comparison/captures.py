@@ -21,13 +21,14 @@ from regard.maps import AttentionMap
 from regard.spans.text_maps import choose_text
 from regard.support.cell_output import PrintedOutput
 from regard.support.characters import escape
-from regard.support.imports import data_frame
+from regard.support.table import Column, Table
 
 if TYPE_CHECKING:
     from regard.maps import DifferenceMap
     from regard.recorder.result import Capture
 
 SHOWN = 10  # heads in the printed comparison
+COLUMNS = Column("layer", right=True), Column("head", right=True), Column("distance", ".3f", right=True)
 
 
 class HeadDifference(NamedTuple):
@@ -136,7 +137,7 @@ class Comparison(PrintedOutput):
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head, the one that differs most first."""
-        return data_frame(self.heads)
+        return Table(COLUMNS, self.heads).to_pandas()
 
     def __repr__(self) -> str:
         shared = len(next(iter(self.alignments.values()))[0].a)
@@ -150,8 +151,7 @@ class Comparison(PrintedOutput):
             if tokens:
                 listed = " ".join(f"{token.text!r}" for token in tokens[:SHOWN])
                 lines.append(f"{name}: {escape(listed)}" + (" …" if len(tokens) > SHOWN else ""))
-        lines.append("layer  head  distance")
-        lines += [f"{head.layer!s:>5}  {head.head:4}  {head.distance:8.3f}" for head in self.heads[:SHOWN]]
+        lines += Table(COLUMNS, self.heads[:SHOWN]).lines()
         if len(self.places) > SHOWN:
             lines.append(f"… and {len(self.places) - SHOWN} more")
         return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""The numbers of cases, which depend on a seed and on the name of the case alone.
+"""A case from what its row in the table says: the shapes draw their numbers.
 
-Every number of q, k and v is a multiple of 1/32 between -2 and 2, which float16 and bfloat16 hold exactly:
-an implementation in any precision gets the same numbers, and its error is its own.
+The numbers depend on a seed and on the name of the case alone. Every number of q, k and v is a multiple of
+1/32 between -2 and 2, which float16 and bfloat16 hold exactly: an implementation in any precision gets the
+same numbers, and its error is its own.
 """
 
 from __future__ import annotations
@@ -14,49 +15,83 @@ import torch
 from torch import Tensor
 
 from regard.checker.oracle.question import Question
-from regard.conformance.cases import NumberStream
+from regard.conformance.cases import ConformanceCase, NumberStream
 
-LARGE = 24.0  # what queries are multiplied by, so that exponentials of scores overflow float32
-HEADS, TOKENS = 4, 7
-
-
-class CaseDraw:
-    """Draws the numbers of cases, which depend on the seed and on the name of the case alone."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def ask(self, name: str, *, B: int = 2, H: int = HEADS, G: int | None = None, T: int = TOKENS,
-            S: int | None = None, D: int = 10, E: int = 6, **fields: Any) -> Question:  # fmt: skip
-        """Return a question with inputs of these sizes; `fields` are further ones of `Question`."""
-        stream = NumberStream(f"{self.seed} {name}")
-        keys = T if S is None else S
-        q, k, v = (
-            stream.draw(B, heads, length, width)
-            for heads, length, width in ((H, T, D), (G or H, keys, D), (G or H, keys, E))
-        )
-        return replace(Question(name, q, k, v), flag=bool(fields.get("causal")), **fields)
-
-    def packed(self, name: str, queries: tuple[int, ...], keys: tuple[int, ...], **fields: Any) -> Question:
-        """Return a question of sequences that stand one after the other."""
-        sizes = {"B": len(queries), "T": max(queries), "S": max(keys)} | fields
-        return self.ask(name, **sizes, lengths=(queries, keys), layout="packed")
-
-    def visible(self, name: str, *shape: int) -> Tensor:
-        """Return a mask in which every query sees the first key, and six of ten others."""
-        draw = random.Random(f"{self.seed} {name} mask")
-        mask = torch.tensor(
-            [draw.random() < 0.6 for _ in range(torch.Size(shape).numel())], device="cpu"
-        ).view(shape)
-        mask[..., 0] = True  # no row is empty
-        return mask
-
-    def numbers(self, name: str, *shape: int) -> Tensor:
-        """Return numbers for a bias or for sink logits."""
-        return NumberStream(f"{self.seed} {name} numbers").draw(*shape)
+# What inputs are multiplied by where they are large, so that exponentials of scores overflow float32.
+LARGE = {"q": 24.0, "bias": 64.0, "sinks": 64.0}
+Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def padding_mask(S: int, *places: tuple[int, int]) -> Tensor:
-    """Return a padding mask of S keys: each item has tokens from a first place to before a last one."""
-    keys = torch.arange(S, device="cpu")
-    return torch.stack([(keys >= start) & (keys < end) for start, end in places])
+def draw_case(
+    seed: int,
+    name: str,
+    what: str = "",
+    *,
+    dtype: str = "float32",
+    scale: float | None = None,
+    pieces: tuple[int, ...] | None = None,
+    large: str = "",
+    mask: str = "",
+    empty: tuple[int, ...] = (),
+    padding: tuple[tuple[int, int], ...] = (),
+    bias: str = "",
+    sinks: bool = False,
+    lengths: Lengths | None = None,
+    **options: Any,
+) -> ConformanceCase:
+    """Return a case.
+
+    Arguments:
+        seed: another seed draws other numbers.
+        name: the case's name.
+        what: what it tests beyond its features.
+        dtype: that of q, k and v.
+        scale: a scale that is not 1/√D.
+        pieces: how many tokens arrive at a time, with a cache.
+        large: the inputs that are large, with a space between two.
+        mask: the axes of a mask, "TS", "B1TS" or "BHTS".
+        empty: the queries that see no key by the mask.
+        padding: for each item the first place of its tokens, and that after the last.
+        bias: the axes of numbers that are added to the scores, "TS" or "HTS".
+        sinks: whether there are sink logits.
+        lengths: the queries and the keys of packed sequences.
+        options: its sizes B, H, G, T, S, D and E, and further fields of a `Question`.
+    """
+    if lengths is not None:
+        queries, keys = lengths
+        options = {"B": len(queries), "T": max(queries), "S": max(keys), "layout": "packed"} | options
+    sizes = {
+        axis: options.pop(axis, default) for axis, default in zip("BHTDE", (2, 4, 7, 10, 6), strict=True)
+    }
+    sizes |= {"G": options.pop("G", sizes["H"]), "S": options.pop("S", sizes["T"]), "1": 1}
+    inputs, numbers = NumberStream(f"{seed} {name}"), NumberStream(f"{seed} {name} numbers")
+
+    def shape(axes: str) -> list[int]:
+        return [sizes[axis] for axis in axes]
+
+    tensors = {x: inputs.draw(*shape(axes)) for x, axes in (("q", "BHTD"), ("k", "BGSD"), ("v", "BGSE"))}
+    if mask:
+        tensors["mask"] = _visible(f"{seed} {name} mask", shape(mask))
+        if empty:
+            tensors["mask"][[*empty]] = False
+    if padding:
+        places = torch.arange(sizes["S"], device="cpu")
+        tensors["padding"] = torch.stack([(places >= start) & (places < end) for start, end in padding])
+    if sinks:
+        tensors["sinks"] = numbers.draw(sizes["H"])
+    if bias:
+        tensors["bias"] = numbers.draw(*shape(bias))
+    for x in large.split():
+        tensors[x] = tensors[x] * LARGE[x]
+    question = Question(name, tensors.pop("q"), tensors.pop("k"), tensors.pop("v"), lengths=lengths)
+    question = replace(question, flag=bool(options.get("causal")), **tensors, **options)
+    return ConformanceCase(question, what, dtype, scale, pieces, large=bool(large))
+
+
+def _visible(seed: str, shape: list[int]) -> Tensor:
+    """Return a mask in which every query sees the first key, and six of ten others."""
+    draw = random.Random(seed)
+    numbers = [draw.random() < 0.6 for _ in range(torch.Size(shape).numel())]
+    mask = torch.tensor(numbers, device="cpu").view(shape)
+    mask[..., 0] = True  # no row is empty
+    return mask

@@ -61,14 +61,14 @@ def describe(case: ConformanceCase, inputs: dict[str, Tensor], answers: dict[str
     question = case.question
     B, H, T, D = question.q.shape
     G, S, E = question.v.shape[1:]
-    lengths = question.lengths
+    lengths, features = question.lengths, list(case.features())
     return {
         "name": case.name,
-        "what": case.what,
+        "what": case.what or ", ".join(features) or "no option",
         "dtype": case.dtype,
         "sizes": {"B": B, "H": H, "G": G, "T": T, "S": S, "D": D, "E": E},
         "layout": "packed" if case.is_packed else "BHTD",
-        "features": list(case.features()),
+        "features": features,
         "causal": question.causal,
         "window": question.window,
         "ahead": question.ahead,

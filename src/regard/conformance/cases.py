@@ -26,7 +26,7 @@ class ConformanceCase:
     """A question with what the index says of it."""
 
     question: Question
-    what: str  # in a sentence
+    what: str = ""  # what it tests beyond its features
     dtype: str = "float32"
     scale: float | None = None
     pieces: tuple[int, ...] | None = None  # the tokens arrive in pieces of these sizes, with a cache
@@ -55,14 +55,6 @@ class ConformanceCase:
             lse = expected_answer(question, self.wiring).lse
         assert lse is not None, "the oracle's answers have it"
         has = {
-            "causal": question.causal,
-            "mask": question.mask is not None,
-            "padding": question.padding is not None,
-            "bias": question.bias is not None,
-            "window": question.window is not None,
-            "ahead": question.ahead is not None,
-            "softcap": question.softcap is not None,
-            "sinks": question.sinks is not None,
             "grouped": question.k.shape[1] < question.q.shape[1],
             "packed": self.is_packed,
             "cache": self.pieces is not None,
@@ -75,7 +67,7 @@ class ConformanceCase:
             "large": self.large,
             "half": self.dtype != "float32",
         }
-        return tuple(name for name, is_there in has.items() if is_there)
+        return (*question.options(), *(name for name, is_there in has.items() if is_there))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the inputs by name, as they are written."""

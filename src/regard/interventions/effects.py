@@ -26,7 +26,7 @@ from regard.interventions.random_edits import ModelHeads, RandomEdgeBlock, draw_
 from regard.recorder.context import capture
 from regard.recorder.result import Capture
 from regard.recorder.sources.compilation import original_model
-from regard.support.cell_output import bundle, table_html
+from regard.support.table import Table
 
 ENOUGH_DRAWS = 19  # with the band at least as wide as the draws, chance goes beyond it 1 in 20 times at most
 HARM = {"loss": 1, "logit_diff": -1}  # the sign of a change for the worse
@@ -100,7 +100,7 @@ class Effect:
             row = self._row(fmean(self.baseline), self.baseline_low, self.baseline_high)
             rows.append(("with random edits", *row, len(self.baseline)))
         names = ("change of the " + self.metric, "mean", "95% from", "to", "texts or draws")
-        return bundle(str(self), table_html(names, rows, str(self) + "."))
+        return Table(names, rows).output(str(self), f"{self}.")
 
     def _row(self, *numbers: float) -> tuple[str, ...]:
         return tuple("" if math.isnan(x) else f"{x:+.3f}" for x in numbers)

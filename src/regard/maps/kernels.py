@@ -71,6 +71,12 @@ def pool(m: MapData, rows: Tensor, cols: Tensor, gain: Tensor | None) -> tuple[T
     return None if served is None else triton_pool.pool(served, rows, cols, gain)
 
 
+def summary(m: MapData, rows: Tensor, cols: Tensor) -> tuple[Tensor, ...] | None:
+    """What `pool` and `statistics` return, from one pass; None also where the bins do not fill blocks."""
+    served = kernel_map(m)
+    return None if served is None else triton_pool.summary(served, m.first_position, rows, cols)
+
+
 def topk(m: MapData, k: int) -> tuple[Tensor, Tensor] | None:
     """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
     served = kernel_map(m) if k <= row_kernels.MOST else None

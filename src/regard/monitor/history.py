@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.support.cell_output import PrintedOutput
-from regard.support.files import RunFileError, atomic_write, check_type, get_field, parse_object
+from regard.support.files import RunFileError, check_type, get_field, parse_object
 from regard.support.imports import data_frame
+from regard.support.table import Column, Table
 
 FORMAT = "regard.monitor 1"
 MEASURES = (
@@ -208,12 +208,9 @@ class MonitorHistory(PrintedOutput):
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write the table to `path` as CSV, atomically."""
-        with atomic_write(Path(path)) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["run", "step", "layer", "head", "certified", *MEASURES])
-            for row in self:
-                numbers = (row.values.get(name, math.nan) for name in MEASURES)
-                writer.writerow([row.run, row.step, row.layer, row.head, row.certified, *numbers])
+        *about, _ = HistoryRow._fields
+        rows = ((*x[:-1], *(x.values.get(name, math.nan) for name in MEASURES)) for x in self)
+        Table([*about, *MEASURES], rows).save(path, line_end="\n", nan=math.nan)
 
     def to_pandas(self) -> Any:
         """The table as a pandas `DataFrame`."""
@@ -233,13 +230,16 @@ class MonitorHistory(PrintedOutput):
         if len(self.runs) > 1:
             steps += f" of {len(self.runs)} runs, which `runs` names"
         lines = [f"{len(self.records)} readings, {steps}; of each layer the last:"]
-        lines.append(f"{'layer':>8} {'max score':>10} {'entropy':>8} {'of ln n':>8} {'sink':>6}  certified")
         last = {key: layer for record in self.records for key, layer in record.layers.items()}
-        for key, layer in last.items():
-            top, mean = _of(layer, "max_score", max), _of(layer, "entropy", _mean)
-            share, sink = _of(layer, "relative_entropy", _mean), _of(layer, "sink", max)
-            word = "yes" if layer.certified else f"no: {layer.problem}"
-            lines.append(f"{key:>8} {top:10.4g} {mean:8.3f} {share:8.3f} {sink:6.2f}  {word}")
+        rows = [
+            (
+                key,
+                *(_of(layer, measure, reduce) for measure, reduce in PRINTED),
+                "yes" if layer.certified else f"no: {layer.problem}",
+            )
+            for key, layer in last.items()
+        ]
+        lines += Table(COLUMNS, rows).lines()
         lines += [f"! {alarm}" for alarm in self.alarms]
         return "\n".join(lines)
 
@@ -252,6 +252,17 @@ def _of(layer: HeardLayer, measure: str, reduce: Any) -> float:
 
 def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
+
+
+PRINTED = (("max_score", max), ("entropy", _mean), ("relative_entropy", _mean), ("sink", max))
+COLUMNS = (
+    Column("layer", right=True, width=8),
+    Column("max score", ".4g", right=True),
+    Column("entropy", ".3f", right=True),
+    Column("of ln n", ".3f", right=True),
+    Column("sink", ".2f", right=True, width=5),
+    Column("certified"),
+)
 
 
 def layer_numbers(record: StepRecord) -> dict[str, float]:

@@ -35,7 +35,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "mask_argument": ("mask",),
     "padding": ("padding", "mask"),
     "window": ("window", "left window"),
-    "ahead": ("right window", "window pair"),
+    "ahead": ("right window", "ahead"),
     "softcap": ("softcap",),
     "sinks": ("sinks",),
     "masking": _MASKS,
@@ -133,18 +133,7 @@ class CallLog:
 
     def add(self, arguments: dict[str, Any], reading: Reading) -> None:
         """Count a call that was read."""
-        question = reading.question
-        has = {
-            "causal": question.causal,
-            "mask": question.mask is not None,
-            "padding": question.padding is not None,
-            "window": question.window is not None,
-            "window pair": question.ahead is not None,
-            "bias": question.bias is not None,
-            "softcap": question.softcap is not None,
-            "sinks": question.sinks is not None,
-        }
-        self.options |= {name for name, there in has.items() if there}
+        self.options |= set(reading.question.options())
         if self.example is None or _plainness(reading) < _plainness(self.example[1]):
             self.example = arguments, reading
 

@@ -25,7 +25,7 @@ from regard.policies.named_policies import find_policy
 from regard.policies.policy import Eviction, Policy
 from regard.policies.selections import best
 from regard.support.cell_output import PrintedOutput
-from regard.support.imports import data_frame
+from regard.support.table import Column, Table
 
 ENOUGH = 0.95  # the share that a head should keep
 LOWEST = 5  # heads that a printed result names
@@ -188,7 +188,7 @@ class RetentionCurve(PrintedOutput):
             for j, budget in enumerate(self.budgets)
             for n, place in enumerate(self.places)
         ]
-        return data_frame(records, columns=["policy", "budget", "layer", "head", "share", "error"])
+        return Table(("policy", "budget", "layer", "head", "share", "error"), records).to_pandas()
 
     def figure(self, losses: dict[str, list[float]] | None = None) -> Any:
         """Draw the shares over the budgets, a line for each policy, and return the Matplotlib figure.
@@ -203,25 +203,26 @@ class RetentionCurve(PrintedOutput):
         return draw_curve(self.policies, self.budgets, shares.mean(-1).tolist(), enough.tolist(), losses)
 
     def __str__(self) -> str:
-        width = max(map(len, self.policies), default=0) + 2
-        lines = ["attention kept".ljust(width + 8) + "".join(f"{n:>9,}" for n in self.budgets)]
-        for name, shares in zip(self.policies, self.shares, strict=True):
-            cells = "".join(f"{_percent(x):>9}" for x in shares)
-            lines.append(name.ljust(width + 8) + cells)
+        def part(rows: Iterable[Sequence[Any]], form: Any, indent: str = "  ") -> list[str]:
+            columns = [Column("attention kept", width=name_width - len(indent))]
+            columns += [Column(f"{n:,}", form, True, 9) for n in self.budgets]
+            return Table([*columns, ""], rows).lines(gap="", indent=indent, header=not indent)
+
+        name_width = max(map(len, self.policies), default=0) + 10
+        rows = [(name, *shares, "") for name, shares in zip(self.policies, self.shares, strict=True)]
+        lines = part(rows, _percent, indent="")
         if not bool(self.errors.isnan().all()):
             lines.append("change of the output")
-            for name, errors in zip(self.policies, self.errors, strict=True):
-                lines.append(f"  {name}".ljust(width + 8) + "".join(f"{_percent(x, 0.0):>9}" for x in errors))
+            rows = [(name, *errors, "") for name, errors in zip(self.policies, self.errors, strict=True)]
+            lines += part(rows, lambda x: _percent(x, 0.0))
         lines.append("heads that keep 95% with a budget")
+        rows = []
         for name in self.policies:
             needed = self.needed(name)
-            counts = [sum(x is not None and x <= n for x in needed) for n in self.budgets]
             more = sum(x is None for x in needed)
-            lines.append(
-                f"  {name}".ljust(width + 8)
-                + "".join(f"{n:>9,}" for n in counts)
-                + (f"   {more:,} need more" if more else "")
-            )
+            counts = [sum(x is not None and x <= n for x in needed) for n in self.budgets]
+            rows.append((name, *counts, f"   {more:,} need more" if more else ""))
+        lines += part(rows, ",")
         return "\n".join([*lines, NOTE])
 
 

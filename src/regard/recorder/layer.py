@@ -21,7 +21,7 @@ from regard.recorder.certificates.certificate import NO_TOKENS, Evidence, ShardE
 from regard.recorder.map_preparation import write_count
 from regard.recorder.placement import Placement
 from regard.recorder.summary import LayerSummary, summarise
-from regard.support.cell_output import bundle, table_html
+from regard.support.table import Table
 
 LayerMap = AttentionMap | LinearAttentionMap
 """The map of a layer: of softmax attention, or of a linear-attention or state-space layer."""
@@ -298,7 +298,7 @@ class LayerList(list[Layer]):
             certificate = "certified" if layer.evidence.certified else str(layer.evidence)
             rows.append((str(layer.key), layer.name, B, H, T, S, layer.evidence.settings, certificate))
         names = ("layer", "module", "texts", "heads", "queries", "keys", "mask", "certificate")
-        return bundle(repr(self), table_html(names, rows))
+        return Table(names, rows).output(repr(self))
 
 
 def shard_evidence(layer: Layer, evidence: Evidence) -> ShardEvidence:

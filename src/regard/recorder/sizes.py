@@ -24,6 +24,7 @@ from regard.recorder.sources import gpt as gpt_source
 from regard.recorder.sources.torch_modules import torch_mha
 from regard.recorder.summary import summary_size
 from regard.support.cell_output import PrintedOutput
+from regard.support.table import Column, Table
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", 1)}
@@ -74,8 +75,8 @@ class CaptureSize(PrintedOutput, int):
         first, *others = self.layers.values()
         each = f"{len(self.layers)} layers" + (f" of {format_bytes(first)}" if set(others) <= {first} else "")
         lines = [f"{format_bytes(self)} for {self.tokens}: {each}"]
-        width = max(map(len, self.options), default=0)
-        lines += [f"  {option:<{width}}  {format_bytes(size)}" for option, size in self.options.items()]
+        columns = "option", Column("size", format_bytes)
+        lines += Table(columns, self.options.items()).lines(indent="  ", header=False)
         return "\n".join([*lines, f"  (the matrices themselves: {format_bytes(self.dense)})"])
 
     def __repr__(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from textwrap import fill
 from typing import Any, Literal
 
@@ -32,6 +33,23 @@ class Chart:
     log_y: bool = False
     baseline: float | None = None
     """A horizontal line, as that of guessing."""
+
+
+def points(ys: Iterable[Any], xs: Iterable[Any] | None = None) -> list[list[float]]:
+    """The points of a line, of numbers or of a tensor; `xs` are 0, 1, 2 … by default."""
+    return [[float(x), float(y)] for x, y in zip(count() if xs is None else xs, ys, strict=False)]
+
+
+def bar_chart(
+    title: str, y: str, heights: Mapping[str, Iterable[Any]], places: Sequence[str] = ("",)
+) -> Chart:
+    """A panel of bars: for every label the heights at all places."""
+    return Chart(title, "", y, {label: points(ys) for label, ys in heights.items()}, "bars", places)
+
+
+def format_means(*samples: Any, form: str = ".3f") -> str:
+    """The means of tensors as text, one after another."""
+    return ", ".join(f"{float(x.mean()):{form}}" for x in samples)
 
 
 def draw(charts: Sequence[Chart]) -> Any:

@@ -31,25 +31,12 @@ RMSNorm of queries and keys, while the learning rate rises linearly to a value t
 there: the papers find it in large models at usual rates, and with LayerNorm or reparametrised weights.""",
 )
 QUICK = {
-    "steps": 120,
-    "rate": 0.1,
-    "layers": 2,
-    "width": 32,
-    "context": 32,
-    "batch": 8,
-    "seeds": 2,
-    "every": 10,
-}
+    "steps": 120, "rate": 0.1, "layers": 2, "width": 32, "context": 32, "batch": 8, "seeds": 2, "every": 10,
+}  # fmt: skip
 FULL = {
-    "steps": 600,
-    "rate": 0.1,
-    "layers": 6,
-    "width": 256,
-    "context": 256,
-    "batch": 32,
-    "seeds": 3,
+    "steps": 600, "rate": 0.1, "layers": 6, "width": 256, "context": 256, "batch": 32, "seeds": 3,
     "every": 10,
-}
+}  # fmt: skip
 SMOOTH = 10  # steps of which the mean loss is taken
 
 
@@ -142,7 +129,13 @@ def judge(pairs: list[list[CollapseRun]], sizes: dict[str, Any]) -> Findings:
     least = {name: [[x, max(y, 1e-6)] for x, y in one.values("entropy", min)] for name, one in names.items()}
     top = {name: one.values("max_score", max) for name, one in names.items()}
     charts = [
-        Chart("Loss", "step", "nats", {name: one.means()[::5] for name, one in names.items()}, marks=marks),
+        Chart(
+            "Loss",
+            "step",
+            "nats",
+            {name: one.means()[::5] for name, one in names.items()},
+            marks=marks,
+        ),
         Chart("Largest score", "step", "", top, marks=marks, log_y=True),
         Chart("Least entropy of a head", "step", "nats, from 10⁻⁶", least, marks=marks, log_y=True),
     ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.attention.masks.named_masks import prefix
 from regard.gpt import GPT
 from regard.recorder import capture
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import Chart, bar_chart, format_means, points
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
 from regard.reproduce.trained_models import (
     all_heads,
@@ -94,15 +94,17 @@ def judge(
             "loss that heads on the first token spare", random - dormant, ">", 0.0, "random heads", texts
         ),
     ]
-    ranked = [[float(n), x] for n, x in enumerate(sorted(importance.values()))]
-    bars = {
-        name: [[0.0, float(x.mean())]]
-        for name, x in (("least important", least), ("on the first token", dormant), ("random", random))
+    ranked = {"heads": points(sorted(importance.values()))}
+    rise = "rise of the loss, nats"
+    heights = {
+        "least important": [least.mean()],
+        "on the first token": [dormant.mean()],
+        "random": [random.mean()],
     }
     charts = [
-        Chart("Every head cut alone", "rank", "rise of the loss, nats", {"heads": ranked}, baseline=HARDLY),
-        Chart("A fifth of the heads cut", "", "rise of the loss, nats", bars, kind="bars", places=("",)),
+        Chart("Every head cut alone", "rank", rise, ranked, baseline=HARDLY),
+        bar_chart("A fifth of the heads cut", rise, heights),
     ]
-    means = ", ".join(f"{float(x.mean()):.3f}" for x in (least, dormant, random))
-    note = f"A fifth of the heads costs, by importance, by the first token and at random: {means} nats."
+    costs = format_means(least, dormant, random)
+    note = f"A fifth of the heads costs, by importance, by the first token and at random: {costs} nats."
     return Findings(checks, charts, note, sizes)

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.gpt import GPT
 from regard.interventions import Edit, ablate
 from regard.recorder import capture
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import Chart, points
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
 from regard.reproduce.trained_models import edited, open_model, read_texts
 
@@ -52,11 +52,13 @@ def run(options: RunOptions) -> Findings:
     model = open_model(options)
     ids = read_texts(model, sizes["texts"], sizes["length"])
     layers = torch.linspace(0, model.config.num_layers - 1, sizes["layers"], device="cpu").long().tolist()
-    found = []
+    found: list[list[Replaced]] = []
     for number, text in enumerate(ids):
         generator = torch.Generator().manual_seed(options.seed + number)
-        found.append([replace_layer(model, text, layer, generator) for layer in layers])
-        options.report(f"text {number + 1} of {len(ids)}")
+        found.append([])
+        for layer in layers:  # a minute each on a CPU
+            options.report(f"text {number + 1} of {len(ids)}, layer {layer}")
+            found[-1].append(replace_layer(model, text, layer, generator))
     return judge(torch.tensor(found, device="cpu"), layers, sizes)
 
 
@@ -116,16 +118,13 @@ def judge(found: Tensor, layers: list[int], sizes: dict[str, Any]) -> Findings:
             "change of the predictions by dealt weights", dealt_change, ">", 0.01, "one in a hundred", texts
         ),
     ]  # fmt: skip
-    lines = {
-        name: [[float(layer), float(found[:, n, column].mean())] for n, layer in enumerate(layers)]
-        for column, name in ((0, "weights, same output"), (2, "weights, dealt"))
-    }
-    predictions = {
-        name: [[float(layer), float(found[:, n, column].mean())] for n, layer in enumerate(layers)]
-        for column, name in ((1, "same output"), (3, "dealt"))
-    }
+    same_weights, same_predictions, dealt_weights, dealt_predictions = (
+        points(x, layers) for x in found.mean(0).T
+    )
+    patterns = {"weights, same output": same_weights, "weights, dealt": dealt_weights}
+    predictions = {"same output": same_predictions, "dealt": dealt_predictions}
     charts = [
-        Chart("How different the patterns are", "layer", "total variation", lines),
+        Chart("How different the patterns are", "layer", "total variation", patterns),
         Chart("What that changes of the prediction", "layer", "total variation", predictions),
     ]
     moved = [float(x.mean()) for x in (same, same_change, dealt, dealt_change)]

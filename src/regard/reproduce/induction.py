@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.gpt import GPT
 from regard.heads import probe, repeated
 from regard.interventions import ablate, intervene
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import Chart, format_means, points
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
 from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_steps, windows
 
@@ -29,14 +29,8 @@ causes the other; cutting the head shows what the trained model needs, not how i
 )
 QUICK = {"steps": 500, "every": 50, "batch": 16, "context": 96, "width": 64, "heads": 4, "vocabulary": 512}
 FULL = {
-    "steps": 4000,
-    "every": 100,
-    "batch": 64,
-    "context": 256,
-    "width": 256,
-    "heads": 8,
-    "vocabulary": 2048,
-}
+    "steps": 4000, "every": 100, "batch": 64, "context": 256, "width": 256, "heads": 8, "vocabulary": 2048,
+}  # fmt: skip
 
 
 @dataclass
@@ -131,13 +125,14 @@ def judge(
         estimated("the same beyond that cut before the change", after - before, ">", 0.0, "none", texts),
     ]
     marks = {"10 % of the rise": float(readings[begin].step), "90 %": float(readings[end].step)}
-    best = {"best head": [[float(reading.step), reading.best] for reading in readings]}
-    gains = {"first minus later copies": [[float(reading.step), reading.gain] for reading in readings]}
+    steps = [reading.step for reading in readings]
+    best = {"best head": points((reading.best for reading in readings), steps)}
+    gains = {"first minus later copies": points((reading.gain for reading in readings), steps)}
     charts = [
         Chart("A head that matches prefixes", "step", "score", best, marks=marks, baseline=last.null),
         Chart("In-context learning", "step", "loss, nats", gains, marks=marks),
     ]
-    costs = ", ".join(f"{float(x.mean()):.3f}" for x in (after, control, before))
+    costs = format_means(after, control, before)
     note = f"Nats that the cut costs for {name}, another head of its layer, and {name} before: {costs}."
     return Findings(checks, charts, note, sizes)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.gpt import GPT
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import Chart, format_means, points
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
 from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_steps, windows
 
@@ -73,21 +73,15 @@ def run(options: RunOptions) -> Findings:
         ),
         estimated("loss without positions minus with, in nats", gap, "<", GAP, "nearly as good", over),
     ]
-    by_place = {
-        name: [[float(i), float(x)] for i, x in enumerate(loss.mean(0))] for name, loss in losses.items()
-    }
-    probe = {
-        name: [[float(i), float(x)] for i, x in enumerate(error.mean(0))]
-        for name, error in (("trained", errors), ("untrained", untrained))
-    }
+    by_place = {name: points(loss.mean(0)) for name, loss in losses.items()}
+    probe = {"trained": points(errors.mean(0)), "untrained": points(untrained.mean(0))}
     charts = [
         Chart("Training loss by positions", "step", "nats", curves),
         Chart("Loss by place in the text", "token", "nats", by_place),
         Chart("Error of a probe for the position", "token", "share of the length", probe, baseline=0.25),
     ]
-    means = [float(losses[name].mean()) for name in ("none", "learned")]
-    note = f"""Without positions the loss is {means[0]:.3f}, with learned ones {means[1]:.3f}; shuffling the
-earlier half adds {float(rise.mean()):.3f} to the later one's."""
+    note = f"""Without positions the loss is {format_means(losses["none"])}, with learned ones
+{format_means(losses["learned"])}; shuffling the earlier half adds {format_means(rise)} to the later one's."""
     return Findings(checks, charts, note, sizes)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.gpt import GPT
 from regard.heads import needle
 from regard.heads.needle_texts import FILLER, NEEDLES, Needle
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import Chart, bar_chart, format_means, points
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, counted, estimated
 from regard.reproduce.small_gpt import token_losses
 from regard.reproduce.trained_models import cut_heads, draw_heads, edited, open_model
@@ -108,14 +108,13 @@ def judge(ranked: list[float], cut: Tensor, random: Tensor, plain: float, sizes:
             float(cut.mean()), ">", float(random.mean(1).max()), "the worst draw",
         ),
     ]  # fmt: skip
-    heads = {"retrieval score": [[float(n), score] for n, score in enumerate(ranked)]}
-    bars = {"highest": [[0.0, float(cut.mean())]], "random": [[0.0, float(random.mean())]]}
+    heads = {"retrieval score": points(ranked)}
+    heights = {"highest": [cut.mean()], "random": [random.mean()]}
     charts = [
         Chart("Every head, by its score", "rank", "score", heads, baseline=SCORE),
-        Chart("Rise of the answer's loss", "", "nats", bars, kind="bars", places=("heads cut",)),
+        bar_chart("Rise of the answer's loss", "nats", heights, ("heads cut",)),
     ]
-    note = (
-        f"The answer costs {plain:.3f} nats a token with all heads, {float(cut.mean()):+.3f} without the "
-        f"{sizes['cut']} highest and {float(random.mean()):+.3f} without as many random ones."
-    )
+    costs = [format_means(x, form="+.3f") for x in (cut, random)]
+    note = f"""The answer costs {plain:.3f} nats a token with all heads, {costs[0]} without the {sizes["cut"]}
+highest and {costs[1]} without as many random ones."""
     return Findings(checks, charts, note, sizes)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.recorder import capture
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import Chart, bar_chart, format_means, points
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
 from regard.reproduce.trained_models import cut_texts, help_topics, open_encoder, open_model, read_texts
 
@@ -137,14 +137,13 @@ def judge(found: Tensor, sizes: dict[str, Any]) -> Findings:
         estimated("the same beyond the position alone", rollout - position, ">", 0.0, "none", texts),
         estimated("the same beyond the rarity alone", rollout - rarity, ">", 0.0, "none", texts),
     ]
-    bars = {name: [[0.0, float(found[:, n].mean())]] for n, name in enumerate(METHODS)}
-    ordered = {
-        name: [[(n + 0.5) / len(found), float(x)] for n, x in enumerate(found[:, column].sort().values)]
-        for column, name in enumerate(METHODS)
-    }
+    methods = dict(zip(METHODS, found.T, strict=True))
+    share = [(n + 0.5) / len(found) for n in range(len(found))]
+    ordered = {name: points(x.sort().values, share) for name, x in methods.items()}
+    heights = {name: [x.mean()] for name, x in methods.items()}
     charts = [
-        Chart("Rank correlation with ablation", "", "mean over texts", bars, kind="bars", places=("",)),
+        bar_chart("Rank correlation with ablation", "mean over texts", heights),
         Chart("Every text, in order", "share of the texts", "rank correlation", ordered, baseline=0.0),
     ]
-    means = ", ".join(f"{name} {float(found[:, n].mean()):.2f}" for n, name in enumerate(METHODS))
-    return Findings(checks, charts, f"Mean rank correlations with the ablation: {means}.", sizes)
+    named = ", ".join(f"{name} {format_means(x, form='.2f')}" for name, x in methods.items())
+    return Findings(checks, charts, f"Mean rank correlations with the ablation: {named}.", sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from regard.attention.masks.base import Mask
 from regard.attention.masks.named_masks import prefix, window
 from regard.gpt import GPT
 from regard.recorder import capture
-from regard.reproduce.chart import Chart
+from regard.reproduce.chart import Chart, bar_chart, format_means, points
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
 from regard.reproduce.small_gpt import token_losses
 from regard.reproduce.trained_models import open_model, read_texts
@@ -113,15 +114,15 @@ def judge(
     ]
     edges = torch.linspace(0, losses["dense"].shape[1], sizes["bins"] + 1, device="cpu").long().tolist()
     lines = {
-        name: [[float(first), float(x[:, first:stop].mean())] for first, stop in pairwise(edges)]
+        name: points((x[:, first:stop].mean() for first, stop in pairwise(edges)), edges)
         for name, x in losses.items()
     }
     mark = {"window full": float(sizes["window"])}
-    bars = {"measured": [[0.0, sum(attention) / len(attention)]], "uniform": [[0.0, uniform[0]]]}
+    heights = {"measured": [fmean(attention)], "uniform": [uniform[0]]}
     charts = [
         Chart("Loss along the text", "position", "loss, nats", lines, marks=mark),
-        Chart("Attention to the first token", "", "share", bars, kind="bars", places=("all heads",)),
+        bar_chart("Attention to the first token", "share", heights, ("all heads",)),
     ]
-    means = ", ".join(f"{float(x.mean()):.3f}" for x in (dense, alone, both))
-    note = f"Loss with dense attention, the window alone, and the first {FIRST} keys in it: {means} nats."
+    three = format_means(dense, alone, both)
+    note = f"Loss with dense attention, the window alone, and the first {FIRST} keys in it: {three} nats."
     return Findings(checks, charts, note, sizes)

@@ -17,7 +17,7 @@ from regard.heads.corpus_survey.running_sums import students_t
 from regard.heads.measures.without_sink import MIN_REST
 from regard.support.cell_output import PrintedOutput
 from regard.support.characters import escape
-from regard.support.imports import data_frame
+from regard.support.table import Column, Table
 
 SINK_NAME, REST_NAME = "[sink]", "[rest]"
 NAME_WIDTH = 32  # characters of a name in the printed table
@@ -173,7 +173,7 @@ class SpanTable(PrintedOutput):
             for i, row in enumerate(self.rows)
             for j, col in enumerate(self.cols)
         ]
-        return data_frame(records, columns=["layer", "head", "row", "col", "mass", "uniform"])
+        return Table(("layer", "head", "row", "col", "mass", "uniform"), records).to_pandas()
 
     def __repr__(self) -> str:
         return f"SpanTable({len(self.rows)} rows × {len(self.cols)} columns, {len(self.places)} heads)"
@@ -181,20 +181,19 @@ class SpanTable(PrintedOutput):
     def __str__(self) -> str:
         """A block for each row span: the mean mass on each part, beside that of uniform attention."""
         names = [_shown(name) for name in self.cols]
-        width = (
-            max(map(len, [*names, *(_shown(row) for row in self.rows)]), default=0) + 3
-        )  # indented, and a space after it
-        interval = self.interval()
+        # Names are indented below that of their row, and the numbers of all blocks are aligned.
+        width = max(map(len, [*names, *map(_shown, self.rows)]), default=0) + 2
+        mean, uniform, (low, high) = self.mean, self.uniform.mean, self.interval()
         lines = []
         for i, row in enumerate(self.rows):
-            columns = ["  mass", *(["        95%"] if self.texts > 1 else []), " uniform"]
-            lines.append(_shown(row).ljust(width) + " ".join(columns))
-            for j, name in enumerate(names):
-                cells = [f"{float(self.mean[i, j]):6.3f}"]
-                if self.texts > 1:
-                    cells.append(f"{float(interval.low[i, j]):.3f}–{float(interval.high[i, j]):.3f}")
-                cells.append(f"{float(self.uniform.mean[i, j]):8.3f}")
-                lines.append(f"  {name}".ljust(width) + " ".join(cells))
+            numbers = [Column("mass", ".3f", True, 6), Column("uniform", ".3f", True, 8)]
+            values = [mean[i].tolist(), uniform[i].tolist()]
+            if self.texts > 1:
+                numbers.insert(1, Column("95%", right=True, width=11))
+                ends = zip(low[i].tolist(), high[i].tolist(), strict=True)
+                values.insert(1, [f"{a:.3f}–{b:.3f}" for a, b in ends])
+            rows = zip((f"  {name}" for name in names), *values, strict=True)
+            lines += Table([Column(_shown(row), width=width), *numbers], rows).lines(gap=" ")
         return "\n".join(lines)
 
 

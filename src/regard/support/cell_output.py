@@ -1,4 +1,4 @@
-"""What a notebook's cell shows of an object: a picture as PNG, a table as HTML, and plain text beside them.
+"""What a notebook's cell shows of an object: a picture as PNG, HTML, and plain text beside them.
 
 Everything but Matplotlib's figures is drawn here, without a library and without scripts or frames, so that
 it is also visible in a notebook that is not trusted or that a code host renders. Text is escaped. This file
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from regard.support.imports import extra
 
-MOST_ROWS = 64  # of a table in a cell
 SIDE = 320  # pixels to which small pictures are enlarged
 
 
@@ -42,19 +41,6 @@ def picture_html(png: bytes, description: str, caption: str = "") -> str:
     return f'<figure style="margin:0">{picture}{below}</figure>'
 
 
-def table_html(names: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> str:
-    """Return a table with a heading; rows beyond the first `MOST_ROWS` are counted instead of shown.
-
-    A cell that is a number is set right, everything else left.
-    """
-    every = list(rows)
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in every[:MOST_ROWS])
-    more = f" The first {MOST_ROWS} of {len(every):,} rows." if len(every) > MOST_ROWS else ""
-    below = f"<p>{html.escape(caption)}{more}</p>" if caption or more else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
-
-
 def bundle(text: str, page: str, png: bytes | None = None) -> dict[str, str]:
     """Return what `_repr_mimebundle_` gives: plain text, HTML and, if there is one, a picture."""
     both = {"text/plain": text, "text/html": page}
@@ -71,13 +57,6 @@ class PrintedOutput:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return text_output(str(self))
-
-
-def _cell(value: object) -> str:
-    # bool is a subclass of int, and a column of True and False reads as words, set left.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    side = "right" if is_number else "left"
-    return f'<td style="text-align:{side}">{html.escape(str(value))}</td>'
 
 
 TEXT_IN_FILES: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}

@@ -7,6 +7,7 @@ and text; tensors go from the worker into files.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from torch import Tensor
 from regard.recorder.tokens_of_maps.tokens import decode_tokens
 from regard.support.files import check_folder_writable, write_error
 from regard.vllm.engine_capture import EngineCapture
+
+VERSION = "0.32"
+"""The minor version of vLLM whose workers, caches and metadata this package reads, and was tested with."""
 
 
 class Worker:
@@ -47,6 +51,8 @@ class Worker:
         worker: Any = self
         if getattr(worker, "regard_capture", None) is not None:
             raise RuntimeError('start: a capture is running: end it by collective_rpc("stop")')
+        # vLLM has imported itself in each of its workers; without one there is nothing to judge.
+        check_version(getattr(sys.modules.get("vllm"), "__version__", VERSION))
         check_engine(worker.vllm_config)
         path = None if folder is None else Path(folder).absolute()
         if path is not None:
@@ -116,6 +122,15 @@ def attention_modules(config: Any) -> dict[str, Any]:
         # The context also holds layers that do not mix tokens, such as experts.
         if hasattr(module, "get_attn_backend")
     }
+
+
+def check_version(version: str) -> None:
+    """Raise a ValueError if a version of vLLM was not tested: its inner names may mean something else."""
+    if version.split(".")[:2] != VERSION.split("."):
+        raise ValueError(
+            f"start: vLLM {version} was not tested with this version of Regard, which reads the inside of "
+            f'vLLM {VERSION}: pip install "vllm=={VERSION}.*"'
+        )
 
 
 def check_engine(config: Any) -> None:

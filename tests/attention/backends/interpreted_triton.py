@@ -441,6 +441,36 @@ def test_statistics(case):
             assert torch.equal(alone, result)
 
 
+@pytest.mark.parametrize(
+    ("mask", "rows", "cols"),
+    [
+        (mask, *bins)
+        for mask, bins in share(
+            product([causal, causal & window(20), causal | prefix(5)], [(2, 4), (8, 2), (2, 1), (64, 32)]), 5
+        )
+    ],
+    ids=str,
+)
+def test_summary_of_bins_that_fill_blocks(rows, cols, mask):
+    """Cells and statistics from one pass: bins of several to a block, of one block, and of several blocks."""
+    q, k, _ = draw(64, 64, B=1, D=16)
+    steps = trace(q.double(), k.double(), k.double(), mask)
+    m = KernelMap(q, k, true_lse(steps.masked).float(), mask, 0.25, None)
+    found = pool.summary(m, 0, rows, cols)
+    truths = *binned(steps.weights, rows, cols), *true_statistics(steps.weights, steps.masked, 0)
+    for result, truth in zip(found, truths, strict=True):
+        assert_near(result, truth, 1e-6 + 4e-6 * truth.abs().max().item())
+    for alone, result in zip(row_kernels.statistics(m, 0), found[2:], strict=True):
+        assert_near(alone, result.double(), 2e-6 * result.abs().max().item())
+
+
+def test_summary_of_unequal_bins_is_none():
+    q, k, _ = draw(60, 64, B=1, D=16)
+    m = KernelMap(q, k, torch.zeros(1, 2, 60), causal, 0.25, None)
+    assert pool.summary(m, 4, 7, 4) is None
+    assert pool.summary(m, 4, 2, 3) is None
+
+
 @pytest.mark.parametrize("mask", share([causal, causal & window(9), causal | prefix(5)], 3), ids=str)
 def test_statistics_and_pool_of_some_rows_and_keys(mask):
     """Rows and keys cut out of a map: a band stays a band, at another place."""

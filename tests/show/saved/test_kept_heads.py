@@ -49,3 +49,23 @@ def test_layers_with_one_mask_share_its_block(monkeypatch: pytest.MonkeyPatch) -
     packed = packing.pack(smaller)
     assert len(asked) == 1
     assert [name for name in packed.blocks if name.startswith("mask-")] == ["mask-0"]
+
+
+@pytest.mark.parametrize("sharpness", [1, 30])
+def test_a_size_is_told_from_the_numbers_themselves(
+    sharpness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounded numbers of heads that attend sharply take several times as many bits."""
+    monkeypatch.setattr(packing, "FINE", 0)  # as in a large page
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "context_length": 1400, "num_layers": 2, "num_heads": 2, "d_model": 128}
+    gpt = GPT(Config(**sizes, positions="rotary")).eval()
+    with torch.no_grad():
+        for block in gpt.blocks:
+            block.attention.qkv.weight.mul_(sharpness)
+    contents = Contents(regard.capture(gpt, inputs={"input_ids": torch.randint(30, (1, 1400))}))
+    packed = packing.pack(contents, values=False)
+    written = sum(len(text) for name, text in packed.blocks.items() if name.startswith("layer-"))
+    whole = packing.estimate_size(contents)
+    assert whole == pytest.approx(written, rel=0.1)
+    assert packing.estimate_size(keep_telling_heads(contents, most=whole // 2)) <= whole // 2

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 MIN_PADDING = 256  # places that a group of runs may waste before another group costs less
-PADDING_SHARE = 8  # one place in so many may be wasted
+PADDING_SHARE = 12  # one place in so many may be wasted by each group
 
 
 class RunGroup(NamedTuple):
@@ -24,40 +24,41 @@ class RunGroup(NamedTuple):
 
 
 def cut_into_runs(starts: Tensor, stops: Tensor, max_width: int) -> list[RunGroup]:
-    """Cut the spans from `starts` (spans,) to `stops` (spans,) into runs of at most `max_width`.
+    """Cut the spans from `starts` (spans,) to `stops` (spans,) into runs of `max_width` and what is left.
 
     Every width is a power of two, as `max_width` has to be.
     """
     lengths = stops - starts
-    per_span = (lengths + max_width - 1) // max_width
-    own = (lengths + per_span - 1) // per_span  # the places that a span's runs fill
+    whole, rest = lengths // max_width, lengths % max_width
+    per_span = whole + (rest > 0)
+    spans = torch.arange(len(starts), device=starts.device).repeat_interleave(per_span)
+    number = torch.arange(len(spans), device=spans.device) - (per_span.cumsum(0) - per_span)[spans]
+    first = starts[spans] + number * max_width
+    own = (stops[spans] - first).clamp(max=max_width)  # the places that a run fills
     powers = 2 ** torch.arange(max_width.bit_length(), device=own.device)
-    widths = _merge_widths(powers[torch.searchsorted(powers, own)], per_span)
+    widths = _merge_widths(powers[torch.searchsorted(powers, own)])
     groups = []
     for width in torch.unique(widths).tolist():
-        spans = (widths == width).nonzero().flatten()
-        runs = spans.repeat_interleave(per_span[spans])
-        first_run = per_span[spans].cumsum(0) - per_span[spans]
-        number = torch.arange(len(runs), device=runs.device) - first_run.repeat_interleave(per_span[spans])
-        first = starts[runs] + number * own[runs]
-        last = torch.minimum(first + own[runs], stops[runs])
-        places = first[:, None] + torch.arange(width, device=runs.device)
-        groups.append(RunGroup(runs, places.where(places < last[:, None], -1)))
+        runs = (widths == width).nonzero().flatten()
+        places = first[runs, None] + torch.arange(width, device=runs.device)
+        groups.append(RunGroup(spans[runs], places.where(places < (first + own)[runs, None], -1)))
     return groups
 
 
-def _merge_widths(widths: Tensor, per_span: Tensor) -> Tensor:
-    """The widths (spans,), some of them raised to a larger one where that wastes few places."""
-    distinct, number = torch.unique(widths, return_inverse=True)
-    runs = torch.zeros_like(distinct).index_add_(0, number, per_span).tolist()
-    merged, group, places, wasted = distinct.tolist(), 0, 0, 0
+def _merge_widths(widths: Tensor) -> Tensor:
+    """The widths (runs,), some of them raised to a larger one where that wastes few places."""
+    distinct, number, counts = torch.unique(widths, return_inverse=True, return_counts=True)
+    runs = counts.tolist()
+    merged, group, wasted = distinct.tolist(), 0, 0
+    most = max(
+        MIN_PADDING, sum(width * count for width, count in zip(merged, runs, strict=True)) // PADDING_SHARE
+    )
     for i in range(len(merged) - 1, -1, -1):  # from the widest
         padding = (group - merged[i]) * runs[i]
-        if group and wasted + padding <= max(MIN_PADDING, (places + merged[i] * runs[i]) // PADDING_SHARE):
+        if group and wasted + padding <= most:
             wasted += padding
         else:
-            group, places, wasted = merged[i], 0, 0
-        places += merged[i] * runs[i]
+            group, wasted = merged[i], 0
         merged[i] = group
     return torch.tensor(merged, dtype=widths.dtype, device=widths.device)[number]
 
@@ -67,7 +68,13 @@ def join_runs(x: Tensor, spans: Tensor, count: int, reduce: Literal["sum", "amax
 
     The result has the same bits every time, also on a GPU.
     """
-    joined = x.new_zeros(count, *x.shape[1:])
+    return join_runs_(x.new_zeros(count, *x.shape[1:]), x, spans, reduce)
+
+
+def join_runs_(joined: Tensor, x: Tensor, spans: Tensor, reduce: Literal["sum", "amax", "amin"]) -> Tensor:
+    """Reduce x (runs, …) into the `joined` (spans, …), in place, with the same bits every time."""
+    if not len(spans):
+        return joined
     if reduce != "sum":
         index = spans.view(-1, *(1,) * (x.ndim - 1)).expand_as(x)
         return joined.scatter_reduce_(0, index, x, reduce)

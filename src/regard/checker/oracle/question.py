@@ -68,6 +68,12 @@ class Question:
         """The inputs' dtype."""
         return self.q.dtype
 
+    def options(self) -> tuple[str, ...]:
+        """Return the names of what it asks beside queries, keys and values."""
+        names = ("mask", "padding", "bias", "window", "ahead", "softcap", "sinks")
+        there = tuple(name for name in names if getattr(self, name) is not None)
+        return ("causal", *there) if self.causal else there
+
     def to(self, dtype: torch.dtype) -> Question:
         """Return the question with its inputs and its bias in another dtype."""
         bias = None if self.bias is None else self.bias.to(dtype)

@@ -20,50 +20,6 @@ from regard.checker.subject.kernel_layouts import (
     is_required,
 )
 
-_NAMES = {
-    "qkv": "qkv",
-    "kv": "kv",
-    "query": "q query queries query_states",
-    "key": "k key keys key_states k_cache key_cache kcache cache_k k_pages",
-    "value": "v value values value_states v_cache value_cache vcache cache_v v_pages",
-    "out": "out o output",
-    # flash-attn has cu_seqlens, FlashInfer indptr, vLLM query_start_loc and LightLLM b_start_loc.
-    "query starts": """
-        cu_seqlens cu_seqlens_q cu_seq_lens cu_seq_lens_q cu_seqlens_query q_indptr qo_indptr
-        query_start_loc query_start_locs cu_q cu_q_lens b_start_loc""",
-    "key starts": "cu_seqlens_k cu_seqlens_kv cu_seq_lens_k cu_seqlens_key kv_indptr cu_k cu_kv cu_k_lens",
-    "longest query": "max_seqlen max_seqlen_q max_seq_len_q max_query_len max_q_len max_q max_length_q",
-    "longest key": "max_seqlen_k max_seqlen_kv max_seq_len_k max_seq_len max_kv_len max_context_len max_k",
-    "page table": "block_table block_tables page_table page_tables block_tbl block_indices kv_page_indices",
-    "page size": "block_size page_size page_block_size",
-    # flash-attn has cache_seqlens and seqused_k, vLLM context_lens and seq_lens, LightLLM b_seq_len.
-    "lengths": """
-        seq_lens context_lens cache_seqlens seqused_k kv_lens kv_seq_lens seqlens cache_lens lengths
-        context_lengths kv_lengths cache_lengths seqlens_k seq_len_k kv_len_arr b_seq_len""",
-    "splits": "num_splits num_kv_splits n_splits kv_splits splits split_k num_partitions",
-    "groups": "num_kv_heads n_kv_heads",
-    "batch": "batch_size batch",
-    # gpt-oss has `sinks`, Transformers passes `s_aux`, and flash-attn takes a `learnable_sink`.
-    "sinks": "sinks s_aux sink sink_logits attention_sinks learnable_sink sink_bias",
-    "left window": "window_left window_size_left left_window",
-    "right window": "window_right window_size_right right_window",
-    "module": "module",
-}
-_MASK_NAMES = {
-    "batch": "batch_size",
-    "query length": "q_length query_length",
-    "positions": "cache_position",
-    "key length": "kv_length",
-    "query offset": "q_offset",
-    "key offset": "kv_offset",
-    "mask function": "mask_function",
-    "padding": "attention_mask padding_mask",
-    "window": "local_size",
-    "may skip": "allow_is_causal_skip",
-    "may skip both": "allow_is_bidirectional_skip",
-    "dtype": "dtype",
-    "device": "device",
-}
 _OPTIONS: tuple[str, ...] = (
     "causal",
     "window",
@@ -79,11 +35,7 @@ _OPTIONS += ("sinks", "splits", "left window", "right window")
 _MODS = (("b", "batch", "batch_idx"), ("h", "head", "head_idx"), ("q_idx", "q", "query_idx", "q_index"))
 
 
-def _meanings(words: dict[str, str]) -> dict[str, str]:
-    return {name: meaning for meaning, names in words.items() for name in names.split()}
-
-
-_MEANINGS, _MASK_MEANINGS = _meanings(_NAMES), _meanings(_MASK_NAMES)
+_MEANINGS, _MASK_MEANINGS = map(vocabulary.meanings, ("kernels", "masks"))
 
 
 def recognize_layouts(

@@ -34,7 +34,8 @@ def reproduce(
 ) -> None:
     """Run published results about attention again, and say what holds: numbers, intervals, baselines.
 
-    A verdict is about this run: "holds" if every check does, "holds in part", or "does not hold here".
+    A verdict is about this run: "holds" if every check does, "holds in part", or "does not hold here". Files
+    are written when a result is complete: an interrupted run leaves nothing of it.
 
     \b
     Examples:

@@ -34,11 +34,12 @@ from regard.heads.corpus_survey.survey_chunks import (
 from regard.heads.corpus_survey.survey_result import SurveyResult, decode_words, result_path, write_result
 from regard.heads.measures.measurement import CHUNK, measure_stacks
 from regard.heads.tables.description import LayerHeads, RunModel, assemble, name_layer
-from regard.heads.tables.table import HeadTable, check_writable
+from regard.heads.tables.table import HeadTable
 from regard.maps import AttentionMap
 from regard.support.file_lock import FileLock
 from regard.support.files import SurveyFileError, check_folder_writable
 from regard.support.processes import stop_on_signal
+from regard.support.table import check_writable
 
 if TYPE_CHECKING:
     from regard.support.processes import Processes

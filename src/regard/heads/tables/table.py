@@ -5,7 +5,6 @@ This file knows rows of numbers; it knows neither maps nor how they are scored.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +24,7 @@ from regard.support.files import (
     read_text,
     shorten,
 )
-from regard.support.imports import data_frame, extra
+from regard.support.table import Table, check_writable, sort_rows
 
 if TYPE_CHECKING:
     from regard.heads.tables.table_difference import TableDifference
@@ -155,13 +154,7 @@ class HeadTable:
     def sorted(self, name: str) -> HeadTable:
         """The heads from the highest score `name` to the lowest; those without the score come last."""
         name = self._check_name(name)
-
-        def value(row: HeadRow) -> float:
-            value = row.scores[name].value if name in row.scores else math.nan
-            # NaN would make the order of sorted undefined.
-            return -math.inf if math.isnan(value) else value
-
-        return self._with(sorted(self.rows, key=value, reverse=True))
+        return self._with(sort_rows(self.rows, lambda row: row.scores.get(name, UNDEFINED).value))
 
     def compare(self, other: HeadTable) -> TableDifference:
         """How the heads of an `other` table, of another model, checkpoint or text, differ from these.
@@ -264,28 +257,13 @@ class HeadTable:
 
     def columns(self) -> dict[str, list[Any]]:
         """The columns by name: a score's value under its name, its parts under `name_null` and so on."""
-        columns: dict[str, list[Any]] = {
-            "stack": [row.stack for row in self.rows],
-            "layer": [row.layer for row in self.rows],
-            "head": [row.head for row in self.rows],
-            "kv_head": [row.kv_head for row in self.rows],
-            "label": [row.label for row in self.rows],
-            "labels": [" ".join(row.labels) for row in self.rows],
-            "sink_key": [row.sink_key for row in self.rows],
-            "offset": [row.offset for row in self.rows],
-            "token": [row.token for row in self.rows],
-        }
-        for name in self.names:
-            for part in Score._fields:
-                column = name if part == "value" else f"{name}_{part}"
-                columns[column] = [getattr(row.scores.get(name, UNDEFINED), part) for row in self.rows]
-        return columns
+        return self._values().by_column()
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each head and the columns of `columns()`."""
         # Int64 of pandas has missing values; a column with None would otherwise hold floats.
         whole = {name: "Int64" for name in ("sink_key", "offset", "token")}
-        return data_frame(self.columns()).astype(whole)
+        return self._values().to_pandas().astype(whole)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the table to `path`, atomically, in the format of its suffix: .json, .csv or .parquet."""
@@ -293,17 +271,21 @@ class HeadTable:
         check_writable(path)
         if path.suffix == ".json":
             self.to_json(path)
-            return
-        with atomic_write(path) as file:
-            if path.suffix == ".csv":
-                columns = self.columns()
-                # newline="": csv writes its own line ends.
-                with file.open("w", encoding="utf-8", newline="") as opened:
-                    writer = csv.writer(opened)
-                    writer.writerow(columns)
-                    writer.writerows([_cell(x) for x in row] for row in zip(*columns.values(), strict=True))
-            else:
-                _pyarrow().parquet.write_table(_pyarrow().table(self.columns()), file)
+        else:
+            self._values().save(path)
+
+    def _values(self) -> Table:
+        """The values that a file or a DataFrame holds, a row for each head."""
+        about = ("stack", "layer", "head", "kv_head", "label", "labels", "sink_key", "offset", "token")
+        parts = [f"{name}{'' if x == 'value' else f'_{x}'}" for name in self.names for x in Score._fields]
+        rows = [
+            (
+                *(" ".join(row.labels) if name == "labels" else getattr(row, name) for name in about),
+                *(x for name in self.names for x in row.scores.get(name, UNDEFINED)),
+            )
+            for row in self.rows
+        ]
+        return Table([*about, *parts], rows)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook shows: what each head does, with its scores, in a row."""
@@ -328,16 +310,6 @@ class HeadTable:
 UNDEFINED = Score(*[math.nan] * len(Score._fields))
 
 
-def check_writable(path: Path) -> None:
-    """Raise ValueError, before any work is done, if a table cannot be written to a file."""
-    if path.suffix not in (".json", ".csv", ".parquet"):
-        raise ValueError(f"expected a file that ends with .json, .csv or .parquet, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"expected a file in a folder that exists, got {path}: make {path.parent}")
-    if path.suffix == ".parquet":
-        _pyarrow()
-
-
 def split_key(key: str) -> tuple[str, int]:
     """The stack and the number of a layer's key.
 
@@ -350,14 +322,6 @@ def split_key(key: str) -> tuple[str, int]:
     return stack, int(number)
 
 
-def _pyarrow() -> Any:
-    """The module, with an install command if it is missing."""
-    with extra("parquet", "a .parquet file"):
-        import pyarrow
-        import pyarrow.parquet
-    return pyarrow
-
-
 SYNONYMS = {"self": "itself", "previous": "previous_token", "normalized_entropy": "normalised_entropy"}
 
 
@@ -365,11 +329,6 @@ def canonical_name(name: str) -> str:
     """The name of a score from other spellings of it: "previous token", "self", "normalized_entropy"."""
     name = name.strip().lower().replace(" ", "_").replace("-", "_")
     return SYNONYMS.get(name, name)
-
-
-def _cell(x: Any) -> Any:
-    """A value as CSV has it."""
-    return "" if x is None or (isinstance(x, float) and math.isnan(x)) else x
 
 
 def _row(data: dict[str, Any]) -> HeadRow:

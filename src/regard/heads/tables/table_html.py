@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from regard.heads.tables.head_sentence import best_score, describe_head, head_title
 from regard.heads.tables.score_words import about, title
 from regard.heads.tables.table_text import IMPORTANCE, importance_cells
-from regard.support.cell_output import MOST_ROWS, bundle, table_html
+from regard.support.cell_output import bundle
+from regard.support.table import MOST_ROWS, Table
 
 if TYPE_CHECKING:
     from regard.heads.tables.table import HeadRow, HeadTable, Score
@@ -39,9 +40,8 @@ def table_output(table: HeadTable) -> dict[str, str]:
     caption = "uniform: of uniform attention to the visible keys."
     if has_importance:
         caption = f"{about(IMPORTANCE)}; the 95% interval holds for all heads together (Bonferroni)"
-    return bundle(
-        repr(table), table_html(("layer", "head", *(("does",) if does else ()), *names), rows, caption)
-    )
+    columns = ("layer", "head", *(("does",) if does else ()), *names)
+    return Table(columns, rows).output(repr(table), caption)
 
 
 def row_output(row: HeadRow) -> dict[str, str]:
@@ -51,8 +51,8 @@ def row_output(row: HeadRow) -> dict[str, str]:
         (title(name), _number(score.value), _number(score.null), _interval(score))
         for name, score in row.scores.items()
     ]
-    scores = table_html(("score", "value", "uniform", "95%"), rows)
-    return bundle(says, f"<p>{html.escape(says)}</p>{scores}")
+    scores = Table(("score", "value", "uniform", "95%"), rows)
+    return bundle(says, f"<p>{html.escape(says)}</p>{scores.html()}")
 
 
 def _score(row: HeadRow) -> tuple[str, str]:

@@ -78,11 +78,16 @@ def row_statistics(m: MapData) -> tuple[Tensor, Tensor]:
 
 
 def summary(m: MapData, rows: Tensor, cols: Tensor) -> MapSummary:
-    """Overviews and statistics of every head: on a CPU from one pass. The spans hold every row and key."""
+    """Overviews and statistics of every head: from one pass, on a GPU where the spans fill whole blocks.
+
+    The spans hold every row and key.
+    """
     if m.device.type == "cpu":
         overview, row_statistics = _pass_over_tiles(m, rows, cols)
         return MapSummary(*overview, *row_statistics)
     kept = None if m.kept is None else m.kept.pool(rows, cols, *m.matrix[2:])
+    if kept is None and (both := kernels.summary(m, rows, cols)) is not None:
+        return MapSummary(*both)
     return MapSummary(*(pool(m, rows, cols) if kept is None else kept), *statistics(m))
 
 

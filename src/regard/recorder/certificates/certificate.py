@@ -19,8 +19,9 @@ from torch import Tensor
 
 from regard.attention.masks.base import Mask
 from regard.recorder.placement import Runs
-from regard.support.cell_output import PrintedOutput, bundle, table_html
+from regard.support.cell_output import PrintedOutput
 from regard.support.lru import LRUCache
+from regard.support.table import Column, Table
 
 # A wrong mask, scale or head shows in every row. If a tenth of the rows were wrong at random, 64 would miss
 # them all with probability 0.0015.
@@ -188,21 +189,22 @@ class Certificate(Sequence[Evidence]):
             (
                 str(key),
                 "certified" if evidence.certified else "not certified",
-                f"{evidence.difference:.1e}",
-                f"{evidence.tolerance:.1e}",
+                evidence.difference,
+                evidence.tolerance,
                 f"{evidence.rows:,} of {evidence.total_rows:,}",
                 evidence.settings if evidence.problem is None else evidence.problem,
             )
             for key, evidence in zip(self.keys, self.evidence, strict=True)
         ]
-        names = ("layer", "certificate", "off by", "tolerance", "rows compared", "mask")
+        numbers = Column("off by", ".1e"), Column("tolerance", ".1e")
+        columns = ("layer", "certificate", *numbers, "rows compared", "mask")
         not_captured = {"Not captured": self.missing, "Not attention, without a map": self.other_mixers}
         captions = [
             f"{words}: {', '.join(f'{name} ({kind})' for name, kind in modules.items())}."
             for words, modules in not_captured.items()
             if modules
         ]
-        return bundle(str(self), table_html(names, rows, " ".join(captions) or CERTIFIED))
+        return Table(columns, rows).output(str(self), " ".join(captions) or CERTIFIED)
 
     def __repr__(self) -> str:
         certified = sum(evidence.certified for evidence in self.evidence)
@@ -212,8 +214,8 @@ class Certificate(Sequence[Evidence]):
 
     def __str__(self) -> str:
         names = [str(key) for key in self.keys]
-        width = max(map(len, names), default=0)
-        lines = [f"{name:<{width}}  {evidence}" for name, evidence in zip(names, self.evidence, strict=True)]
+        rows = zip(names, map(str, self.evidence), strict=True)
+        lines = Table(("layer", "evidence"), rows).lines(header=False)
         lines += [f"missing: {name} ({kind})" for name, kind in self.missing.items()]
         lines += [f"not attention: {name} ({kind})" for name, kind in self.other_mixers.items()]
         by_number = [name for name, x in zip(names, self.evidence, strict=True) if x.tokens == BY_NUMBER]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.support.cell_output import MOST_ROWS, bundle, table_html
 from regard.support.characters import show_invisible
+from regard.support.table import MOST_ROWS, Table
 
 LIKELIEST = 10  # tokens that are kept for each position
 MOST_WORDS = 3  # of them that a notebook shows
@@ -52,7 +52,7 @@ class Predictions:
         first = " of the first text" if len(self.likeliest) > 1 else ""
         more = f" The first {MOST_ROWS} of {T:,} positions." if T > MOST_ROWS else ""
         caption = f"What the model expects after each token{first}.{more}"
-        return bundle(repr(self), table_html(names, rows, caption))
+        return Table(names, rows).output(repr(self), caption)
 
     def _expected(self, position: int) -> str:
         """Return the likeliest tokens after a position of the first text in words."""

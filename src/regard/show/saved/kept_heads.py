@@ -40,12 +40,23 @@ def keep_telling_heads(contents: Contents, most: int = MOST) -> Contents:
     if size <= most or contents.removed or is_shard:
         return contents
     first = _rank(contents, 0)
-    kept: list[set[Place]] = []
+    orders: list[list[Place]] = []
     for text in range(len(contents.texts)):
         own = _rank(contents, text) if text else first
         # Texts that one model has read keep the same heads, so that they can be compared.
-        order = [place for place in first if place in own] + [place for place in own if place not in first]
-        kept.append(set(order[: max(1, len(order) * most // size)]))
+        orders.append([x for x in first if x in own] + [x for x in own if x not in first])
+    share = most / size
+    smaller = _keep(contents, orders, share)
+    # Heads that tell much have larger scores than others, and take more bits.
+    while (size := estimate_size(smaller)) > most and share * max(map(len, orders)) >= 1:
+        share *= 0.95 * most / size
+        smaller = _keep(contents, orders, share)
+    return smaller
+
+
+def _keep(contents: Contents, orders: list[list[Place]], share: float) -> Contents:
+    """Return the contents with a share of the heads of each text, the first in its order; at least one."""
+    kept = [set(order[: max(1, int(len(order) * share))]) for order in orders]
     captures = [_select(seen, places) for seen, places in zip(contents.texts, kept, strict=True)]
     smaller = Contents(
         captures,
@@ -55,7 +66,7 @@ def keep_telling_heads(contents: Contents, most: int = MOST) -> Contents:
         time=contents.time,
         generation=contents.generation,
         survey=contents.survey,
-        start=first[0],
+        start=orders[0][0],
     )
     smaller.edited, smaller.lookup = contents.edited, contents.lookup
     smaller.retention = {

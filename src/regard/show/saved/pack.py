@@ -23,6 +23,7 @@ from regard.maps import AttentionMap, LinearAttentionMap, attention_map, linear_
 from regard.recorder import Layer, Predictions
 from regard.show.data.contents import Contents
 from regard.show.data.map_view.quantity import Quantity
+from regard.show.data.retention import first_tokens
 from regard.show.data.survey_rows import describe_survey_heads
 from regard.show.saved.mask_block import pack_mask
 from regard.show.saved.model_block import MOST_BYTES, pack_model
@@ -35,6 +36,7 @@ SCORE_NOISES = (0.02, 0.005)  # standard deviations of what rounding q and k add
 FINE = 250_000  # numbers in all queries and keys up to which each keeps 24 bits: 1 MB of the file
 CHUNK = 1 << 22  # weights computed at a time
 SAMPLED_ROWS = 128  # of a layer, on which the error is measured
+SAMPLED_TOKENS = 512  # of a layer, by which its size is estimated
 VALUE_STEPS = 12  # of rounded values, in a standard deviation of their channel
 VALUES_LIMIT = 24_000_000  # bytes of the whole file up to which it includes values
 STORED_TOKENS = 5  # likely tokens whose contributions are stored, after one position
@@ -198,10 +200,21 @@ def _pack_factors(contents: Contents, text: int, layer: Layer, quantity: Quantit
 
 
 def estimate_size(contents: Contents, exact: bool = False) -> int:
-    """Estimate the bytes of a page's queries and keys: nearly all of a large page without a model."""
-    count = _count_numbers(contents.meta)
-    # Measured on the included model: 1.1 characters of base64 for a rounded number, 3.3 for one of 24 bits.
-    return count * 33 // 10 if exact or count <= FINE else count * 11 // 10
+    """Estimate the bytes of a page's queries and keys: nearly all of a large page without a model.
+
+    The first tokens of each layer are packed: heads with large scores take several times as many bits.
+    """
+    fine = exact or _count_numbers(contents.meta) <= FINE
+    size = 0.0
+    for text, described in enumerate(contents.meta["texts"]):
+        for layer in described["layers"]:
+            m = contents.layer_map(text, layer["key"])
+            if isinstance(m, AttentionMap) and SAMPLED_TOKENS < layer["rows"] == layer["cols"]:
+                m = first_tokens(m, SAMPLED_TOKENS)
+            arrays, _ = _pack_linear_layer(m) if isinstance(m, LinearAttentionMap) else _pack_layer(m, fine)
+            characters = len(deflate(b"".join(map(byte_planes, arrays)), noise=True))
+            size += characters * layer["rows"] / max(m.matrix[2], 1)
+    return round(size)
 
 
 def _count_numbers(meta: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.backends.runs import cut_into_runs, join_runs
+from regard.attention.backends.runs import cut_into_runs, join_runs_
 from regard.attention.backends.triton import configs
 from regard.attention.backends.triton.launch import (
     KernelMap,
@@ -21,6 +21,7 @@ from regard.attention.backends.triton.launch import (
     descriptor,
     padded,
 )
+from regard.attention.backends.triton.row_kernels import CellArguments, statistics
 from regard.attention.masks.bands import Band
 from regard.attention.masks.base import Mask
 from regard.attention.masks.block_lists import (
@@ -52,38 +53,50 @@ def pool(m: KernelMap, rows: PoolBins, cols: PoolBins, gain: Tensor | None = Non
     scores = m.scores()
     (width,) = padded(m.q.shape[-1])
     config = configs.choose("pool", width, m.q.dtype)
-    if _side(S, cols, config.cols, device)[0][0].parts > 1:
+    if _side(S, cols, config.cols, device).layouts[0].parts > 1:
         config = configs.choose("wide pool", width, m.q.dtype)
-    down, sizes = _side(T, rows, config.rows, device)
-    across, widths = _side(S, cols, config.cols, device)
+    down, across = _side(T, rows, config.rows, device), _side(S, cols, config.cols, device)
+    pairs = list(product(down.layouts, across.layouts))
     lists: list[BlockLists | None] = [None]
     # Bins laid out with gaps need lists even for a band: the arithmetic of blocks assumes that place n is
     # index n.
-    if scores.band is None or down[0].places is not None or across[0].places is not None:
+    if scores.band is None or down.has_gaps or across.has_gaps:
         lists = memoize_on_mask(
             scores.mask,
             (m.matrix, _key(rows), _key(cols), config, device),
-            lambda: [
-                _visit(scores.mask, scores.band, m.matrix, row_layout, col_layout, device)
-                for row_layout, col_layout in product(down, across)
-            ],
+            lambda: [_visit(scores.mask, scores.band, m.matrix, *pair, device) for pair in pairs],
         )
-    counts = len(sizes), len(widths)
-    pooled: list[Tensor] = []
-    for (row_layout, col_layout), visits in zip(product(down, across), lists, strict=True):
-        # Lists hold blocks in no order of keys, so the parts of a bin are combined afterwards.
-        parts = col_layout.parts if visits is None else 1
-        cells = _launch(
-            m, scores, visits, row_layout, col_layout, parts, config, 1 / sizes, gain, signed, width
-        )
-        joined = []
-        for part, reduce in zip(cells, REDUCTIONS, strict=False):
-            by_row = row_layout.join(part, -2, row_layout.parts, counts[0], reduce)
-            joined.append(col_layout.join(by_row, -1, col_layout.parts // parts, counts[1], reduce))
-        # A bin is in one layout; the others have 0 for it.
-        pooled = [a.add_(b) for a, b in zip(pooled, joined, strict=True)] if pooled else joined
-    mass, peak, *trough = pooled
+    # Lists hold blocks in no order of keys, so the parts of a bin are combined afterwards.
+    parts = across.layouts[0].parts if lists[0] is None else 1
+    cells = _empty_cells(m, down, across, parts, 3 if signed else 2)
+    gain = None if gain is None else gain.float().contiguous()
+    for pair, visits in zip(pairs, lists, strict=True):
+        _launch(m, scores, visits, *pair, parts, config, 1 / down.sizes, gain, cells, width)
+    mass, peak, *trough = _join(cells, down, across, parts)
     return mass, torch.where(trough[0] > peak, -trough[0], peak) if trough else peak
+
+
+def summary(
+    m: KernelMap, first_position: int, rows: PoolBins, cols: PoolBins
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """Mass and peak as `pool` returns them and the `row_kernels.statistics`, from one pass.
+
+    None where the bins do not fill whole blocks.
+    """
+    (width,) = padded(m.q.shape[-1])
+    config = configs.choose("statistics", width, m.q.dtype)
+    down = _side(m.matrix[2], rows, config.rows, m.q.device)
+    across = _side(m.matrix[3], cols, config.cols, m.q.device)
+    if down.has_gaps or across.has_gaps:
+        return None
+    (row_layout,), (col_layout,) = down.layouts, across.layouts
+    parts = 1 if m.scores().band is None else col_layout.parts  # as in `pool`
+    cells = _empty_cells(m, down, across, parts, 2)
+    share = (1 / down.sizes)[row_layout.spans]
+    arguments = CellArguments(cells[0], cells[1], share, row_layout.bins, col_layout.bins, parts)
+    found = statistics(m, first_position, arguments)
+    mass, peak = _join(cells, down, across, parts)
+    return mass, peak, *found
 
 
 class Layout(NamedTuple):
@@ -93,7 +106,8 @@ class Layout(NamedTuple):
     bins: int  # runs in a block
     parts: int  # blocks in a bin, where place n holds index n
     size: int  # places in a block
-    places: Tensor | None  # the index in each place, −1 for a gap; None: place n holds index n
+    places: Tensor | None = None  # the index in each place, −1 for a gap; None: place n holds index n
+    slots: Tensor | None = None  # (runs of whole blocks,) the slot of each run, −1 for none; None: run n is n
 
     def blocks(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The indices in each block (blocks, size), gaps filled with a neighbour, and which exist."""
@@ -102,45 +116,92 @@ class Layout(NamedTuple):
         index = self.places.view(-1, self.size).long()
         return index.cummax(-1).values.clamp(min=0), index >= 0
 
-    def join(self, x: Tensor, dim: int, parts: int, count: int, reduce: Literal["sum", "amax"]) -> Tensor:
-        """Join the runs along an axis of x to `count` bins; `parts` runs each where no place is a gap."""
-        if self.places is not None:
-            return join_runs(x.movedim(dim, 0), self.spans, count, reduce).movedim(0, dim)
+
+class Side(NamedTuple):
+    """The bins of one axis. Each run of a layout has a slot of its own along that axis of the cells.
+
+    Where bins are laid out with gaps, the first run of a bin has the bin's number, and the slots of further
+    runs of long bins come after them. So all layouts fill the same cells.
+    """
+
+    layouts: list[Layout]
+    sizes: Tensor  # (bins,)
+    further: Tensor  # (slots − bins,) the bin of each further run
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether bins are laid out with gaps."""
+        return self.layouts[0].places is not None
+
+    @property
+    def slots(self) -> int:
+        """The number of slots."""
+        return len(self.sizes) + len(self.further) if self.has_gaps else len(self.layouts[0].spans)
+
+    def join(self, x: Tensor, dim: int, parts: int, reduce: Literal["sum", "amax"]) -> Tensor:
+        """Join the slots along an axis of x to bins; without gaps, `parts` slots in order are a bin."""
+        if self.has_gaps:
+            joined, further = x.movedim(dim, 0).tensor_split([len(self.sizes)])
+            return join_runs_(joined, further, self.further, reduce).movedim(0, dim)
         if parts == 1:
             return x
-        by_part: Tensor = x.movedim(dim, -1).unflatten(-1, (count, parts))  # type: ignore[no-untyped-call]
+        by_part: Tensor = x.movedim(dim, -1).unflatten(-1, (-1, parts))  # type: ignore[no-untyped-call]
         return (by_part.sum(-1) if reduce == "sum" else by_part.amax(-1)).movedim(-1, dim)
 
 
-_sides: LRUCache[tuple[list[Layout], Tensor]] = LRUCache(MAX_SIDES)
+def _empty_cells(m: KernelMap, down: Side, across: Side, parts: int, count: int) -> Tensor:
+    """Zeros for mass and peak, and with a `count` of 3 trough, of all slots: (count, B, H, slots, slots)."""
+    shape = count, *m.matrix[:2], down.slots, across.slots // parts
+    return torch.zeros(shape, dtype=torch.float32, device=m.q.device)
 
 
-def _side(length: int, bins: PoolBins, block: int, device: torch.device) -> tuple[list[Layout], Tensor]:
-    """The layouts of bins of `length` indices and the size of each bin, cached."""
+def _join(cells: Tensor, down: Side, across: Side, parts: int) -> list[Tensor]:
+    """Join the mass, peak and trough of slots to bins; the kernel has joined `parts` blocks of keys."""
+    joined = []
+    for x, reduce in zip(cells, REDUCTIONS, strict=False):
+        x = down.join(x, -2, down.layouts[0].parts, reduce)
+        joined.append(across.join(x, -1, across.layouts[0].parts // parts, reduce).contiguous())
+    return joined
 
-    def compute() -> tuple[list[Layout], Tensor]:
-        return _layouts(length, bins, block, device), _bounds(length, bins).diff(dim=0)[0].to(device)
 
-    return _sides.get((length, _key(bins), block, device), compute)
+_sides: LRUCache[Side] = LRUCache(MAX_SIDES)
 
 
-def _layouts(length: int, bins: PoolBins, block: int, device: torch.device) -> list[Layout]:
-    """The layouts of bins of `length` indices, for blocks of `block` places: one for each width of runs."""
+def _side(length: int, bins: PoolBins, block: int, device: torch.device) -> Side:
+    """The bins of `length` indices for blocks of `block` places, cached."""
+    return _sides.get((length, _key(bins), block, device), lambda: _lay_out(length, bins, block, device))
+
+
+def _lay_out(length: int, bins: PoolBins, block: int, device: torch.device) -> Side:
     starts, stops = _bounds(length, bins)
-    count, longest = len(starts), int((stops - starts).max())
+    sizes = stops - starts
+    count, longest = len(sizes), int(sizes.max())
     room = min(block, 1 << (longest - 1).bit_length())  # the places of a bin in its block
     parts = -(-longest // room)
     # Only if all bins are equal and fill whole blocks: otherwise a block would straddle two bins.
     if count * longest == length and longest == room * parts:
         runs = torch.arange(count, device=device).repeat_interleave(parts)
-        return [Layout(runs, block // room, parts, block, None)]
-    layouts = []
-    for group in cut_into_runs(starts, stops, block):
-        places = group.places.flatten()
-        gap = places.new_full((-len(places) % block,), -1)
-        index = torch.cat([places, gap]).int().to(device)
-        layouts.append(Layout(group.spans.to(device), block // group.places.shape[1], 1, block, index))
-    return layouts
+        return Side([Layout(runs, block // room, parts, block)], sizes.to(device), runs[:0])
+    # Runs as long as the span that the average position is in: longer ones leave more gaps (1.3 places a
+    # position where spans have 1 to 31, against 1.15), and shorter ones need more slots.
+    typical = int((sizes * sizes).sum()) // max(int(sizes.sum()), 1)
+    layouts, further, used = [], [starts[:0]], torch.zeros(count, dtype=torch.bool, device="cpu")
+    for group in cut_into_runs(starts, stops, min(block, 1 << max(typical.bit_length() - 1, 0))):
+        slots, again = group.spans.clone(), used[group.spans]
+        again[1:] |= slots[1:] == slots[:-1]
+        slots[again] = count + sum(map(len, further)) + torch.arange(int(again.sum()), device="cpu")
+        further.append(group.spans[again])
+        used[group.spans] = True
+        per_block = block // group.places.shape[1]
+        slots, places = _fill(slots, per_block).int(), _fill(group.places.flatten(), block).int()
+        tensors = (x.to(device) for x in (places, slots))
+        layouts.append(Layout(group.spans.to(device), per_block, 1, block, *tensors))
+    return Side(layouts, sizes.to(device), torch.cat(further).to(device))
+
+
+def _fill(x: Tensor, size: int) -> Tensor:
+    """x (n,) with −1 after it, up to a multiple of `size`."""
+    return torch.cat([x, x.new_full((-len(x) % size,), -1)])
 
 
 def _bounds(length: int, bins: PoolBins) -> Tensor:
@@ -181,28 +242,25 @@ def _launch(
     config: configs.KernelConfig,
     share: Tensor,
     gain: Tensor | None,
-    signed: bool,
+    cells: Tensor,
     width: int,
-) -> Tensor:
-    """Mass and peak of every run, (2, B, H, runs, runs); `parts` blocks of keys are joined by the kernel.
+) -> None:
+    """Fill the slots of two layouts with mass, peak and, if `cells` has room, trough.
 
-    With a `signed` gain the trough comes third.
+    `parts` blocks of keys are joined by the kernel.
     """
     from regard.attention.backends.triton.pool_kernel import pool_kernel
 
     (B, H, T, S), q, k = m.matrix, m.signed_q(), m.k
-    bin_rows, bin_cols = len(down.spans), len(across.spans) // parts
-    cells = torch.zeros(3 if signed else 2, B, H, bin_rows, bin_cols, dtype=torch.float32, device=q.device)
+    bin_rows = len(down.spans)
     # Triton launches on the current device.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         pool_kernel[(-(-bin_rows // down.bins) * B * H,)](
             q, k, descriptor(k, config.tma, config.cols, width), m.lse.contiguous(), cells[0], cells[1],
-            cells[2] if signed else None,
-            share[down.spans], None if gain is None else gain.float().contiguous(),
-            scores.slopes, lists, scores.band or Band(), down.places, across.places,
-            q.stride(), k.stride(), H, m.group, T, S, scores.factor, scores.cap, bin_rows, bin_cols,
+            cells[2] if len(cells) > 2 else None, share[down.spans], gain,
+            scores.slopes, lists, scores.band or Band(), down.places, across.places, down.slots, across.slots,
+            q.stride(), k.stride(), H, m.group, T, S, scores.factor, scores.cap, bin_rows, *cells.shape[3:],
             q.shape[-1], width, config.rows, config.cols, down.bins, across.bins, parts, scores.band is None,
             configs.PRECISION,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
-    return cells

@@ -28,7 +28,7 @@ from regard.attention.backends.triton.tile import (
 @triton.jit
 def pool_kernel(
     q, k, k_tma, lse, mass, peak, trough, share, gain, slopes, lists, band, row_index, col_index,
-    q_step, k_step, heads, group, T, S, factor, cap, bin_rows, bin_cols,
+    row_slots, col_slots, q_step, k_step, heads, group, T, S, factor, cap, bin_rows, slot_rows, slot_cols,
     D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -41,6 +41,8 @@ def pool_kernel(
     lowest entry of a bin is below 0; peak is then how far the highest is above. BITS says that the lists have
     tiles of bits for what is visible in partial blocks; otherwise the band says it. row_index and col_index
     hold the query and key in each place of a block, −1 for a gap; without them place n holds index n.
+    row_slots and col_slots hold the row and the column of mass where each bin is stored, −1 for none;
+    without them bin n is stored in row or column n. mass has slot_rows × slot_cols.
     """
     block, head, b, h, g = program_block(tl.cdiv(bin_rows, ROW_BINS), heads, group)
     k += b * k_step[0] + g * k_step[1]
@@ -63,7 +65,10 @@ def pool_kernel(
     row_bin = block * ROW_BINS + tl.arange(0, ROW_BINS)
     inside = row_bin < bin_rows
     own_share = tl.load(share + row_bin, mask=inside, other=0.0)  # 1 / the number of queries in the bin
-    at = (head * bin_rows + row_bin)[:, None] * bin_cols + tl.arange(0, COL_BINS)[None, :]
+    row_slot = row_bin
+    if row_slots is not None:
+        row_slot = tl.load(row_slots + row_bin, mask=inside, other=0)
+    at = (head * slot_rows + row_slot) * slot_cols  # (ROW_BINS,)
     mass += at
     peak += at
     if trough is not None:
@@ -78,8 +83,8 @@ def pool_kernel(
         if part != 0 or (lists is None and band.behind is not None):
             sums, peaks, troughs = _past_keys(
                 sums, peaks, troughs, query, level, own_share, inside, mass, peak, trough, gain, k, k_tma,
-                lists, band, col_index, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
-                factor, cap, slope, bin_cols, start, stop, edges[3], part != 1,
+                lists, band, col_index, col_slots, k_step, b.to(tl.int32), g.to(tl.int32), row + S - T, S,
+                factor, cap, slope, slot_cols, start, stop, edges[3], part != 1,
                 D, D_PAD, ROWS, COLS, ROW_BINS, COL_BINS, PARTS, BITS, PRECISION,
             )  # fmt: skip
 
@@ -92,8 +97,8 @@ def _empty(ROWS: tl.constexpr, COLS: tl.constexpr):
 @triton.jit
 def _past_keys(
     sums, peaks, troughs, query, level, own_share, inside, mass, peak, trough, gain, k, k_tma, lists, band,
-    col_index, k_step,
-    b, g, position, S, factor, cap, slope, bin_cols, start, stop, last,
+    col_index, col_slots, k_step,
+    b, g, position, S, factor, cap, slope, slot_cols, start, stop, last,
     PARTIAL: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -126,10 +131,12 @@ def _past_keys(
         above, below = weight, None
         if trough is not None:
             above, below = tl.where(weight < 0, 0.0, weight), tl.where(weight > 0, 0.0, -weight)
-        col = block // PARTS * COL_BINS
+        col = block // PARTS * COL_BINS + tl.arange(0, COL_BINS)
+        if col_slots is not None:
+            col = tl.load(col_slots + col)
         if PARTS == 1:
             _store_bins(
-                mass, peak, trough, weight, above, below, own_share, inside, col, bin_cols,
+                mass, peak, trough, weight, above, below, own_share, inside, col, slot_cols,
                 ROWS, COLS, ROW_BINS, COL_BINS,
             )  # fmt: skip
         else:
@@ -139,7 +146,7 @@ def _past_keys(
                 troughs = tl.maximum(troughs, below)
             if block % PARTS == PARTS - 1 or i == last - 1:  # the bin ends here
                 _store_bins(
-                    mass, peak, trough, sums, peaks, troughs, own_share, inside, col, bin_cols,
+                    mass, peak, trough, sums, peaks, troughs, own_share, inside, col, slot_cols,
                     ROWS, COLS, ROW_BINS, COL_BINS,
                 )  # fmt: skip
                 sums, peaks, troughs = _empty(ROWS, COLS), _empty(ROWS, COLS), _empty(ROWS, COLS)
@@ -148,16 +155,17 @@ def _past_keys(
 
 @triton.jit
 def _store_bins(
-    mass, peak, trough, sums, peaks, troughs, own_share, inside, col, bin_cols,
+    mass, peak, trough, sums, peaks, troughs, own_share, inside, col, slot_cols,
     ROWS: tl.constexpr, COLS: tl.constexpr, ROW_BINS: tl.constexpr, COL_BINS: tl.constexpr,
 ):  # fmt: skip
-    """Store the mean over queries of `sums` and the largest of `peaks` and `troughs`, from bin `col` on."""
-    there = inside[:, None] & (tl.arange(0, COL_BINS) < bin_cols - col)[None, :]
+    """Store the mean over queries of `sums` and the largest of `peaks` and `troughs` in the columns `col`."""
+    there = inside[:, None] & ((col >= 0) & (col < slot_cols))[None, :]
+    col = col[None, :]
     total = _sum_of_bins(sums, ROWS, COLS, ROW_BINS, COL_BINS)
-    tl.store(mass + col, total * own_share[:, None], mask=there)
-    tl.store(peak + col, _max_of_bins(peaks, ROWS, COLS, ROW_BINS, COL_BINS), mask=there)
+    tl.store(mass[:, None] + col, total * own_share[:, None], mask=there)
+    tl.store(peak[:, None] + col, _max_of_bins(peaks, ROWS, COLS, ROW_BINS, COL_BINS), mask=there)
     if trough is not None:
-        tl.store(trough + col, _max_of_bins(troughs, ROWS, COLS, ROW_BINS, COL_BINS), mask=there)
+        tl.store(trough[:, None] + col, _max_of_bins(troughs, ROWS, COLS, ROW_BINS, COL_BINS), mask=there)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ Each takes every block of queries past the key blocks it sees, so that one launc
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,8 +47,24 @@ def pair_sums(m: KernelMap, ids: Tensor, key_ids: Tensor) -> Tensor:
     return sums
 
 
-def statistics(m: KernelMap, first_position: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Statistics of the weights of a map, in float32.
+class CellArguments(NamedTuple):
+    """The statistics kernel's arguments for cells that it fills in the same pass; see there."""
+
+    mass: Tensor | None = None  # (B, H, runs of rows, runs of keys)
+    peak: Tensor | None = None
+    share: Tensor | None = None  # (runs of rows,)
+    row_bins: int = 1
+    col_bins: int = 1
+    parts: int = 1
+
+
+NO_CELLS = CellArguments()
+
+
+def statistics(
+    m: KernelMap, first_position: int, cells: CellArguments = NO_CELLS
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Statistics of the weights of a map, in float32; fills the `cells`, if there are some.
 
     Returns the entropy (B, H, T) in nats, the mean distance (B, H, T) from query i at position i +
     first_position back to its keys, the attention received by each key (B, H, S), to 2⁻⁴⁰, and the largest
@@ -58,7 +74,7 @@ def statistics(m: KernelMap, first_position: int) -> tuple[Tensor, Tensor, Tenso
 
     received = torch.zeros(*m.q.shape[:2], m.k.shape[2], dtype=torch.int64, device=m.q.device)
     largest = torch.empty_like(m.lse, memory_format=torch.contiguous_format)
-    entropy, distance = _entropy_and_distance("statistics", m, first_position, received, largest)
+    entropy, distance = _entropy_and_distance("statistics", m, first_position, received, largest, cells)
     # float64, since an integer of 2⁴⁰ units has more digits than float32.
     total = received.to(torch.float64).div_(UNITS.value).float()
     # Integers have no NaN: it would be lost in the sum.
@@ -72,7 +88,12 @@ def row_statistics(m: KernelMap, first_position: int) -> tuple[Tensor, Tensor]:
 
 
 def _entropy_and_distance(
-    purpose: str, m: KernelMap, first_position: int, received: Tensor | None, largest: Tensor | None
+    purpose: str,
+    m: KernelMap,
+    first_position: int,
+    received: Tensor | None,
+    largest: Tensor | None,
+    cells: CellArguments = NO_CELLS,
 ) -> tuple[Tensor, Tensor]:
     """Entropy and distance.
 
@@ -82,7 +103,11 @@ def _entropy_and_distance(
     from regard.attention.backends.triton.statistics_kernel import statistics_kernel
 
     entropy, distance = torch.empty(2, *m.q.shape[:3], dtype=torch.float32, device=m.q.device)
-    _launch(statistics_kernel, purpose, m, (entropy, distance, received, largest), (first_position,))
+    sizes = (0, 0) if cells.mass is None else cells.mass.shape[2:]
+    _launch(
+        statistics_kernel, purpose, m, (entropy, distance, received, largest, *cells[:3]),
+        (first_position, *sizes, *cells[3:]),
+    )  # fmt: skip
     return entropy, distance
 
 

@@ -11,6 +11,7 @@ import { layerOf } from "../data/layers.js";
 import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { settings } from "../data/settings.js";
 import { paintHead } from "../parts/map_scale.js";
+import { theme } from "../parts/theme.js";
 import { headName, highestRow, matrixScore } from "./order.js";
 import { namesOf } from "./scores.js";
 
@@ -134,7 +135,7 @@ class HeadPortrait {
    * @param {HeadScores | undefined} row
    */
   async show(text, row) {
-    const name = row ? `${text} ${row.layer} ${row.head}` : "";
+    const name = row ? `${theme()} ${text} ${row.layer} ${row.head}` : "";
     this.box.hidden = !row;
     if (!row || name === this.shown) return;
     this.shown = name;

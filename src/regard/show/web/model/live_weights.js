@@ -13,7 +13,7 @@ import { generate } from "./generation.js";
 import { headScores, describeScores } from "./head_scores.js";
 import { changes } from "./predictions.js";
 import { randomCuts } from "../data/random_heads.js";
-import { Reading, tellRun } from "./reading.js";
+import { Reading } from "./reading.js";
 import { firstCopies, tellingPosition, tellingQuery, titleOf } from "./telling.js";
 import { thumbnails } from "./thumbnail.js";
 import { Tokenizer } from "./tokens/tokenizer.js";
@@ -112,21 +112,18 @@ export class LiveWeights extends SavedWeights {
    * @param {Tell} tell
    * @returns {Promise<LiveText>}
    */
-  async cut({ text, cuts }, pause, tell) {
-    // A text of the file may not have been read here; that run comes first.
-    const first = this.readings.has(text) ? 0 : 1;
-    const { ids, predictions } = await this.reading(text, tellRun(tell, 0, first + 1));
-    const { title } = this.meta.texts[text];
-    const done = await this.run(ids, cuts, title, pause, tellRun(tell, first, first + 1));
-    const before = predictions.losses;
-    const after = this.readings.get(done.number)?.predictions.losses ?? [];
-    done.meta.edited = {
-      text,
+  async cut({ text, cuts, before }, pause, tell) {
+    const own = before ? null : await this.reading(text);
+    const done = await this.run(
+      own?.ids ?? this.storedIds(text),
       cuts,
-      edits: [],
-      changes: changes(before, after, MOST_CHANGED),
-      random: null,
-    };
+      this.meta.texts[text].title,
+      pause,
+      tell,
+    );
+    const after = this.readings.get(done.number)?.predictions.losses ?? [];
+    const changed = changes(before ?? own?.predictions.losses ?? [], after, MOST_CHANGED);
+    done.meta.edited = { text, cuts, edits: [], changes: changed, random: null };
     return done;
   }
 
@@ -149,23 +146,24 @@ export class LiveWeights extends SavedWeights {
    * What a run on a text left. A text of the file is read, once, when it is first asked for: several answers may wait
    * for it, so that none of them can stop it.
    * @param {number} text
-   * @param {Tell} tell
    * @returns {Promise<Reading>}
    */
-  async reading(text, tell = () => {}) {
-    return this.readings.get(text) ?? once(this.stored, text, () => this.readStored(text, tell));
+  async reading(text) {
+    return this.readings.get(text) ?? once(this.stored, text, () => this.readStored(text));
   }
 
-  /**
-   * @param {number} text
-   * @param {Tell} tell
-   */
-  async readStored(text, tell) {
+  /** @param {number} text */
+  storedIds(text) {
     const ids = this.about.ids[text];
     if (!ids?.length) throw new Error(`The tokens of text ${text} are not in this file.`);
+    return ids;
+  }
+
+  /** @param {number} text */
+  async readStored(text) {
     const { model } = await this.ready();
-    const reading = new Reading(model, ids, [], this.about.likeliest);
-    await reading.run(pauseOf({ stopped: false }), tell);
+    const reading = new Reading(model, this.storedIds(text), [], this.about.likeliest);
+    await reading.run(pauseOf({ stopped: false }), () => {});
     this.readings.set(text, reading);
     this.meta.texts[text].layers.forEach((layer, n) => this.describe(layer, n, text, reading));
     return reading;

@@ -2,6 +2,8 @@
 // What the model expects after each token of a text: the likeliest tokens, what it gave the one that follows, and a token
 // to go on with.
 
+const ROUNDING = 1e-6; // of a probability: a file's are PyTorch's, in single precision
+
 /** Next-token predictions at T positions, filled in from logits. */
 export class Predictions {
   /**
@@ -98,7 +100,7 @@ export function changes(before, after, most) {
   }));
   const change = (/** @type {typeof all[number]} */ one) => Math.abs(one.after - one.before);
   const strongest = all.sort((a, b) => change(b) - change(a)).slice(0, most);
-  return { before: mean(before), after: mean(after), most: strongest.filter((one) => change(one) !== 0) };
+  return { before: mean(before), after: mean(after), most: strongest.filter((one) => change(one) > ROUNDING) };
 }
 
 /** @param {Float64Array} x */

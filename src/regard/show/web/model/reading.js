@@ -122,15 +122,3 @@ export class Reading {
     return maskArrays(window, edges, this.model.config.num_heads, this.ids.length);
   }
 }
-
-/**
- * Tells the progress of one of several runs as a share of them all.
- * @param {Tell} tell
- * @param {number} n runs that are done
- * @param {number} all
- * @returns {Tell}
- */
-export function tellRun(tell, n, all) {
-  return ({ progress, ...line }) =>
-    tell(progress ? { ...line, progress: { ...progress, share: (n + (progress.share ?? 0)) / all } } : line);
-}

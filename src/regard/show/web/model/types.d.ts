@@ -170,6 +170,8 @@ interface CutQuestion {
   /** The text that is read again. */
   text: number;
   cuts: Cut[];
+  /** The losses without the cuts, of a text of the file; null for one that was read here. */
+  before: Float32Array | null;
 }
 
 interface GenerateQuestion {

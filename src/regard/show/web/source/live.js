@@ -9,9 +9,10 @@ import { TooLongError } from "./too_long.js";
  * A source that also answers what needs a model.
  * @param {Source} source of the file
  * @param {import("./remote_weights.js").RemoteWeights["ask"]} ask
+ * @param {(text: number) => Promise<Float32Array>} losses of a text of the file
  * @returns {Source}
  */
-export function withModel(source, ask) {
+export function withModel(source, ask, losses) {
   const stored = source.meta.texts.length; // texts of the file
   const file = { ...source };
   /** @type {Map<string, Promise<Thumbs>>} */
@@ -90,7 +91,9 @@ export function withModel(source, ask) {
     async cut(text, cuts, onLine, signal, random = true) {
       await opened(onLine);
       comparing.abort();
-      const { number, meta } = await ask("cut", { text, cuts }, signal, onLine);
+      // The file has the losses of its own texts: the model need not read them once more before the cut.
+      const before = text < stored && source.meta.texts[text].predictions ? await losses(text) : null;
+      const { number, meta } = await ask("cut", { text, cuts, before }, signal, onLine);
       const earlier = source.meta.texts.findIndex((one) => one.edited?.text === text);
       put(number, meta);
       if (earlier >= 0) put(earlier, await ask("remove", { text: earlier }));

@@ -53,10 +53,11 @@ export async function openSaved() {
    * @param {number} text
    * @returns {Promise<PredictionArrays>}
    */
-  const predictionsOf = async (text) => {
-    const name = `predictions-${text}`;
-    return /** @type {any} */ (await unpackArrays(name, takeBlock(name), blocks[name]));
-  };
+  const predictionsOf = (text) =>
+    once(predictions, text, async () => {
+      const name = `predictions-${text}`;
+      return /** @type {any} */ (await unpackArrays(name, takeBlock(name), blocks[name]));
+    });
 
   /** @type {Source} */
   const source = {
@@ -92,8 +93,7 @@ export async function openSaved() {
     layerHeads: async (text, layer) => heads[text].filter((row) => row.layer === layer),
     steps: (text, layer, head, row) => ask("steps", { text, layer, head, row }),
     async prediction(text, position) {
-      const arrays = await once(predictions, text, () => predictionsOf(text));
-      return savedPrediction(arrays, words[text], meta.texts[text].tokens, position);
+      return savedPrediction(await predictionsOf(text), words[text], meta.texts[text].tokens, position);
     },
     surveyHead: async (layer, head) =>
       (await once(surveys, "survey", () => unpackJson(takeBlock("survey"))))[`${layer}/${head}`],
@@ -108,7 +108,7 @@ export async function openSaved() {
     },
   };
   if (!model || (await opening) instanceof MessagePort) return source; // there is no worker
-  return withModel(source, ask);
+  return withModel(source, ask, async (text) => (await predictionsOf(text)).losses);
 }
 
 /**
