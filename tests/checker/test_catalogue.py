@@ -1,10 +1,13 @@
 """The catalogue reads well and every entry has an example that runs."""
 
 import ast
+import itertools
 import re
+from pathlib import Path
 
 import pytest
 
+from regard import checker
 from regard.checker.catalogue import CATALOGUE, THEMES, get_mistake, read_themes
 from regard.checker.examples import (
     LENGTH,
@@ -48,6 +51,15 @@ def test_a_snippet_is_short_and_cut_from_the_programs_that_are_tested():
 def _holds(program, line):
     """Whether a program has this line, however indented."""
     return line.strip() in {text.strip() for text in program.splitlines()}
+
+
+def test_what_a_probe_finds_has_words_in_the_catalogue():
+    probes = Path(checker.__file__).parent.rglob("*.py")
+    calls = [
+        re.findall(r'\.find\("([\w-]+)", "([^"]+)"', path.read_text(encoding="utf-8")) for path in probes
+    ]
+    for name, check in itertools.chain(*calls):
+        assert check in CATALOGUE[name].found, name
 
 
 def test_an_unknown_name_is_answered_with_its_neighbours():
@@ -104,6 +116,11 @@ def test_a_mistake_is_read_from_its_file(tmp_path):
         ('"later"', '"latter"', "causal: expected every, .* got 'latter'"),
         ('["head", "layer"]', '"head"', "plants: expected in .a list of programs."),
         ("with =", "by =", "plants: expected in"),
+        (
+            'origin = "here"',
+            'origin = "here"\nfound = { mask = { detail = "wrong" } }',
+            "found: expected tables",
+        ),
     ],
 )
 def test_a_wrong_field_is_answered_with_the_name_of_the_file(tmp_path, old, new, message):

@@ -164,10 +164,12 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "statistics, some rows", partial(statistics, regard.causal, BF16, first=77)
     yield "statistics, keys nobody may look at hold NaN", statistics_beside_nan
     yield "statistics, long, the same bits twice", long_statistics
-    for name in ("full", "causal", "window", "prefix", "alibi"):
-        for rows, cols in ((1, 1), (2, 8), (32, 128), (512, 4), (64, 512)):
-            for dtype in (BF16, F32):
-                yield f"summary {rows} × {cols}, {name}, {dtype}", partial(summary, name, rows, cols, dtype)
+    for rows, cols in ((1, 1), (2, 8), (32, 128), (512, 4), (64, 512)):
+        yield f"summary {rows} × {cols}", partial(summary, "causal", rows, cols, BF16)
+    for name in ("full", "window", "prefix", "alibi"):
+        for rows, cols in ((2, 8), (32, 128)):
+            yield f"summary {rows} × {cols}, {name}", partial(summary, name, rows, cols, BF16)
+    yield "summary, float32", partial(summary, "causal", 32, 128, F32)
     for D in (24, 128, 192):
         yield f"summary, width {D}", partial(summary, "causal", 32, 16, BF16, D)
     yield from checker_cases()

@@ -7,6 +7,7 @@ what the wheel's metadata does not ask for cannot be imported in it.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -150,8 +151,25 @@ def test_what_is_in_it(sdist: Path, wheel: Path) -> None:
     assert set(licences) == {"LICENSE", "NOTICE"}
     assert "Apache License" in licences["LICENSE"]
     assert "CC BY-SA 4.0" in licences["NOTICE"]
-    assert wheel.stat().st_size < 14e6  # docs/package.md states the sizes
-    assert sdist.stat().st_size < 20e6
+
+
+def test_the_sizes_are_those_that_the_documentation_states(sdist: Path, wheel: Path) -> None:
+    page = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
+    stated = dict(re.findall(r"^\| (.*?) \| ([\d.]+) MB", page, re.MULTILINE))
+    with zipfile.ZipFile(wheel) as opened:
+        sizes = {file.filename: file.compress_size for file in opened.infolist()}
+    model = sum(size for name, size in sizes.items() if "/included_model/" in name)
+    lessons = sum(size for name, size in sizes.items() if "/learn/lessons/" in name)
+    measured = (
+        wheel.stat().st_size,
+        sum(sizes.values()) - model - lessons,
+        lessons,
+        model,
+        sdist.stat().st_size,
+    )
+    assert len(stated) == len(measured)
+    for (what, megabytes), size in zip(stated.items(), measured, strict=True):
+        assert abs(size / 1e6 - float(megabytes)) < 0.3, what
 
 
 def test_what_it_asks_for(about: Message) -> None:

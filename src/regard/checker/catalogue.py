@@ -136,6 +136,8 @@ class Mistake:
     plants: dict[str, tuple[Swap, ...]] = field(default_factory=dict)  # by template: see `checker.examples`
     # The right program, by template, as swaps: where the mistake is in an option that the template has not.
     mended: dict[str, tuple[Swap, ...]] = field(default_factory=dict)
+    # By the check of a probe that finds it: the `detail` of that check and the `evidence` of the diagnosis.
+    found: dict[str, dict[str, str]] = field(default_factory=dict)
     unseen_because: str = ""  # why it has no distance from right numbers, in a sentence, if so
 
 
@@ -167,6 +169,9 @@ def _check_fields(entry: dict[str, Any]) -> None:
             expected, fits = "a list of tables", _is_list_of(dict, value)
         elif name == "layouts":
             expected, fits = "a list of texts", _is_list_of(str, value)
+        elif name == "found":
+            expected = "tables of detail and evidence"
+            fits = all(isinstance(x, dict) and x.keys() == {"detail", "evidence"} for x in value.values())
         elif name == "warning":
             expected, fits = "true or false", isinstance(value, bool)
         else:
@@ -190,7 +195,15 @@ def _read_field(name: str, value: Any) -> Any:
         return tuple(value)
     if name in ("plants", "mended"):
         return _read_swaps(name, value)
-    return " ".join(value.split()) if isinstance(value, str) else value  # prose is wrapped in the file
+    if name == "found":
+        return {
+            check: {key: _unwrapped(text) for key, text in words.items()} for check, words in value.items()
+        }
+    return _unwrapped(value) if isinstance(value, str) else value
+
+
+def _unwrapped(text: str) -> str:
+    return " ".join(text.split())  # prose is wrapped in the file
 
 
 def _read_swaps(name: str, entries: list[dict[str, Any]]) -> dict[str, tuple[Swap, ...]]:

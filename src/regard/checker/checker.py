@@ -216,14 +216,7 @@ def _run_probes(session: CheckSession) -> None:
         _explain_error(session)
         return
     if session.understanding.fails_on_batch:
-        session.add_mistake(
-            "batches",
-            "they fail",
-            "dot-t-on-a-batch",
-            "Right on one sequence (T, D); a batch fails, since .T reverses all its dimensions.",
-            distance=math.inf,
-            warning=True,
-        )
+        session.find("dot-t-on-a-batch", "batches", distance=math.inf, warning=True)
     if probe_state(session):
         return
     kernel = session.subject.kernel_layout
@@ -238,10 +231,8 @@ def _explain_error(session: CheckSession) -> None:
     first = session.understanding.first
     if first.used_dot_t:
         shapes = session.cases.plain().shapes()
-        evidence = f"On {shapes} it raises {first.error_line}, after using .T on more than two axes."
-        session.add_mistake(
-            "runs on a batch", first.error_line, "dot-t-on-a-batch", evidence, distance=math.inf
-        )
+        words: dict[str, Any] = {"shapes": shapes, "error_line": first.error_line}
+        session.find("dot-t-on-a-batch", "runs on a batch", distance=math.inf, **words)
         return
     # `adapt` passes None where a cache is required.
     if (cache := session.subject.arguments.get("cache")) in session.subject.extra:

@@ -247,6 +247,24 @@ class CheckSession:
         self.checks.append(Check(check, "warning" if warning else "failed", detail, name))
         self.add_diagnosis(name, evidence, error, distance=distance, warning=warning)
 
+    def find(
+        self,
+        name: str,
+        check: str,
+        error: float | None = None,
+        *,
+        distance: float | None = None,
+        warning: bool = False,
+        **words: Any,
+    ) -> None:
+        """Record a check that failed by a mistake, in the catalogue's own words for this check.
+
+        `words` fill the places in them. The others are as in `add_mistake`.
+        """
+        found = get_mistake(name).found[check]
+        detail, evidence = (found[text].format(**words) for text in ("detail", "evidence"))
+        self.add_mistake(check, detail, name, evidence, error, distance=distance, warning=warning)
+
     def add_diagnosis(
         self,
         name: str,

@@ -10,7 +10,7 @@ ONLY_WARNINGS = {("top-left-causal", "function"), ("dot-t-on-a-batch", "function
 ONE_QUERY = {
     *("no-mask", "one-token-ahead", "mask-after-softmax", "masked-with-zero", "weak-mask-value"),
     *("finite-mask-value", "softcap-after-mask", "one-projection", "query-key-swapped", "roles-shuffled"),
-    "softmax-over-batch",
+    *("softmax-over-batch", "always-causal"),
 }
 # A part of the keys has a length, a softmax and gradients of its own, and no mask or cap. These mistakes
 # are the same in parts as in the whole.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from regard.checker.interpretation.understand import (
 )
 from regard.checker.oracle.oracle import Intent
 from regard.checker.oracle.wiring import Wiring
-from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, KernelLayout, PagedLayout
+from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, CacheLayout, KernelLayout, PagedLayout
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
 
@@ -42,6 +43,10 @@ def understand_kernel(
     intents = [Intent(Wiring(scale=scale), c) for c in hypotheses]
     tried: list[Understanding] = []
     for layout in subject.kernel_layouts:
+        # Code that takes several queries is judged on several: one query sees every key, causal or not.
+        several = replace(layout, single=False) if isinstance(layout, CacheLayout) and layout.single else None
+        if any(t.subject.kernel_layout == several and t.first.error is None for t in tried):
+            continue
         candidate = subject.replaced(kernel_layout=layout)
         cases, reply, dtype = _first_run(candidate, layout, always)
         tried.append(attempt(candidate, cases, intents, reply, dtype, declared))

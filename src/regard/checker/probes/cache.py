@@ -213,8 +213,7 @@ def _check_second_sequence(session: CheckSession, trial: _Trial, question: Quest
         session.add_pass("cache", f"the same output in {ways}, by {trial.continuation.call}")
     else:
         detail = f"a second sequence {describe_difference(error)} from the same sequence on a new module"
-        evidence = f"After one sequence, {detail}: it still sees the first."
-        session.add_mistake("cache", detail, "stale-cache", evidence, distance=error / TOLERANCE)
+        session.find("stale-cache", "cache", distance=error / TOLERANCE, detail=detail)
 
 
 def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> bool:

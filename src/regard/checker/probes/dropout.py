@@ -39,6 +39,8 @@ from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.reply import CallMonitor, Reply
 from regard.support.torch_internals import BatchNorm
 
+_PLACE = "dropout in training"
+
 
 def probe_dropout(session: CheckSession) -> None:
     """Check dropout in eval mode and in training mode."""
@@ -50,13 +52,7 @@ def probe_dropout(session: CheckSession) -> None:
     # Few keys, so that the output determines the weights: see `dropout_effect`.
     question = session.cases.plain("dropout", B=2, T=3, seed=60).to(session.dtype)
     if difference := _variation(session, question, _with_dropout(session, places, P, training=False)):
-        session.add_mistake(
-            "eval is deterministic",
-            "two calls in eval mode differ",
-            "dropout-in-eval",
-            "In eval mode the same input gives two different outputs.",
-            distance=difference / TOLERANCE,
-        )
+        session.find("dropout-in-eval", "eval is deterministic", distance=difference / TOLERANCE)
     else:
         session.add_pass("eval is deterministic")
     _check_training(session, places)
@@ -69,17 +65,9 @@ def probe_dropout(session: CheckSession) -> None:
         if _variation(session, question, _with_dropout(session, group, P, training=True))
     }
     if not acting:
-        session.add_mistake(
-            "dropout in training",
-            "two calls in training mode agree",
-            "dropout-never-acts",
-            f"With `{'`, `'.join(groups)}` at {P} training gives the same output as eval, every time.",
-            distance=UNSCALED,
-        )
+        session.find("dropout-never-acts", _PLACE, distance=UNSCALED, places="`, `".join(groups))
     elif session.right_intent is None:
-        session.add_skip(
-            "dropout in training", "its place can be inferred only where the output is the oracle's"
-        )
+        session.add_skip(_PLACE, "its place can be inferred only where the output is the oracle's")
     else:
         draws = {
             name: training_run(session, question, _with_dropout(session, group, P, training=True))
@@ -275,13 +263,7 @@ def _check_function(session: CheckSession) -> None:
         if not check_rate(session, question):
             _check_function_dropout(session, question)
     else:
-        session.add_mistake(
-            "deterministic",
-            "two calls differ",
-            "dropout-in-eval",
-            "The same input gives two different outputs, although no dropout was requested.",
-            distance=difference / TOLERANCE,
-        )
+        session.find("dropout-in-eval", "deterministic", distance=difference / TOLERANCE)
 
 
 def _check_function_dropout(session: CheckSession, question: Question) -> None:
@@ -332,10 +314,7 @@ def _check_place(session: CheckSession, intent: Intent, question: Question, draw
     on_weights = [place for place, act in where.items() if act == "weights"]
     for place, act in where.items():
         if act in ("dropout-on-scores", "dropout-not-rescaled"):
-            evidence, distance = _EVIDENCE[act].format(place=place), effects[place].distance
-            session.add_mistake(
-                "dropout in training", act.replace("-", " "), act, evidence, distance=distance
-            )
+            session.find(act, _PLACE, distance=effects[place].distance, place=place)
             return
     late = [
         place
@@ -344,28 +323,13 @@ def _check_place(session: CheckSession, intent: Intent, question: Question, draw
     ]
     # Beside dropout on the weights, one on the output is the usual residual dropout, whatever its name.
     if late and not on_weights:
-        act = "dropout-on-output"
-        session.add_mistake(
-            "dropout in training", act.replace("-", " "), act, _EVIDENCE[act].format(place=late[0])
-        )
+        session.find("dropout-on-output", _PLACE, place=late[0])
     elif "keys" in where.values():
         place = next(place for place, act in where.items() if act == "keys")
-        session.add_pass("dropout in training", f"`{place}` hides keys before the softmax, as DropKey does")
+        session.add_pass(_PLACE, f"`{place}` hides keys before the softmax, as DropKey does")
     elif on_weights:
-        session.add_pass("dropout in training", f"`{on_weights[0]}` acts on the weights, scaled by 1/(1 − p)")
+        session.add_pass(_PLACE, f"`{on_weights[0]}` acts on the weights, scaled by 1/(1 − p)")
     elif all(act in ("dropout-on-output", "after the projection") for act in where.values()):
-        session.add_pass("dropout in training", f"`{next(iter(draws))}` acts on the output of the layer")
+        session.add_pass(_PLACE, f"`{next(iter(draws))}` acts on the output of the layer")
     else:
-        session.add_skip(
-            "dropout in training", f"where `{next(iter(draws))}` acts could not be inferred from the output"
-        )
-
-
-_EVIDENCE = {
-    "dropout-on-scores": "With `{place}` at 0.5 the weights in training change but still sum to 1 "
-    "(or are NaN), so it acts on the scores.",
-    "dropout-not-rescaled": "With `{place}` at 0.5 the weights in training are 0 or the same as in eval, "
-    "never twice as large.",
-    "dropout-on-output": "With `{place}` at 0.5 numbers of the output are 0 or twice as large as in eval, "
-    "so it acts on the output.",
-}
+        session.add_skip(_PLACE, f"where `{next(iter(draws))}` acts could not be inferred from the output")

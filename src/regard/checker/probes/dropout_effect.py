@@ -228,25 +228,15 @@ def check_rate(session: CheckSession, question: Question) -> bool:
     low, high = RATES
     for name, whole, parts in _parameters(session, question):
         if whole and _ignores_rate(*whole):
-            evidence = (
-                f"In training `{name}={low}` and `{name}={high}` give the same outputs for the same random "
-                "numbers: what it drops, it drops at another rate."
-            )
-            session.add_mistake(_RATE, "not the one that was set", "dropout-rate-ignored", evidence)
+            session.find("dropout-rate-ignored", "dropout rate", argument=name, low=low, high=high)
             return True
         intent = session.right_intent
         if intent is not None and (
-            evidence := next(filter(None, _inversions(session, intent, question, parts)), "")
+            what := next(filter(None, _inversions(session, intent, question, parts)), "")
         ):
-            evidence = (
-                f"With `{name}={low}` {evidence}: the rate is taken as the probability to keep a number."
-            )
-            session.add_mistake(_RATE, "the reverse of what was set", "dropout-rate-inverted", evidence)
+            session.find("dropout-rate-inverted", "dropout rate", argument=name, low=low, what=what)
             return True
     return False
-
-
-_RATE = "dropout rate"
 
 
 def _inversions(

@@ -60,11 +60,8 @@ def probe_state(session: CheckSession) -> bool:
             what = describe_difference(error)
             if reply.answer is None:
                 what = f"raises {reply.error_line[:120]}"
-            evidence = (
-                f"After a call on {previous.shapes()}, one on {question.shapes()} {what}: not so alone."
-            )
-            distance = error / TOLERANCE
-            session.add_mistake("calls", what, "state-between-calls", evidence, distance=distance)
+            words: dict[str, Any] = {"what": what, "previous": previous.shapes(), "shapes": question.shapes()}
+            session.find("state-between-calls", "calls", distance=error / TOLERANCE, **words)
             session.add_skip("output", "it depends on earlier calls")
             return True
         previous = question
@@ -121,8 +118,7 @@ def probe_inputs_kept(session: CheckSession) -> None:
     if overwritten:
         names = " and ".join(f"`{name}`" for name in overwritten)
         have, were = ("have", "were") if len(overwritten) > 1 else ("has", "was")
-        evidence = f"After a call {names} {have} other numbers than {were} passed."
-        session.add_mistake("inputs are kept", f"{names} {were} overwritten", "input-overwritten", evidence)
+        session.find("input-overwritten", "inputs are kept", names=names, have=have, were=were)
     elif any(reply.answer is not None for reply in replies):
         session.add_pass("inputs are kept")
 
@@ -146,8 +142,7 @@ def _check_keys_and_values(session: CheckSession) -> None:
     if by_value is None or by_key is None:
         return
     if by_key and not by_value:
-        evidence = "The output is linear in the keys that it is given, and not in the values."
-        session.add_mistake("inputs", "keys and values are exchanged", "key-value-swapped", evidence)
+        session.find("key-value-swapped", "inputs")
     elif by_value:
         session.add_pass("inputs", "the output is an average of the values")
 
@@ -196,25 +191,12 @@ def _check_context(session: CheckSession) -> None:
         )
         return
     if _is_exchanged(session, x, other, output):
-        evidence = (
-            f"With `{name}` the output equals attention of `{name}` to the sequence: queries come from "
-        )
-        evidence += f"`{name}`, and keys and values from the sequence."
-        session.add_mistake("cross-attention", "its two sides are exchanged", "roles-shuffled", evidence)
+        session.find("roles-shuffled", "cross-attention", argument=name)
         return
     depends = not torch.allclose(output[:, 1:], after[:, 1:], rtol=1e-5, atol=1e-7)
     if shorter is None and depends:
-        evidence = (
-            f"With `{name}` the output of a token depends on other tokens of the sequence, and a shorter "
-            f"`{name}` raises an error: keys or values still come from the sequence."
-        )
-        session.add_mistake(
-            "cross-attention",
-            f"`{name}` is used for some of them only",
-            "context-ignored",
-            evidence,
-            distance=relative_difference(after[:, 1:], output[:, 1:]) / TOLERANCE,
-        )
+        distance = relative_difference(after[:, 1:], output[:, 1:]) / TOLERANCE
+        session.find("context-ignored", "cross-attention", distance=distance, argument=name)
     elif (attended := _attended(session, x, other, output)) is not None:
         session.add_pass("cross-attention", f"with `{name}`, it equals attention to {attended.format(name)}")
     elif session.right_intent is not None and session.compared is session.subject:
@@ -293,15 +275,9 @@ def _check_slopes(session: CheckSession, intent: Intent) -> None:
     ]
     if min(differences) < _SLOPE_TOLERANCE:
         return
-    shown = ", ".join(f"{slope:.3g}" for slope in slopes[:4])
-    session.add_mistake(
-        "slopes",
-        f"they begin {shown}",
-        "alibi-slopes",
-        f"Your bias by distance has the slopes {shown} …; those of ALiBi for {H} heads begin "
-        f"{', '.join(f'{slope:.3g}' for slope in usual[:4])}.",
-        distance=min(differences) / _SLOPE_TOLERANCE,
-    )
+    shown, expected = (", ".join(f"{slope:.3g}" for slope in some[:4]) for some in (slopes, usual))
+    distance = min(differences) / _SLOPE_TOLERANCE
+    session.find("alibi-slopes", "slopes", distance=distance, shown=shown, usual=expected, H=H)
 
 
 def _check_effect(session: CheckSession) -> None:
@@ -321,13 +297,7 @@ def _check_effect(session: CheckSession) -> None:
         return
     distance = relative_difference(changed.output, plain.output) / (100 * TOLERANCE)
     if distance > 1:
-        session.add_mistake(
-            "positions",
-            "they have no effect",
-            "positions-cancel",
-            "It computes rotary positions, and its output equals that of attention without any.",
-            distance=distance,
-        )
+        session.find("positions-cancel", "positions", distance=distance)
 
 
 def _spoil_cosines(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

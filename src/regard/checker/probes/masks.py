@@ -61,8 +61,7 @@ def _empty_rows(session: CheckSession, intent: Intent) -> None:
         detail = f"with a row without a visible key, another {describe_difference(asked.error)}"
         session.add_failure("empty rows", detail)
     elif bool(rows.isnan().any()):
-        evidence = "A query without a visible key gives NaN."
-        session.add_mistake("empty rows", "NaN", "empty-row-nan", evidence, distance=math.inf)
+        session.find("empty-row-nan", "empty rows", distance=math.inf)
     else:
         # With a finite number for −inf, the scores of a row without a visible key are equal.
         uniform = replace(CORRECT, fill=-1e9).answer(intent.apply(question), intent.wiring).output
@@ -106,13 +105,7 @@ def _nan_in_padding(session: CheckSession) -> None:
     if bool(rows.isfinite().all()):
         session.add_pass("NaN in padding", "it reaches no token")
     elif bool(clean.answer.output[counted.expand_as(clean.answer.output)].isfinite().all()):
-        session.add_mistake(
-            "NaN in padding",
-            "it reaches the outputs of tokens",
-            "nan-in-padding",
-            "NaN in a padded position, which is hidden, makes the outputs of tokens NaN.",
-            distance=math.inf,
-        )
+        session.find("nan-in-padding", "NaN in padding", distance=math.inf)
 
 
 def _with_nan_padding(question: Question) -> Question:

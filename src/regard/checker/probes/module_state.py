@@ -25,13 +25,7 @@ def probe_module_state(session: CheckSession) -> None:
     if session.module is None:
         return
     if session.subject.plain_lists:
-        place = session.subject.plain_lists[0]
-        session.add_mistake(
-            "parameters are registered",
-            f"those in `{place}` are not",
-            "plain-list",
-            f"`{place}` is a plain list: its contents are in no state_dict and in no parameters().",
-        )
+        session.find("plain-list", "parameters are registered", place=session.subject.plain_lists[0])
     else:
         session.add_pass("parameters are registered")
     _check_unused(session)
@@ -132,16 +126,8 @@ def _check_move(session: CheckSession) -> None:
         assert session.module is not None
         unused = copy_module(session.module).to(torch.float32).to("meta").eval()
         only_used = session.subject.run(meta_question, module=unused).error is None
-        place = plain[0][0]
-        session.add_mistake(
-            ".to()",
-            f"`{place}` stays behind",
-            "plain-attribute",
-            f"`{place}` is a plain tensor: moved to another device, forward raises "
-            f"{meta_reply.error_line[:120]}.",
-            distance=math.inf,
-            warning=only_used,
-        )
+        words: dict[str, Any] = {"place": plain[0][0], "error_line": meta_reply.error_line[:120]}
+        session.find("plain-attribute", ".to()", distance=math.inf, warning=only_used, **words)
 
 
 def _check_state_dict(session: CheckSession) -> None:
@@ -172,13 +158,8 @@ def _check_state_dict(session: CheckSession) -> None:
     elif not session.subject.plain_lists:
         plain = plain_tensors(fresh)
         missing = f"`{plain[0][0]}`" if plain else "everything that the output depends on"
-        session.add_mistake(
-            "state_dict",
-            "saved and loaded, it gives another output",
-            "plain-attribute",
-            f"state_dict does not hold {missing}: a loaded copy gives another output.",
-            distance=relative_error(loaded.answer, saved.answer) / TOLERANCE,
-        )
+        distance = relative_error(loaded.answer, saved.answer) / TOLERANCE
+        session.find("plain-attribute", "state_dict", distance=distance, missing=missing)
 
 
 def _check_lengths(session: CheckSession) -> None:
@@ -211,12 +192,8 @@ def _check_lengths(session: CheckSession) -> None:
         ):
             session.add_pass(name, "refused with a clear message")
         else:
-            session.add_mistake(
-                name,
-                reply.error_line,
-                "obscure-length-error",
-                f"{T} tokens, one over the maximum, raise “{reply.error_line[:140]}”.",
-            )
+            words: dict[str, Any] = {"T": T, "error_line": reply.error_line, "start": reply.error_line[:140]}
+            session.find("obscure-length-error", name, **words)
 
 
 def _mentions_length(error: Exception, limit: int) -> bool:
@@ -246,14 +223,8 @@ def _check_other_length(session: CheckSession) -> None:
         n for n, t in state.items() if shapes.get(n) not in (None, tuple(t.shape)) and n not in parameters
     ]
     if blocking:
-        session.add_mistake(
-            "weights load at another length",
-            f"`{blocking[0]}` differs in shape",
-            "persistent-mask",
-            f"The state_dict holds `{blocking[0]}` {tuple(state[blocking[0]].shape)}, which does not fit a "
-            "module with another maximum length.",
-            distance=math.inf,
-        )
+        words: dict[str, Any] = {"path": blocking[0], "shape": tuple(state[blocking[0]].shape)}
+        session.find("persistent-mask", "weights load at another length", distance=math.inf, **words)
     else:
         session.add_pass("weights load at another length")
 

@@ -183,10 +183,8 @@ def check_strides(session: CheckSession) -> None:
     plain, reply = session.subject.run(question), session.subject.run(strided)
     # PyTorch says “view size is not compatible with input tensor's size and stride”.
     if reply.answer is None and "view" in reply.error_line:
-        evidence = f"Inputs that are not contiguous raise {reply.error_line[:120]}."
-        session.add_mistake(
-            "non-contiguous inputs", "they are refused", "view-of-strided", evidence, distance=math.inf
-        )
+        error_line = reply.error_line[:120]
+        session.find("view-of-strided", "non-contiguous inputs", distance=math.inf, error_line=error_line)
     elif reply.answer is None or plain.answer is None:
         session.add_skip("non-contiguous inputs", f"they are refused: {reply.error_line}")
     elif (error := relative_error(reply.answer, plain.answer)) < session.tolerance:
@@ -374,14 +372,11 @@ def judge_lse(session: CheckSession, got: Tensor, expected: Tensor) -> None:
     elif base_2 < session.tolerance and says_base_2 and session.reference is None:
         session.add_pass("lse", "base 2, as its name or docstring says")
     elif base_2 < session.tolerance:
-        session.add_mistake(
-            "lse",
-            describe_difference(error),
-            "lse-base-2",
-            f"The returned lse equals {natural} divided by ln 2, {describe_agreement(base_2)}.",
-            base_2,
-            distance=error / TOLERANCE,
-        )
+        words: dict[str, Any] = {
+            "difference": describe_difference(error),
+            "agreement": describe_agreement(base_2),
+        }
+        session.find("lse-base-2", "lse", base_2, distance=error / TOLERANCE, natural=natural, **words)
     else:
         session.add_failure("lse", describe_difference(error))
 

@@ -84,12 +84,10 @@ def _find_scale(session: CheckSession, intent: Intent) -> Intent | None:
     elif _says(session, _UNUSED, name):
         session.notes.append(f"{name} is not used, as its text says")
     else:
-        evidence = f"Your output with `{name}={_SCALE}` equals that without it, {describe_agreement(error)}."
         used = replace(intent, wiring=replace(intent.wiring, scale=_SCALE))
-        distance = used.error(question, reply.answer)
-        session.add_mistake(
-            "scale", f"`{name}` is not used", "scale-ignored", evidence, error, distance=distance / TOLERANCE
-        )
+        distance = used.error(question, reply.answer) / TOLERANCE
+        words: dict[str, Any] = {"argument": name, "value": _SCALE, "agreement": describe_agreement(error)}
+        session.find("scale-ignored", "scale", error, distance=distance, **words)
     return None
 
 

@@ -384,12 +384,5 @@ def _check_shared_projection(session: CheckSession) -> None:
     same = [names for first, second, names in pairs if first.equal(second)]
     if same:
         names = "query, key and value" if len(same) == 3 else same[0]
-        evidence = f"One projection makes {names}."
-        session.add_mistake(
-            "projections",
-            f"{names} share one",
-            "one-projection",
-            evidence,
-            # Two roles may share a projection on purpose, as queries and keys do in Reformer.
-            warning=len(same) < 3,
-        )
+        # Two roles may share a projection on purpose, as queries and keys do in Reformer.
+        session.find("one-projection", "projections", warning=len(same) < 3, names=names)

@@ -27,13 +27,8 @@ class InterfaceLayout(KernelLayout):
     Queries are (B, H, T, D), keys and values (B, G, S, D), the output is (B, T, H, D).
     """
 
-    @property
-    def kind(self) -> str:
-        return "interface"
-
-    @property
-    def description(self) -> str:
-        return "those of Transformers' AttentionInterface"
+    kind: ClassVar[str] = "interface"
+    description: ClassVar[str] = "those of Transformers' AttentionInterface"
 
     def encode(self, question: Question) -> dict[str, Any]:
         return {
@@ -77,13 +72,8 @@ class MaskInterfaceLayout(KernelLayout):
 
     makes_mask: ClassVar[bool] = True
 
-    @property
-    def kind(self) -> str:
-        return "mask interface"
-
-    @property
-    def description(self) -> str:
-        return "those of Transformers' mask interface"
+    kind: ClassVar[str] = "mask interface"
+    description: ClassVar[str] = "those of Transformers' mask interface"
 
     def encode(self, question: Question) -> dict[str, Any]:
         B, T, S = question.q.shape[0], question.q.shape[2], question.k.shape[2]
@@ -159,14 +149,8 @@ class ModLayout(KernelLayout):
     scores: bool = False  # it takes the score first, and returns the new one
     makes_mask: ClassVar[bool] = True
 
-    @property
-    def kind(self) -> str:
-        return "mod"
-
-    @property
-    def square(self) -> bool:
-        """Always: where the queries start is not a mod's to say."""
-        return True
+    kind: ClassVar[str] = "mod"
+    square: ClassVar[bool] = True  # where the queries start is not a mod's to say
 
     @property
     def description(self) -> str:

@@ -120,9 +120,7 @@ class PackedLayout(KernelLayout):
 
     ragged: ClassVar[bool] = True
 
-    @property
-    def kind(self) -> str:
-        return "packed"
+    kind: ClassVar[str] = "packed"
 
     @property
     def square(self) -> bool:
