@@ -12,7 +12,7 @@ import math
 import os
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,13 @@ SEEDS = 10  # the first seeds, of which one may be that of results for other inp
 
 
 @dataclass
-class Judgement:
-    """Whether an implementation is right, and if not, which mistakes explain its results, likeliest first."""
+class Judgement(NamedMistakes):
+    """Whether an implementation is right, and if not, which mistakes explain its results."""
 
     verdicts: list[CaseVerdict]
     missing: list[str]  # cases without an output
-    mistakes: list[str]
     unknown: list[str] = field(default_factory=list)  # names in the results that no case has
-    together: list[str] = field(default_factory=list)  # two mistakes that explain the results together only
-    nearest: str = ""  # the mistake that explains most of them, if neither one nor two explain them all
     other_seed: int | None = None  # the seed of the folder for which the results are right
-    elsewhere: list[str] = field(default_factory=list)
-    """Mistakes that explain what the first one does not: cases with sink logits, packed ones, empty rows."""
-    uncompared: list[str] = field(default_factory=list)
-    """Wrong outputs that the mistakes do not explain, or that were not compared with what these give."""
     absent: dict[str, list[str]] = field(default_factory=dict)
     """The cases without a result, by the kind of result: "output", "lse", "dq", "dk" and "dv"."""
     untried: list[str] = field(default_factory=list)  # features of cases that no compared output has
@@ -71,21 +64,9 @@ class Judgement:
     def to_dict(self) -> dict[str, Any]:
         """Return the judgement as plain data that JSON can hold; None stands for NaN or inf."""
         verdicts = [asdict(v) | {"error": v.error if math.isfinite(v.error) else None} for v in self.verdicts]
-        found = {
-            "verdict": self.verdict,
-            "mistakes": self.mistakes,
-            "together": self.together,
-            "nearest": self.nearest,
-            "elsewhere": self.elsewhere,
-            "uncompared": self.uncompared,
-            "where": self.where,
-            "other_seed": self.other_seed,
-            "missing": self.missing,
-            "absent": self.absent,
-            "untried": self.untried,
-            "unknown": self.unknown,
-        }
-        return found | {"results": verdicts}
+        fields = vars(self) | {"results": verdicts}
+        del fields["verdicts"]
+        return {"verdict": self.verdict, **fields}
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the judgement as JSON, indented by `indent` spaces; None puts it on one line."""
@@ -224,7 +205,7 @@ def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Ju
                 verdicts.append(compare_result(case, result, found[name], tensors[name]))
             else:
                 absent[result].append(case.name)
-    judgement = Judgement(verdicts, absent["output"], [], sorted(file.shapes.keys() - names), absent=absent)
+    judgement = Judgement(verdicts, absent["output"], sorted(file.shapes.keys() - names), absent=absent)
     features = {case.name: case.features() for case in cases}
     tried = {name for case, names in features.items() if case not in absent["output"] for name in names}
     judgement.untried = [name for name in dict.fromkeys(sum(features.values(), ())) if name not in tried]
@@ -232,15 +213,8 @@ def judge(folder: str | os.PathLike[str], results: str | os.PathLike[str]) -> Ju
         judgement.other_seed = _find_seed(cases, found, seed)
         if judgement.other_seed is None:
             named = name_mistakes(verdicts, cases, found, tensors)
-            _add(judgement, named)
-            judgement.where = _find_features(verdicts, features)
+            judgement = replace(judgement, where=_find_features(verdicts, features), **vars(named))
     return judgement
-
-
-def _add(judgement: Judgement, named: NamedMistakes) -> None:
-    judgement.mistakes, judgement.together = named.mistakes, named.together
-    judgement.nearest, judgement.elsewhere = named.nearest, named.elsewhere
-    judgement.uncompared = named.unexplained
 
 
 def _find_seed(cases: list[ConformanceCase], found: dict[str, Tensor], own: int) -> int | None:

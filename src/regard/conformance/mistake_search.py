@@ -36,15 +36,17 @@ from regard.conformance.result_comparison import CaseVerdict
 FINITE = (AttentionVariant(fill=-1e9), AttentionVariant(masking="add fill", fill=-1e9))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class NamedMistakes:
-    """The mistakes that explain wrong results; see `Judgement`, which has the same fields."""
+    """The mistakes that explain wrong results, likeliest first."""
 
     mistakes: list[str] = field(default_factory=list)
-    together: list[str] = field(default_factory=list)
-    nearest: str = ""
+    together: list[str] = field(default_factory=list)  # two that explain the results together only
+    nearest: str = ""  # the one that explains most of them, if neither one nor two explain them all
     elsewhere: list[str] = field(default_factory=list)
-    unexplained: list[str] = field(default_factory=list)
+    """Mistakes that explain what the first one does not: cases with sink logits, packed ones, empty rows."""
+    uncompared: list[str] = field(default_factory=list)
+    """Wrong outputs that the mistakes do not explain, or that were not compared with what these give."""
 
 
 def name_mistakes(
@@ -98,7 +100,7 @@ def name_mistakes(
         explained |= special[name]
     if named.mistakes or named.together:
         names = [case for case, result in wrong if result == "output" and case not in explained]
-        named.unexplained = [f"{case}.output" for case in names]
+        named.uncompared = [f"{case}.output" for case in names]
     return named
 
 

@@ -102,7 +102,7 @@ def _run_pass(
         if receiver.keeps_arguments and receiver.running == 1:
             receiver.arguments = arguments
         if _keeps_order(model):
-            undo.enter_context(token_order.paused())
+            undo.enter_context(token_order.Pause())
         elif receiver.watches_tokens and receiver.running == 1 and tokens.ids is not None:
             order = token_order.TokenOrder(arguments.ids, tokens.ids, tokens.others, model)
             receiver.order = undo.enter_context(order)

@@ -151,7 +151,7 @@ class Recording(CallReceiver):
         if current_graph_task() != -1 or is_again:
             return call  # recomputed in a backward pass (gradient checkpointing), and recorded before
         # Without `DisableTorchFunction` every operation here goes through the mode that listens to the model.
-        with self._lock, token_order.paused(), DisableTorchFunction():
+        with self._lock, token_order.Pause(), DisableTorchFunction():
             if not self._is_alone():
                 return call
             if isinstance(call, UnreadableCall):
@@ -256,7 +256,7 @@ class Recording(CallReceiver):
             return
         with (
             # The comparison is not the model's, and is to cost as little as it can.
-            token_order.paused(),
+            token_order.Pause(),
             DisableTorchFunction(),
             torch.no_grad(),
             without_autocast(waiting[0].call.q.device),

@@ -150,16 +150,9 @@ class ReproductionRecord:
             raise RunFileError(f"{path}: expected the format {FORMAT!r}, got {data.get('format')!r}")
         found = get_field(data, "findings", dict)
         try:
-            checks = [ReproductionCheck(**check) for check in get_field(found, "checks", list)]
-            charts = [Chart(**chart) for chart in get_field(found, "charts", list)]
-        except TypeError as error:
-            raise RunFileError(f"{path}: {error}") from error
-        findings = Findings(checks, charts, get_field(found, "note", str), get_field(found, "settings", dict))
-        return cls(
-            get_field(data, "name", str),
-            get_field(data, "quick", bool),
-            get_field(data, "seed", int),
-            findings,
-            get_field(data, "machine", dict),
-            get_field(data, "seconds", float),
-        )
+            checks = [ReproductionCheck(**check) for check in found.pop("checks")]
+            charts = [Chart(**chart) for chart in found.pop("charts")]
+            del data["format"], found["verdict"]
+            return cls(**data | {"findings": Findings(checks, charts, **found)})
+        except (TypeError, KeyError) as error:
+            raise RunFileError(f"{path}: {error!r}") from error

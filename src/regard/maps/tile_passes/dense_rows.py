@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.attention.backends.tiles import exponentials
 from regard.attention.masks.base import full
 from regard.attention.masks.grid import Grid, grid
 from regard.maps.data import MapData
@@ -46,8 +47,9 @@ def partial_weights(m: MapData, at: Grid) -> Tensor:
     """The weights of the tile `at` as exp(score − lse), also where the mask is narrower than that of lse."""
     B, H = m.matrix[:2]
     at = at._replace(b=at.b[:B], h=at.h[:, :H])
-    weights = tile_scores(m, at, m.dtype).sub_(finite_lse(m.lse[:, :, at.rows, None]))
-    return weights.to(m.result_dtype).exp_()
+    logs = tile_scores(m, at, m.dtype).sub_(finite_lse(m.lse[:, :, at.rows, None])).to(m.result_dtype)
+    # Masked scores are −inf, for which PyTorch's exp takes fifteen times as long on an ARM processor.
+    return logs.exp_() if logs.requires_grad else exponentials(logs, out=logs)
 
 
 def tile_scores(m: MapData, at: Grid, dtype: torch.dtype) -> Tensor:

@@ -189,6 +189,7 @@ def _rounding(c: ComparedCall) -> tuple[float, float, float]:
     return units, stored_eps, 4.0 * (stored_eps + units)
 
 
+@torch.no_grad()
 def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
     """Return the numbers of comparisons that are alike, (comparisons, 8) for each group of heads.
 
@@ -202,8 +203,8 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         m = maps[0]._with(q=q, k=k, lse=lse)
         v, output = torch.cat([c.v for c in batch]), torch.cat([c.output for c in batch])
     B, H, T, S = m.matrix
-    rows = first.rows.to(m.device)
-    is_every_row = len(rows) == T
+    # A slice takes no copy of the queries and of the lse.
+    rows = slice(None) if len(first.rows) == T else first.rows.to(m.device)
     _, _, rounding = _rounding(first)
 
     # A weight below the smallest number of its dtype is lost, whatever its value.
@@ -215,15 +216,15 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
 
     # The weights are computed for whole groups of query heads at a time, as many as fit into a tile.
     group = H // max(v.shape[1], 1)
-    per_head = max(1, B * len(rows) * S * m.dtype.itemsize)
+    per_head = max(1, B * len(first.rows) * S * m.dtype.itemsize)
     heads_at_once = max(1, first.tile_limit // per_head // group) * group
     for start in range(0, H if 0 not in (B, T, S) else 0, heads_at_once):
         heads = slice(start, min(start + heads_at_once, H))
-        part = m.select(slice(0, B), heads)
+        part = m if heads_at_once >= H else m.select(slice(0, B), heads)
         kv_heads = slice(start // group, (start + heads_at_once) // group)
         values = v[:, kv_heads].to(m.dtype)  # (B, g, S, E)
         part_weights = part.tile(rows)  # (B, h, rows, S)
-        lse = part.lse if is_every_row else part.lse[:, :, rows]  # (B, h, rows)
+        lse = part.lse[:, :, rows]  # (B, h, rows)
         # NaN is not the mark of a row without a visible key, and is not to be left out like one.
         visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
 
@@ -244,8 +245,8 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         # log-sum-exp, the rounding of the weights before the product, its accumulation. So a row may be off
         # by its own Σ w |v|, and a large value that a row hardly uses does not loosen it.
         lost = smallest * (1.0 + sizes_of_values.sum(2, keepdim=True))  # (B, g, 1, E)
-        product, tolerance = (x.reshape(model_output.shape) for x in (product, sizes * rounding + lost))
-        ratio = (product - model_output).abs() / tolerance
+        tolerance = torch.add(lost, sizes, alpha=rounding).reshape_as(model_output)
+        ratio = product.reshape_as(model_output).sub_(model_output).abs_().div_(tolerance)
         if first.softly_masked_rows:
             # In such rows Transformers' eager attention gives the mean of the values, and PyTorch's kernels
             # give zeros.
@@ -255,11 +256,11 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
             tolerance = tolerance.where(visible[..., None], room)
         else:
             # What a kernel returns for a row without a visible key is its own business: zeros, NaN or a mean.
-            ratio = ratio.masked_fill(~visible[..., None], 0.0)
+            ratio.masked_fill_(~visible[..., None], 0.0)
         at_worst = [zero, zero]
         if ratio.numel():
-            worst = ratio.reshape(n, -1).nan_to_num(torch.inf).argmax(1, keepdim=True)
-            at_worst = [x.reshape(n, -1).gather(1, worst)[:, 0] for x in (ratio, tolerance)]
+            worst, place = ratio.reshape(n, -1).max(1, keepdim=True)  # NaN if there is one
+            at_worst = [worst[:, 0], tolerance.reshape(n, -1).gather(1, place)[:, 0]]
 
         # The sums of the rows, with the weight of the sink logit.
         row_sum = part_weights.sum(-1)
@@ -267,9 +268,11 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
             row_sum = row_sum + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
         sum_error = ((row_sum - 1.0) * visible).abs().reshape(n, -1).amax(1)
 
-        empty_rows = (~visible).all(1).reshape(n, -1, len(rows)).any(1).sum(1)  # in every head, in some text
+        empty_rows = (
+            (~visible).all(1).reshape(n, -1, len(first.rows)).any(1).sum(1)
+        )  # in every head, in some text
         largest_score = lse.abs().masked_fill(~visible, 0.0).reshape(n, -1).amax(1)
-        unclear = _undetermined(part, rows, values, tolerance) if is_judged else zero[:, None]
+        unclear = _undetermined(part, first.rows, values, tolerance) if is_judged else zero[:, None]
         undetermined = unclear.reshape(n, -1).any(1)
         weight_error = (
             zero if first.weights is None else _own_weight_error(first, part, heads, part_weights, visible)

@@ -59,7 +59,7 @@ def observed_attend(
     # Regard's layers are heard by `gpt`, and its attention for Transformers by the interface.
     if not listeners or sdpa.is_computing() or caller.startswith("regard."):
         return plain(return_lse)
-    with sdpa.computing():
+    with sdpa.Computing():
         # Without a width there is no output to compare; the model is to go on all the same.
         unreadable = "its values have a width of 0" if v.shape[-1] == 0 else None
         if current_transform() is not None:
@@ -83,7 +83,7 @@ def observed_attend(
         # The caller may write to the one that it is given.
         if return_lse and own_lse is not None:
             own_lse = own_lse.clone()
-        with sdpa.reading_mode(listeners), sdpa.listening(), without_autocast(q.device):
+        with sdpa.reading_mode(listeners), sdpa.Listening(), without_autocast(q.device):
             call: Call
             # A tensor may be one of Regard's masks as a matrix, and is read as that mask.
             if isinstance(mask, Tensor) and q.ndim == 4:

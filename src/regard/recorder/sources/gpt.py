@@ -24,7 +24,7 @@ from regard.layers import Attention, KVCache
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver, PassTokens
-from regard.recorder.sources.sdpa import CallListener, attend_with_overview, computing, notify, wants_overview
+from regard.recorder.sources.sdpa import CallListener, Computing, attend_with_overview, notify, wants_overview
 from regard.recorder.sources.structure_of_models.structure import modules_of
 from regard.support.override import ContextEntries, MethodWrappers
 
@@ -117,7 +117,7 @@ class LayerWatch:
         if is_plain and not dropout and wants_overview(listeners):
             with_overview = attend_with_overview(prepare(q, k, v, mask=mask, **settings))
         kept = None
-        with computing():
+        with Computing():
             if with_overview is not None:
                 output, lse, kept = with_overview
             elif is_plain:

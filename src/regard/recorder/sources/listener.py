@@ -399,7 +399,7 @@ def _hear_eager(attention: EagerAttention) -> Tensor | None:
     # Asked of the tensors as the model has them, before reading makes copies that nothing follows.
     independent = token_order.why_independent(scores.left, scores.right) if scores.is_known else None
     # Reading the call multiplies and takes a softmax itself; PyTorch has taken the mode off here.
-    with sdpa.reading_mode(takers), sdpa.listening():
+    with sdpa.reading_mode(takers), sdpa.Listening():
         call = _eager_call(attention, independent)
         with without_autocast(device):
             call = sdpa.notify(takers, call)

@@ -33,7 +33,7 @@ def _pass_on(call: RingCall) -> None:
         raise ValueError(
             "regard.intervene cannot edit attention whose rows several processes hold: run the model in one"
         )
-    with sdpa.listening():
+    with sdpa.Listening():
         sdpa.notify(listeners, attention_call(call))
 
 

@@ -78,16 +78,24 @@ open_listeners: ContextEntries[CallListener] = ContextEntries("attention_listene
 _instead: ContextVar[tuple[CallListener, ...] | None] = ContextVar("listeners_instead", default=None)
 
 
-@contextmanager
-def listening(*listeners: CallListener) -> Iterator[None]:
-    """Inside the block, these listeners and no others receive the calls that this context makes."""
-    token = _instead.set(listeners)
-    try:
-        # Without listeners a call is being read, by operators that are not the model's.
-        with nullcontext() if listeners else token_order.paused():
-            yield
-    finally:
-        _instead.reset(token)
+class Listening(token_order.Pause):
+    """Inside the block, these listeners and no others receive the calls that this context makes.
+
+    Without any a call is being read, by operators that are not the model's.
+    """
+
+    def __init__(self, *listeners: CallListener) -> None:
+        self._listeners = listeners
+
+    def __enter__(self) -> None:
+        self._outer = _instead.set(self._listeners)
+        if not self._listeners:
+            super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if not self._listeners:
+            super().__exit__(*error)
+        _instead.reset(self._outer)
 
 
 def current_listeners() -> tuple[CallListener, ...]:
@@ -118,19 +126,20 @@ _computing: ContextVar[bool] = ContextVar("computing", default=False)
 _override = SharedOverride()
 
 
-@contextmanager
-def computing() -> Iterator[None]:
+class Computing(token_order.Pause):
     """Inside the block, an attention is being computed: the functions that it calls are not heard as well."""
-    token = _computing.set(True)
-    try:
-        with token_order.paused():
-            yield
-    finally:
-        _computing.reset(token)
+
+    def __enter__(self) -> None:
+        self._outer = _computing.set(True)
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        _computing.reset(self._outer)
 
 
 def is_computing() -> bool:
-    """Whether this runs inside of `computing`."""
+    """Whether this runs inside of `Computing`."""
     return _computing.get()
 
 
@@ -293,7 +302,7 @@ def observed_attention(
     """Compute `scaled_dot_product_attention` and pass the call to the listeners of this context."""
     # The operations of the comparison are not the model's: with the mode around them a small Llama under
     # `generate` cost 7.1 to 7.9 times the plain run, and 4.1 to 4.2 without.
-    with computing(), without_mode():
+    with Computing(), without_mode():
         return _observed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -326,7 +335,7 @@ def _observed(
     if is_dtensor(query):  # as under PyTorch's context_parallel: each rank has some rows
         result = run(query, key, value)
         own = tuple(x.detach().to_local() for x in cast(Any, (query, key, value, result)))
-        with reading_mode(listeners), listening():
+        with reading_mode(listeners), Listening():
             notify(listeners, read_or_explain(attention_call, *own, attn_mask, is_causal, scale))
         return result
     if current_transform() is not None:
@@ -350,7 +359,7 @@ def _observed(
         output, lse = None, None
     if output is None:
         output = run(query, key, value)
-    with reading_mode(listeners), listening():
+    with reading_mode(listeners), Listening():
         tensors: tuple[Tensor, ...] = (query, key, value, output)
         mask = attn_mask
         call: Call
@@ -465,6 +474,6 @@ def attend_with_overview(problem: AttentionProblem) -> tuple[Tensor, Tensor, Kep
     _, _, T, S = problem.matrix
     if T < kept_overview.MIN_QUERIES or not launch.pools_in_forward(problem):
         return None
-    with computing():
+    with Computing():
         output, lse, cells = launch.run_with_cells(problem, kept_overview.cell_size(T, S))
     return output, lse, KeptOverview(*cells)

@@ -110,10 +110,10 @@ def _observed(read: Read, function: Callable[..., Any]) -> Callable[..., Any]:
         # Mamba-2's step writes the new state into the same tensor (`state.copy_`).
         before = state.detach().clone() if isinstance(state, Tensor) else None
         # Chunks and padding inside of it look like tokens that are cut and shifted.
-        with token_order.paused():
+        with token_order.Pause():
             result = function(*args, **kwargs)
         if listeners:
-            with torch.no_grad(), token_order.paused():
+            with torch.no_grad(), token_order.Pause():
                 call = _read_or_explain(read, arguments, before, result)
             if call is not None:
                 for listener in listeners:

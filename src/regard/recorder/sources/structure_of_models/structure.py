@@ -10,15 +10,25 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 T = TypeVar("T")
 
-_memory: WeakKeyDictionary[nn.Module, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
-"""For each model the fingerprint of its structure, and what was found, by the name of the function."""
+
+class Structure(NamedTuple):
+    """What is known of a model as long as its fingerprint is this one."""
+
+    fingerprint: int
+    names: dict[str, int]
+    """For each module's name, in the order of `named_modules`, its place in the order of `fingerprint`."""
+    found: dict[str, Any]
+    """What was found, by the name of the function."""
+
+
+_memory: WeakKeyDictionary[nn.Module, Structure] = WeakKeyDictionary()
 _unchanged: ContextVar[tuple[nn.Module, dict[str, nn.Module]] | None] = ContextVar(
     "unchanged_model", default=None
 )
@@ -30,10 +40,10 @@ def remembered(find: Callable[[nn.Module], T]) -> Callable[[nn.Module], T]:
 
     @functools.wraps(find)
     def found(model: nn.Module) -> T:
-        known = _known(model)
-        if name not in known:
-            known[name] = find(model)
-        return known[name]  # type: ignore[no-any-return]
+        known = _memory[model] if _is_unchanged(model) else _look_at(model)[0]
+        if name not in known.found:
+            known.found[name] = find(model)
+        return known.found[name]  # type: ignore[no-any-return]
 
     return found
 
@@ -41,8 +51,8 @@ def remembered(find: Callable[[nn.Module], T]) -> Callable[[nn.Module], T]:
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Inside the block, the structure of a model does not change, so that it is looked at once."""
-    _known(model)
-    token = _unchanged.set((model, modules_of(model)))
+    known, modules = _look_at(model)
+    token = _unchanged.set((model, {name: modules[i] for name, i in known.names.items()}))
     try:
         yield
     finally:
@@ -55,27 +65,33 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     return now[1] if now is not None and now[0] is model else dict(model.named_modules())
 
 
-def _known(model: nn.Module) -> dict[str, Any]:
-    """Return what is known of a model as it is now."""
+def _is_unchanged(model: nn.Module) -> bool:
     now = _unchanged.get()
-    if now is not None and now[0] is model and model in _memory:
-        return _memory[model][1]
-    number, before = fingerprint(model), _memory.get(model)
-    if before is None or before[0] != number:
-        _memory[model] = before = number, {}
-    return before[1]
+    return now is not None and now[0] is model and model in _memory
 
 
-def fingerprint(model: nn.Module) -> int:
-    """Return a number that is another if a module of the model, its class or an attribute is another."""
+def _look_at(model: nn.Module) -> tuple[Structure, list[nn.Module]]:
+    """Return what is known of a model as it is now, and its modules in the order of `Structure.names`."""
+    number, modules = fingerprint(model)
+    known = _memory.get(model)
+    if known is None or known.fingerprint != number:
+        places = {module: i for i, module in enumerate(modules)}
+        names = {name: places[module] for name, module in model.named_modules()}
+        known = _memory[model] = Structure(number, names, {})
+    return known, modules
+
+
+def fingerprint(model: nn.Module) -> tuple[int, list[nn.Module]]:
+    """Return a number that is another if a module, its class or an attribute is another; and the modules."""
+    modules, known = [model], {model}
     parts: list[Any] = []
-    pending, known = [model], set()
-    while pending:
-        module = pending.pop()
-        if id(module) in known:
-            continue
-        known.add(id(module))
+    for module in modules:  # which grows
         children = module._modules  # of TorchScript: no dict, but with keys and values
-        parts.append((type(module), id(module), *children.keys(), *map(id, vars(module).values())))
-        pending += [child for child in children.values() if child is not None]
-    return hash(tuple(parts))
+        parts += (type(module), id(module), *children.keys())
+        # A module has some twenty attributes, and this line takes most of the time.
+        parts.extend(map(id, vars(module).values()))
+        for child in children.values():
+            if child is not None and child not in known:
+                known.add(child)
+                modules.append(child)
+    return hash(tuple(parts)), modules

@@ -24,7 +24,7 @@ from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, 
 from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import sdpa, token_order
-from regard.recorder.sources.sdpa import CallListener, current_listeners, listening, notify
+from regard.recorder.sources.sdpa import CallListener, Listening, current_listeners, notify
 from regard.recorder.sources.structure_of_models.structure import modules_of
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED
 from regard.recorder.sources.torch_modules import torch_fused
@@ -94,7 +94,7 @@ def _run_module(
     attention: nn.MultiheadAttention, forward: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Run a module's `forward` so that its calls go to the listeners of its attention, and to no others."""
-    with listening(*(listeners[attention] for listeners in _listeners.get() if attention in listeners)):
+    with Listening(*(listeners[attention] for listeners in _listeners.get() if attention in listeners)):
         return forward(*args, **kwargs)
 
 
@@ -130,14 +130,14 @@ def _with_weights(run: Callable[..., Any]) -> Callable[..., Any]:
         if any(listener.is_editor for listener in listeners):
             return _edited_with_weights(run, bound, listeners)
         dropout = bound.arguments["dropout_p"] if bound.arguments["training"] else 0.0
-        with listening():
+        with Listening():
             result: tuple[Tensor, Tensor] = run(*args, **kwargs)
         # A second run without weights goes through `scaled_dot_product_attention`, which is heard. There
         # PyTorch would use the hint `is_causal` in place of the mask, which it does not with weights.
         bound.arguments |= {"need_weights": False, "is_causal": False, "training": False}
         calls: list[Call] = []
         # The second run is compared, and the model goes on with the first.
-        with listening(_collector(calls)), torch.no_grad():
+        with Listening(_collector(calls)), torch.no_grad():
             recomputed: Tensor = run(*bound.args, **bound.kwargs)[0]
         problem = dropout_problem(dropout) or difference_problem(result[0].detach(), recomputed)
         for call in calls:
@@ -165,7 +165,7 @@ def _edited_with_weights(
     # As above: with weights PyTorch goes by the mask and not by the hint.
     bound.arguments |= {"need_weights": False, "is_causal": False}
     calls: list[Call] = []
-    with listening(_collector(calls, listeners)):
+    with Listening(_collector(calls, listeners)):
         output: Tensor = run(*bound.args, **bound.kwargs)[0]
     (call,) = calls
     if isinstance(call, UnreadableCall):
@@ -193,7 +193,7 @@ def _fused_attention(run: Callable[..., Any]) -> Callable[..., Any]:
         result: tuple[Tensor, Tensor] = run(*args, **kwargs)
         if listeners := current_listeners():
             # What is computed again here is not the model's.
-            with token_order.paused():
+            with token_order.Pause():
                 _notify_unchanged(listeners, torch_fused.attention(result[0], *args, **kwargs))
         return result
 
@@ -209,7 +209,7 @@ def _fused_layer(run: Callable[..., Any]) -> Callable[..., Any]:
         if not listeners:
             return run(*args, **kwargs)  # type: ignore[no-any-return]
         # What is computed again here is not the model's, and cuts its tensors into heads.
-        with token_order.paused():
+        with token_order.Pause():
             result: Tensor = run(*args, **kwargs)
             call = torch_fused.encoder_layer(result, torch_fused.EncoderLayer(*args, **kwargs))
             _notify_unchanged(listeners, call)

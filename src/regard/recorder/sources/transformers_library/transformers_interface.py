@@ -27,6 +27,7 @@ from regard.recorder.sources.structure_of_models.function_arguments import atten
 from regard.recorder.sources.transformers_library.mask_recognition import origins
 from regard.recorder.sources.transformers_library.transformers_attention import register
 from regard.recorder.sources.transformers_library.transformers_masks import mask_origin
+from regard.support.lru import LRUCache
 from regard.support.override import ContextEntries, SharedOverride
 
 if TYPE_CHECKING:
@@ -51,28 +52,28 @@ def intercepted(listener: Listener) -> Iterator[None]:
         )
     register()
     with _override.opened():
-        _override.replace(AttentionInterface, "get_interface", _get_interface)
+        _override.replace(AttentionInterface, "get_interface", _return_observed)
         # Most models call `get_interface`; EdgeTAM and others index the interface.
-        _override.replace(AttentionInterface, "__getitem__", _getitem)
+        _override.replace(AttentionInterface, "__getitem__", _return_observed)
         _override.replace(AttentionMaskInterface, "__getitem__", _get_mask_function)
         with _listeners.added(listener):
             yield
 
 
-def _get_interface(get: Callable[..., Any]) -> Callable[..., Any]:
+def _return_observed(get: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method of the interface that returns a function, which every layer calls."""
+    # By id, which is the function's own as long as what wraps it is here.
+    observed: LRUCache[Callable[..., Any]] = LRUCache(64)
+
     @functools.wraps(get)
-    def get_interface(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _observed(get(self, *args, **kwargs))
+    def get_observed(*args: Any, **kwargs: Any) -> Any:
+        function = get(*args, **kwargs)
+        # One of the two methods may return what the other has wrapped.
+        if not _listeners.get() or hasattr(function, "_regard_observed"):
+            return function
+        return observed.get(id(function), lambda: _observed(function))
 
-    return get_interface
-
-
-def _getitem(get: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(get)
-    def getitem(self: Any, name: str) -> Any:
-        return _observed(get(self, name))
-
-    return getitem
+    return get_observed
 
 
 def _get_mask_function(get: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,10 +96,6 @@ def _get_mask_function(get: Callable[..., Any]) -> Callable[..., Any]:
 
 def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an attention function so that the listeners of the calling module receive its calls."""
-    # One of the two methods may return what the other has wrapped.
-    if not _listeners.get() or hasattr(function, "_regard_observed"):
-        return function
-
     # A function that somebody has registered may have PyTorch's under any name.
     is_known = str(getattr(inspect.unwrap(function), "__module__", "")).startswith("transformers.")
     run = function if is_known else functools.partial(sdpa.run_in_mode, function)
@@ -123,18 +120,18 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
         collector = sdpa.CallListener(edit_and_collect, bool(editors), wants_overview, query.shape)
         # Eager attention is read by its arguments here, and not followed as a module's own code.
-        with sdpa.listening(collector), sdpa.without_mode():
+        with sdpa.Listening(collector), sdpa.without_mode():
             result = run(module, query, *args, **kwargs)
         calls = inner
         if not inner:
-            with sdpa.reading_mode(takers), without_autocast(query.device), sdpa.listening():
+            with sdpa.reading_mode(takers), without_autocast(query.device), sdpa.Listening():
                 call = read_or_explain(
                     attention_call, function, module, query, *args, **kwargs, result=result
                 )
                 calls = [sdpa.notify(editors, call)]
                 result = _edited_result(result, calls[0])
         # An edited output keeps its gradients above; what is recorded needs none.
-        with torch.no_grad(), without_autocast(query.device), sdpa.listening(), sdpa.without_mode():
+        with torch.no_grad(), without_autocast(query.device), sdpa.Listening(), sdpa.without_mode():
             for call in _checked_calls(inner, result, *args, **kwargs) if inner else calls:
                 sdpa.notify((x for x in takers if not x.is_editor), call)
         return result
