@@ -76,11 +76,9 @@ class ComparedCall(NamedTuple):
     problem: str | None = None  # a reason why the layer cannot be certified, if one is known
     against: str = OWN_OUTPUT  # a name for the output
 
-    def is_like(self, other: ComparedCall) -> bool:
-        """Whether two calls can be compared as one batch."""
-        return self._settings() == other._settings() and bool(self.m.mask == other.m.mask)
-
-    def _settings(self) -> tuple[object, ...]:
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What two calls must have in common, beside their masks, to be compared as one batch."""
         tensors = (self.v, self.output, self.m.lse)
         shapes = (*((x.shape, x.dtype) for x in tensors), self.m.matrix, self.m.stored_dtype, self.m.device)
         return (*shapes, self.m.scale, self.m.softcap, self.own_lse, self.problem is None)
@@ -136,9 +134,12 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
 def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     """Return the evidence of comparisons, which are made in as few operations as can be."""
     batches: list[list[int]] = []
-    for i, comparison in enumerate(comparisons):
-        batch = next((x for x in batches if _fits(comparison, [comparisons[j] for j in x])), None)
-        if batch is None:
+    settings = [comparison.settings for comparison in comparisons]
+    for i, own in enumerate(settings):
+        alike = (
+            x for x in batches if settings[x[0]] == own and _fits(comparisons[x[0]], comparisons[i], len(x))
+        )
+        if (batch := next(alike, None)) is None:
             batches.append([i])
         else:
             batch.append(i)
@@ -154,10 +155,11 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     return [evidence[i] for i in range(len(comparisons))]
 
 
-def _fits(comparison: ComparedCall, batch: list[ComparedCall]) -> bool:
-    first = batch[0]
-    fits = (len(batch) + 1) * first.tile_bytes <= first.tile_limit
-    return fits and first.can_be_joined and comparison.can_be_joined and comparison.is_like(first)
+def _fits(first: ComparedCall, comparison: ComparedCall, number: int) -> bool:
+    """Whether a comparison fits into a batch of this number, the first of which has the same settings."""
+    if (number + 1) * first.tile_bytes > first.tile_limit or first.m.mask != comparison.m.mask:
+        return False
+    return first.can_be_joined and comparison.can_be_joined
 
 
 _RATIO, _TOLERANCE, _SUMS, _EMPTY, _UNCLEAR, _SCORE, _WEIGHTS, _TOTAL = range(8)
