@@ -232,7 +232,7 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
 
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads].to(m.dtype)  # (B, h, rows, E)
-        grouped = part_weights.view(B, values.shape[1], -1, S)
+        grouped = part_weights.reshape(B, values.shape[1], -1, S)
         values = values if finite else _used_values(grouped, values)
         sizes_of_values = values.abs()
         # Σ w v and Σ w |v|: (B, g, h / g · rows, E) each.
