@@ -228,7 +228,7 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         part_weights = part.tile(rows)  # (B, h, rows, S)
         lse = part.lse[:, :, rows]  # (B, h, rows)
         # NaN is not the mark of a row without a visible key, and is not to be left out like one.
-        visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
+        hidden = lse == -torch.inf  # rows without a visible key
 
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads].to(m.dtype)  # (B, h, rows, E)
@@ -254,11 +254,11 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
             # give zeros.
             mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
             room = (sizes_of_values.mean(2, keepdim=True) * rounding + lost).repeat_interleave(group, 1)
-            ratio = ratio.where(visible[..., None], _empty_row_error(model_output, mean) / room)
-            tolerance = tolerance.where(visible[..., None], room)
+            ratio = torch.where(hidden[..., None], _empty_row_error(model_output, mean) / room, ratio)
+            tolerance = torch.where(hidden[..., None], room, tolerance)
         else:
             # What a kernel returns for a row without a visible key is its own business: zeros, NaN or a mean.
-            ratio.masked_fill_(~visible[..., None], 0.0)
+            ratio.masked_fill_(hidden[..., None], 0.0)
         at_worst = [zero, zero]
         if ratio.numel():
             worst, place = ratio.reshape(n, -1).max(1, keepdim=True)  # NaN if there is one
@@ -268,16 +268,15 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         row_sum = part_weights.sum(-1)
         if part.sinks is not None:
             row_sum = row_sum + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
-        sum_error = ((row_sum - 1.0) * visible).abs().reshape(n, -1).amax(1)
+        sum_error = (row_sum - 1.0).masked_fill_(hidden, 0.0).abs_().reshape(n, -1).amax(1)
 
-        empty_rows = (
-            (~visible).all(1).reshape(n, -1, len(first.rows)).any(1).sum(1)
-        )  # in every head, in some text
-        largest_score = lse.abs().masked_fill(~visible, 0.0).reshape(n, -1).amax(1)
+        in_no_head = hidden.all(1).reshape(n, -1, len(first.rows))
+        empty_rows = in_no_head.any(1).sum(1)  # of some text
+        largest_score = lse.abs().masked_fill_(hidden, 0.0).reshape(n, -1).amax(1)
         unclear = _undetermined(part, first.rows, values, tolerance) if is_judged else zero[:, None]
         undetermined = unclear.reshape(n, -1).any(1)
         weight_error = (
-            zero if first.weights is None else _own_weight_error(first, part, heads, part_weights, visible)
+            zero if first.weights is None else _own_weight_error(first, part, heads, part_weights, ~hidden)
         )
         columns = (*at_worst, sum_error, empty_rows, undetermined, largest_score, weight_error, total)
         numbers.append(torch.stack([x.to(m.dtype) for x in columns], 1))
