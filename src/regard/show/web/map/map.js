@@ -3,7 +3,7 @@
 // It puts the parts together: thumbnails, canvas, controls, legend, notes, export.
 
 import { AttributionPanel } from "../parts/attribution_panel.js";
-import { captureTitle, layerOf } from "../data/layers.js";
+import { layerOf } from "../data/layers.js";
 import { badge, choice, element, makeButton } from "../parts/dom.js";
 import { foldedSettings } from "../parts/controls.js";
 import { withPart } from "../parts/later_parts.js";
@@ -84,7 +84,7 @@ export class MapView {
       this.title.textContent = `Layer ${layer.key}, head ${state.head}`;
       const { certified, unplaced } = layer.evidence;
       this.proof.replaceChildren(...(certified && !unplaced ? [] : [badge(layer.evidence)]));
-      this.small.show(state, quantity);
+      this.small.show(state);
       this.readout.showLayer(captured);
       this.cut.show(layer.key, state.head);
       this.named = name;
@@ -134,12 +134,11 @@ export class MapView {
    * @param {Scene} scene
    */
   note({ look, z, quantity }) {
-    const { meta, runs, state } = this.app;
-    const other = quantity.against < 0 ? "" : captureTitle(meta, quantity.against);
+    const { runs, state } = this.app;
     const cut = runs.has({ kind: "head", layer: state.layer, head: state.head });
     const zero = cut ? " This head is cut in this run: it attends, but its output is zero." : "";
     const blank = look.blank ? "Every cell is 0. " : "";
-    return blank + noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted }) + zero;
+    return blank + noteOf(look.reduce, z, quantity, this.controls.predicted) + zero;
   }
 
   /**
