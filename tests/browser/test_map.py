@@ -352,14 +352,6 @@ def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None
     expect(page.locator(".map-notes")).to_contain_text("The output was changed after attention")
 
 
-def test_a_map_of_zeros_says_so(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(f"{serve([captured(20), captured(20)]).address}#against=1")
-    expect(page.locator(".map-foot")).to_contain_text("Every cell is 0.")
-    expect(page.locator(".bar")).to_have_attribute(
-        "aria-label", "Colours from −100 points to +100 points, linear"
-    )
-
-
 def test_the_legend_names_what_lies_beyond_only_where_something_does(
     page: Page, saved: Callable[..., str]
 ) -> None:
