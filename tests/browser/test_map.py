@@ -15,7 +15,6 @@ from playwright.sync_api import Page, expect
 import regard
 from regard.recorder import Capture, Evidence, Layer
 from regard.show.saved import pack as packing
-from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually, open_settings, settle, state
 from tests.captures import captured
 from tests.sampling import share
@@ -346,14 +345,6 @@ def test_layers_say_what_they_are(page: Page, saved: Callable[..., str]) -> None
     page.get_by_label("Layer 2, head 3").click()
     expect(page.locator(".map-title .badge")).to_have_text("Not certified")
     expect(page.locator(".map-notes")).to_contain_text("The output was changed after attention")
-
-
-def test_a_map_of_zeros_says_so(page: Page, serve: Callable[..., BackgroundServer]) -> None:
-    page.goto(f"{serve([captured(20), captured(20)]).address}#against=1")
-    expect(page.locator(".map-foot")).to_contain_text("Every cell is 0.")
-    expect(page.locator(".bar")).to_have_attribute(
-        "aria-label", "Colours from −100 points to +100 points, linear"
-    )
 
 
 def test_the_legend_names_what_lies_beyond_only_where_something_does(

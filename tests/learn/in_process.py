@@ -13,7 +13,7 @@ from regard.checker.subject.locate import import_place
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution, solution_of
 from regard.learn.judgement import judge, judge_task, tasks_of
-from regard.learn.lesson import Lesson, Outcome
+from regard.learn.lesson import Lesson, Outcome, Task
 
 
 def judge_here(
@@ -28,20 +28,31 @@ def judge_here(
         sys.modules.pop(f"checked_{path.stem}", None)
 
 
-def judge_form(number: int, form: str, folder: Path) -> Outcome:
-    """Judge one task of a lesson whose solution has another form of one function or class."""
+def judge_one(lesson: Lesson, task: Task, program: str) -> Outcome:
+    """Judge one task of a program."""
+    places = sys.path.copy()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / lesson.file
+        path.write_text(program, encoding="utf-8")
+        try:
+            return judge_task(lesson, task, import_place(str(path)), path)
+        finally:
+            sys.path[:] = places
+            sys.modules.pop(f"checked_{path.stem}", None)
+
+
+def with_form(number: int, form: str) -> tuple[Lesson, Task, str]:
+    """A lesson, a task of it, and the solution with another form of that function or class."""
     lesson = get_lesson(number)
     name = form.split()[1].partition("(")[0]
-    path = folder / lesson.file
-    program = plain_solution(lesson.solution)
-    path.write_text(program.replace(solution_of(lesson.solution, name), form.strip("\n")), encoding="utf-8")
     (task,) = (task for task in tasks_of(lesson) if task.name == name)
-    places = sys.path.copy()
-    try:
-        return judge_task(lesson, task, import_place(str(path)), path)
-    finally:
-        sys.path[:] = places
-        sys.modules.pop(f"checked_{path.stem}", None)
+    own = solution_of(lesson.solution, name)
+    return lesson, task, plain_solution(lesson.solution).replace(own, form.strip("\n"))
+
+
+def judge_form(number: int, form: str) -> Outcome:
+    """Judge one task of a lesson whose solution has another form of one function or class."""
+    return judge_one(*with_form(number, form))
 
 
 @cache

@@ -1,26 +1,25 @@
-"""Every hint is followed: none may lead into another error, or to the same verdict."""
+"""Every hint is followed: none leads into another error or to the same verdict, or gives a number away."""
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
-import tempfile
-import textwrap
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from regard.checker.subject.locate import import_place
+from regard.cli.learn import second_hint
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.exercise import find_names, plain_solution
-from regard.learn.judgement import judge_task, tasks_of, usual_mistakes_of
-from regard.learn.lesson import Lesson, Outcome, Task
+from regard.learn.judgement import judge_module, tasks_of, usual_mistakes_of
+from regard.learn.judges.tables.edits import definition, edit
+from regard.learn.judges.tables.functions import FunctionTask
+from regard.learn.lesson import Lesson, Task
+from tests.learn.hints import check_that_hints_lead_to_the_solution
+from tests.learn.in_process import judge_one
 from tests.sampling import share
 
-LINE = re.compile(r"(after )?line (\d+): (.+)$", re.DOTALL)
-ROUNDS = 3  # a program with two mistakes needs two hints
 TABLES = tomllib.loads(Path(__file__).with_name("beginners_mistakes.toml").read_text(encoding="utf-8"))
 HINTED = TABLES["hinted"]
 # A lesson, the prediction in its solution, a guess in its place, and what is said to it.
@@ -28,8 +27,14 @@ GUESSES = (
     (1, "= 0.4298", "= 1 / 6", "guessed", "is 0.4298"),
     (1, "= 0.4298", "= 0.45", "done", "is 0.4298"),
     (1, "= 0.4298", "= 46", "wrong", "between 0 and 1"),
+    (1, "= 0.4298", "= 0,43", "unfinished", "with a point"),
     (2, "= 0.4743", "= 0.8187", "guessed", "is 0.4743"),
     (3, "= math.sqrt(64)", "= 16", "wrong", "more than 10% off"),
+    (3, "= math.sqrt(64)", "= 7.5", "done", "is 8"),
+    (3, "= math.sqrt(64)", "= 64", "wrong", "64 is the variance"),
+    (3, "= math.sqrt(64)", "= 1", "wrong", "of one product"),
+    (3, "= math.sqrt(64)", "= 1 / 8", "wrong", "what to multiply"),
+    (3, "= math.sqrt(64)", "= '8'", "unfinished", "expected a number"),
     (5, "= 1.503", "= 0.7518", "wrong", "multiplies them by"),
     (5, "= 1.503", "= 1.0", "wrong", "on average only"),
     (5, "= 1.503", "= 0.993", "wrong", "where the last weight is dropped"),
@@ -45,29 +50,53 @@ GUESSES = (
     (11, "= (4, 2)", "= (4, 3)", "wrong", "the clearest head gives 0.76"),
     (12, "= 1e-6", "= 1e-7", "done", "you guessed 1e-07"),
     (12, "= 1e-6", "= 0", "guessed", "you guessed 0"),
+    (13, "groups = 21.5", "groups = 10.7", "wrong", "only the keys"),
+    (13, "groups = 21.5", "groups = 5", "wrong", "more than 5% off"),
+    (14, "layers = 9", "layers = 12", "wrong", "counts each token itself"),
+    (15, "scores = 268", "scores = 67.1", "wrong", "each takes 4 bytes"),
+    (16, "large = 64", "large = 128", "wrong", "does not hold keys alone"),
+    (16, "large = 64", "large = 65", "wrong", "one token too many"),
+    (17, "lost = 0.073", "lost = 0.75", "wrong", "they are the weak ones"),
+    (17, "lost = 0.073", "lost = 0.5", "wrong", "more than 20% off"),
 )
 
 
-def cases(table: str) -> list[tuple[int, str, str]]:
-    """The lesson, the right text and the wrong one of every mistake of a table."""
+def cases(table: str) -> list[tuple[int, str, str, str]]:
+    """The lesson, the right text, the wrong one and what is said, of every mistake of a table."""
     return [
-        (int(number), right, wrong)
+        (int(number), right, *((wrong, "") if isinstance(wrong, str) else wrong))
         for number, mistakes in TABLES[table].items()
         for right, wrongs in mistakes.items()
         for wrong in wrongs
     ]
 
 
+def wrong_ways() -> list[tuple[int, str, str, str]]:
+    """The wrong ways that the judges of lessons 13 to 17 know, each as another definition."""
+    return [
+        (
+            lesson.number,
+            definition(function.lesson, function.name),
+            edit(function.lesson, function.name, way.right, way.wrong),
+            way.said,
+        )
+        for lesson in LESSONS[13:18]
+        for function in vars(judge_module(lesson)).values()
+        if isinstance(function, FunctionTask)
+        for way in function.wrong_ways
+    ]
+
+
 # Those of lessons 13 to 17 are as many as all before, and judged by one mechanism: a run has a share of them.
 LATE = 13
 EARLY_MISTAKES = [case for case in cases("mistakes") if case[0] < LATE]
-LATE_MISTAKES = [case for case in cases("mistakes") if case[0] >= LATE]
+LATE_MISTAKES = [case for case in cases("mistakes") if case[0] >= LATE] + wrong_ways()
 # The checker takes a second to name one of these, so that a run has a share of them.
 SLOW = [
     *cases("by_checker"),
     *(
-        (lesson.number, mistake.right, mistake.wrong)
-        for lesson in LESSONS
+        (lesson.number, mistake.right, mistake.wrong, mistake.name)
+        for lesson in LESSONS[:LATE]
         if lesson.has_code
         for mistake in usual_mistakes_of(lesson)
     ),
@@ -83,62 +112,18 @@ def task_with(lesson: Lesson, text: str) -> Task:
     return task
 
 
-def judge_one(lesson: Lesson, task: Task, program: str) -> Outcome:
-    """Judge one task of a program."""
-    places = sys.path.copy()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / lesson.file
-        path.write_text(program, encoding="utf-8")
-        try:
-            return judge_task(lesson, task, import_place(str(path)), path)
-        finally:
-            sys.path[:] = places
-            sys.modules.pop(f"checked_{path.stem}", None)
-
-
-def follow(program: str, hint: str) -> str:
-    """Do what a hint says: write its line in the place of another, or after it."""
-    found = LINE.search(hint)
-    assert found, hint
-    after, number, code = found[1], int(found[2]), found[3]
-    statements = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.stmt)]
-    statement = next(node for node in statements if node.lineno == number)
-    lines = program.splitlines()
-    indented = textwrap.indent(code, " " * statement.col_offset)
-    end = statement.end_lineno or number
-    lines[end if after else number - 1 : end] = [indented]
-    return "\n".join(lines) + "\n"
-
-
-def check_that_hints_lead_to_the_solution(number: int, right: str, wrong: str) -> None:
-    lesson = get_lesson(number)
-    solution = plain_solution(lesson.solution)
-    assert lesson.solution.count(right), right
-    program = plain_solution(lesson.solution.replace(right, wrong))
-    task = task_with(lesson, right)
-    outcome = judge_one(lesson, task, program)
-    assert outcome.status == "wrong", outcome
-    for _ in range(ROUNDS):
-        told = HINTED.get(str(number), {}).get(wrong)
-        assert not told or told in outcome.hint, outcome
-        program = program.replace(wrong, told) if told else follow(program, outcome.hint)
-        if ast.dump(ast.parse(program)) == ast.dump(ast.parse(solution)):
-            return  # which is right: `test_lessons`
-        followed = judge_one(lesson, task, program)
-        if followed.status == "done":
-            return
-        assert "Error" not in followed.message, (outcome.hint, followed)
-        assert (followed.message, followed.mistake) != (outcome.message, outcome.mistake)
-        outcome = followed
-    raise AssertionError(f"{ROUNDS} hints did not lead to a right program: {outcome}")
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("number", "right", "wrong"), share(EARLY_MISTAKES, 12) + share(LATE_MISTAKES, 16) + share(SLOW, 48)
+    ("number", "right", "wrong", "said"),
+    share(EARLY_MISTAKES, 12) + share(LATE_MISTAKES, 16) + share(SLOW, 48),
 )
-def test_a_hint_leads_out_of_a_mistake(number: int, right: str, wrong: str) -> None:
-    check_that_hints_lead_to_the_solution(number, right, wrong)
+def test_a_hint_leads_out_of_a_mistake(number: int, right: str, wrong: str, said: str) -> None:
+    lesson = get_lesson(number)
+    assert right in lesson.solution
+    told = HINTED.get(str(number), {}).get(wrong)
+    program = plain_solution(lesson.solution.replace(right, wrong))
+    hinted = (wrong, told) if told else None
+    check_that_hints_lead_to_the_solution(lesson, task_with(lesson, right), program, said, hinted)
 
 
 @pytest.mark.parametrize(("number", "right", "guess", "status", "said"), GUESSES)
@@ -149,3 +134,8 @@ def test_a_guess_is_judged_by_its_distance(
     program = plain_solution(lesson.solution.replace(right, guess))
     outcome = judge_one(lesson, task_with(lesson, right), program)
     assert (outcome.status, said in outcome.message) == (status, True), outcome
+    if status == "wrong":
+        assert outcome.hint
+        told = " ".join((outcome.message, outcome.hint, second_hint(lesson, outcome)))
+        answer = {"math.sqrt(64)": "8"}.get(right.split("= ")[1], right.split("= ")[1])
+        assert not re.search(rf"(?<![\d.,]){re.escape(answer)}(?![\d.,])", told), told

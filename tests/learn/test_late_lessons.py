@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from regard.attention.masks.named_masks import causal
 from regard.checker.catalogue import CATALOGUE
 from regard.heads import scores, uniform
 from regard.learn.course import LESSONS, get_lesson
+from regard.learn.exercise import plain_solution
 from regard.learn.judgement import judge_module
 from regard.learn.judges import trained_heads, transplant
 from regard.learn.judges.tables import losses
+from regard.learn.judges.tables.edits import define
 from regard.learn.mistakes import MODEL_MISTAKES, find_mistake
 from regard.learn.page import lesson_page
 from regard.maps import attention_map
@@ -23,13 +26,13 @@ from tests.learn.in_process import judged
 
 
 @pytest.mark.parametrize("kind", ["previous_token", "induction"])
-def test_the_loops_of_lesson_11_give_the_scores_of_regard(kind: str) -> None:
+def test_the_functions_of_lesson_11_give_the_scores_of_regard(kind: str) -> None:
     ids = torch.randint(5, (1, 20), generator=torch.Generator().manual_seed(0))
     q, k = torch.randn(2, 1, 3, 20, 4, generator=torch.Generator().manual_seed(1))
     m = attention_map(q, k, mask=causal)
     expected = getattr(scores(m, ids), kind)[0]
-    loops = [trained_heads.SCORES[kind](head, ids[0]) for head in m.to_dense()[0]]
-    assert loops == pytest.approx(expected.tolist(), abs=1e-6)
+    own = [trained_heads.score(kind, head, ids[0]) for head in m.to_dense()[0]]
+    assert own == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_the_baseline_of_lesson_11_is_that_of_regard() -> None:
@@ -55,25 +58,22 @@ def test_a_head_that_does_it_less_clearly_counts_too(tmp_path: Path) -> None:
 
 
 def test_the_reference_of_lesson_12_is_the_layer() -> None:
-    """The float64 attention that judges the learner's agrees with what the model's own layers gave."""
+    """The solution, which judges the learner's, agrees with what the model's own layers gave."""
     for layer in range(6):
-        q, k, v = transplant._project(layer)
-        weights = transplant._attend(transplant.rotated(q), transplant.rotated(k))
-        merged = (weights @ v).transpose(1, 2).flatten(2)
-        out = merged @ transplant.block_of(layer).attention.out.weight.detach().double().mT
+        out, weights = transplant._run(define("transplant", "TrainedAttention"), layer)
         given = transplant.layer_call(layer).out
         assert (out - given).abs().max() < 1e-5 * max(1, given.abs().max())
+        assert transplant._exact(layer).dtype == torch.float64
+        torch.testing.assert_close(weights.double(), transplant._exact(layer), atol=1e-5, rtol=0)
 
 
 def test_another_pairing_gives_another_map() -> None:
     """In some weight of some layer by more than 0.5, as lesson 12 says."""
-    differences = []
-    for layer in range(6):
-        q, k, _ = transplant._project(layer)
-        right = transplant._attend(transplant.rotated(q), transplant.rotated(k))
-        other = transplant._attend(*(transplant.rotated(x, neighbours=True) for x in (q, k)))
-        torch.testing.assert_close(other.sum(-1), torch.ones_like(other[..., 0]))
-        differences.append((right - other).abs().max().item())
+    program = plain_solution(get_lesson(12).solution)
+    names: dict[str, Any] = {"__name__": "neighbours"}
+    exec(program.replace(transplant.HALVES, transplant.NEIGHBOURS), names)
+    others = [transplant._run(names["TrainedAttention"], layer)[1] for layer in range(6)]
+    differences = [(other - transplant._exact(layer)).abs().max() for layer, other in enumerate(others)]
     assert max(differences) > 0.5
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.learn.in_process import judge_form
+from tests.learn.hints import check_that_hints_lead_to_the_solution
+from tests.learn.in_process import judge_form, with_form
 from tests.sampling import share
 
 LOOP_OVER_HEADS = """
@@ -363,27 +362,25 @@ CASES = [(number, form, swap, said) for (number, form), rows in MISTAKES.items()
 
 
 @pytest.mark.parametrize(("number", "form"), MISTAKES)
-def test_another_form_has_the_right_numbers(number: int, form: str, tmp_path: Path) -> None:
-    outcome = judge_form(number, form, tmp_path)
+def test_another_form_has_the_right_numbers(number: int, form: str) -> None:
+    outcome = judge_form(number, form)
     rightly = ("the numbers are right", "It works on one text")
     assert outcome.status == "done" or outcome.message.startswith(rightly), outcome
     assert not outcome.mistake
 
 
 @pytest.mark.parametrize(("number", "form", "swap", "said"), share(CASES, 2))
-def test_a_mistake_is_known_in_every_form(
-    number: int, form: str, swap: list[str], said: str, tmp_path: Path
-) -> None:
+def test_a_mistake_is_known_in_every_form(number: int, form: str, swap: list[str], said: str) -> None:
     assert swap[0] in form
-    outcome = judge_form(number, form.replace(*swap), tmp_path)
-    assert outcome.status == "wrong"
-    assert said in f"{outcome.status} {outcome.mistake} {outcome.message} {outcome.hint}", outcome
+    lesson, task, program = with_form(number, form.replace(*swap))
+    right = judge_form(number, form)
+    check_that_hints_lead_to_the_solution(lesson, task, program, said, right=right)
 
 
 @pytest.mark.parametrize(
     "body", ["    return False\n", "    return (attention(x)[0] == attention(x)[0]).all()\n"]
 )
-def test_no_hint_says_which_answer_to_return(body: str, tmp_path: Path) -> None:
-    outcome = judge_form(4, f"\ndef finds_leak(attention, x):\n{body}", tmp_path)
+def test_no_hint_says_which_answer_to_return(body: str) -> None:
+    outcome = judge_form(4, f"\ndef finds_leak(attention, x):\n{body}")
     assert outcome.status == "wrong"
     assert "return True" not in outcome.hint.partition("; line")[2]

@@ -330,8 +330,8 @@ def _key(outcome: Outcome, program: str) -> str:
     return f"{outcome.task} {digest}: {outcome.message}"
 
 
-def _second_hint(lesson: Lesson, outcome: Outcome) -> str:
-    """What a second hint adds: the lines of the task. A number to predict is not given away."""
+def second_hint(lesson: Lesson, outcome: Outcome) -> str:
+    """Return what a second hint adds: the lines of the task. A number to predict is not given away."""
     from regard.learn.exercise import solution_of
 
     if outcome.more:
@@ -357,7 +357,7 @@ def _print_outcomes(
             text = outcome.hint or f"none for this; regard learn {lesson.number} --solution has the lines"
             console.print(Text.assemble(("  hint: ", "cyan"), escape(text)))
             if outcome.task in hinted:
-                more = _second_hint(lesson, outcome)
+                more = second_hint(lesson, outcome)
                 console.print(Text.assemble(("  more:\n", "cyan"), escape(more)), soft_wrap=True)
     if hinted is None and any(outcome.hint for outcome in outcomes):
         console.print(f"\nHow to fix it: regard learn {lesson.number} --hint", style="dim")

@@ -112,6 +112,12 @@ class _Runs:
                 return node
         return None
 
+    def before_the_first(self, first: Assignment, match: Assignment) -> LineDifference:
+        """The difference that a line is which should stand before the first one of a function."""
+        both = f"{_line(match.statement, self.solution)}; {_line(first.statement, self.mine)}"
+        said = f"{match.function} needs a line before this one"
+        return LineDifference(first.statement.lineno, match.name, said, both)
+
     def missing(self, match: Assignment) -> LineDifference | None:
         """The difference that a line of the solution is which was left out."""
         said = f"a line that changes `{match.name}` is missing, or its result is not assigned"
@@ -214,7 +220,11 @@ def _find_unset(runs: _Runs, has_ended: bool = True) -> LineDifference | None:
             return runs.replaced(others[0], match, f"{match.function} needs another line")
         is_attribute = match.name.startswith("self.")
         if is_result or number or is_attribute or is_call or runs.lone_expression(match):
-            return runs.missing(match) or runs.replaced(made[-1], match, f"{match.function} needs this line")
+            if found := runs.missing(match):
+                return found
+            if is_call:  # super().__init__(), which no line stands before
+                return runs.before_the_first(made[0], match)
+            return runs.replaced(made[-1], match, f"{match.function} needs this line")
     return None
 
 

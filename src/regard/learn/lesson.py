@@ -119,7 +119,8 @@ class Trial:
     """How a task is run beside the solution, to find where the two part (see `first_difference`).
 
     `inputs` are the arguments of the function, or of the forward pass of the module that `init` makes; a
-    function returns those that take long to make. `then` is called with the result and the inputs.
+    function returns those that take long to make. `then` is called with the result and the inputs: what it
+    returns is compared in place of the result, where a function has an effect on its inputs.
     """
 
     inputs: tuple[Any, ...] | Callable[[], tuple[Any, ...]]

@@ -84,8 +84,11 @@ def run_trial(program: Program, task: str, trial: Trial, state: dict[str, Tensor
                 method = getattr(thing, "attention", None)
                 # A block has a part of this name, too; a method gives the weights beside the output.
                 thing = thing if method is None or isinstance(method, nn.Module) else method
-            result = thing(*inputs)
-            trial.then(result, *inputs)
+            # As the judge calls a function: a write to a weight fails there unless it stands in no_grad.
+            with torch.set_grad_enabled(trial.init is None):
+                result = thing(*inputs)
+            effect = trial.then(result, *inputs)
+            result = result if effect is None else effect
     except Exception as error:
         return TrialRun(assignments, result, error, state)
     return TrialRun(assignments, result, None, state)

@@ -1,7 +1,7 @@
 """Lesson 11: scores of heads, heads that are named by them, and a head that is cut.
 
-A score is compared with a plain loop over queries and keys; a named head counts if its score is clearly above
-that of uniform attention; a cut is judged by what reaches the output projection.
+A score is compared with that of the solution on a random map; a named head counts if its score is clearly
+above that of uniform attention; a cut is judged by what reaches the output projection.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from regard.gpt import GPT
 from regard.gpt.block import Block
 from regard.heads import repeated
 from regard.heads.labels import MARGIN, MIN_SCORES
+from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.verdicts import largest_difference, named_mistake
 from regard.learn.lesson import Outcome, Task, Trial, UsualMistake, WeightPicture
 
-TOLERANCE = 1e-5
 DRAWS, TOKENS = 10, 25  # random tokens, said twice after a start token
 TEXT = " river army east light river army east light"
 IDS = torch.tensor([2, 0, 1, 1, 3, 0, 1, 2, 2, 0, 3, 1])  # tokens of a random map
-Score = Callable[[Tensor, Tensor], float]
 
 
 @cache
@@ -59,124 +58,77 @@ def repeats(seed: int = 0) -> Tensor:
     return repeated(vocabulary, start=0, tokens=TOKENS, times=2, draws=DRAWS, seed=seed)
 
 
-def previous_token(A: Tensor, ids: Tensor) -> float:
-    """The mean of A[q, q − 1]."""
-    # A plain loop over lists: it is compared with the learner's tensors, and must not share their mistakes.
-    rows = A.tolist()
-    return float(sum(rows[q][q - 1] for q in range(1, len(ids))) / (len(ids) - 1))
-
-
-def sink(A: Tensor, ids: Tensor) -> float:
-    """The mean of A[q, 0]."""
-    return A[:, 0].mean().item()
-
-
-def induction(A: Tensor, ids: Tensor) -> float:
-    """The mean weight on keys that stand before the query and follow a copy of its token."""
-    return _mean_mass(A, _after_copies(ids))
-
-
-def _after_copies(ids: Tensor) -> list[list[int]]:
-    """For each query, the keys before it whose token before equals the query's token."""
-    tokens = ids.tolist()
-    return [[k for k in range(1, q) if tokens[k - 1] == tokens[q]] for q in range(len(tokens))]
-
-
-def _mean_mass(A: Tensor, keys: list[list[int]], everywhere: bool = False) -> float:
-    """The mean weight of queries on their keys, over the queries that have some, or over all of them."""
-    rows = A.tolist()
-    masses = [sum(rows[q][k] for k in found) for q, found in enumerate(keys) if found or everywhere]
-    return float(sum(masses) / len(masses))
-
-
-SCORES: dict[str, Score] = {"previous_token": previous_token, "sink": sink, "induction": induction}
-
-
-def _sideways(score: Score) -> Score:
-    return lambda A, ids: score(A.mT, ids)
-
-
-def _copies(A: Tensor, ids: Tensor) -> float:
-    return _mean_mass(A, [[k for k in range(q) if ids[k] == ids[q]] for q in range(len(ids))])
-
-
-def _over_all(A: Tensor, ids: Tensor) -> float:
-    return _mean_mass(A, _after_copies(ids), everywhere=True)
-
-
-def _with_later_copies(A: Tensor, ids: Tensor) -> float:
-    return _mean_mass(A, [[k for k in range(1, len(ids)) if ids[k - 1] == ids[q]] for q in range(len(ids))])
-
-
-def _with_place_0(A: Tensor, ids: Tensor) -> float:
-    return _mean_mass(A, [[k for k in range(q) if ids[k - 1] == ids[q]] for q in range(len(ids))])
-
-
-def _with_itself(A: Tensor, ids: Tensor) -> float:
-    return _mean_mass(A, [[k for k in range(1, q + 1) if ids[k - 1] == ids[q]] for q in range(len(ids))])
-
-
-MISTAKES: dict[str, tuple[tuple[str, Score], ...]] = {
-    "previous_token": (("map-read-sideways", _sideways(previous_token)),),
-    "sink": (("map-read-sideways", _sideways(sink)),),
-    "induction": (
-        ("copy-itself-counted", _copies),
-        ("blind-queries-counted", _over_all),
-        ("blind-queries-counted", _with_later_copies),
-        ("map-read-sideways", _sideways(induction)),
-    ),
-}
-REMARKS: dict[str, tuple[tuple[Score, str], ...]] = {
-    "previous_token": (
-        (lambda A, ids: A.diagonal().mean().item(), "this is the attention to itself, A[q, q]"),
-        (
-            lambda A, ids: A.diagonal(-1).sum().item(),
-            "this is the sum; a mean divides it",
-        ),
-    ),
-    "sink": (
-        (lambda A, ids: A[:, -1].mean().item(), "this is the last column; the first key is A[:, 0]"),
-        (lambda A, ids: A[:, 0].sum().item(), "this is the sum; a mean divides it"),
-    ),
-    "induction": (
-        (
-            lambda A, ids: induction(A, ids) / len(ids),
-            "a query's weights on its keys are summed, and a mean divides by the number of all keys",
-        ),
-        (_with_itself, "a key that counts stands before the query, k < q: here the query itself counts, too"),
-        (_with_place_0, "place 0 has no token before it: `roll` puts the last token there, so k > 0 too"),
-    ),
-}
-
-
-def judge_score(kind: str) -> Callable[[Any, ModuleType], Outcome]:
-    """Return a judge of the learner's score of this kind."""
-    name = f"{kind}_score"
-
-    def judge(function: Any, module: ModuleType) -> Outcome:
-        A, ids = _random_map(), IDS
-        given = function(A, ids) if kind == "induction" else function(A)
-        if not isinstance(given, int | float | Tensor) or torch.as_tensor(given).numel() != 1:
-            return Outcome(name, "wrong", "expected one number, the mean over the queries")
-        found, exact = float(given), SCORES[kind](A, ids)
-        if abs(found - exact) < TOLERANCE:
-            return Outcome(name, "done", "agrees with a plain loop over all queries and keys.")
-        for mistake, wrong in MISTAKES[kind]:
-            if abs(found - wrong(A, ids)) < TOLERANCE:
-                return named_mistake(name, mistake)
-        said = f"on a random map of 12 tokens it gives {found:.4f}; the right score is {exact:.4f}"
-        for other, remark in REMARKS[kind]:
-            if abs(found - other(A, ids)) < TOLERANCE:
-                said = f"{said}: {remark}"
-        return Outcome(name, "wrong", said)
-
-    return judge
-
-
 def _random_map() -> Tensor:
     """A causal map of 12 tokens with random weights."""
     scores = torch.randn(12, 12, generator=input_generator())
     return scores.masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
+
+
+def _score_task(kind: str, arguments: tuple[Tensor, ...], ways: tuple[WrongWay, ...]) -> FunctionTask:
+    """The task to write a score of this kind, tried on a random map."""
+    return FunctionTask(
+        "trained_heads",
+        f"{kind}_score",
+        lambda: (Case("on a random map of 12 tokens", (_random_map(), *arguments)),),
+        (Result("score", ""),),
+        ways,
+        "agrees with the definition, on a random map.",
+    )
+
+
+SUM = "this is the sum; a mean divides it"
+COPIES = "(before[None, :] == ids[:, None]) & (k < q) & (k > 0)"
+MASS, MEAN = "(A * follows_a_copy).sum(dim=-1)", "mass[follows_a_copy.any(dim=-1)].mean()"
+SCORES = {
+    "previous_token": _score_task(
+        "previous_token",
+        (),
+        (
+            WrongWay("A.diagonal(-1)", "A.diagonal(1)", "map-read-sideways"),
+            WrongWay("A.diagonal(-1)", "A.diagonal()", said="this is the attention to itself, A[q, q]"),
+            WrongWay("mean()", "sum()", said=SUM),
+        ),
+    ),
+    "sink": _score_task(
+        "sink",
+        (),
+        (
+            WrongWay("A[:, 0]", "A[0]", "map-read-sideways"),
+            WrongWay("A[:, 0]", "A[:, -1]", said="this is the last column; the first key is A[:, 0]"),
+            WrongWay("mean()", "sum()", said=SUM),
+        ),
+    ),
+    "induction": _score_task(
+        "induction",
+        (IDS,),
+        (
+            WrongWay(COPIES, "(ids[None, :] == ids[:, None]) & (k < q)", "copy-itself-counted"),
+            WrongWay(MEAN, "mass.mean()", "blind-queries-counted"),
+            WrongWay(" & (k < q)", "", "blind-queries-counted", hint=f"follows_a_copy = {COPIES}"),
+            WrongWay(MASS, "(A.mT * follows_a_copy).sum(dim=-1)", "map-read-sideways"),
+            WrongWay(
+                MASS,
+                "(A * follows_a_copy).mean(dim=-1)",
+                said="a query's weights on its keys are summed, and a mean divides by the number of all keys",
+            ),
+            WrongWay(
+                "(k < q)",
+                "(k <= q)",
+                said="a key that counts stands before the query, k < q: here the query itself counts, too",
+            ),
+            WrongWay(
+                " & (k > 0)",
+                "",
+                said="place 0 has no token before it: `roll` puts the last token there, so k > 0 too",
+            ),
+        ),
+    ),
+}
+
+
+def score(kind: str, A: Tensor, ids: Tensor) -> float:
+    """Return the score of a map A (T, T) over tokens ids (T,)."""
+    return float(SCORES[kind].right(*((A, ids) if kind == "induction" else (A,))))
 
 
 @cache
@@ -191,14 +143,14 @@ def scores_of_all(kind: str) -> Tensor:
 
 def _mean_score(kind: str, maps: Tensor, ids: Tensor) -> float:
     """The mean of a score over texts ids (B, T) with maps (B, T, T)."""
-    return sum(SCORES[kind](A, text) for A, text in zip(maps, ids, strict=True)) / len(ids)
+    return sum(score(kind, A, text) for A, text in zip(maps, ids, strict=True)) / len(ids)
 
 
 def baseline(kind: str) -> float:
     """Return the score of uniform attention over the visible keys, on one of the texts."""
     ids = repeats()[0]
     visible = torch.ones(len(ids), len(ids)).tril()
-    return SCORES[kind](visible / visible.sum(-1, keepdim=True), ids)
+    return score(kind, visible / visible.sum(-1, keepdim=True), ids)
 
 
 LEAST = MIN_SCORES | {"sink": 0.5}  # the file asks for a head that gives *most* of its attention there
@@ -225,12 +177,10 @@ def judge_head(kind: str) -> Callable[[Any, ModuleType], Outcome]:
                 f"got {answer!r}",
                 hint="the layer comes first, then the head, both counted from 0: (4, 1) is head 1 of layer 4",
             )
-        score, best = scores[place].item(), scores.max().item()
-        said = (
-            f"head {place[1]} of layer {place[0]} gives {score:.2f} of its attention {WHAT[kind]}; uniform "
-        )
+        own, best = scores[place].item(), scores.max().item()
+        said = f"head {place[1]} of layer {place[0]} gives {own:.2f} of its attention {WHAT[kind]}; uniform "
         said += f"attention would give {null:.2f}"
-        if score < max(LEAST[kind], null + MARGIN):
+        if own < max(LEAST[kind], null + MARGIN):
             layer = int(scores.max(1).values.argmax())
             return Outcome(
                 name,
@@ -238,7 +188,7 @@ def judge_head(kind: str) -> Callable[[Any, ModuleType], Outcome]:
                 f"{said}, and the clearest head gives {best:.2f}",
                 hint=f"python lesson11.py prints the scores of every head: look in layer {layer}",
             )
-        rank = int((scores > score).sum())
+        rank = int((scores > own).sum())
         said += ", and no other head gives more" if rank == 0 else f"; the clearest gives {best:.2f}"
         picture = _picture(module) if kind == "induction" else None
         return Outcome(name, "done", f"{said}.", picture=picture)
@@ -302,6 +252,9 @@ def _judge_cut_inputs(name: str, function: Any, model: GPT) -> Outcome | None:
     before, out_before = _projection(model, layer, ids)
     hook = function(model, layer, head)
     if not hasattr(hook, "remove"):
+        block_of(
+            layer
+        ).attention.out._forward_pre_hooks.clear()  # it cannot be removed, and the model is shared
         return Outcome(
             name,
             "wrong",
@@ -353,15 +306,14 @@ def _describe_cut(before: Tensor, after: Tensor, head: int, D: int) -> str:
 def _projection(model: GPT, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """What the output projection of a layer gets (B, T, H · D), and its block gives (B, T, d_model)."""
     merged: list[Tensor] = []
+    residual: list[Tensor] = []
     watching = block_of(layer).attention.out.register_forward_hook(
         lambda _, inputs, out: merged.append(inputs[0].clone())
     )
-    residual: list[Tensor] = []
     after_block = block_of(layer).register_forward_hook(lambda _, inputs, out: residual.append(out))
-    with torch.no_grad():
+    # The learner's hook may raise, and the model is shared.
+    with removed_after(watching), removed_after(after_block), torch.no_grad():
         model(ids)
-    watching.remove()
-    after_block.remove()
     return merged[0], residual[0]
 
 
@@ -399,9 +351,7 @@ def rise_without_induction(module: ModuleType) -> float:
 
 
 TASKS = (
-    Task("previous_token_score", judge_score("previous_token"), trials=(Trial((_random_map(),)),)),
-    Task("sink_score", judge_score("sink"), trials=(Trial((_random_map(),)),)),
-    Task("induction_score", judge_score("induction"), trials=(Trial((_random_map(), IDS)),)),
+    *(function.task() for function in SCORES.values()),
     Task("previous_token_head", judge_head("previous_token")),
     Task("sink_head", judge_head("sink")),
     Task("induction_head", judge_head("induction")),

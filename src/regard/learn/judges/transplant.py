@@ -1,7 +1,7 @@
 """Lesson 12: the learner's attention with the weights of a trained layer, beside what that layer computed.
 
 Each part is judged with the others made by us, and all of them together at the end. A mistake is named by
-computing what it gives from the layer's own queries, keys and values.
+the edit of the solution that gives the same on a layer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.learn.judges.tables.edits import define
 from regard.learn.judges.tables.first_run import error_outcome
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
@@ -30,6 +31,83 @@ LAYER = 3  # for judging the parts
 TOLERANCE = 1e-4
 FREQUENCIES = "frequencies = 10000.0 ** (-torch.arange(0, D, 2) / D), which is 1 for the first pair"
 WEIGHTS = "q, k = rotate(q), rotate(k) after the heads are split; scores = q @ k.mT / self.head_dim**0.5"
+TURNED = "a cos − b sin, b cos + a sin"
+HALVES, NEIGHBOURS = "x[..., : D // 2], x[..., D // 2 :]", "x[..., 0::2], x[..., 1::2]"
+PAIRS = "torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)"
+# Edits of `rotate` in the solution: old and new text, the mistake or what is said, and a hint.
+WRONG_ROTATIONS = (
+    (HALVES, NEIGHBOURS, "other-rotary-pairing", "", ""),
+    (
+        f"{HALVES}\n{PAIRS}",
+        f"{NEIGHBOURS}\n{PAIRS.replace('cat', 'stack')}.flatten(-2)",
+        "other-rotary-pairing",
+        "",
+        "",
+    ),
+    ("a * cos - b * sin", "a * cos + b * sin", "rotation-sign-lost", "", ""),
+    (
+        "torch.arange(T)",
+        "-torch.arange(T)",
+        "",
+        "every pair turns the other way: the minus stands at the wrong sine",
+        f"{TURNED}: torch.cat([-b, a], dim=-1) is what the sine multiplies",
+    ),
+    (
+        "torch.arange(T)",
+        "torch.arange(1, T + 1)",
+        "",
+        "positions begin at 1, and the model's begin at 0: the first token does not turn",
+        "torch.arange(T)",
+    ),
+    (
+        "-torch.arange(0, D, 2)",
+        "torch.arange(0, D, 2)",
+        "",
+        "later pairs turn faster instead of slower: the minus of the exponent is lost",
+        FREQUENCIES,
+    ),
+    ("/ D)", "/ D / 2)", "", "the exponents are half what they should be", FREQUENCIES),
+    ("/ D)", "/ D * 2)", "", "the exponents are twice what they should be", FREQUENCIES),
+)
+ROTATED, SCORES = "q, k = rotate(q), rotate(k)", "q @ k.mT / self.head_dim**0.5"
+MIXED = "self.W_o((weights @ v).transpose(1, 2).reshape(B, T, d_model))"
+VISIBLE = "torch.ones(T, T, dtype=torch.bool).tril()"
+SPLIT = "x.view(B, T, self.num_heads, self.head_dim).transpose(1, 2)"
+ACROSS = "rotate({0}.transpose(1, 2)).transpose(1, 2)"
+WHOLE = "rotate({0}.transpose(1, 2).flatten(2)).view(B, T, -1, self.head_dim).transpose(1, 2)"
+# Edits of `TrainedAttention`.
+WRONG_ATTENTIONS = (
+    (SCORES, "q @ k.mT", "no-scale"),
+    (SCORES, "q @ k.mT / d_model**0.5", "scale-from-model-width"),
+    (SCORES, "q @ k.mT / self.head_dim", "scaled-by-width"),
+    (ROTATED, "q = rotate(q)", "one-side-rotated"),
+    (ROTATED, "k = rotate(k)", "one-side-rotated"),
+    (VISIBLE, VISIBLE.removesuffix(".tril()"), "no-mask"),
+    (SPLIT, "x.view(B, self.num_heads, T, self.head_dim)", "heads-split-by-view"),
+    (SCORES, "k @ q.mT / self.head_dim**0.5", "query-key-swapped"),
+    (VISIBLE, f"{VISIBLE}.tril(-1)", "missing-diagonal"),
+    *(
+        (
+            ROTATED,
+            f"q, k = {first.format('q')}, {second.format('k')}",
+            "",
+            f"`rotate` gets {what}: it turns by the axis before the last, that of the tokens",
+            WEIGHTS,
+        )
+        for what, turn in (("the heads where the tokens should be", ACROSS), ("all heads in one", WHOLE))
+        for first, second in ((turn, "rotate({0})"), ("rotate({0})", turn), (turn, turn))
+    ),
+    (
+        ROTATED,
+        "pass",
+        "",
+        "queries and keys are not rotated: your map knows nothing of positions, and the model's does",
+        ROTATED,
+    ),
+    (MIXED, "(weights @ v).transpose(1, 2).reshape(B, T, d_model)", "output-projection-skipped"),
+    (MIXED, "self.W_o((weights @ v).reshape(B, T, d_model))", "heads-merged-by-view"),
+    (ROTATED, f"{ROTATED}; v = rotate(v)", "values-rotated"),
+)
 NAN = 9.0  # in place of NaN, and no weight
 COPY = "W_q, W_k, W_v = attention.qkv.weight.chunk(3), by rows; W_o takes attention.out.weight"
 
@@ -75,69 +153,36 @@ def layer_call(layer: int) -> LayerCall:
     return LayerCall(*calls[0], inputs[0])
 
 
-def rotated(
-    x: Tensor, neighbours: bool = False, sign: int = -1, start: int = 0, step: float = 2, way: int = 1
-) -> Tensor:
-    """Rotary positions of x (…, T, D), pairing halves or neighbours; with `sign` 1 the minus is lost.
-
-    Positions begin at `start`, exponents grow by `step`, and pairs turn one way or, with `way` -1, the other.
-    """
-    T, D = x.shape[-2:]
-    exponents = -step * torch.arange(D // 2, dtype=x.dtype) / D
-    angles = way * torch.arange(start, start + T, dtype=x.dtype)[:, None] * 10000.0**exponents
-    a, b = (x[..., 0::2], x[..., 1::2]) if neighbours else x.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([a * cos + sign * b * sin, b * cos + a * sin], dim=-1)
-
-
 def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     """Compare the learner's rotation with the right one and with the usual wrong ones."""
     name = "rotate"
     x = torch.randn(2, 3, 5, 8, generator=input_generator())
+    right = define("transplant", name)(x)
     answer = function(x)
     if not isinstance(answer, Tensor) or answer.shape != x.shape:
         shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         return Outcome(name, "wrong", f"expected the shape of x, {tuple(x.shape)}, got {shape}")
-    if largest_difference(answer, rotated(x)) < TOLERANCE:
+    if largest_difference(answer, right) < TOLERANCE:
         return Outcome(name, "done", "each pair turns by an angle that grows with the position.")
-    neighbours = rotated(x, neighbours=True)
     variants = (
-        Variant(neighbours, "other-rotary-pairing"),
-        Variant(torch.stack(neighbours.chunk(2, dim=-1), dim=-1).flatten(-2), "other-rotary-pairing"),
-        Variant(rotated(x, sign=1), "rotation-sign-lost"),
-        Variant(
-            rotated(x, way=-1),
-            said="every pair turns the other way: the minus stands at the wrong sine",
-            hint="a cos − b sin, b cos + a sin: torch.cat([-b, a], dim=-1) is what the sine multiplies",
-        ),
-        Variant(
-            rotated(x, start=1),
-            said="positions begin at 1, and the model's begin at 0: the first token does not turn",
-            hint="torch.arange(T)",
-        ),
-        Variant(
-            rotated(x, step=-2),
-            said="later pairs turn faster instead of slower: the minus of the exponent is lost",
-            hint=FREQUENCIES,
-        ),
-        *(
-            Variant(
-                rotated(x, step=step), said=f"the exponents are {off} what they should be", hint=FREQUENCIES
-            )
-            for step, off in ((1, "half"), (4, "twice"))
-        ),
+        Variant(define("transplant", name, old, new)(x), mistake, said, hint)
+        for old, new, mistake, said, hint in WRONG_ROTATIONS
     )
     if wrong := find_variant(name, answer, variants, TOLERANCE):
         return wrong
     half = x.shape[-1] // 2
-    if largest_difference(answer[..., ::half], rotated(x)[..., ::half]) < TOLERANCE:
+    if largest_difference(answer[..., ::half], right[..., ::half]) < TOLERANCE:
         said = "the first pair turns rightly, by 1 for each position, and others by another angle than theirs"
         return Outcome(name, "wrong", said, hint=FREQUENCIES)
     if largest_difference(answer[..., 0, :], x[..., 0, :]) > TOLERANCE:
         said = "the first token is changed: at position 0 every angle is 0, its cosine 1 and its sine 0"
-        return Outcome(name, "wrong", said, hint="a cos − b sin, b cos + a sin, with positions from 0")
-    hint = "a, b = x[..., : D // 2], x[..., D // 2 :]"
-    return Outcome(name, "wrong", "this does not turn the pairs of channel i and channel i + D/2", hint=hint)
+        return Outcome(name, "wrong", said, hint=f"{TURNED}, with positions from 0")
+    return Outcome(
+        name,
+        "wrong",
+        "this does not turn the pairs of channel i and channel i + D/2",
+        hint=f"a, b = {HALVES}",
+    )
 
 
 class _Projections(nn.Module):
@@ -148,97 +193,28 @@ class _Projections(nn.Module):
         self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(256, 256, bias=False) for _ in range(4))
 
 
-class Projected(NamedTuple):
-    """Queries, keys and values of a layer, (1, H, T, D) each."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-
-
-def _project(layer: int, by_view: bool = False) -> Projected:
-    """The layer's queries, keys and values for TEXT before rotation, in float64."""
-    attention = block_of(layer).attention
-    # float64, so that differences are those of the learner's float32 alone.
-    x = layer_call(layer).x.double()
-    B, T, _ = x.shape
-    H, D = attention.num_heads, attention.head_dim
-    parts = (x @ weight.double().mT for weight in attention.qkv.weight.detach().chunk(3))
-    return Projected(
-        *(part.view(B, H, T, D) if by_view else part.view(B, T, H, D).transpose(1, 2) for part in parts)
+def _wrong_answers(layer: int) -> tuple[list[Variant], list[Variant]]:
+    """The weights that each mistake gives for a layer, and the outputs."""
+    answers = [
+        (*_run(define("transplant", "TrainedAttention", old, new), layer), what)
+        for old, new, *what in WRONG_ATTENTIONS
+    ]
+    return (
+        [Variant(weights.nan_to_num(NAN), *what) for _, weights, what in answers],
+        [Variant(out, *what) for out, _, what in answers],
     )
 
 
-def _attend(
-    q: Tensor, k: Tensor, *, scale: float | None = None, masked: bool = True, below: int = 0
-) -> Tensor:
-    """The weights of rotated queries and keys; with `below` -1 no token sees itself."""
-    T = q.shape[-2]
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    hidden = ~torch.ones(T, T, dtype=torch.bool).tril(below)
-    return torch.softmax(scores.masked_fill(hidden, -torch.inf) if masked else scores, dim=-1)
-
-
-def _across(x: Tensor) -> Tensor:
-    """Turn (1, H, T, D) by the number of the head."""
-    return rotated(x.transpose(1, 2)).transpose(1, 2)
-
-
-def _whole(x: Tensor) -> Tensor:
-    """Turn (1, H, T, D) by positions, all heads as one vector."""
-    tokens = x.transpose(1, 2)  # (1, T, H, D)
-    return rotated(tokens.flatten(2)).view(tokens.shape).transpose(1, 2)
-
-
-def _wrong_weights(layer: int) -> list[Variant]:
-    """The weights that each mistake gives for a layer."""
-    (q, k, _), width = _project(layer), load_model().config.d_model
-    turned_q, turned_k = rotated(q), rotated(k)
-    split = _project(layer, by_view=True)
-    return [
-        Variant(_attend(turned_q, turned_k, scale=1.0), "no-scale"),
-        Variant(_attend(turned_q, turned_k, scale=width**-0.5), "scale-from-model-width"),
-        Variant(_attend(turned_q, turned_k, scale=1 / q.shape[-1]), "scaled-by-width"),
-        Variant(_attend(turned_q, k), "one-side-rotated"),
-        Variant(_attend(q, turned_k), "one-side-rotated"),
-        Variant(_attend(turned_q, turned_k, masked=False), "no-mask"),
-        Variant(_attend(rotated(split.q), rotated(split.k)), "heads-split-by-view"),
-        Variant(_attend(turned_k, turned_q), "query-key-swapped"),
-        Variant(_attend(turned_q, turned_k, below=-1).nan_to_num(NAN), "missing-diagonal"),
-        *(
-            Variant(
-                _attend(*wrong),
-                said=f"`rotate` gets {what}: it turns by the axis before the last, that of the tokens",
-                hint=WEIGHTS,
-            )
-            for what, turn in (
-                ("the heads where the tokens should be", _across),
-                ("all heads in one", _whole),
-            )
-            for wrong in ((turn(q), turned_k), (turned_q, turn(k)), (turn(q), turn(k)))
-        ),
-        Variant(
-            _attend(q, k),
-            said="queries and keys are not rotated: your map knows nothing of positions, and the model's "
-            "does",
-            hint="q, k = rotate(q), rotate(k)",
-        ),
-    ]
-
-
-def _wrong_outputs(layer: int) -> list[Variant]:
-    """The outputs that each mistake gives for a layer, where the weights are right."""
-    q, k, v = _project(layer)
-    project = block_of(layer).attention.out.weight.detach().double()
-    weights = _attend(rotated(q), rotated(k))
-    heads = weights @ v
-    merged = heads.transpose(1, 2).flatten(2)
-    turned = (weights @ rotated(v)).transpose(1, 2).flatten(2)
-    return [
-        Variant(merged, "output-projection-skipped"),
-        Variant(heads.reshape(merged.shape) @ project.mT, "heads-merged-by-view"),
-        Variant(turned @ project.mT, "values-rotated"),
-    ]
+@cache
+def _exact(layer: int) -> Tensor:
+    """The weights (1, H, T, T) of a layer in float64, computed by the solution."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        weights: Tensor = _run(define("transplant", "TrainedAttention"), layer)[1]
+    finally:
+        torch.set_default_dtype(before)
+    return weights
 
 
 def judge_attention(attention_class: Any, module: ModuleType) -> Outcome:
@@ -263,13 +239,12 @@ def _run(attention_class: Any, layer: int) -> Any:
     with torch.no_grad():
         for role, weight in zip(("W_q", "W_k", "W_v", "W_o"), weights, strict=True):
             getattr(mine, role).weight.copy_(weight)
-        return mine(layer_call(layer).x)
+        return mine(layer_call(layer).x.to(torch.get_default_dtype()))
 
 
 def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | None:
     """What is wrong with the answer for a layer; None if nothing is."""
-    q, k, _ = _project(layer)
-    expected = _attend(rotated(q), rotated(k))
+    expected = _exact(layer)
     if weights.shape != expected.shape:
         return Outcome(
             name, "wrong", f"expected the weights {tuple(expected.shape)}, got {tuple(weights.shape)}"
@@ -277,17 +252,17 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
     if largest_difference(weights, expected) > TOLERANCE:
         difference = largest_difference(weights, expected)
         said = f"in layer {layer} a weight differs from the model's by {difference:.2g}"
-        return find_variant(name, weights.nan_to_num(NAN), _wrong_weights(layer), TOLERANCE) or Outcome(
+        return find_variant(name, weights.nan_to_num(NAN), _wrong_answers(layer)[0], TOLERANCE) or Outcome(
             name, "wrong", "some weights are NaN" if weights.isnan().any() else said, hint=WEIGHTS
         )
     call = layer_call(layer)
     # Relative, since outputs have other sizes than weights.
     if out.shape != call.out.shape or largest_difference(out, call.out) > TOLERANCE * call.out.abs().max():
-        return find_variant(name, out, _wrong_outputs(layer), TOLERANCE) or Outcome(
+        return find_variant(name, out, _wrong_answers(layer)[1], TOLERANCE) or Outcome(
             name,
             "wrong",
             "the weights are the model's, and the output is not",
-            hint="out = self.W_o((weights @ v).transpose(1, 2).reshape(B, T, d_model))",
+            hint=f"out = {MIXED}",
         )
     return None
 
@@ -298,10 +273,9 @@ def _certify(name: str, attention_class: Any) -> Outcome:
     mine, outputs, exact = [], [], []
     for layer in range(load_model().config.num_layers):
         out, weights = _run(attention_class, layer)
-        q, k, _ = _project(layer)
         mine.append(weights)
         outputs.append(largest_difference(out, layer_call(layer).out))
-        exact.append(_attend(rotated(q), rotated(k)))
+        exact.append(_exact(layer))
     maps = [seen[layer].to_dense() for layer in range(len(mine))]
     between, yours, models = (
         max(largest_difference(a, b) for a, b in zip(first, second, strict=True))
@@ -406,7 +380,16 @@ TASKS: tuple[Task, ...] = (
         judge_attention,
         trials=(Trial((draw(1, 9, 64),), {"d_model": 64, "num_heads": 4}),),
     ),
-    Task("take_weights", judge_weights, trials=(Trial(lambda: (_Projections(), block_of(LAYER).attention)),)),
+    Task(
+        "take_weights",
+        judge_weights,
+        trials=(
+            Trial(
+                lambda: (_Projections(), block_of(LAYER).attention),
+                then=lambda _, mine, attention: torch.cat([weight.detach() for weight in mine.parameters()]),
+            ),
+        ),
+    ),
     Task("layer_input", judge_input, trials=(Trial(lambda: (load_model(), token_ids(), LAYER)),)),
     guess_task(
         "largest_difference",

@@ -26,7 +26,6 @@ export const DEFAULTS = {
   shade: "weights", // or "values", weights times the norms of values; or "logit", contributions to a logit:
   token: -1, // the number of that token, which may follow the chosen query or the last; -1 is the likeliest
   units: "tokens", // or "words", or "sentences"
-  against: -1, // a text whose numbers are subtracted; -1 is none
   scale: "linear", // or "log"
   sink: "in", // or "apart"
 

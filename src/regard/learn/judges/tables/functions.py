@@ -208,9 +208,10 @@ class FunctionTask:
             for result, part, right in zip(self.results, parts, rights, strict=True):
                 said, hint = "", self._hint(result)
                 if part.shape != right.shape:
-                    axes = f", which is {result.axes}" if result.axes else ""
-                    said = f"{case.special}, expected `{result.name}` {tuple(right.shape)}{axes}; got "
-                    said += f"{tuple(part.shape)}"
+                    shape = (
+                        f"{tuple(right.shape)}, which is {result.axes}" if result.axes else "as one number"
+                    )
+                    said = f"{case.special}, expected `{result.name}` {shape}; got {tuple(part.shape)}"
                     if sorted(part.shape) == sorted(right.shape):
                         said, hint = f"{said}: its axes stand in another order", IN_ORDER
                 elif right.dtype == torch.bool != part.dtype:
@@ -245,7 +246,7 @@ class FunctionTask:
         how = f"is off by up to {x:.2g}" if x < torch.inf else "holds NaN or inf"
         answer, right = answers[at][index], expected[at][index]
         if relation := describe_relation(answer, right):
-            how = relation
+            how = relation + (f": {answer:.4g}, not {right:.4g}" if right.ndim == 0 else "")
         elif right.dtype == torch.bool:
             row = int((answer != right).any(-1).nonzero()[0])
             how = (

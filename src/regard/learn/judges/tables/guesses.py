@@ -53,7 +53,7 @@ def guess_task(
             side = f"it is {'more' if number > float(guess) else 'less'} than that"
             more = side if hint else ""
             for answer, reason in answers_to.items():
-                if math.isclose(float(guess), answer, rel_tol=2e-3):
+                if math.isclose(float(guess), answer, rel_tol=5e-3):
                     return Outcome(name, "wrong", reason, hint=hint or side, more=more)
         # True is an int to Python, and no guess.
         if isinstance(guess, bool) or not isinstance(guess, int | float | Tensor):

@@ -1,0 +1,70 @@
+"""Doing what a hint says, line by line, and judging again."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+
+from regard.learn.lesson import Lesson, Outcome, Task
+from tests.learn.in_process import judge_one
+
+LINE = re.compile(r"(after )?line (\d+): (.+)$", re.DOTALL)
+ROUNDS = 3  # a program with two mistakes needs two hints
+
+
+def line_to_write(hint: str) -> tuple[bool, int, str] | None:
+    """What a hint says: whether to write after a line or in its place, its number and the code."""
+    found = LINE.search(hint)
+    try:
+        ast.parse(found[3] if found else "")
+    except SyntaxError:  # "line 3: `weights` is (2, 5) and should be (2, 2)"
+        return None
+    return (bool(found[1]), int(found[2]), found[3]) if found else None
+
+
+def follow(program: str, after: bool, number: int, code: str) -> str:
+    """Do what a hint says: write its code in the place of a line, or after it."""
+    statements = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.stmt)]
+    statement = next(node for node in statements if node.lineno == number)
+    lines = program.splitlines()
+    end = statement.end_lineno or number
+    lines[end if after else number - 1 : end] = [textwrap.indent(code, " " * statement.col_offset)]
+    return "\n".join(lines) + "\n"
+
+
+def check_that_hints_lead_to_the_solution(
+    lesson: Lesson,
+    task: Task,
+    program: str,
+    said: str = "",
+    hinted: tuple[str, str] | None = None,
+    right: Outcome | None = None,
+) -> None:
+    """Follow the hints of a program: never to a new error, never to the same verdict, and out in the end.
+
+    A hint that names no line has to hold what is `hinted`, to write in the place of a mistake. A form that
+    the lesson does not take even without a mistake leads to what is said about it then: `right`.
+    """
+    outcome = judge_one(lesson, task, program)
+    assert outcome.status == "wrong", outcome
+    assert said in f"{outcome.mistake} {outcome.message} {outcome.hint}", outcome
+    for _ in range(ROUNDS):
+        write = line_to_write(outcome.hint)
+        if hinted:
+            assert hinted[1] in outcome.hint, outcome
+            program = program.replace(*hinted)
+        elif write:
+            program = follow(program, *write)
+        else:
+            assert said, outcome
+            assert outcome.hint, outcome
+            return
+        followed = judge_one(lesson, task, program)
+        if followed.status == "done" or (right and followed.message == right.message):
+            return
+        assert "Error" not in followed.message, (outcome.hint, followed)
+        # Keys and values may be wrong in one way: then the same is said twice, of another line each time.
+        assert followed != outcome
+        outcome = followed
+    raise AssertionError(f"{ROUNDS} hints did not lead to a right program: {outcome}")
