@@ -166,7 +166,7 @@ def test_killed_survived_and_a_test_that_kills(project, tmp_path_factory, monkey
                 "did not finish within 3 s without any mistake: a test hangs",
             ),
         ],
-        4,
+        8,
     ),
 )
 def test_suites_that_do_not_serve_are_answered_in_a_sentence(project, test, message):
@@ -222,6 +222,7 @@ def test_a_module_without_weights_is_a_target(project):
     assert "output = Attention()(q, k, v, mask=" in report.survivors[0].test
 
 
+@pytest.mark.at_length("test_a_module_without_weights_is_a_target")
 def test_a_method_is_a_target(project):
     """A test is written if its class is made without arguments; if not, the report says so."""
     for arguments, expected in (
