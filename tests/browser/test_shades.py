@@ -38,16 +38,6 @@ def read(*cut: tuple[int, int]) -> Capture:
         return regard.capture(model, text=TEXT, contributions=True, predictions=True)
 
 
-@pytest.fixture(params=["served", "saved"])
-def both(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """The address of a page that shows several captures, from a server and then from a file."""
-    if request.param == "saved":
-        save: Callable[..., str] = request.getfixturevalue("saved")
-        return save
-    serve = request.getfixturevalue("serve")
-    return lambda seen: serve(seen).address
-
-
 def pooled(m: torch.Tensor, edges: list[int]) -> torch.Tensor:
     """Summed over keys and averaged over queries, by words."""
     bounds = list(pairwise(edges))
@@ -58,9 +48,9 @@ def weight(page: Page) -> float:
     return float(page.locator("#weight").get_attribute("data-weight") or "nan")
 
 
-def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str]) -> None:
+def test_words_on_the_map_are_named_and_read(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(40, tokens=TOKENS)
-    page.goto(both(seen) + "#layer=1&head=2&row=34&col=29")
+    page.goto(opened(seen) + "#layer=1&head=2&row=34&col=29")
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
     open_settings(page)
     page.get_by_role("radio", name="words").check()
@@ -80,9 +70,9 @@ def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str
         expect(page.locator(".tip")).to_have_text(re.compile(r"^\S+ → \S+ +.*%$|hidden by the mask"))
 
 
-def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -> None:
+def test_words_are_the_units_of_the_text(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(40, tokens=TOKENS)
-    page.goto(both(seen) + "#view=text&layer=0&head=1&units=words")
+    page.goto(opened(seen) + "#view=text&layer=0&head=1&units=words")
     edges = text_units(TOKENS)["words"]
     expect(page.locator("#view-text .tok")).to_have_count(len(edges) - 1)
     unit = next(n for n, edge in enumerate(edges) if edge > 26)
@@ -101,76 +91,20 @@ def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -
     expect(page.locator(".text-notes h3").first).to_have_text(re.compile(r"^Sentence \d+, pinned$"))
 
 
-def test_where_tokens_are_not_known_there_are_no_words(page: Page, both: Callable[..., str]) -> None:
+def test_where_tokens_are_not_known_there_are_no_words(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(20)
     seen.tokens = None
-    page.goto(both(seen) + "#units=words&shade=values&against=4")
+    page.goto(opened(seen) + "#units=words&shade=values")
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
     for name in ("words", "sentences"):
         expect(page.get_by_role("radio", name=name)).to_be_hidden()
-    for label in ("Quantity", "Next token", "Difference"):
+    for label in ("Quantity", "Next token"):
         expect(page.locator("#view-map").get_by_label(label, exact=True)).to_be_hidden()
 
 
-def test_a_difference_is_drawn_on_a_diverging_scale(page: Page, both: Callable[..., str]) -> None:
-    a, b = captured(40, tokens=TOKENS), captured(40, tokens=TOKENS, seed=3)
-    page.goto(both([a, b]) + "#layer=1&head=2&row=30&col=15")
-    open_settings(page)
-    page.locator("#view-map").get_by_label("Difference").select_option("1")
-    expect(page.locator(".map-foot")).to_contain_text("One cell is one weight, less that of")
-    expect(page.locator(".bar")).to_have_attribute(
-        "aria-label", re.compile(r"Colours from ≤ −\d+ points to ≥ \+\d+ points")
-    )
-    difference = (a[1, 2] - b[1, 2]).to_dense()[0]
-    expect(page.locator("#weight")).to_have_text(re.compile(r"^[+−]"))
-    true = float(difference[30, 15])
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(true, abs=1e-4))
-    expect(page.get_by_role("radio", name="max")).to_be_hidden()
-    expect(page.get_by_role("radio", name="separate")).to_be_hidden()
-    page.get_by_role("radio", name="words").check()
-    edges = text_units(TOKENS)["words"]
-    row, col = (next(n for n in range(len(edges)) if edges[n + 1] > token) for token in (30, 15))
-    expected = float(pooled(difference, edges)[row, col])
-    expect(page.locator(".map-foot")).to_contain_text("from word to word")
-    expect(page.locator(".map-notes .facts").first).to_contain_text("lighthouse")
-    eventually(page, lambda: weight(page), lambda shown: shown == pytest.approx(expected, abs=1e-4))
-    # The same in the text: both signs have colours.
-    state(page, lambda at: at.get("units") == "words")
-    page.goto(link(page).replace("units=words", "view=text"))
-    row_of = difference[30]
-    best = page.locator(".text-notes .ranked button").first
-    expect(best.locator(".place")).to_have_text(str(int(row_of.abs().argmax())))
-    lowest = page.locator(f"#tok-{int(row_of.argmin())}").evaluate("e => getComputedStyle(e).backgroundColor")
-    highest = page.locator(f"#tok-{int(row_of.argmax())}").evaluate(
-        "e => getComputedStyle(e).backgroundColor"
-    )
-    blue, red = (list(map(int, re.findall(r"\d+", colour)[:3])) for colour in (lowest, highest))
-    assert blue[2] > blue[0]
-    assert red[0] > red[2]
-
-
-def test_thumbnails_of_a_difference_have_both_signs(page: Page, both: Callable[..., str]) -> None:
-    a, b = captured(40), captured(40, seed=3)
-    page.goto(both([a, b]) + "#layer=1&head=2&against=1")
-    expect(page.locator(".map-foot")).to_contain_text("less that of")
-    count = """() => {
-          const canvas = document.querySelector(".thumb canvas");
-          const copy = new OffscreenCanvas(64, 64).getContext("2d", { willReadFrequently: true });
-          copy.drawImage(canvas, 0, 0);
-          const { data } = copy.getImageData(0, 0, 64, 64);
-          let [red, blue] = [0, 0];
-          for (let i = 0; i < data.length; i += 4) {
-            if (data[i] > data[i + 2] + 20) red++;
-            if (data[i + 2] > data[i] + 20) blue++;
-          }
-          return { red, blue };
-        }"""
-    eventually(page, lambda: page.evaluate(count), lambda found: min(found.values()) > 50)
-
-
-def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:
+def test_value_weighted_attention(page: Page, opened: Callable[..., str]) -> None:
     seen = read()
-    page.goto(both(seen) + "#layer=4&head=2&row=20&col=5")
+    page.goto(opened(seen) + "#layer=4&head=2&row=20&col=5")
     open_settings(page)
     page.locator("#view-map").get_by_label("Quantity", exact=True).select_option("values")
     expect(page.locator(".map-foot")).to_contain_text("norm of what the key’s value adds")
@@ -180,9 +114,9 @@ def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:
     expect(page.get_by_role("radio", name="max")).to_be_hidden()
 
 
-def test_where_a_logit_comes_from(page: Page, both: Callable[..., str]) -> None:
+def test_where_a_logit_comes_from(page: Page, opened: Callable[..., str]) -> None:
     seen = read()
-    page.goto(both(seen) + "#view=text&scope=all")
+    page.goto(opened(seen) + "#view=text&scope=all")
     open_settings(page)
     page.locator("#view-text").get_by_label("Quantity", exact=True).select_option("logit")
     panel = page.locator("#view-text .attribution")
@@ -219,31 +153,6 @@ def test_where_a_logit_comes_from(page: Page, both: Callable[..., str]) -> None:
     other = seen.attribution(second, position=position).logit
     total = page.locator("#view-map .logit-sum dd").last
     expect(total).to_have_text(f"{other:+.2f}".replace("-", "−"))
-
-
-def test_an_edited_run_less_the_model_s_own(page: Page, serve: Any) -> None:
-    own, cut = read(), read((5, 3))
-    running = serve([own, cut], contents={"titles": ["own", "without head 3 of layer 5"]})
-    page.goto(running.address + "#layer=5&head=3&text=1&against=0")
-    expect(page.locator(".map-foot")).to_contain_text("less that of “own”")
-
-
-def test_a_difference_of_contributions_is_that_of_one_token(page: Page, serve: Any) -> None:
-    own, cut = read(), read((5, 3))
-    assert own.predictions is not None
-    assert cut.predictions is not None
-    first, other = own.predictions.likeliest[0, :, 0], cut.predictions.likeliest[0, :, 0]
-    position = int((first != other).nonzero()[-1])  # the runs expect different tokens here
-    token = int(other[position])
-    rows = [seen.attribution(token, position=position).edges(5, 1)[position] for seen in (cut, own)]
-    difference = rows[0] - rows[1]
-    key = int(difference.abs().argmax())
-    page.goto(
-        f"{serve([own, cut]).address}#text=1&layer=5&head=1&shade=logit&against=0&row={position}&col={key}"
-    )
-    expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
-    assert weight(page) == pytest.approx(float(difference[key]), abs=1e-4)
-    expect(page.locator(".map-foot")).to_contain_text("adds up to the difference of what the head adds")
 
 
 def test_a_chosen_next_token_stays_in_another_run_and_goes_with_its_query(page: Page, serve: Any) -> None:
@@ -294,7 +203,7 @@ def test_nothing_sticks_out(page: Page, serve: Any, width: int, theme: Any) -> N
     page.emulate_media(color_scheme=theme)
     page.set_viewport_size({"width": width, "height": 844})
     for place in (
-        "shade=logit&against=1",
+        "shade=logit",
         "view=text&shade=logit&units=words",
         "units=sentences&shade=values",
     ):

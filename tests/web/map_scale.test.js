@@ -56,14 +56,12 @@ test("a thumbnail has the colours of its large map", () => {
   near(onThumb, onMap, 0.02);
 });
 
-test("thumbnails that are compared share a scale, and differences diverge", () => {
+test("thumbnails that are compared share a scale", () => {
   const [faint, strong] = [0.01, 0.5].map((mass) => new Uint8Array(SIDE ** 2).fill(byteOf(mass)));
   const shape = { rows: SIDE, cols: SIDE };
   const shared = thumbScale([faint, strong], shape);
   assert.ok(shared.top >= thumbScale([strong], shape).top / 2);
   assert.ok(shared.at(0.01) < 0.05);
-  const difference = thumbScale([Uint8Array.of(0, 128, 255, 1)], shape, { signed: true });
-  assert.deepEqual([difference.signed, difference.at(0)], [true, 0.5]);
   assert.equal(thumbScale([faint], shape, { whole: true }).top, 1);
 });
 

@@ -1,15 +1,8 @@
-// What cells stand for: units and their edges, differences, contributions, and how their numbers are written.
+// What cells stand for: units and their edges, contributions, and how their numbers are written.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import {
-  areWeights,
-  comparable,
-  isSigned,
-  PLAIN,
-  quantityOf,
-  spell,
-} from "../../src/regard/show/web/data/quantity.js";
+import { areWeights, isSigned, PLAIN, quantityOf, spell } from "../../src/regard/show/web/data/quantity.js";
 import { tokenAt } from "../../src/regard/show/web/data/tokens.js";
 import {
   edgesOn,
@@ -21,11 +14,10 @@ import {
 } from "../../src/regard/show/web/data/units.js";
 import { marksOf, noteOf } from "../../src/regard/show/web/map/legend.js";
 import { mapScale } from "../../src/regard/show/web/parts/map_scale.js";
-import { pictureDifference } from "../../src/regard/show/web/map/thumbnails/thumbnail_grid.js";
 import { writtenText } from "../../src/regard/show/web/text/offsets.js";
 import { rankingLine, rankingNotes, strongest } from "../../src/regard/show/web/text/ranking.js";
 import { levels, shadeOf, shadingTop } from "../../src/regard/show/web/text/shading.js";
-import { tileDifference, withDifferences } from "../../src/regard/show/web/source/differences.js";
+import { tileDifference } from "../../src/regard/show/web/compare/difference.js";
 import { columnOf, rowOf, Head } from "../../src/regard/show/web/source/arithmetic/weights.js";
 import { headArrays, near, weightsOf } from "./helpers.js";
 
@@ -59,7 +51,6 @@ const STATE = {
   row: -1,
   shade: "weights",
   units: "tokens",
-  against: -1,
   token: -1,
 };
 const words = inUnits(META, LAYER, { units: "words", unitsOf: 0 });
@@ -87,38 +78,18 @@ test("an axis that begins inside of a word begins with its rest", () => {
 test("what a text does not have is replaced by what it has", () => {
   assert.deepEqual(quantityOf(META, STATE), PLAIN);
   const bare = { texts: [{ ...TEXT, spans: {}, shades: ["weights"], predicted: null }] };
-  assert.deepEqual(
-    quantityOf(bare, { ...STATE, units: "words", shade: "logit", against: 1, token: 3 }),
-    PLAIN,
-  );
+  assert.deepEqual(quantityOf(bare, { ...STATE, units: "words", shade: "logit", token: 3 }), PLAIN);
   assert.deepEqual(unitNames(bare.texts[0]), ["tokens"]);
-  const asked = { ...STATE, units: "words", shade: "logit", against: 1, token: 3 };
+  const asked = { ...STATE, units: "words", shade: "logit", token: 3 };
   assert.deepEqual(quantityOf(META, asked), {
-    ...{ shade: "logit", units: "words", unitsOf: 0, against: 1, position: 4, token: 3 },
+    ...{ shade: "logit", units: "words", unitsOf: 0, position: 4, token: 3 },
   });
   assert.equal(quantityOf(META, { ...asked, row: 6 }).position, 6);
   const stored = { texts: [{ ...TEXT, predicted: { start: 4, positions: [4] } }] };
   assert.equal(quantityOf(stored, { ...asked, row: 6 }).position, 4); // a file holds that one only
 });
 
-test("only maps of the same shape are subtracted", () => {
-  assert.deepEqual(comparable(META, STATE), [1]);
-  assert.deepEqual(comparable(META, { ...STATE, head: 7 }), []);
-  assert.deepEqual(comparable({ texts: [TEXT, { ...TEXT, removed: true }] }, STATE), []);
-  assert.equal(quantityOf(META, { ...STATE, against: 2 }).against, -1);
-});
-
-test("a file subtracts contributions only if it holds those to the same token after the same query", () => {
-  const other = (start, tokens) => ({ ...TEXT, predicted: { start, positions: [start], tokens } });
-  const stored = { texts: [other(4, [7, 8]), other(4, [8, 7]), other(4, [8, 9]), other(5, [7, 8])] };
-  const state = { ...STATE, shade: "logit" };
-  assert.deepEqual(comparable(stored, state), [1]); // the likeliest, 7
-  assert.deepEqual(comparable(stored, { ...state, token: 8 }), [1, 2]);
-  assert.deepEqual(comparable(stored, STATE), [1, 2, 3]); // weights are all there
-  assert.deepEqual(comparable({ texts: [TEXT, { ...TEXT, shades: ["weights"] }] }, state), []);
-});
-
-const difference = { ...PLAIN, against: 1 };
+const difference = { ...PLAIN, difference: true };
 const logit = { ...PLAIN, shade: "logit", position: 4, token: 3 };
 
 test("numbers that may have a sign are written with it", () => {
@@ -146,13 +117,11 @@ test("the legend of signed numbers has zero in its middle and the same end on bo
     [1, "+20 points"],
   ]);
   assert.equal(marksOf(scale, true, difference)[0][1], "≤ −20 points");
-  const names = { other: "two", token: "“lit”" };
-  assert.equal(noteOf("mass", 0, PLAIN, names), "One cell is one weight.");
-  assert.equal(noteOf("mass", 0, difference, names), "One cell is one weight, less that of “two”.");
-  assert.match(noteOf("mass", 2, PLAIN, names), /^One cell of 4 × 4 tokens is attention mass, summed/);
-  assert.match(noteOf("mass", 0, { ...PLAIN, units: "words" }, names), /^One cell from word to word is/);
-  assert.match(noteOf("mass", 0, logit, names), /logit of “lit”.* Row 4 adds up to what/);
-  assert.match(noteOf("mass", 0, { ...logit, against: 1 }, names), /Row 4 adds up to the difference of what/);
+  const token = "“lit”";
+  assert.equal(noteOf("mass", 0, PLAIN, token), "One cell is one weight.");
+  assert.match(noteOf("mass", 2, PLAIN, token), /^One cell of 4 × 4 tokens is attention mass, summed/);
+  assert.match(noteOf("mass", 0, { ...PLAIN, units: "words" }, token), /^One cell from word to word is/);
+  assert.match(noteOf("mass", 0, logit, token), /logit of “lit”.* Row 4 adds up to what/);
 });
 
 test("tiles of words are the weights summed over keys and averaged over queries", async () => {
@@ -187,70 +156,12 @@ test("tiles of words are the weights summed over keys and averaged over queries"
   }
 });
 
-test("a difference is asked of both texts, with the units of the first", async () => {
-  const asked = [];
-  const line = async (text, layer, head, index, quantity) => {
-    asked.push([text, quantity.against, quantity.unitsOf]);
-    return Float32Array.of(text, 5);
-  };
-  const tile = async (text) => ({
-    rows: 1,
-    cols: 2,
-    mass: Float32Array.of(0.5 + text, 0),
-    max: Float32Array.of(0.5, text ? -1 : -1),
-  });
-  const source = withDifferences({ row: line, column: line, tile });
-  const quantity = { ...PLAIN, units: "words", against: 1 };
-  assert.deepEqual([...(await source.row(0, "0", 1, 3, quantity))], [-1, 0]);
-  assert.deepEqual(asked, [
-    [0, -1, 0],
-    [1, -1, 0],
-  ]);
-  const { mass, max } = await source.tile(0, "0", 1, 0, 0, 0, { quantity });
-  assert.deepEqual(
-    [[...mass], [...max]],
-    [
-      [-1, 0],
-      [0, -1],
-    ],
-  );
-  assert.equal((await source.tile(1, "0", 1, 0, 0, 0)).mass[0], 1.5); // without a difference, as it is
-});
-
-test("a difference of contributions is that of one token, the likeliest of the first text", async () => {
-  const asked = [];
-  const line = async (text, layer, head, index, { token }) => {
-    asked.push([text, token]);
-    return Float32Array.of(0);
-  };
-  const tile = async (text, layer, head, z, i, j, { quantity }) => {
-    await line(text, layer, head, 0, quantity);
-    return { rows: 1, cols: 1, mass: Float32Array.of(0), max: Float32Array.of(0) };
-  };
-  const attribution = async (text) => ({ token: { id: 40 + text } });
-  const source = withDifferences({ row: line, column: line, tile, attribution });
-  const quantity = { ...PLAIN, shade: "logit", position: 4, against: 1 };
-  await source.row(0, "0", 1, 3, quantity);
-  await source.tile(0, "0", 1, 0, 0, 0, { quantity });
-  await source.row(0, "0", 1, 3, { ...quantity, token: 7 });
-  assert.deepEqual(
-    asked,
-    [0, 0, 7].flatMap((token) => [0, 1].map((text) => [text, token || 40])),
-  );
-});
-
 test("what the mask hides in one of two texts only is shown", () => {
   const [a, b] = [
     { rows: 1, cols: 1, mass: Float32Array.of(0), max: Float32Array.of(-1) },
     { rows: 1, cols: 1, mass: Float32Array.of(0.25), max: Float32Array.of(0.25) },
   ];
   assert.deepEqual([tileDifference(a, b).mass[0], tileDifference(a, b).max[0]], [-0.25, 0]);
-});
-
-test("thumbnails of differences have their sign around 128", () => {
-  const a = Uint8Array.of(0, 255, 1, 100, 1);
-  const b = Uint8Array.of(0, 1, 255, 100, 0);
-  assert.deepEqual([...pictureDifference(a, b)], [0, 255, 1, 128, 128]);
 });
 
 test("signed shades: the ground is plain, and both signs have colours", () => {

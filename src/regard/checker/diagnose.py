@@ -19,7 +19,7 @@ import torch
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle.oracle import TOLERANCE, Intent, Observation, fitting_intents, relative_error
 from regard.checker.oracle.question import Answer
-from regard.checker.oracle.variant import CORRECT, AttentionVariant, CaseSizes, Scale
+from regard.checker.oracle.variant import ACTS_ON, CORRECT, AttentionVariant, CaseSizes, Scale, lacks
 
 
 @dataclass(frozen=True)
@@ -54,27 +54,7 @@ class VariantMatcher:
     def _find_possible(self) -> set[str]:
         """Return the fields of a variant that can make a difference in these questions."""
         wiring, questions = self.intent.wiring, [o.question for o in self.observations]
-        absent: set[str] = set()
-        if wiring.rotate is None:
-            absent |= {"rotated", "rotation"}
-        if wiring.query_norm is None and wiring.key_norm is None:
-            absent |= {"normalised"}
-        if wiring.bias is None:
-            absent |= {"bias"}
-        if wiring.sinks is None and all(q.sinks is None for q in questions):
-            absent |= {"sinks"}
-        for name in ("window", "softcap", "padding"):
-            if all(getattr(q, name) is None for q in questions):
-                absent |= {name}
-        if all(q.mask is None for q in questions):
-            absent |= {"mask_argument"}
-        if not any(q.causal for q in questions):
-            absent |= {"causal"}
-        masks = [(q.causal or None, q.mask, q.padding, q.window) for q in questions]
-        if all(sum(mask is not None for mask in own) < 2 for own in masks):
-            absent |= {"joined"}
-        if all(q.causal or q.flag is None for q in questions):
-            absent |= {"always_causal"}
+        absent = {name for name in ACTS_ON if all(lacks(name, question, wiring) for question in questions)}
         return {f.name for f in fields(AttentionVariant)} - absent
 
     def can_differ(self, change: Change) -> bool:

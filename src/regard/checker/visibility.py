@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from regard.checker.examples import (
 from regard.checker.interpretation.cases import Cases
 from regard.checker.oracle.oracle import TOLERANCE, Intent, expected_answer, pytorch_error, relative_error
 from regard.checker.oracle.question import Answer, Question
-from regard.checker.oracle.variant import CORRECT, AttentionVariant
+from regard.checker.oracle.variant import CORRECT, AttentionVariant, lacks
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.probes.numbers import LIMIT
 from regard.checker.ranks.distributed import adapt_for_ranks, make_trials
@@ -44,13 +44,9 @@ from regard.checker.subject.adapt import adapt
 
 LARGE = 88.0  # a score whose exponential overflows float32
 LACKING = ("there is no ", "no key is hidden")  # how a reason begins if inputs lack what a mistake acts on
-# Fields of a variant that need something of a module, and whether a wiring has it.
-NEEDS: dict[str, Callable[[Wiring], bool]] = {
-    **dict.fromkeys(("split", "merge", "out", "layers"), lambda wiring: wiring.splits),
-    **dict.fromkeys(("rotated", "rotation"), lambda wiring: wiring.rotate is not None),
-    "normalised": lambda wiring: wiring.query_norm is not None or wiring.key_norm is not None,
-    "bias": lambda wiring: wiring.bias is not None,
-}
+# Fields of a variant that need a module: one that splits its heads, or that has a part of its own.
+OF_SPLITTING = {"split", "merge", "out", "layers"}
+OF_PARTS = {"rotated", "rotation", "normalised", "bias"}
 
 
 class Asked:
@@ -119,7 +115,10 @@ class Asked:
 
     def applies(self, change: dict[str, Any]) -> bool:
         """Return whether a change concerns this question: some concern only modules of a kind."""
-        return all(NEEDS[name](self.wiring) for name in change if name in NEEDS)
+        splits = self.wiring.splits or OF_SPLITTING.isdisjoint(change)
+        return splits and not any(
+            lacks(name, self.question, self.wiring) for name in OF_PARTS & change.keys()
+        )
 
     @property
     def hides(self) -> bool:
@@ -137,35 +136,25 @@ def _why(one: Asked, field: str, value: Any) -> str:
     """Return why another value of a variant's field makes no difference to a question; "" if it may."""
     asked, (H, T, D), (G, S) = one.question, one.q.shape[1:], one.k.shape[1:3]
     unhidden = "" if one.hides else "no key is hidden"
+    if field not in OF_PARTS and (missing := lacks(field, asked, one.wiring)):
+        return f"there is no {missing}"
     match field:
         case "causal":
-            single, square = (
-                (T == 1, "there is a single query"),
-                (T == S, "there are as many queries as keys"),
-            )
-            return _first((not asked.causal, "there is no causal mask"), single, square)
-        case "always_causal":
-            return "there is no argument that switches the causal mask off" if asked.flag is not False else ""
+            square = "there are as many queries as keys"
+            return _first((T == 1, "there is a single query"), (T == S, square))
         case "window":
             too_wide = f"the window of {asked.window} is longer than the text of {S} keys"
-            return _first((asked.window is None, "there is no window"), ((asked.window or 0) >= S, too_wide))
+            return too_wide if (asked.window or 0) >= S else ""
         case "mask_argument":
-            if asked.mask is None:
-                return "there is no mask"
+            assert asked.mask is not None
             symmetric = value == "transposed" and torch.equal(asked.mask, asked.mask.mT)
             return _first(
                 (bool(asked.mask.all()), "the mask hides nothing"), (symmetric, "the mask is symmetric")
             )
         case "padding":
-            if asked.padding is None:
-                return "there is no padding"
+            assert asked.padding is not None
             return "all lengths are equal, so nothing is padded" if bool(asked.padding.all()) else ""
-        case "joined":
-            masks = sum(x is not None for x in (asked.mask, asked.padding, asked.window, asked.rule))
-            return "there is no second mask" if masks + asked.causal < 2 else ""
         case "softcap":
-            if asked.softcap is None:
-                return "there is no soft cap"
             little = unhidden or f"exp(−{asked.softcap:g}) is too little to show"
             return little if value == "after" else "the scores are far below the soft cap"
         case "masking" | "inverted":
@@ -173,14 +162,10 @@ def _why(one: Asked, field: str, value: Any) -> str:
         case "fill":
             return unhidden or f"no visible score comes near {value:g}"
         case "ahead":
-            every = "the window to the right holds every later key"
-            return _first(
-                (asked.ahead is None, "there is no window to the right"), ((asked.ahead or 0) >= S - 1, every)
-            )
+            return "the window to the right holds every later key" if (asked.ahead or 0) >= S - 1 else ""
         case "sinks":
             sinks = one.wiring.sinks if asked.sinks is None else asked.sinks
-            if sinks is None:
-                return "there is no sink logit"
+            assert sinks is not None
             nothing = bool((sinks == -torch.inf).all()), "the sink logits are −∞, which takes no share"
             return _first(nothing, (bool((sinks == sinks[0]).all()), "all heads have the same sink logit"))
         case "chunk" | "block" if asked.splits is not None:
@@ -275,7 +260,7 @@ def measure_visibility(
     asked = Asked(question, Wiring(scale=scale), tolerance)
     mistakes, not_asked = [], []
     for mistake in CATALOGUE.values():
-        modules = any(change.keys() & NEEDS.keys() for change in mistake.changes)
+        modules = any(change.keys() & (OF_SPLITTING | OF_PARTS) for change in mistake.changes)
         if not mistake.changes or mistake.layouts or modules:
             not_asked.append(mistake.name)
         else:

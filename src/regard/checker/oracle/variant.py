@@ -386,3 +386,33 @@ def _previous_chunk(S: int, chunk: int) -> Tensor:
 
 
 CORRECT = AttentionVariant()
+
+
+def masks_of(question: Question) -> int:
+    """Return how many masks a question has, of which each may hide keys."""
+    masks = (question.mask, question.padding, question.window, question.rule)
+    return sum(mask is not None for mask in masks) + question.causal
+
+
+# What a field of a variant acts on, and whether a question or a module has it.
+ACTS_ON: dict[str, tuple[str, Callable[[Question, Wiring], bool]]] = {
+    "causal": ("causal mask", lambda q, wiring: q.causal),
+    "always_causal": ("argument that switches the causal mask off", lambda q, wiring: q.flag is False),
+    "window": ("window", lambda q, wiring: q.window is not None),
+    "ahead": ("window to the right", lambda q, wiring: q.ahead is not None),
+    "softcap": ("soft cap", lambda q, wiring: q.softcap is not None),
+    "mask_argument": ("mask", lambda q, wiring: q.mask is not None),
+    "padding": ("padding", lambda q, wiring: q.padding is not None),
+    "joined": ("second mask", lambda q, wiring: masks_of(q) > 1),
+    "sinks": ("sink logit", lambda q, wiring: wiring.sinks is not None or q.sinks is not None),
+    "rotated": ("rotation", lambda q, wiring: wiring.rotate is not None),
+    "rotation": ("rotation", lambda q, wiring: wiring.rotate is not None),
+    "normalised": ("norm", lambda q, wiring: wiring.query_norm is not None or wiring.key_norm is not None),
+    "bias": ("bias", lambda q, wiring: wiring.bias is not None),
+}
+
+
+def lacks(field: str, question: Question, wiring: Wiring) -> str:
+    """Return what a field of a variant acts on, if a question and a module have none; else ""."""
+    what, is_there = ACTS_ON.get(field, ("", lambda q, wiring: True))
+    return "" if is_there(question, wiring) else what

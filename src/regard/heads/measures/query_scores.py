@@ -25,6 +25,7 @@ from regard.heads.measures.sink import find_sink_keys
 from regard.heads.measures.visibility import Visibility, find_visibility
 from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
+from regard.maps.tile_passes.large_heads import no_large_heads
 from regard.pictures.patch_layout import PatchAxes
 from regard.policies.evictions import is_evicted
 
@@ -134,7 +135,7 @@ class TextScorer:
         self.is_token_key = None if is_token is None or self.crossed else is_token  # (B, S)
         self.is_token_query = self._select_queries(is_token)  # (B, T)
         self.visibility: Visibility = find_visibility(m, self.is_token_query)
-        self.null = self._score(self.visibility.uniform, None).scores
+        self._null: dict[str, QueryScore] | None = None  # not known before the first map is scored
 
     def _select_queries(self, is_token: Tensor | None) -> Tensor | None:
         """The part of is_token (B, S) or (B, T) that is of the queries, (B, T)."""
@@ -155,14 +156,44 @@ class TextScorer:
         same = m.matrix == self.matrix and m.mask == self.mask and m.device == self.device
         return same and ids is ids_here and crossed == crossed_here and patches == patches_here
 
+    @property
+    def null(self) -> dict[str, QueryScore]:
+        """The scores of uniform attention, the baseline."""
+        if self._null is None:
+            self._null = self._score(self.visibility.uniform, None).scores
+        return self._null
+
     def score(self, m: AttentionMap, statistics: KnownStatistics | None = None) -> MapScores:
         """Score a map; `statistics` are those of the map, if they are known already."""
-        return self._score(m, self.null, statistics)
+        if self._null is not None or statistics is not None or not self._can_append_uniform(m):
+            return self._score(m, self.null, statistics)
+        # The baseline takes no operations of its own.
+        both, H = self._score(self._append_uniform(m), None), m.matrix[1]
+        scores, self._null = _split(both.scores, H)
+        return MapScores(scores, both.sink_key[:, :H], _split(both.positional, H)[0], both.tallies.select(H))
+
+    def _can_append_uniform(self, m: AttentionMap) -> bool:
+        """Whether uniform attention can be one more head of a map: the mask knows no heads and no bias."""
+        return self.visibility.keys.shape[1] == 1 and not m.mask.biased and 0 not in (*m.matrix, m.k.shape[1])
+
+    def _append_uniform(self, m: AttentionMap) -> AttentionMap:
+        """The map with another group of heads, whose attention is uniform."""
+        lse = self.visibility.uniform.lse.to(m.lse).expand(-1, m.matrix[1] // m.k.shape[1], -1)
+        fields = {
+            "q": torch.cat([m.q, m.q.new_zeros(1, 1, 1, 1).expand(*lse.shape, m.q.shape[-1])], 1),
+            "k": torch.cat([m.k, m.k.new_zeros(1, 1, 1, 1).expand_as(m.k[:, :1])], 1),
+            "lse": torch.cat([m.lse, lse], 1),
+        }
+        sinks = (
+            None if m.sinks is None else torch.cat([m.sinks, m.sinks.new_full(lse.shape[1:2], -torch.inf)])
+        )
+        known = {} if m.precise.lse is not None else {"precise": no_large_heads(*fields["q"].shape[:2])}
+        return m._with(**fields, **known, sinks=sinks, axes=Axes())
 
     def _score(
         self, m: AttentionMap, null: dict[str, QueryScore] | None, statistics: KnownStatistics | None = None
     ) -> MapScores:
-        """The same; without `null` m is the map of uniform attention, which decides where scores count."""
+        """The same; without `null` the last heads are uniform attention, which decides where scores count."""
         m = self._without_padding(m)
         if statistics is None or self.is_token_query is not None:  # known statistics include padding
             statistics = m.statistics()
@@ -246,9 +277,11 @@ class TextScorer:
         kept = first_columns.where(would_be_lost, 0.0).sum(-1)
         loss = (self.row_sums(m) - band.latest - kept).clamp(min=0.0)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
-        loses = (
-            active & ((loss * self.visibility.keys).round() > 0) if null is None else null["eviction"].defined
-        )
+        if null is None:
+            keys = self.visibility.keys
+            loses = active & ((loss[:, -keys.shape[1] :] * keys).round() > 0)
+        else:
+            loses = null["eviction"].defined
         scores["eviction"] = QueryScore(loss, loses)
 
     def _tally_keys(self, received: Tensor) -> dict[str, Tensor]:
@@ -379,7 +412,8 @@ class TextScorer:
         pairs = pairs or copy_mass(m, self.ids, self._blocks)
         for name, mass in (("duplicate", pairs.copies), ("induction", pairs.after)):
             # A score is defined where uniform attention gives some mass to such a key.
-            scores[name] = QueryScore(mass, mass > 0 if null is None else null[name].defined)
+            of_uniform = mass[:, -self.visibility.keys.shape[1] :]
+            scores[name] = QueryScore(mass, of_uniform > 0 if null is None else null[name].defined)
 
     @cached_property
     def relabelled(self) -> TextScorer | None:
@@ -395,15 +429,30 @@ class TextScorer:
             ids[b, text] = tokens[order.to(tokens.device)]
         other = copy.copy(self)
         other.__dict__.pop("_blocks", None)  # those of the tokens as they were
-        other.ids, other.null = ids, {}
-        other._add_token_scores(other._without_padding(self.visibility.uniform), None, other.null)
+        other.ids, other._null = ids, None
         return other
 
     def token_scores(self, m: AttentionMap) -> dict[str, QueryScore]:
         """Only the scores that depend on which tokens are equal."""
         scores: dict[str, QueryScore] = {}
-        self._add_token_scores(self._without_padding(m), self.null, scores)
+        if self._null is None and self._can_append_uniform(m):
+            self._add_token_scores(self._without_padding(self._append_uniform(m)), None, scores)
+            scores, self._null = _split(scores, m.matrix[1])
+            return scores
+        if self._null is None:
+            self._null = {}
+            self._add_token_scores(self._without_padding(self.visibility.uniform), None, self._null)
+        self._add_token_scores(self._without_padding(m), self._null, scores)
         return scores
+
+
+def _split(scores: dict[str, QueryScore], H: int) -> tuple[dict[str, QueryScore], dict[str, QueryScore]]:
+    """The scores of the first H heads, and those of the last one."""
+    first, last = (
+        {name: QueryScore(*(x[:, heads] for x in score)) for name, score in scores.items()}
+        for heads in (slice(0, H), slice(-1, None))
+    )
+    return first, last
 
 
 class DiagonalMass(NamedTuple):

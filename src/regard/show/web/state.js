@@ -26,7 +26,6 @@ export const DEFAULTS = {
   shade: "weights", // or "values", weights times the norms of values; or "logit", contributions to a logit:
   token: -1, // the number of that token, which may follow the chosen query or the last; -1 is the likeliest
   units: "tokens", // or "words", or "sentences"
-  against: -1, // a text whose numbers are subtracted; -1 is none
   scale: "linear", // or "log"
   sink: "in", // or "apart"
 
@@ -42,7 +41,6 @@ export const DEFAULTS = {
   headScore: "", // the score of the matrix; "" is the first that says what a head finds
   label: "any", // only heads with this label, or with "none"
   layerFilter: "all", // only heads of the layer with this key
-  detail: "scores", // or "pictures"
   pair: "", // the heads that are compared: text/layer/head,text/layer/head
 
   // Steps

@@ -204,8 +204,8 @@ interface Quantity {
   units: "tokens" | UnitName;
   /** The text whose words and sentences are taken. */
   unitsOf: number;
-  /** A text whose numbers are subtracted, or -1. */
-  against: number;
+  /** Whether they are those of a head less those of another. */
+  difference?: boolean;
   /** Of shade "logit": the query, and the token that may follow it. */
   position: number;
   token: number;

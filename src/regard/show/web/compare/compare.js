@@ -68,6 +68,7 @@ class Pane {
     const { look, quantity } = scene;
     const { top, signed } = look.scale;
     const [below, beyond] = isClipped(scene) ? ["≤ ", "≥ "] : ["", ""];
+    if (signed && look.blank) this.view.unlike.textContent = "A and B attend alike: every difference is 0.";
     this.ramp.show(signed ? below + spell(quantity, -top) : "0", beyond + spell(quantity, top), signed);
     this.view.tell();
   }
@@ -136,7 +137,7 @@ export class CompareView {
       ? "Orange: A attends more. Blue: B attends more."
       : `There is none: A has ${a.rows} × ${a.cols} cells and B ${b.rows} × ${b.cols}.`;
     if (alike) {
-      const quantity = { ...PLAIN, against: pair[1].text };
+      const quantity = { ...PLAIN, difference: true };
       this.difference.show(state, pair[0], quantity, differenceSource(source, pair[0], pair[1]));
     } else this.difference.hide();
     const maps = this.shown.flatMap(({ map }) => (map ? [map] : []));

@@ -1,17 +1,17 @@
 // @ts-check
-// What the cells of a map and the shades of a text stand for: weights or contributions, of tokens, words or
-// sentences, of one text or the difference of two.
+// What the cells of a map and the shades of a text stand for: weights or contributions, of tokens, words or sentences;
+// in Compare also the difference of two heads.
 
 import { exact, percent } from "./format.js";
 import { unitNames } from "./units.js";
 
 /** @type {Quantity} the weights of tokens */
-export const PLAIN = { shade: "weights", units: "tokens", unitsOf: 0, against: -1, position: -1, token: -1 };
+export const PLAIN = { shade: "weights", units: "tokens", unitsOf: 0, position: -1, token: -1 };
 
 /**
  * What the reader looks at. What a text does not have is replaced by what every text has.
  * @param {Meta} meta
- * @param {Pick<State, "text" | "layer" | "head" | "row" | "shade" | "units" | "against" | "token">} state
+ * @param {Pick<State, "text" | "layer" | "head" | "row" | "shade" | "units" | "token">} state
  * @returns {Quantity}
  */
 export function quantityOf(meta, state) {
@@ -26,7 +26,6 @@ export function quantityOf(meta, state) {
     ...(linear ? { linear } : {}),
     units: unitNames(text).includes(units) ? units : "tokens",
     unitsOf: state.text,
-    against: comparable(meta, state).includes(state.against) ? state.against : -1,
     position: logit ? positionOf(text, state) : -1,
     token: logit ? state.token : -1,
   };
@@ -54,42 +53,6 @@ function positionOf({ predicted }, { row }) {
 }
 
 /**
- * The texts from whose maps this one's can be subtracted: those of the same shape, with contributions to the same
- * token if it is those that are shown.
- * @param {Meta} meta
- * @param {Pick<State, "text" | "layer" | "head" | "row" | "shade" | "token">} state
- */
-export function comparable(meta, state) {
-  const { text, layer: key, head } = state;
-  const layerIn = (/** @type {number} */ n) => meta.texts[n].layers.find((one) => one.key === key);
-  const own = layerIn(text);
-  return [...meta.texts.keys()].filter((n) => {
-    const other = layerIn(n);
-    if (n === text || meta.texts[n].removed || !other || !own) return false;
-    return isSameShape(own, other) && other.heads.includes(head) && hasContributions(meta, state, n);
-  });
-}
-
-/**
- * Whether another text has contributions to the token that they are shown of; a file holds those to few tokens.
- * @param {Meta} meta
- * @param {Pick<State, "text" | "row" | "shade" | "token">} state
- * @param {number} n
- */
-function hasContributions(meta, state, n) {
-  const [{ shades, predicted }, other] = [meta.texts[state.text], meta.texts[n]];
-  if (!shades.includes(/** @type {ShadeName} */ (state.shade))) return true; // weights are shown in its place
-  if (!other.shades.includes(/** @type {ShadeName} */ (state.shade))) return false;
-  if (state.shade !== "logit") return true;
-  const { positions, tokens } = other.predicted ?? {};
-  const token = state.token >= 0 ? state.token : predicted?.tokens?.[0];
-  return (
-    (positions?.includes(positionOf(meta.texts[state.text], state)) ?? true) &&
-    (token === undefined || (tokens?.includes(token) ?? true))
-  );
-}
-
-/**
  * Whether two layers have as many queries and keys, so that their maps can be subtracted.
  * @param {Layer} a
  * @param {Layer} b
@@ -102,37 +65,37 @@ export function isSameShape(a, b) {
  * Whether numbers can be below 0, so that their colours diverge.
  * @param {Quantity} quantity
  */
-export function isSigned({ shade, against, linear = false }) {
-  return shade === "logit" || against >= 0 || linear;
+export function isSigned({ shade, difference = false, linear = false }) {
+  return shade === "logit" || difference || linear;
 }
 
 /**
  * Whether cells are weights, and not contributions or differences: a row then adds up to 1.
  * @param {Quantity} quantity
  */
-export function areWeights({ shade, against, linear = false }) {
-  return shade === "weights" && against < 0 && !linear;
+export function areWeights({ shade, difference = false, linear = false }) {
+  return shade === "weights" && !difference && !linear;
 }
 
 /**
  * A name for a quantity, to tell it from others.
  * @param {Quantity} quantity
  */
-export function quantityName({ shade, units, unitsOf, against, position, token }) {
-  return [shade, units, unitsOf, against, position, token].join(" ");
+export function quantityName({ shade, units, unitsOf, position, token }) {
+  return [shade, units, unitsOf, position, token].join(" ");
 }
 
 /**
  * What a number is called.
  * @param {Quantity} quantity
  */
-export function quantityTitle({ shade, units, against }) {
+export function quantityTitle({ shade, units }) {
   const title = {
     weights: units === "tokens" ? "Weight" : "Attention",
     values: "Value-weighted",
     logit: "Contribution",
   };
-  return against < 0 ? title[shade] : `${title[shade]}: difference`;
+  return title[shade];
 }
 
 /**
@@ -140,8 +103,7 @@ export function quantityTitle({ shade, units, against }) {
  * @param {Quantity} quantity
  * @param {boolean} looking
  */
-export function rankingTitle({ shade, against }, looking) {
-  if (against >= 0) return looking ? "Differs most with" : "Differs most for";
+export function rankingTitle({ shade }, looking) {
   if (shade === "values") return looking ? "Takes most from" : "Gives most to";
   if (shade === "logit") return "Contributes most";
   return looking ? "Attends most to" : "Attended to most by";

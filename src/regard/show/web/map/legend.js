@@ -57,15 +57,7 @@ export function legend(root) {
     show({ scale, quantity, clipped, note, sink, boundary, hides }) {
       prompt.hidden = !boundary;
       mask.hidden = !hides;
-      const ends = [
-        scale.scale,
-        scale.top,
-        scale.bottom,
-        scale.signed,
-        clipped,
-        quantity.shade,
-        quantity.against,
-      ];
+      const ends = [scale.scale, scale.top, scale.bottom, scale.signed, clipped, quantity.shade];
       const name = [theme(), ...ends, note, sink?.key, sink?.share].join(" ");
       if (name === shown) return; // a map that is moved draws often
       shown = name;
@@ -139,10 +131,10 @@ function signedMarks({ scale, top, bottom }, clipped, quantity) {
  * @param {string} reduce
  * @param {number} z
  * @param {Quantity} quantity
- * @param {{ other: string, token: string }} names of the text that is subtracted, and of the token that is predicted
+ * @param {string} token that is predicted
  */
-export function noteOf(reduce, z, quantity, { other, token }) {
-  const { units, shade, against, position } = quantity;
+export function noteOf(reduce, z, quantity, token) {
+  const { units, shade, position } = quantity;
   const size = 2 ** z;
   const single = size === 1 && units === "tokens";
   const what = {
@@ -153,10 +145,8 @@ export function noteOf(reduce, z, quantity, { other, token }) {
   const of =
     size > 1 ? ` of ${size} × ${size} ${units}` : single ? "" : ` from ${UNIT[units]} to ${UNIT[units]}`;
   const pooled = single || reduce === "max" ? "" : ", summed over keys and averaged over queries";
-  const less = against < 0 ? "" : `, less that of “${other}”`;
-  const adds = against < 0 ? "what the head adds" : "the difference of what the head adds";
-  const row = shade === "logit" ? ` Row ${position} adds up to ${adds}.` : "";
-  return `One cell${of} is ${what}${pooled}${less}.${row}`;
+  const row = shade === "logit" ? ` Row ${position} adds up to what the head adds.` : "";
+  return `One cell${of} is ${what}${pooled}.${row}`;
 }
 
 /**

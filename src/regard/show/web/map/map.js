@@ -3,10 +3,9 @@
 // It puts the parts together: thumbnails, canvas, controls, legend, notes, export.
 
 import { AttributionPanel } from "../parts/attribution_panel.js";
-import { captureTitle, layerOf } from "../data/layers.js";
+import { layerOf } from "../data/layers.js";
 import { badge, choice, element, makeButton } from "../parts/dom.js";
 import { foldedSettings } from "../parts/controls.js";
-import { withPart } from "../parts/later_parts.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, spell } from "../data/quantity.js";
 import { quantityControls } from "../parts/quantity_controls.js";
 import { labelAt, short, tokenAt } from "../data/tokens.js";
@@ -14,6 +13,7 @@ import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
+import { mapExports } from "./exports.js";
 import { headSentence } from "../parts/head_words.js";
 import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
@@ -67,9 +67,7 @@ export class MapView {
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     notes.append(help());
-    /** @param {(view: MapView) => HTMLElement} make */
-    const addExports = (make) => this.ends.append(make(this));
-    withPart("map exports", addExports);
+    this.ends.append(mapExports(this));
   }
 
   /** @param {State} state */
@@ -84,7 +82,7 @@ export class MapView {
       this.title.textContent = `Layer ${layer.key}, head ${state.head}`;
       const { certified, unplaced } = layer.evidence;
       this.proof.replaceChildren(...(certified && !unplaced ? [] : [badge(layer.evidence)]));
-      this.small.show(state, quantity);
+      this.small.show(state);
       this.readout.showLayer(captured);
       this.cut.show(layer.key, state.head);
       this.named = name;
@@ -134,12 +132,11 @@ export class MapView {
    * @param {Scene} scene
    */
   note({ look, z, quantity }) {
-    const { meta, runs, state } = this.app;
-    const other = quantity.against < 0 ? "" : captureTitle(meta, quantity.against);
+    const { runs, state } = this.app;
     const cut = runs.has({ kind: "head", layer: state.layer, head: state.head });
     const zero = cut ? " This head is cut in this run: it attends, but its output is zero." : "";
     const blank = look.blank ? "Every cell is 0. " : "";
-    return blank + noteOf(look.reduce, z, quantity, { other, token: this.controls.predicted }) + zero;
+    return blank + noteOf(look.reduce, z, quantity, this.controls.predicted) + zero;
   }
 
   /**

@@ -100,7 +100,11 @@ export function changes(before, after, most) {
   }));
   const change = (/** @type {typeof all[number]} */ one) => Math.abs(one.after - one.before);
   const strongest = all.sort((a, b) => change(b) - change(a)).slice(0, most);
-  return { before: mean(before), after: mean(after), most: strongest.filter((one) => change(one) > ROUNDING) };
+  return {
+    before: mean(before),
+    after: mean(after),
+    most: strongest.filter((one) => change(one) > ROUNDING),
+  };
 }
 
 /** @param {Float64Array} x */

@@ -11,7 +11,6 @@ export const CONTROL_WORDS = {
   Quantity:
     "Attention weights; value-weighted: each weight times the norm of what the key’s value adds to the residual stream; or " +
     "contributions: what each key adds to the logit of the token that may follow, through this head.",
-  Difference: "Subtracts the numbers of another text or run of the same length.",
 
   scale: "How numbers become colours. Log shades also show small weights.",
   top:
@@ -40,7 +39,6 @@ export const CONTROL_WORDS = {
   Label:
     "Shows only heads with this label. A head has one only if its score is clearly above those of uniform attention and " +
     "of shuffled tokens.",
-  "heads-detail": "Cards with every score, or pictures alone.",
   "compare-scale": "How numbers become colours, in both maps. Log shades also show small weights.",
 
   // Steps

@@ -1,11 +1,9 @@
 // @ts-check
 // The controls that say what cells and shades stand for. A control is there only where there is something to choose.
 
-import { captureTitle } from "../data/layers.js";
 import { latest, select } from "./controls.js";
 import { choice } from "./dom.js";
 import { percent } from "../data/format.js";
-import { comparable } from "../data/quantity.js";
 import { short } from "../data/tokens.js";
 import { unitNames } from "../data/units.js";
 
@@ -28,7 +26,6 @@ export function quantityControls(app, view, changed) {
   const units = choice("Unit", `${view}-units`, UNITS, (value) => app.set({ units: value, ...WHOLE }));
   const shade = select("Quantity", (value) => app.set({ shade: value }));
   const token = select("Next token", (value) => app.set({ token: Number(value) }));
-  const against = select("Difference", (value) => app.set({ against: Number(value) }));
   let predicted = "the predicted token";
   const fillTokens = latest(async (fresh, /** @type {State} */ state, /** @type {Quantity} */ quantity) => {
     if (quantity.shade !== "logit") return;
@@ -46,7 +43,7 @@ export function quantityControls(app, view, changed) {
     );
   });
   return {
-    parts: [units, shade, token, against],
+    parts: [units, shade, token],
     /** The token that contributions are of, in quotes. */
     get predicted() {
       return predicted;
@@ -66,12 +63,6 @@ export function quantityControls(app, view, changed) {
       );
       shade.hidden = text.shades.length < 2;
       token.hidden = quantity.shade !== "logit";
-      const others = comparable(meta, state);
-      against.fill(
-        [["-1", "nothing"], ...others.map((n) => [String(n), captureTitle(meta, n)])],
-        quantity.against,
-      );
-      against.hidden = others.length === 0;
       fillTokens(state, quantity);
     },
   };

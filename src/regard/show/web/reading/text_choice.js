@@ -5,7 +5,7 @@ import { textsName } from "../data/layers.js";
 import { element } from "../parts/dom.js";
 
 /** What no longer means anything on another text. */
-const ANEW = { row: -1, col: -1, token: -1, x: -1, y: -1, zoom: 0, against: -1 };
+const ANEW = { row: -1, col: -1, token: -1, x: -1, y: -1, zoom: 0 };
 
 /** Says that the page's texts have changed. */
 export function textsChanged() {

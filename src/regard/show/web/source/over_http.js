@@ -3,7 +3,6 @@
 // it is, and the page's first question waits.
 
 import { applySettings } from "../data/settings.js";
-import { withDifferences } from "./differences.js";
 import { early } from "./early_meta.js";
 import { openServed } from "./served.js";
 
@@ -24,7 +23,7 @@ export async function openOverHttp(onProgress) {
   try {
     const source = await openServed(transport, early.meta);
     applySettings(source.meta);
-    return withDifferences(source);
+    return source;
   } finally {
     clearTimeout(timer);
     stop.abort();

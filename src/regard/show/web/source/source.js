@@ -6,7 +6,6 @@
 import { applySettings } from "../data/settings.js";
 import { openKernel } from "../notebook/kernel.js";
 import { followNotebook } from "../notebook/selection.js";
-import { withDifferences } from "./differences.js";
 import { openSaved } from "./saved.js";
 import { openServed } from "./served.js";
 
@@ -17,7 +16,7 @@ import { openServed } from "./served.js";
 export async function open() {
   const source = await (document.getElementById("regard-data") ? openSaved() : openInNotebook());
   applySettings(source.meta);
-  return withDifferences(source);
+  return source;
 }
 
 /** @returns {Promise<Source>} */

@@ -58,7 +58,6 @@ export function rankingLine(tokens, shaded, { best }, looking, other, quantity =
   if (other >= 0)
     return `${subject} ${quotedToken(tokens, other)}: ${spell(quantity, shaded.weights[other - shaded.from] ?? 0)}`;
   const few = best.slice(0, 3).map(({ token, w }) => `${quotedToken(tokens, token)} ${spell(quantity, w)}`);
-  if (!few.length && quantity.against >= 0) return `${own} is the same in both`;
   return `${subject} ${few.join(", ") || "nothing"}`;
 }
 
@@ -67,8 +66,7 @@ export function rankingLine(tokens, shaded, { best }, looking, other, quantity =
  * @param {Quantity} quantity
  * @param {boolean} looking
  */
-function verb({ shade, against }, looking) {
-  if (against >= 0) return looking ? "changes most with" : "changes most for";
+function verb({ shade }, looking) {
   if (shade === "values") return looking ? "takes from" : "gives to";
   if (shade === "logit") return "is predicted from";
   return looking ? "attends to" : "is attended to by";

@@ -104,17 +104,3 @@ export function columnNumbers(layers, columns) {
   const same = layers.every((layer) => String(layer.heads) === String(heads));
   return same && heads.length === columns ? heads : [];
 }
-
-/**
- * Thumbnails less others, byte by byte: 0 where both are hidden, else 128 ± 127·√|difference of the masses|.
- * @param {Uint8Array} a
- * @param {Uint8Array} b
- */
-export function pictureDifference(a, b) {
-  const mass = (/** @type {number} */ byte) => (Math.max(0, byte - 1) / 254) ** 2;
-  return a.map((byte, n) => {
-    if (byte === 0 && b[n] === 0) return 0;
-    const difference = mass(byte) - mass(b[n]);
-    return 128 + Math.round(127 * Math.sign(difference) * Math.sqrt(Math.abs(difference)));
-  });
-}

@@ -8,7 +8,7 @@ import { LayerQueue } from "../../data/layer_queue.js";
 import { maskName } from "../../data/layers.js";
 import { settings } from "../../data/settings.js";
 import { paintThumb, thumbScale } from "../../parts/map_scale.js";
-import { captureSummary, columnNumbers, gridSizes, headBeside, pictureDifference } from "./thumbnail_grid.js";
+import { captureSummary, columnNumbers, gridSizes, headBeside } from "./thumbnail_grid.js";
 
 /** @typedef {HTMLButtonElement & { picture: HTMLCanvasElement, layer: Layer, head: number }} Thumbnail */
 
@@ -30,7 +30,6 @@ export class Thumbnails {
     /** @type {Map<Thumbnail, Uint8Array>} */
     this.pictures = new Map(); // a button → its bytes
     this.text = -1;
-    this.against = -1; // a text whose pictures are subtracted
     this.kind = "linear"; // of the colour scale, or "log"
     this.whole = false; // whether the colours end at 1
     this.columns = 0; // heads in one line
@@ -39,7 +38,7 @@ export class Thumbnails {
     addEventListener("regard-theme", () => this.repaint());
     this.progress = new LateProgress("in-list");
     this.queue = new LayerQueue(
-      (layer) => this.fetch(this.text, this.against, layer),
+      (layer) => this.fetch(this.text, layer),
       (queue) => this.progress.followQueue(queue, "Drawing every head", "pictures"),
     );
   }
@@ -63,17 +62,11 @@ export class Thumbnails {
     return this.app.meta.texts[this.text].layers;
   }
 
-  /**
-   * @param {State} state
-   * @param {Quantity} quantity
-   */
-  show(state, { against }) {
+  /** @param {State} state */
+  show(state) {
     if (state.text !== this.text || this.rows.size !== this.layers.length) {
-      [this.text, this.against] = [state.text, against];
+      this.text = state.text;
       this.build();
-    } else if (against !== this.against) {
-      this.against = against;
-      this.startFetching(state.layer);
     }
     this.queue.turnTo(state.layer);
     for (const [key, buttons] of this.rows) {
@@ -189,24 +182,21 @@ export class Thumbnails {
   }
 
   /**
-   * Fetches the thumbnails of a layer; less those of another text, if there is one.
+   * Fetches the thumbnails of a layer.
    * @param {number} text
-   * @param {number} against
    * @param {string} key
    */
-  async fetch(text, against, key) {
+  async fetch(text, key) {
     const { app } = this;
     let pictures;
     try {
       ({ pictures } = await app.source.thumbs(text, key));
-      if (against >= 0)
-        pictures = pictureDifference(pictures, (await app.source.thumbs(against, key)).pictures);
     } catch (error) {
       if (error.name !== "AbortError")
         app.status(`The thumbnails of layer ${key} could not be loaded: ${error.message}`);
       return;
     }
-    if (text !== this.text || against !== this.against) return;
+    if (text !== this.text) return;
     [...(this.rows.get(key)?.values() ?? [])].forEach((button, at) => {
       const bytes = pictures.subarray(at * settings.thumb ** 2, (at + 1) * settings.thumb ** 2);
       this.pictures.set(button, bytes);
@@ -222,7 +212,7 @@ export class Thumbnails {
    */
   paint({ picture, layer }, bytes) {
     const { kind, whole } = this;
-    paintThumb(picture, bytes, thumbScale([bytes], layer, { signed: this.against >= 0, kind, whole }));
+    paintThumb(picture, bytes, thumbScale([bytes], layer, { kind, whole }));
   }
 
   /**
