@@ -221,7 +221,8 @@ def _run_probes(session: CheckSession) -> None:
         return
     kernel = session.subject.kernel_layout
     for probe in MASK_PROBES if kernel is not None and kernel.makes_mask else PROBES:
-        probe(session)
+        if session.module is not None or probe not in MODULE_PROBES:
+            probe(session)
         if probe is probe_batch and session.undecided:  # the axes of its inputs are not known
             return
 
@@ -281,6 +282,8 @@ PROBES = (
     probe_other_sizes,
     probe_switches,
 )
+# Of what a module holds, keeps and saves, which functions do not.
+MODULE_PROBES = {probe_inputs, probe_cache, probe_positions, probe_module_state}
 # For functions that make masks and do not attend.
 MASK_PROBES = (probe_batch, probe_output, probe_causality, probe_long_text)
 

@@ -54,7 +54,7 @@ def probe_cache(session: CheckSession) -> None:
     """Continue a sequence from every position and token by token, then begin another one."""
     adapter: Step | None = session.options.get("cached")
     cache = has_cache(session.subject)
-    if session.module is None or not (adapter or cache):
+    if not (adapter or cache):
         return
     causal = _is_causal(session)
     question = session.cases.plain("cache", T=6, seed=80).to(session.dtype)

@@ -43,7 +43,9 @@ def probe_state(session: CheckSession) -> bool:
     `probe_cache`.
     """
     subject = session.subject
-    if has_cache(subject) or {"cache", "use_cache", "start"} & subject.arguments.keys():
+    if {"cache", "use_cache", "start"} & subject.arguments.keys():
+        return False
+    if subject.module is not None and has_cache(subject):
         return False
     if session.options.get("cached") is not None or (subject.module is None and subject.device != "cpu"):
         return False
@@ -125,9 +127,8 @@ def probe_inputs_kept(session: CheckSession) -> None:
 
 def probe_inputs(session: CheckSession) -> None:
     """Check that a module's inputs act in the roles that their names promise."""
-    if session.module is None or session.subject.layout not in SEQUENCES:
-        return
-    if session.reference is not None:  # which need not be linear in its values
+    # A reference need not be linear in its values.
+    if session.subject.layout not in SEQUENCES or session.reference is not None:
         return
     if session.subject.inputs == "qkv":
         _check_keys_and_values(session)
@@ -246,7 +247,7 @@ _SLOPE_TOLERANCE = 1e-3  # relative
 def probe_positions(session: CheckSession) -> None:
     """Check that rotary positions have an effect, and that a bias by distance has the slopes of ALiBi."""
     intent = session.right_intent
-    if session.module is None or intent is None:
+    if intent is None:
         return
     if intent.wiring.bias is not None:
         _check_slopes(session, intent)

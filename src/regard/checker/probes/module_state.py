@@ -21,9 +21,7 @@ from regard.checker.subject.subject import Subject
 
 
 def probe_module_state(session: CheckSession) -> None:
-    """Check registered parameters, `.to()`, state_dict, and lengths around the maximum, for modules."""
-    if session.module is None:
-        return
+    """Check registered parameters, `.to()`, state_dict, and lengths around the maximum."""
     if session.subject.plain_lists:
         session.find("plain-list", "parameters are registered", place=session.subject.plain_lists[0])
     else:
