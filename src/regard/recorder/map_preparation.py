@@ -149,9 +149,15 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False)
 
 
+def without_gradients() -> AbstractContextManager[Any]:
+    """Return a block in which no operation records a graph."""
+    return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
+
+
 def own_memory(x: Tensor) -> Tensor:
     """Return a copy of x, no larger than the numbers that it holds."""
-    once = x.detach() if 0 not in x.stride() else _without_repeats(x)
+    once = x if 0 not in x.stride() else _without_repeats(x)
+    once = once.detach() if once.requires_grad else once
     if not torch.is_inference_mode_enabled():
         own = once.clone(memory_format=torch.contiguous_format)
     else:

@@ -23,7 +23,13 @@ from regard.recorder.generation.beam_order import batch_order
 from regard.recorder.generation.strip_masks import StripMasks, padding_of_strips
 from regard.recorder.generation.strips import Addition, Strip, StripStep, take_back_guesses
 from regard.recorder.layer import Layer, LayerId, LayerList, LayerMap
-from regard.recorder.map_preparation import MaskCopies, cast_map, select_heads, without_autocast
+from regard.recorder.map_preparation import (
+    MaskCopies,
+    cast_map,
+    select_heads,
+    without_autocast,
+    without_gradients,
+)
 from regard.recorder.picture_reader import PictureReader, ReadPictures
 from regard.recorder.placement import ShardId
 from regard.recorder.rank_group import RankGroup
@@ -217,7 +223,7 @@ class Recording(CallReceiver):
         heads = self._selected_heads(call)
         if heads == []:
             return  # the selected heads are on other ranks
-        with torch.no_grad(), without_autocast(call.q.device):
+        with without_gradients(), without_autocast(call.q.device):
             T = call.q.shape[2]
             rows = sampled_rows(T, T if self.verify else ROWS, call.q.device)
             batch = () if self._tokens is None else self._tokens.batch
@@ -258,7 +264,7 @@ class Recording(CallReceiver):
             # The comparison is not the model's, and is to cost as little as it can.
             token_order.Pause(),
             DisableTorchFunction(),
-            torch.no_grad(),
+            without_gradients(),
             without_autocast(waiting[0].call.q.device),
         ):
             maps = [self._map(x.call) for x in waiting]

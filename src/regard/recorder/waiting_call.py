@@ -80,7 +80,8 @@ def _examine(waiting: WaitingCall, m: LinearAttentionMap) -> Evidence:
 
 def with_call_facts(call: AttentionCall, evidence: Evidence) -> Evidence:
     """Return the evidence with what is known of the call beside its numbers."""
-    evidence = dataclasses.replace(evidence, unplaced=call.unplaced)
+    if call.unplaced is not None:
+        evidence = dataclasses.replace(evidence, unplaced=call.unplaced)
     if call.whole_mask is not None:
         mask = call.whole_mask
         evidence = dataclasses.replace(evidence, mask=str(mask), window=mask.window_size())

@@ -96,7 +96,10 @@ class ContextEntries(Generic[T]):
 
     def get(self) -> tuple[T, ...]:
         """Return the entries of the current context whose blocks are open, in the order of opening."""
-        return tuple(value for entry in self._entries.get() for value in entry.values)
+        entries = self._entries.get()
+        if len(entries) < 2:  # as nearly always, and attention functions ask at every call
+            return entries[0].values if entries else ()
+        return tuple(value for entry in entries for value in entry.values)
 
     @contextmanager
     def added(self, value: T) -> Iterator[None]:

@@ -76,11 +76,9 @@ class ComparedCall(NamedTuple):
     problem: str | None = None  # a reason why the layer cannot be certified, if one is known
     against: str = OWN_OUTPUT  # a name for the output
 
-    def is_like(self, other: ComparedCall) -> bool:
-        """Whether two calls can be compared as one batch."""
-        return self._settings() == other._settings() and bool(self.m.mask == other.m.mask)
-
-    def _settings(self) -> tuple[object, ...]:
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What two calls must have in common, beside their masks, to be compared as one batch."""
         tensors = (self.v, self.output, self.m.lse)
         shapes = (*((x.shape, x.dtype) for x in tensors), self.m.matrix, self.m.stored_dtype, self.m.device)
         return (*shapes, self.m.scale, self.m.softcap, self.own_lse, self.problem is None)
@@ -136,9 +134,12 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
 def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     """Return the evidence of comparisons, which are made in as few operations as can be."""
     batches: list[list[int]] = []
-    for i, comparison in enumerate(comparisons):
-        batch = next((x for x in batches if _fits(comparison, [comparisons[j] for j in x])), None)
-        if batch is None:
+    settings = [comparison.settings for comparison in comparisons]
+    for i, own in enumerate(settings):
+        alike = (
+            x for x in batches if settings[x[0]] == own and _fits(comparisons[x[0]], comparisons[i], len(x))
+        )
+        if (batch := next(alike, None)) is None:
             batches.append([i])
         else:
             batch.append(i)
@@ -154,10 +155,11 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     return [evidence[i] for i in range(len(comparisons))]
 
 
-def _fits(comparison: ComparedCall, batch: list[ComparedCall]) -> bool:
-    first = batch[0]
-    fits = (len(batch) + 1) * first.tile_bytes <= first.tile_limit
-    return fits and first.can_be_joined and comparison.can_be_joined and comparison.is_like(first)
+def _fits(first: ComparedCall, comparison: ComparedCall, number: int) -> bool:
+    """Whether a comparison fits into a batch of this number, the first of which has the same settings."""
+    if (number + 1) * first.tile_bytes > first.tile_limit or first.m.mask != comparison.m.mask:
+        return False
+    return first.can_be_joined and comparison.can_be_joined
 
 
 _RATIO, _TOLERANCE, _SUMS, _EMPTY, _UNCLEAR, _SCORE, _WEIGHTS, _TOTAL = range(8)
@@ -226,11 +228,11 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         part_weights = part.tile(rows)  # (B, h, rows, S)
         lse = part.lse[:, :, rows]  # (B, h, rows)
         # NaN is not the mark of a row without a visible key, and is not to be left out like one.
-        visible = (lse > -torch.inf) | lse.isnan()  # rows with a visible key
+        hidden = lse == -torch.inf  # rows without a visible key
 
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads].to(m.dtype)  # (B, h, rows, E)
-        grouped = part_weights.view(B, values.shape[1], -1, S)
+        grouped = part_weights.reshape(B, values.shape[1], -1, S)
         values = values if finite else _used_values(grouped, values)
         sizes_of_values = values.abs()
         # Σ w v and Σ w |v|: (B, g, h / g · rows, E) each.
@@ -252,11 +254,11 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
             # give zeros.
             mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
             room = (sizes_of_values.mean(2, keepdim=True) * rounding + lost).repeat_interleave(group, 1)
-            ratio = ratio.where(visible[..., None], _empty_row_error(model_output, mean) / room)
-            tolerance = tolerance.where(visible[..., None], room)
+            ratio = torch.where(hidden[..., None], _empty_row_error(model_output, mean) / room, ratio)
+            tolerance = torch.where(hidden[..., None], room, tolerance)
         else:
             # What a kernel returns for a row without a visible key is its own business: zeros, NaN or a mean.
-            ratio.masked_fill_(~visible[..., None], 0.0)
+            ratio.masked_fill_(hidden[..., None], 0.0)
         at_worst = [zero, zero]
         if ratio.numel():
             worst, place = ratio.reshape(n, -1).max(1, keepdim=True)  # NaN if there is one
@@ -266,16 +268,15 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         row_sum = part_weights.sum(-1)
         if part.sinks is not None:
             row_sum = row_sum + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
-        sum_error = ((row_sum - 1.0) * visible).abs().reshape(n, -1).amax(1)
+        sum_error = (row_sum - 1.0).masked_fill_(hidden, 0.0).abs_().reshape(n, -1).amax(1)
 
-        empty_rows = (
-            (~visible).all(1).reshape(n, -1, len(first.rows)).any(1).sum(1)
-        )  # in every head, in some text
-        largest_score = lse.abs().masked_fill(~visible, 0.0).reshape(n, -1).amax(1)
+        in_no_head = hidden.all(1).reshape(n, -1, len(first.rows))
+        empty_rows = in_no_head.any(1).sum(1)  # of some text
+        largest_score = lse.abs().masked_fill_(hidden, 0.0).reshape(n, -1).amax(1)
         unclear = _undetermined(part, first.rows, values, tolerance) if is_judged else zero[:, None]
         undetermined = unclear.reshape(n, -1).any(1)
         weight_error = (
-            zero if first.weights is None else _own_weight_error(first, part, heads, part_weights, visible)
+            zero if first.weights is None else _own_weight_error(first, part, heads, part_weights, ~hidden)
         )
         columns = (*at_worst, sum_error, empty_rows, undetermined, largest_score, weight_error, total)
         numbers.append(torch.stack([x.to(m.dtype) for x in columns], 1))

@@ -29,6 +29,7 @@ from regard.attention.masks.named_masks import causal
 from regard.maps.tile_passes import kept_overview
 from regard.maps.tile_passes.kept_overview import KeptOverview
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall, dropout_problem
+from regard.recorder.map_preparation import without_gradients
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_stack import calling_module, is_running
 from regard.recorder.sources.sdpa_call import attention_call, given_scale
@@ -119,7 +120,7 @@ def wants_overview(listeners: Sequence[CallListener]) -> bool:
 
 def reading_mode(listeners: Iterable[CallListener]) -> AbstractContextManager[Any]:
     """Return the mode to read a call in: without gradients, unless an edited output needs them."""
-    return nullcontext() if any(listener.is_editor for listener in listeners) else torch.no_grad()
+    return nullcontext() if any(listener.is_editor for listener in listeners) else without_gradients()
 
 
 _computing: ContextVar[bool] = ContextVar("computing", default=False)

@@ -88,11 +88,9 @@ def four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
         return x[None, None]
     if x.ndim == 3:
         return x[:, None]
-    return (
-        x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
-        if x.ndim > 4
-        else x.expand(*lead, -1, -1, -1)
-    )
+    if x.ndim > 4:
+        return x.expand(*lead, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+    return x if x.shape[:1] == lead else x.expand(*lead, -1, -1, -1)
 
 
 def equal_heads(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from regard.recorder.sources.structure_of_models.code_names import (
     script_names,
 )
 from regard.recorder.sources.structure_of_models.structure import modules_of, remembered
+from regard.support.lru import LRUCache
 from regard.support.override import MethodWrappers
 
 # By name, since such layers call no function in common (RWKV, Hyena, S4, RG-LRU).
@@ -157,6 +158,8 @@ class MixingParts(NamedTuple):
     """For each stack of blocks, the names of its blocks."""
     hidden: set[str]
     """Those of `mixing` that are inside TorchScript, where it cannot be observed whether they run."""
+    unheard: LRUCache[tuple[dict[str, str], dict[str, str]]]
+    """What `TokenMixers.unheard` returned, by what had run and what was heard: the same at each capture."""
 
 
 @remembered
@@ -174,7 +177,7 @@ def _mixing_parts(model: nn.Module) -> MixingParts:
     }
     graphs = [n for n, module in modules.items() if isinstance(module, torch.jit.ScriptModule)]
     hidden = {name for name in mixing if any(_inside(name, graph) for graph in graphs)}
-    return MixingParts(prefixes, mixing, blocks, hidden)
+    return MixingParts(prefixes, mixing, blocks, hidden, LRUCache(16))
 
 
 class TokenMixers:
@@ -182,7 +185,7 @@ class TokenMixers:
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = modules_of(model)
-        self.prefixes, self.mixing, self.blocks, self.hidden = _mixing_parts(model)
+        self.prefixes, self.mixing, self.blocks, self.hidden, self.known = _mixing_parts(model)
         self.ran: set[str] = set()
         self.ran_elsewhere: set[str] = set()  # in threads or contexts that this capture does not hear
         self.other_users: set[int] = set()  # threads that run the whole model for themselves
@@ -218,6 +221,11 @@ class TokenMixers:
 
         The first are attention, or may be; the second mix tokens in other ways, as convolutions do.
         """
+        key = (frozenset(self.ran), frozenset(self.ran_elsewhere), frozenset(heard))
+        attention, others = self.known.get(key, lambda: self._unheard(heard))
+        return dict(attention), dict(others)
+
+    def _unheard(self, heard: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
         missing = [
             name
             for name in self.mixing

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.maps import AttentionMap
 from regard.recorder.attention_call import AttentionCall, Call, UnreadableCall
 from regard.recorder.certificates.certificate import sampled_rows
-from regard.recorder.map_preparation import without_autocast
+from regard.recorder.map_preparation import without_autocast, without_gradients
 from regard.recorder.sources import sdpa
 from regard.recorder.sources.sdpa import read_or_explain
 from regard.recorder.sources.structure_of_models.function_arguments import attention_call, own_weights
@@ -131,7 +131,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
                 calls = [sdpa.notify(editors, call)]
                 result = _edited_result(result, calls[0])
         # An edited output keeps its gradients above; what is recorded needs none.
-        with torch.no_grad(), without_autocast(query.device), sdpa.Listening(), sdpa.without_mode():
+        with without_gradients(), without_autocast(query.device), sdpa.Listening(), sdpa.without_mode():
             for call in _checked_calls(inner, result, *args, **kwargs) if inner else calls:
                 sdpa.notify((x for x in takers if not x.is_editor), call)
         return result
@@ -167,8 +167,9 @@ def _checked_calls(
     for call in inner:
         if isinstance(call, AttentionCall):
             weights = own_weights(result, (*call.q.shape[:3], call.k.shape[2])) if len(inner) == 1 else None
-            call = _without_repeated_heads(call, key.detach(), value.detach())
-            call = call._replace(weights=weights, problem=call.problem or problem)
+            call = _without_repeated_heads(call, key, value)
+            if weights is not None or problem is not None:
+                call = call._replace(weights=weights, problem=call.problem or problem)
         calls.append(call)
     return calls
 
@@ -176,7 +177,7 @@ def _checked_calls(
 def _change_problem(outputs: list[Tensor], returned: Any) -> str | None:
     """Return a problem if a function returned (B, T, H, E) other numbers than PyTorch's attention gave it."""
     # Nearly always: one call, whose output is returned without a copy.
-    if len(outputs) == 1 and isinstance(returned, Tensor) and _is_same(returned, outputs[0].transpose(1, 2)):
+    if len(outputs) == 1 and isinstance(returned, Tensor) and _is_same(returned, outputs[0]):
         return None
     # One call computes it all; several compute it in parts of the tokens, or of the heads.
     for dim in (1,) if len(outputs) == 1 else (1, 2):
@@ -196,14 +197,17 @@ def _change_problem(outputs: list[Tensor], returned: Any) -> str | None:
 
 
 def _is_same(returned: Tensor, output: Tensor) -> bool:
-    """Whether a tensor is the output (B, T, H, E) of a call, with or without its last two axes as one."""
-    B, T, H, E = output.shape
+    """Whether a tensor (B, T, H, E) or (B, T, H · E) is the output (B, H, T, E) of a call."""
+    B, H, T, E = output.shape
     if returned.dtype != output.dtype or returned.shape not in ((B, T, H, E), (B, T, H * E)):
         return False
-    returned = returned.reshape(output.shape)
+    returned = returned if returned.ndim == 4 else returned.reshape(B, T, H, E)
+    texts, heads, tokens, channels = output.stride()
     # Numbers in the same memory need no comparison, for which a GPU would be asked.
-    in_place = returned.data_ptr() == output.data_ptr() and returned.stride() == output.stride()
-    return in_place or torch.equal(returned, output)
+    in_place = (
+        returned.stride() == (texts, tokens, heads, channels) and returned.data_ptr() == output.data_ptr()
+    )
+    return in_place or torch.equal(returned, output.transpose(1, 2))
 
 
 def _concatenated(outputs: list[Tensor], dim: int) -> Tensor | None:
@@ -219,7 +223,7 @@ def _without_repeated_heads(call: AttentionCall, key: Tensor, value: Tensor) -> 
     # serve.
     if not 0 < G < H or H % G or len(key) != len(call.k) or key.shape[2] < keys:
         return call
-    k, v = key[:, :, :keys], value[:, :, :keys]
+    k, v = key.detach()[:, :, :keys], value.detach()[:, :, :keys]
     # Autocast has lowered the call's own keys.
     if k.dtype != call.k.dtype:
         k, v = k.to(call.k.dtype), v.to(call.v.dtype)
