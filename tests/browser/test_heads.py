@@ -81,28 +81,16 @@ def test_what_a_head_is_called_and_who_is_called_so(
     expect(page.locator("#view-heads .card h3")).to_have_text(["Layer 0, head 0"])
     page.get_by_label("Label", exact=True).select_option("none")
     expect(page.locator("#view-heads .card h3")).to_have_text(["Layer 0, head 1"])
-    page.locator("#view-heads").get_by_label("pictures").check()
-    expect(page.locator(".gallery.pictures-only")).to_be_visible()
 
 
-def test_heads_are_taken_to_be_compared(page: Page, serve: Callable[..., BackgroundServer]) -> None:
+def test_a_head_is_compared_with_the_chosen_one(page: Page, serve: Callable[..., BackgroundServer]) -> None:
     seen = captured(60)
-    a, b = (f"layer {row.layer}, head {row.head}" for row in (gallery(seen)[1], gallery(seen)[6]))
-    page.goto(serve(seen).address + "#view=heads")
-    bar = page.locator(".compare-bar")
-    expect(bar).to_be_hidden()
+    other = gallery(seen)[6]
+    page.goto(serve(seen).address + "#view=heads&layer=1&head=2")
     expect(page.locator("#view-heads .card")).to_have_count(8)  # layers come in any order
-    page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
-    expect(bar).to_contain_text(f"{a}. Choose a second head")
     page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
-    expect(bar).to_contain_text(f"{a} and {b}")
-    bar.get_by_role("button", name="Clear").click()
-    expect(bar).to_be_hidden()
-    page.locator("#view-heads .card").nth(1).get_by_role("button", name="Compare").click()
-    page.locator("#view-heads .card").nth(6).get_by_role("button", name="Compare").click()
-    bar.get_by_role("button", name="Open side by side").click()
     expect(page.locator("#view-compare .compare-title h3")).to_have_text(
-        [re.compile(f"^{name.capitalize()}") for name in (a, b)]
+        [re.compile("^Layer 1, head 2"), re.compile(f"^Layer {other.layer}, head {other.head}")]
     )
 
 
@@ -114,7 +102,11 @@ def test_by_key_alone(page: Page, serve: Callable[..., BackgroundServer]) -> Non
     page.locator("#view-heads .gallery-picture").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("c")
-    expect(page.locator(".compare-bar")).to_contain_text(f"layer {second.layer}, head {second.head}")
+    expect(page.locator(".compare-title h3").nth(1)).to_contain_text(
+        f"ayer {second.layer}, head {second.head}"
+    )
+    page.get_by_role("tab", name="Heads").click()
+    page.locator("#view-heads .gallery-picture").nth(1).focus()
     page.keyboard.press("End")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(f"layer={last.layer}&head={last.head}"))

@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from regard.learn.course import LESSONS, get_lesson
 from regard.learn.page import page_path, write_pages
 from scripts.docs import place
+from tests.sampling import share
 
 SMALLEST = 9.0  # pixels of a letter's size
 WINDOWS = (("light", 1280), ("light", 768), ("light", 390), ("dark", 390))
@@ -54,8 +55,8 @@ def assert_legible(page: Page, pictures: int) -> None:
         measured = page.evaluate(MEASURE)
         assert measured["overflow"] <= 0, width
         assert all(size >= SMALLEST for size in measured["texts"])
-        for share, (shown, right) in zip(shares, measured["pictures"], strict=True):
-            assert share * shown >= SMALLEST, (width, shown)
+        for part, (shown, right) in zip(shares, measured["pictures"], strict=True):
+            assert part * shown >= SMALLEST, (width, shown)
             assert right <= width
 
 
@@ -68,11 +69,12 @@ def lessons(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_letters_are_legible_on_the_pages_of_the_lessons(lessons: Path, page: Page) -> None:
-    for lesson in LESSONS:
+    for lesson in share(LESSONS, 4):
         page.goto(page_path(lesson, lessons).as_uri())
         assert_legible(page, lesson.text.count(".svg)"))
 
 
+@pytest.mark.at_length("test_letters_are_legible_on_the_pages_of_the_lessons")
 def test_letters_are_legible_on_the_site(site: Path, page: Page) -> None:
     for number in (1, 5, 8):
         page.goto((site / place(get_lesson(number).folder / "lesson.md")).with_suffix(".html").as_uri())

@@ -51,7 +51,7 @@ def test_the_page_is_there_before_the_model_has_read(page: Page, opening: Backgr
     site.open(Site(Contents(captured(24))))
     expect(page.locator("#model")).to_have_text("random")
     expect(page.get_by_text("Reading the text")).to_be_hidden()
-    expect(page.locator("#view-heads")).to_contain_text("head")  # whose code comes after that of the Map
+    expect(page.locator("#view-heads")).to_contain_text("head")
     page.reload()
     expect(page.locator("#view-heads")).to_contain_text("head")
 

@@ -15,7 +15,6 @@ from playwright.sync_api import Page, expect
 import regard
 from regard.recorder import Capture, Evidence, Layer
 from regard.show.saved import pack as packing
-from regard.show.server.background import BackgroundServer
 from tests.browser.eventually import eventually, open_settings, settle, state
 from tests.captures import captured
 from tests.sampling import share
@@ -58,14 +57,10 @@ def pixels(page: Page, x: float, y: float) -> list[int]:
     return found
 
 
-@pytest.fixture(params=["served", "saved"])
-def address(request: pytest.FixtureRequest, seen: Capture) -> str:
-    """The page of the capture, from a server and from a file."""
-    if request.param == "served":
-        running: BackgroundServer = request.getfixturevalue("serve")(seen)
-        return running.address
-    address: str = request.getfixturevalue("saved")(seen)
-    return address
+@pytest.fixture
+def address(opened: Callable[..., str], seen: Capture) -> str:
+    """The page of the capture, from a server or from a file."""
+    return opened(seen)
 
 
 def test_zoom_to_a_cell_and_read_the_library_s_number(page: Page, seen: Capture, address: str) -> None:

@@ -38,16 +38,6 @@ def read(*cut: tuple[int, int]) -> Capture:
         return regard.capture(model, text=TEXT, contributions=True, predictions=True)
 
 
-@pytest.fixture(params=["served", "saved"])
-def both(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """The address of a page that shows several captures, from a server and then from a file."""
-    if request.param == "saved":
-        save: Callable[..., str] = request.getfixturevalue("saved")
-        return save
-    serve = request.getfixturevalue("serve")
-    return lambda seen: serve(seen).address
-
-
 def pooled(m: torch.Tensor, edges: list[int]) -> torch.Tensor:
     """Summed over keys and averaged over queries, by words."""
     bounds = list(pairwise(edges))
@@ -58,9 +48,9 @@ def weight(page: Page) -> float:
     return float(page.locator("#weight").get_attribute("data-weight") or "nan")
 
 
-def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str]) -> None:
+def test_words_on_the_map_are_named_and_read(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(40, tokens=TOKENS)
-    page.goto(both(seen) + "#layer=1&head=2&row=34&col=29")
+    page.goto(opened(seen) + "#layer=1&head=2&row=34&col=29")
     expect(page.locator("#weight")).to_have_attribute("data-weight", re.compile(r"\d"))
     open_settings(page)
     page.get_by_role("radio", name="words").check()
@@ -80,9 +70,9 @@ def test_words_on_the_map_are_named_and_read(page: Page, both: Callable[..., str
         expect(page.locator(".tip")).to_have_text(re.compile(r"^\S+ → \S+ +.*%$|hidden by the mask"))
 
 
-def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -> None:
+def test_words_are_the_units_of_the_text(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(40, tokens=TOKENS)
-    page.goto(both(seen) + "#view=text&layer=0&head=1&units=words")
+    page.goto(opened(seen) + "#view=text&layer=0&head=1&units=words")
     edges = text_units(TOKENS)["words"]
     expect(page.locator("#view-text .tok")).to_have_count(len(edges) - 1)
     unit = next(n for n, edge in enumerate(edges) if edge > 26)
@@ -101,10 +91,10 @@ def test_words_are_the_units_of_the_text(page: Page, both: Callable[..., str]) -
     expect(page.locator(".text-notes h3").first).to_have_text(re.compile(r"^Sentence \d+, pinned$"))
 
 
-def test_where_tokens_are_not_known_there_are_no_words(page: Page, both: Callable[..., str]) -> None:
+def test_where_tokens_are_not_known_there_are_no_words(page: Page, opened: Callable[..., str]) -> None:
     seen = captured(20)
     seen.tokens = None
-    page.goto(both(seen) + "#units=words&shade=values")
+    page.goto(opened(seen) + "#units=words&shade=values")
     expect(page.locator(".map-foot")).to_contain_text("One cell is one weight.")
     for name in ("words", "sentences"):
         expect(page.get_by_role("radio", name=name)).to_be_hidden()
@@ -112,9 +102,9 @@ def test_where_tokens_are_not_known_there_are_no_words(page: Page, both: Callabl
         expect(page.locator("#view-map").get_by_label(label, exact=True)).to_be_hidden()
 
 
-def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:
+def test_value_weighted_attention(page: Page, opened: Callable[..., str]) -> None:
     seen = read()
-    page.goto(both(seen) + "#layer=4&head=2&row=20&col=5")
+    page.goto(opened(seen) + "#layer=4&head=2&row=20&col=5")
     open_settings(page)
     page.locator("#view-map").get_by_label("Quantity", exact=True).select_option("values")
     expect(page.locator(".map-foot")).to_contain_text("norm of what the key’s value adds")
@@ -124,9 +114,9 @@ def test_value_weighted_attention(page: Page, both: Callable[..., str]) -> None:
     expect(page.get_by_role("radio", name="max")).to_be_hidden()
 
 
-def test_where_a_logit_comes_from(page: Page, both: Callable[..., str]) -> None:
+def test_where_a_logit_comes_from(page: Page, opened: Callable[..., str]) -> None:
     seen = read()
-    page.goto(both(seen) + "#view=text&scope=all")
+    page.goto(opened(seen) + "#view=text&scope=all")
     open_settings(page)
     page.locator("#view-text").get_by_label("Quantity", exact=True).select_option("logit")
     panel = page.locator("#view-text .attribution")
@@ -189,7 +179,7 @@ def test_a_file_says_that_it_holds_the_contributions_after_one_token(page: Page,
     expect(page.locator("#view-text .attribution")).to_contain_text("after this token only")
 
 
-@pytest.mark.parametrize(("col", "width"), combine([2, 12, 23], [390, 1280]))
+@pytest.mark.parametrize(("col", "width"), share(combine([2, 12, 23], [390, 1280]), 3))
 def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, width: int, col: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
     page.goto(f"{serve(read()).address}#units=words&row=25&col={col}")

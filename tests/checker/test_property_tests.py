@@ -1,6 +1,5 @@
 """The tests on the pages of the mistakes: each passes on the right program and fails on the wrong one."""
 
-import multiprocessing
 import sys
 import types
 
@@ -18,6 +17,7 @@ from regard.checker.examples import (
     mended_program,
     plant_mistake,
 )
+from tests import forks
 from tests.sampling import share
 
 PAIRS = [(name, kind) for name, mistake in CATALOGUE.items() for kind in kinds_with_a_test(mistake)]
@@ -75,7 +75,7 @@ def test_on_two_ranks_they_pass_on_the_right_programs_and_fail_on_the_wrong_ones
             (code, plant_mistake(CATALOGUE[name], kind)),
         ]
         right += [True, False]
-    context = multiprocessing.get_context("spawn")
+    context = forks.context()
     results = context.SimpleQueue()
     ranks = [
         context.Process(target=run_on_rank, args=(rank, programs, tmp_path / "store", results))

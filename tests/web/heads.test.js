@@ -14,7 +14,7 @@ import {
   matrixScore,
   sortHeads,
 } from "../../src/regard/show/web/heads/order.js";
-import { formatPair, isInPair, parsePair, toggleInPair } from "../../src/regard/show/web/compare/pair.js";
+import { formatPair, parsePair } from "../../src/regard/show/web/compare/pair.js";
 
 const head = (layer, number, labels = [], scores = {}) => ({ layer, head: number, labels, scores });
 const induction = (value) => ({ induction: { value } });
@@ -123,14 +123,6 @@ test("a pair is what its address says, without heads that do not exist", () => {
   assert.deepEqual(parsePair(meta, "0/0/1,9/x/y,__proto__/0/0,0/0/3"), [A]);
   assert.deepEqual(parsePair(meta, "0/0/0,0/0/3,1/a.1/1"), [C, A]);
   assert.deepEqual(parsePair(meta, ""), []);
-});
-
-test("taking a third head lets the oldest go, taking one again lets it go", () => {
-  assert.deepEqual(toggleInPair([], A), [A]);
-  assert.deepEqual(toggleInPair([A, B], C), [B, C]);
-  assert.deepEqual(toggleInPair([A, B], { ...A }), [B]);
-  assert.ok(isInPair([A, B], { ...B }));
-  assert.ok(!isInPair([A], B));
 });
 
 test("a head of a short text is called unsure with its interval, never one of which nothing stands out", () => {

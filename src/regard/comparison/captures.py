@@ -21,7 +21,7 @@ from regard.maps import AttentionMap
 from regard.spans.text_maps import choose_text
 from regard.support.cell_output import PrintedOutput
 from regard.support.characters import escape
-from regard.support.table import Column, Table
+from regard.support.table import Column, Table, find_head
 
 if TYPE_CHECKING:
     from regard.maps import DifferenceMap
@@ -95,10 +95,8 @@ class Comparison(PrintedOutput):
 
     def __getitem__(self, place: tuple[int | str, int]) -> DifferenceMap:
         """The difference a − b of one head at the shared queries and keys, (T, S): `comparison[3, 5]`."""
-        names = [(str(key), head) for key, head in self.places]
-        if not isinstance(place, tuple) or len(place) != 2 or (str(place[0]), place[1]) not in names:
-            raise KeyError(f"head: expected a layer and a head that both captures have, got {place!r}")
-        key, head = self.places[names.index((str(place[0]), place[1]))]
+        expected = "a layer and a head that both captures have"
+        key, head = self.places[find_head(self.places, place, expected)]
         maps = []
         for side, text in enumerate((self.a, self.b)):
             layer = text.seen.layer(key)

@@ -69,7 +69,9 @@ def draw_case(
     def shape(axes: str) -> list[int]:
         return [sizes[axis] for axis in axes]
 
-    tensors = {x: inputs.draw(*shape(axes)) for x, axes in (("q", "BHTD"), ("k", "BGSD"), ("v", "BGSE"))}
+    tensors: dict[str, Any] = {
+        x: inputs.draw(*shape(axes)) for x, axes in (("q", "BHTD"), ("k", "BGSD"), ("v", "BGSE"))
+    }
     if mask:
         tensors["mask"] = _visible(f"{seed} {name} mask", shape(mask))
         if empty:

@@ -136,13 +136,15 @@ def _explain_group(
     if all(_ignores_scale(case, observed[case.name]) for case in wrong):
         _note(named, ["scale-ignored"])
         return {case.name for case in group}
+    # Whatever gives NaN elsewhere, a row that sees no key may be 0.
+    seeing = [case for case in group if "empty rows" not in case.features()]
     # NaN everywhere tells nothing of its cause, unless there is nothing else.
     if any(case.name in finite for case in wrong):
         group = [case for case in group if case.name in finite]
     intents = [Intent(group[0].wiring, causal=False)]
     # Programs differ in what they do where there are more queries than keys: that may be a mistake apart.
     usual = [case for case in group if not _has_more_queries(case)]
-    for cases in (group, usual):
+    for cases in (group, usual, seeing):
         observations = [observed[case.name] for case in cases]
         if any(case in wrong for case in cases) and (names := _find_single(observations, intents)):
             _note(named, names)

@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.checker.catalogue import CATALOGUE
 from regard.checker.oracle.oracle import relative_error
 from regard.checker.oracle.question import Answer
-from regard.checker.visibility import NEEDS, Asked
+from regard.checker.visibility import Asked
 from regard.mutants.call_reader import CallReader, Reading, as_output, in_layout, tensors_by_place
 from regard.mutants.call_signature import CallSignature, read_signature
 
@@ -74,7 +74,7 @@ def all_mutants() -> list[Mutant]:
     for mistake in CATALOGUE.values():
         by_fields: dict[frozenset[str], dict[str, Any]] = {}
         for change in sorted(mistake.changes, key=lambda change: abs(_block(change) - BLOCK)):
-            if not change.keys() & NEEDS.keys():
+            if not change.keys() & _PARTS.keys():
                 by_fields.setdefault(frozenset(change), change)
         smallest = [names for names in by_fields if not any(other < names for other in by_fields)]
         for names in smallest:
@@ -114,8 +114,8 @@ def without_mutant() -> dict[str, str]:
             reasons[name] = "it is made by a cache between two calls"
         elif not mistake.changes:
             reasons[name] = "it is no other formula for the output"
-        elif all(change.keys() & NEEDS.keys() for change in mistake.changes):
-            field_name = next(iter(mistake.changes[0].keys() & NEEDS.keys()))
+        elif all(change.keys() & _PARTS.keys() for change in mistake.changes):
+            field_name = next(iter(mistake.changes[0].keys() & _PARTS.keys()))
             reasons[name] = f"the target has no {_PARTS[field_name]}"
     return reasons
 

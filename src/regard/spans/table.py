@@ -17,7 +17,7 @@ from regard.heads.corpus_survey.running_sums import students_t
 from regard.heads.measures.without_sink import MIN_REST
 from regard.support.cell_output import PrintedOutput
 from regard.support.characters import escape
-from regard.support.table import Column, Table
+from regard.support.table import Column, Table, find_head
 
 SINK_NAME, REST_NAME = "[sink]", "[rest]"
 NAME_WIDTH = 32  # characters of a name in the printed table
@@ -144,11 +144,9 @@ class SpanTable(PrintedOutput):
 
     def __getitem__(self, place: tuple[int | str, int]) -> Tensor:
         """The mass for one head, (rows, cols), by its layer and head: `table[3, 5]`."""
-        # By text: a layer's key is a number or a name such as "decoder.3", and users write either.
-        names = [(str(key), head) for key, head in self.places]
-        if not isinstance(place, tuple) or len(place) != 2 or (str(place[0]), place[1]) not in names:
-            raise KeyError(f"head: expected a layer and a head of the table, as table[3, 5], got {place!r}")
-        head: Tensor = self.heads[names.index((str(place[0]), place[1]))]
+        head: Tensor = self.heads[
+            find_head(self.places, place, "a layer and a head of the table, as table[3, 5]")
+        ]
         return head
 
     def best(self, col: str, n: int = 5, row: str | None = None) -> list[SpanHead]:

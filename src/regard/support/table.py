@@ -119,6 +119,18 @@ def sort_rows(rows: Iterable[Row], value: Callable[[Row], float]) -> list[Row]:
     return sorted(rows, key=key, reverse=True)
 
 
+def find_head(places: Iterable[tuple[int | str, int]], place: object, expected: str) -> int:
+    """Return the number of a (layer, head) among others; KeyError says what was `expected`.
+
+    Layers are compared as text: a key is a number or a name such as "decoder.3", and users write either.
+    """
+    if isinstance(place, tuple) and len(place) == 2:
+        for number, (key, head) in enumerate(places):
+            if str(key) == str(place[0]) and head == place[1]:
+                return number
+    raise KeyError(f"head: expected {expected}, got {place!r}")
+
+
 def _pad(text: str, width: int, column: Column) -> str:
     return text.rjust(width) if column.right else text.ljust(width)
 

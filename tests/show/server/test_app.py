@@ -147,7 +147,7 @@ def test_everything_the_page_asks_for_is_there(shared: BackgroundServer) -> None
     assert steps["sum"] == pytest.approx(1, abs=1e-5)
     page = ask(shared, "/")
     assert page.headers["content-type"].startswith("text/html")
-    for path in ("main.js", "later.js", "style.css"):
+    for path in ("early.js", "main.js", "style.css"):
         assert ask(shared, f"/web/{path}").status == 200
 
 

@@ -207,7 +207,8 @@ def exponentials(logs: Tensor, out: Tensor) -> Tensor:
     in_place = out is logs  # and then not by `out=`, which forward-mode differentiation does not know
     least = least_log(logs.dtype)
     # Reading the minimum back would make the host wait for a GPU.
-    if not logs.is_cpu or torch.compiler.is_compiling() or bool(logs.amin() >= least):
+    # amin refuses a tensor without numbers.
+    if not (logs.is_cpu and logs.numel()) or torch.compiler.is_compiling() or bool(logs.amin() >= least):
         return logs.exp_() if in_place else torch.exp(logs, out=out)
     floored = logs.clamp_(min=least) if in_place else torch.clamp(logs, min=least, out=out)
     # This is far quicker than to fill under a mask.

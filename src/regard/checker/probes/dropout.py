@@ -16,7 +16,6 @@ from regard.checker.oracle.oracle import (
 )
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import change_tokens
-from regard.checker.probes.derivatives import derivative_error
 from regard.checker.probes.dropout_effect import (
     OUTPUT_DROPOUT,
     UNSCALED,
@@ -32,7 +31,7 @@ from regard.checker.probes.dropout_effect import (
     set_value,
     training_run,
 )
-from regard.checker.probes.gradients import GRADIENT_TOLERANCE, output_gradients
+from regard.checker.probes.gradients import GRADIENT_TOLERANCE, derivative_error, output_gradients
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.checker.interpretation.cases import described_causality
 from regard.checker.oracle.question import Question
 from regard.checker.probes.behaviour import name_visibility
-from regard.checker.probes.derivatives import BackwardPass, run_backward
+from regard.checker.probes.gradients import BackwardPass, run_backward
 from regard.checker.session import CheckSession
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.checker.oracle.question import Answer
+from regard.support.torch_internals import TorchDispatchMode, tree_leaves
 
 _LIBRARIES = ("torch", "numpy", "einops", "triton")  # whose errors are about their own arguments
 _DOT_T = torch.Tensor.T  # the property itself
@@ -74,6 +75,36 @@ class CallMonitor(CallHook):
             if len(args) > 4:
                 kwargs.pop("dropout_p")
         return func(*args, **kwargs)
+
+
+_ALLOCATES = re.compile(r"new_|(empty|zeros|ones|full|rand|randn)(_like)?$")  # no number is carried over
+
+
+class FollowInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows numbers from some tensors to others through PyTorch's own operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reached: dict[int, Tensor] = {}  # by the address of its storage; the tensor keeps it alive
+
+    def add(self, *tensors: Tensor) -> None:
+        """Follow the numbers of these tensors."""
+        # A storage has no public identity: data_ptr() is 0 for all that are empty.
+        self._reached.update({t.untyped_storage()._cdata: t for t in tensors})
+
+    def reaches(self, tensor: Tensor) -> bool:
+        """Return whether a tensor holds numbers that came from those that are followed."""
+        return tensor.untyped_storage()._cdata in self._reached
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        # Only these private attributes give an operator's own name and schema.
+        own = func.namespace in ("aten", "prims") and not _ALLOCATES.match(func._opname)
+        if own and any(self.reaches(x) for x in inputs):
+            changed = [args[0]] if func._schema.is_mutable and isinstance(args[0], Tensor) else []
+            self.add(*(x for x in tree_leaves(result) if isinstance(x, Tensor)), *changed)
+        return result
 
 
 @dataclass(frozen=True)

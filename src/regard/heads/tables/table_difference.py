@@ -14,6 +14,7 @@ from regard.heads.tables.score_words import title
 from regard.support.cell_output import PrintedOutput
 from regard.support.characters import escape
 from regard.support.imports import data_frame
+from regard.support.table import find_head, sort_rows
 
 if TYPE_CHECKING:
     from regard.heads.tables.table import HeadRow, HeadTable, Score
@@ -87,12 +88,10 @@ class TableDifference(PrintedOutput):
 
     def __getitem__(self, place: int | tuple[int | str, int]) -> ComparedRow:
         """A row by its number, or a head by layer and head: `difference[3, 5]`."""
-        if isinstance(place, int):
-            return self.rows[place]
-        for row in self.rows:
-            if row.before.key == str(place[0]) and row.before.head == place[1]:
-                return row
-        raise KeyError(f"head: expected a layer and a head of both tables, got {place!r}")
+        if not isinstance(place, int):
+            heads = ((row.before.key, row.before.head) for row in self.rows)
+            place = find_head(heads, place, "a layer and a head of both tables")
+        return self.rows[place]
 
     @property
     def changed(self) -> TableDifference:
@@ -104,13 +103,11 @@ class TableDifference(PrintedOutput):
         if not any(name in row.scores for row in self.rows):
             names = dict.fromkeys(score for row in self.rows for score in row.scores)
             raise ValueError(f"name: expected one of {', '.join(names)}, got {name!r}")
-
-        def size(row: ComparedRow) -> float:
-            score = row.scores.get(name)
-            # −1: heads without the score come last; a difference has no sign here.
-            return -1.0 if score is None or math.isnan(score.difference) else abs(score.difference)
-
-        return self._with(sorted(self.rows, key=size, reverse=True))
+        return self._with(
+            sort_rows(
+                self.rows, lambda row: abs(row.scores[name].difference) if name in row.scores else math.nan
+            )
+        )
 
     def _with(self, rows: Iterable[ComparedRow]) -> TableDifference:
         return TableDifference(list(rows), self.left_out)

@@ -372,6 +372,8 @@ def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tens
     some = sampled_rows(len(rows), TELLING_ROWS, rows.device)
     shape = (*tolerance.shape[:2], *m.matrix[2:])
     seen = m.mask.tile(rows[some], slice(0, shape[3]), shape, device=rows.device).expand(*shape[:2], -1, -1)
+    if not bool(_may_be_similar(seen, values, tolerance[:, :, some])):
+        return torch.zeros(shape[:2], dtype=torch.bool, device=rows.device)
     values = values.repeat_interleave(shape[1] // values.shape[1], 1)  # (B, h, S, E)
     silent, judged = torch.zeros(2, *shape[:2], device=rows.device)
     for i, row in enumerate(some):
@@ -383,6 +385,23 @@ def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tens
         judged += keys > 1
     undetermined: Tensor = 2 * silent > judged
     return undetermined
+
+
+def _may_be_similar(seen: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
+    """Whether half of the rows of some head may see too many values near their median: without a median.
+
+    `seen` (B, h, rows, S) are the keys of the rows, `values` (B, g, S, E). With fewer than n/4 of n keys away
+    from the median, all but n/2 pairs of neighbours are near it, and so near each other. Medians take most
+    of the time of a certificate, and few values are as similar as that.
+    """
+    B, g, S, _ = values.shape
+    room = tolerance.nan_to_num(torch.inf, torch.inf).amax(2).reshape(B, g, -1, 1, values.shape[-1]).amax(2)
+    near = (values.diff(dim=2).abs_() <= 2 * DISTINCT * room).all(-1)  # (B, g, S − 1)
+    pairs = (seen[..., 1:] & seen[..., :-1]).reshape(B, g, -1, S - 1)
+    far = (pairs & ~near.unsqueeze(2)).sum(-1).reshape(seen.shape[:3])  # pairs of neighbours that differ
+    keys = seen.sum(-1)
+    may_be = (keys > 1) & (2 * far < keys)
+    return (2 * may_be.sum(-1) > (keys > 1).sum(-1)).any()
 
 
 def _used_values(weights: Tensor, values: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""The page's own files as they are served: one page, one style sheet, the script of the
-first view and that of the others, each also compressed.
+"""The page's own files as they are served: one page, one style sheet and two scripts, each also
+compressed: a short one that asks for data, and the page.
 
 The modules that the script is made of are bundled when the first server starts. This file knows the files;
 `app` knows HTTP.
@@ -41,8 +41,7 @@ def page_files() -> dict[str, Asset]:
     files = {
         "/": (link_bundles(), "text/html"),
         "/web/early.js": (bundle_modules(EARLY), "text/javascript"),
-        "/web/main.js": (bundle_modules("first_view", after=EARLY), "text/javascript"),
-        "/web/later.js": (bundle_modules("later", after="first_view"), "text/javascript"),
+        "/web/main.js": (bundle_modules("served_page", after=EARLY), "text/javascript"),
         "/web/style.css": (bundle_styles(), "text/css"),
     }
     return {path: Asset(text.encode("utf-8"), kind) for path, (text, kind) in files.items()}

@@ -21,9 +21,8 @@ const find = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 /**
  * Starts the page.
  * @param {(onProgress: (progress: OpeningProgress) => void) => Promise<Source>} open
- * @param {() => void} [loadRest] called once the first view is there, to load the code of the others
  */
-export async function start(open, loadRest = () => {}) {
+export async function start(open) {
   makeTheme(/** @type {HTMLButtonElement} */ (find("theme")));
   document.querySelector(".skip")?.addEventListener("click", (event) => {
     event.preventDefault(); // what stands behind # is the reader's place
@@ -44,22 +43,9 @@ export async function start(open, loadRest = () => {}) {
   }
   find("main").replaceChildren();
   run(source);
-  loadRest();
 }
 
 /** @typedef {{ root: HTMLElement, view: View }} MadeView */
-
-/** Stands for a view whose code is still being loaded. */
-class ComingView {
-  /** @param {HTMLElement} root */
-  constructor(root) {
-    root.append(element("p", { class: "empty", text: "Loading this view…" }));
-  }
-
-  show() {}
-
-  hide() {}
-}
 
 /** @param {Source} source */
 function run(source) {
@@ -123,7 +109,7 @@ function run(source) {
       const root = element("section", { class: "view", id: `view-${view.name}`, role: "tabpanel" });
       root.setAttribute("aria-labelledby", `tab-${view.name}`);
       find("main").append(root);
-      made.set(view, { root, view: new (view.View ?? ComingView)(root, app) });
+      made.set(view, { root, view: new view.View(root, app) });
     }
     const now = /** @type {MadeView} */ (made.get(view));
     if (current !== now) {
@@ -147,14 +133,6 @@ function run(source) {
   state.on(follow);
   source.attach?.(app);
   addEventListener("regard-theme", follow);
-  addEventListener("regard-views", () => {
-    for (const [view, { root, view: shown }] of made) {
-      if (!(shown instanceof ComingView && view.View)) continue;
-      root.remove();
-      made.delete(view);
-    }
-    follow();
-  });
   addEventListener("unhandledrejection", (event) => {
     event.preventDefault();
     if (event.reason?.name !== "AbortError") app.status(event.reason?.message ?? "Something went wrong.");

@@ -41,7 +41,6 @@ export const DEFAULTS = {
   headScore: "", // the score of the matrix; "" is the first that says what a head finds
   label: "any", // only heads with this label, or with "none"
   layerFilter: "all", // only heads of the layer with this key
-  detail: "scores", // or "pictures"
   pair: "", // the heads that are compared: text/layer/head,text/layer/head
 
   // Steps

@@ -34,24 +34,6 @@ export function parsePair(meta, address) {
 }
 
 /**
- * @param {HeadPlace[]} pair
- * @param {HeadPlace} head
- */
-export function isInPair(pair, head) {
-  return pair.some((other) => written(other) === written(head));
-}
-
-/**
- * The pair with a head taken out if it is in it; else put in, in place of the older one if there are two.
- * @param {HeadPlace[]} pair
- * @param {HeadPlace} head
- */
-export function toggleInPair(pair, head) {
-  const rest = pair.filter((other) => written(other) !== written(head));
-  return rest.length < pair.length ? rest : [...rest.slice(-1), head];
-}
-
-/**
  * The two heads that are compared. What an address leaves open is the chosen head, and beside it the same head of
  * another text of the same length, or else the layer's next head: so there is a difference to see.
  * @param {Meta} meta

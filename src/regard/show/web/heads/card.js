@@ -35,7 +35,6 @@ export function headCard(app, head, layer, ends, card) {
     type: "button",
     tabindex: "-1",
     text: "Compare",
-    "aria-pressed": "false",
     "data-off-paper": "",
   });
   const title = element("h3", { text: `Layer ${head.layer}, head ${head.head}` });

@@ -2,6 +2,7 @@
 // Every head as a card, with its picture and all its scores. A card is built when it comes near the window: a model
 // may have a thousand heads.
 
+import { formatPair } from "../compare/pair.js";
 import { empty } from "../parts/controls.js";
 import { element, onKeys } from "../parts/dom.js";
 import { layerOf } from "../data/layers.js";
@@ -15,13 +16,9 @@ const FEW = 48; // heads whose cards are all built at once
 const CONTROLS = /** @type {const} */ (["button", "take", "cut"]);
 
 export class Gallery {
-  /**
-   * @param {App} app
-   * @param {import("./compare.js").Comparison} comparison
-   */
-  constructor(app, comparison) {
+  /** @param {App} app */
+  constructor(app) {
     this.app = app;
-    this.comparison = comparison;
     this.list = element("ul", { class: "gallery", "aria-label": "Heads" });
     /** @type {Map<string, HTMLLIElement>} */
     this.slots = new Map(); // where a card is or will be, by the head's name
@@ -105,7 +102,7 @@ export class Gallery {
     const card = headCard(app, row, layerOf(app.meta, text, layer), this.ends, slot);
     const whole = { x: -1, y: -1, zoom: 0 };
     card.button.addEventListener("click", () => app.set({ view: "map", layer, head, ...whole }));
-    card.take.addEventListener("click", () => this.comparison.toggle({ text, layer, head }));
+    card.take.addEventListener("click", () => this.compare({ text, layer, head }));
     this.cards.set(name, card);
     this.mark(card);
     this.paint(card);
@@ -114,15 +111,23 @@ export class Gallery {
   }
 
   /**
-   * Whether it is compared, and by which score it is sorted.
+   * By which score it is sorted.
    * @param {HeadCard} card
    */
-  mark({ take, lines, head }) {
-    const taken = this.comparison.holds({ text: this.text, layer: head.layer, head: head.head });
-    take.setAttribute("aria-pressed", String(taken));
-    take.textContent = taken ? "Comparing" : "Compare";
+  mark({ lines }) {
     for (const line of lines.children)
       line.classList.toggle("sorted", line.getAttribute("data-name") === this.sorted);
+  }
+
+  /**
+   * Opens the Compare view with a head, beside the chosen one if it is another.
+   * @param {HeadPlace} place
+   */
+  compare(place) {
+    const { text, layer, head } = this.app.state;
+    const isChosen = layer === place.layer && head === place.head;
+    const pair = formatPair(isChosen ? [place] : [{ text, layer, head }, place]);
+    this.app.set({ view: "compare", pair, x: -1, y: -1, zoom: 0 });
   }
 
   /** @param {HeadCard} card */

@@ -1,15 +1,14 @@
 // @ts-check
-// The Heads view: one score of every head as a matrix, then every head as a card, those with a label first, to filter and
-// to hold two against each other. The scores come layer by layer.
+// The Heads view: one score of every head as a matrix, then every head as a card, those with a label first, to filter.
+// The scores come layer by layer.
 
 import { empty, select } from "../parts/controls.js";
-import { choice, element } from "../parts/dom.js";
+import { element } from "../parts/dom.js";
 import { some } from "../data/format.js";
 import { LateProgress } from "../parts/progress_panel.js";
 import { LayerQueue } from "../data/layer_queue.js";
 import { absences, doubts, otherMixers } from "../data/layers.js";
 import { exportMenu } from "../picture/menu.js";
-import { Comparison } from "./compare.js";
 import { headsExports } from "./exports.js";
 import { Gallery } from "./gallery.js";
 import { ScoreMatrix } from "./matrix.js";
@@ -40,10 +39,8 @@ export class HeadsView {
     this.controls = makeGalleryControls(app);
     this.warning = element("p", { class: "note heads-warning" });
     this.failure = element("div");
-    const pair = element("section", { class: "compare-bar", "aria-label": "Heads to compare" });
-    this.comparison = new Comparison(pair, app);
     this.matrix = new ScoreMatrix(app);
-    this.gallery = new Gallery(app, this.comparison);
+    this.gallery = new Gallery(app);
     this.every = element(
       "section",
       { "aria-label": "Cards of the heads" },
@@ -52,7 +49,7 @@ export class HeadsView {
       this.gallery.list,
     );
     this.column = element("div", { class: "column wide" }, this.warning, this.failure);
-    this.column.append(this.progress.box, this.matrix.box, pair, this.every);
+    this.column.append(this.progress.box, this.matrix.box, this.every);
     this.controls.bar.append(exportMenu(app, headsExports(app, this)));
     root.append(element("div", { class: "scroll" }, this.column));
   }
@@ -60,7 +57,6 @@ export class HeadsView {
   /** @param {State} state */
   show(state) {
     this.state = state;
-    this.comparison.show(state);
     this.queue.turnTo(state.layer);
     if (this.text !== state.text || this.failed) this.open(state);
     else this.arrange();
@@ -122,7 +118,6 @@ export class HeadsView {
     this.every.hidden = !heads.length; // nothing that is hidden can have the focus
     if (heads.length) this.gallery.show(heads, shown, by);
     if (this.focused && this.gallery.focusPlace(this.focused)) this.focused = null; // the same head, in another run
-    this.gallery.list.classList.toggle("pictures-only", state.detail === "pictures");
     const all = some(heads.length, "head");
     controls.number.textContent = shown.length === heads.length ? all : `${shown.length} of ${all}`;
     const said = [doubts(text.layers), absences(text.missing), otherMixers(text.others)];
@@ -135,11 +130,9 @@ export class HeadsView {
 function makeGalleryControls(app) {
   const label = select("Label", (value) => app.set({ label: value }));
   const layer = select("Layer", (value) => app.set({ layerFilter: value }));
-  const details = { scores: "scores", pictures: "pictures" };
-  const detail = choice("Detail", "heads-detail", details, (value) => app.set({ detail: value }));
   const number = element("p", { class: "small quiet", "aria-live": "polite" });
   return {
-    bar: element("div", { class: "bar-of-choices" }, label, layer, detail, number),
+    bar: element("div", { class: "bar-of-choices" }, label, layer, number),
     number, // of heads that are shown
     /**
      * Offers what there is.
@@ -150,7 +143,6 @@ function makeGalleryControls(app) {
     fill(heads, layers, state) {
       label.fill(labelOptions(heads), state.label);
       layer.fill([["all", "all"], ...layers.map((one) => [one.key, one.key])], state.layerFilter);
-      detail.value = state.detail;
     },
   };
 }
@@ -164,7 +156,7 @@ function help(cuts) {
     "On each bar, the filled tick is the score of uniform attention, the hollow tick the score on shuffled tokens, and " +
     "the thin line the 95% interval. ";
   const keys =
-    "Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it." +
+    "Use the arrow keys to move from head to head, Enter to open one in the Map, and C to compare it with the chosen one." +
     (cuts ? " X cuts it: the model runs again without its output." : "");
   return element("p", { class: "note" }, marks, element("span", { text: keys, "data-off-paper": "" }));
 }

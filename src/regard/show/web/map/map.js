@@ -6,7 +6,6 @@ import { AttributionPanel } from "../parts/attribution_panel.js";
 import { layerOf } from "../data/layers.js";
 import { badge, choice, element, makeButton } from "../parts/dom.js";
 import { foldedSettings } from "../parts/controls.js";
-import { withPart } from "../parts/later_parts.js";
 import { areWeights, mapQuantity, PLAIN, quantityName, spell } from "../data/quantity.js";
 import { quantityControls } from "../parts/quantity_controls.js";
 import { labelAt, short, tokenAt } from "../data/tokens.js";
@@ -14,6 +13,7 @@ import { inUnits, unitAt } from "../data/units.js";
 import { EdgeCuts } from "../runs/edge_cuts.js";
 import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
+import { mapExports } from "./exports.js";
 import { headSentence } from "../parts/head_words.js";
 import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
@@ -67,9 +67,7 @@ export class MapView {
     this.readout.ranked.before(this.edges.box);
     space.append(this.tip);
     notes.append(help());
-    /** @param {(view: MapView) => HTMLElement} make */
-    const addExports = (make) => this.ends.append(make(this));
-    withPart("map exports", addExports);
+    this.ends.append(mapExports(this));
   }
 
   /** @param {State} state */

@@ -39,7 +39,6 @@ export const CONTROL_WORDS = {
   Label:
     "Shows only heads with this label. A head has one only if its score is clearly above those of uniform attention and " +
     "of shuffled tokens.",
-  "heads-detail": "Cards with every score, or pictures alone.",
   "compare-scale": "How numbers become colours, in both maps. Log shades also show small weights.",
 
   // Steps
