@@ -104,7 +104,7 @@ def place(path: Path) -> PurePosixPath:
     """Return where a file of the repository is in the gathered folder."""
     name = PurePosixPath(path.relative_to(ROOT).as_posix())
     if _is_generated(path):
-        return PurePosixPath("pitfalls", "tests.md" if path.is_dir() else f"{path.stem}.md")
+        return PurePosixPath("pitfalls", "tests.md" if path == pitfalls.PROPERTIES else f"{path.stem}.md")
     if name.is_relative_to("docs"):
         return name.relative_to("docs")
     if path.is_relative_to(LESSON_FILES) and path.name == "lesson.md":

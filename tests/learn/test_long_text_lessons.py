@@ -11,15 +11,27 @@ import pytest
 
 from regard.learn.course import get_lesson
 from regard.learn.exercise import plain_solution
-from regard.learn.judges import grouped_heads, linear_attention, online_softmax, selection, window
+from regard.learn.judges import (
+    block,
+    grouped_heads,
+    linear_attention,
+    online_softmax,
+    positions,
+    selection,
+    trained_heads,
+    window,
+)
 from regard.learn.judges.tables.edits import define
 from regard.learn.judges.tables.functions import TOLERANCE, FunctionTask, WrongWay
 from regard.learn.judges.tables.verdicts import largest_difference
 from tests.learn.in_process import judged
 from tests.sampling import share
 
-JUDGES = (grouped_heads, window, online_softmax, linear_attention, selection)
-FUNCTIONS = [thing for judge in JUDGES for thing in vars(judge).values() if isinstance(thing, FunctionTask)]
+JUDGES = (positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
+FUNCTIONS = [
+    *trained_heads.SCORES.values(),
+    *(thing for judge in JUDGES for thing in vars(judge).values() if isinstance(thing, FunctionTask)),
+]
 
 KEYS = "k = k.repeat_interleave(H // G, dim=1)"
 NEAR, VISIBLE = "key > query - window", "causal & (near | first)"

@@ -15,7 +15,9 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.visibility import Asked
+from regard.mutants.call_signature import read_signature
 from regard.mutants.mutant import CallLog, Mutant, all_mutants, make_mutant, why_left_out, without_mutant
+from regard.mutants.suggestion import suggest_tests
 from tests.mutants.blind_suites import SUITES, attention, draw, notices
 
 MUTANTS = {mutant.name: mutant for mutant in all_mutants()}
@@ -204,6 +206,15 @@ def test_what_shows_in_weights_or_gradients_alone_can_be_noticed():
     # Zero queries look at all keys alike, at any scale.
     torch.testing.assert_close(gradient("no-scale", of=0), gradient(None, of=0) * 8**0.5)
     torch.testing.assert_close(gradient("top-left-causal", of=0), gradient(None, of=0))
+
+
+def test_a_suite_of_boolean_masks_gets_a_test_of_numbers_that_are_added():
+    q, k, v = draw(1, 2, 2, 5, 5, 8)
+    target = F.scaled_dot_product_attention
+    log, _ = log_of(target, q, k, v, attn_mask=torch.ones(5, 5, dtype=torch.bool).tril())
+    spec, mutant = "torch.nn.functional:scaled_dot_product_attention", MUTANTS["mask-scaled-too"]
+    found = suggest_tests(target, F, spec, read_signature(target), log.example, [mutant])
+    assert "attn_mask=bias" in found["mask-scaled-too"]["text"]
 
 
 def test_a_target_is_left_out_by_name_with_a_reason():

@@ -201,6 +201,16 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.at_length("test_killed_survived_and_a_test_that_kills")
+def test_a_kernel_that_crashes_on_small_inputs_is_searched_at_the_sizes_of_its_suite(project):
+    crash = "    import os\n    if q.shape[-2] < 8: os.abort()\n"
+    code = ATTENTION.replace("causal=False):\n", f"causal=False):\n{crash}")
+    (project / "package" / "kernels.py").write_text(code)
+    report = mutate(["test_it.py"], "package.kernels:attention", mistakes=["top-left-causal"])
+    assert [(x.name, x.verified) for x in report.survivors] == [("top-left-causal", True)]
+    assert "torch.randn(1, 2, 8, 8), torch.randn(1, 2, 16, 8)" in report.survivors[0].test
+
+
 def test_a_module_without_weights_is_a_target(project):
     (project / "package" / "layer.py").write_text(LAYER)
     (project / "test_it.py").write_text(LAYER_TESTS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 from regard.support.quick_torch import complete_torch, import_torch_quickly
@@ -26,3 +28,27 @@ print("torch._prims" in sys.modules, torch._meta_registrations.__file__ is not N
 def test_the_kernels_for_shapes_are_imported_later() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False False", "True True (1, 1, 4, 8)"]
+
+
+OTHER_VERSION = """
+import sys
+from importlib import metadata
+
+own = metadata.version
+metadata.version = lambda name: "{version}" if name == "torch" else own(name)
+from regard.support.quick_torch import complete_torch, import_torch_quickly
+
+import_torch_quickly()
+import torch
+
+print("torch._prims" in sys.modules)
+complete_torch()
+print(torch.empty(2, 3, device="meta").mT.shape)
+"""
+
+
+@pytest.mark.parametrize("version", ["2.5.1", "2.12.1+cpu", "2.130.0", "3.0.0"])
+def test_another_version_is_imported_whole(version: str) -> None:
+    program = OTHER_VERSION.replace("{version}", version)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["True", "torch.Size([3, 2])"]

@@ -80,7 +80,7 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
 
     `run` has the `tests`, the target's `spec`, the name of a `mutant` ("" for none), a `folder` for
     temporary files, the file to which the tests are limited (`only`), and the `survivors` for which tests
-    are to be written.
+    are to be written, on `small` inputs or on those of the suite's sizes alone.
     """
     folder = run["folder"]
     # Children of the tests write no bytecode either; Hypothesis would keep examples in the current folder.
@@ -127,7 +127,9 @@ def run_suite(run: dict[str, Any]) -> dict[str, Any]:
         survivors = [by_name[survivor] for survivor in run["survivors"]]
         module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
         spec = f"{module}:{run['spec'].rpartition(':')[2]}"
-        report["tests"] = suggest_tests(original[0], owner, spec, signature, log.example, survivors)
+        report["tests"] = suggest_tests(
+            original[0], owner, spec, signature, log.example, survivors, small=run.get("small", True)
+        )
     return report
 
 

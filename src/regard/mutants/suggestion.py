@@ -11,7 +11,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from regard.mutants.oracle_call import expected_options, views
 
 CLEAR = {torch.float16: 0.2, torch.bfloat16: 0.4}  # relative differences that no tolerance would let pass
 PATIENCE = 30.0  # seconds of search for each mistake
+NUMBERS = ("added", "zero-one", "one-zero")  # kinds of masks that are no booleans
 PLAIN = (int, float, str, bool, type(None))
 
 
@@ -64,6 +65,9 @@ SMALL = (
 )
 # What the texts name of Regard, which itself is above this package.
 NAMES = SimpleNamespace(causal=causal, padding=padding, tensor_mask=tensor_mask, window=window)
+# How an option is asked for: of a target that takes Regard's masks, and by an argument of its own.
+RULES = {"causal": "regard.causal", "window": "regard.window(2)", "sides": "regard.window(2, ahead=1)"}
+VALUES = {"causal": "True", "softcap": "1.5", "sinks": "sinks"}
 OPTIONS = ("causal", "mask", "item mask", "padding", "window", "sides", "softcap", "sinks", "bias")
 
 
@@ -104,8 +108,8 @@ class TestWriter:
         self.reader.convention = self.convention
         self.returns_dict = False  # told by its first result
 
-    def sizes(self) -> tuple[Sizes, ...]:
-        """Return the sizes to try, smallest first: small ones, and those of the suite's plainest call."""
+    def sizes(self, *, small: bool) -> tuple[Sizes, ...]:
+        """Return the sizes to try: small ones first, if wanted, and those of the suite's plainest call."""
         B, H, T, D = self.question.q.shape
         G, S = self.question.k.shape[1:3]
         own = Sizes(B, H, G, T, S, D)
@@ -118,11 +122,8 @@ class TestWriter:
         ]
         grown += [own._replace(T=max(1, T // 2)), own._replace(B=2, H=4, G=2, S=2 * S)]
         grown += [own._replace(T=2 * T, S=2 * S)]
-        seen = [
-            *SMALL,
-            *(Sizes(1, h, g, n, m, 16) for h, g, n, m in ((1, 1, 16, 16), (1, 1, 16, 32), (4, 2, 32, 64))),
-        ]
-        return tuple(dict.fromkeys([*seen, *grown]))
+        blocks = (Sizes(1, h, g, n, m, 16) for h, g, n, m in ((1, 1, 16, 16), (1, 1, 16, 32), (4, 2, 32, 64)))
+        return tuple(dict.fromkeys([*SMALL, *blocks, *grown] if small else grown))
 
     def candidates(self, sizes: Sizes) -> Iterator[SuggestedCall]:
         """Yield the calls of some sizes: without options, with one of them, and with two."""
@@ -136,18 +137,18 @@ class TestWriter:
     def _candidate(self, n: Sizes, options: tuple[str, ...], factor: int) -> SuggestedCall | None:
         """Return a call with some options; None if the target has no argument for one of them."""
         names = self.signature.names
-        if self.convention.layout in ("BTD", "TBD", "TD") and n.H > 1:
-            return None
-        if self.convention.layout in ("TD", "packed", "BTC") and (n.B > 1 or self.convention.layout != "TD"):
+        layout = self.convention.layout
+        if layout in ("packed", "BTC") or (n.H > 1 and "H" not in layout) or (n.B > 1 and layout == "TD"):
             return None
         setup = ["torch.manual_seed(0)", *self._draw(n, factor)]
         arguments = self._fixed(n)
         expressions: list[str] = []  # of the mask argument
         for option in options:
-            if option == "causal" and self.takes_masks:
-                expressions.append("regard.causal")
-            elif option == "causal" and "causal" in names:
-                arguments[names["causal"]] = "True"
+            if self.takes_masks and option in RULES:
+                expressions.append(RULES[option])
+            elif option in VALUES and option in names:
+                arguments[names[option]] = VALUES[option]
+                setup += [f"sinks = torch.randn({n.H})"] if option == "sinks" else []
             elif option in ("mask", "item mask") and "mask" in names:
                 rank = f"{n.B}, 1, {n.T}, {n.S}" if option == "item mask" else f"{n.T}, {n.S}"
                 setup += [f"mask = torch.rand({rank}) < 0.6", "mask[..., 0] = True  # no row is empty"]
@@ -161,25 +162,16 @@ class TestWriter:
                     flip = "tokens" if self.convention.padding == "look" else "~tokens"
                     arguments[names["padding"]] = "tokens.sum(-1)" if by_length else flip
                 else:
-                    spread = "tokens[:, None, None]" if self.convention.layout != "BTD" else "tokens[:, None]"
+                    spread = "tokens[:, None, None]" if layout != "BTD" else "tokens[:, None]"
                     expressions.append(
                         "regard.padding(tokens)"
                         if self.takes_masks
                         else self._block_mask("tokens[b, j]", n)
                         or self._encoded(spread, f"({n.B}, 1, {n.T}, {n.S})")
                     )
-            elif option == "window" and self.takes_masks:
-                expressions.append("regard.window(2)")
-            elif option == "sides" and self.takes_masks:
-                expressions.append("regard.window(2, ahead=1)")
             elif option in ("window", "sides") and "window" in names:
                 pair = isinstance(self._default("window"), tuple | list) or option == "sides"
                 arguments[names["window"]] = "(1, 1)" if option == "sides" else "(1, 0)" if pair else "2"
-            elif option == "softcap" and "softcap" in names:
-                arguments[names["softcap"]] = "1.5"
-            elif option == "sinks" and "sinks" in names:
-                setup.append(f"sinks = torch.randn({n.H})")
-                arguments[names["sinks"]] = "sinks"
             elif option == "bias" and ({"bias", "mask"} & names.keys()) and not self.takes_block_masks:
                 setup.append(f"bias = torch.randn({n.T}, {n.S}{self._dtype()})")
                 if "bias" in names:
@@ -284,8 +276,13 @@ class TestWriter:
         """Return what a candidate asks in the convention of the suite's calls, without running the target."""
         arguments = self._evaluate(candidate)
         roles = [as_tensor(arguments[self.signature.names[role]]) for role in ROLES]
+        convention = self.reader.convention
+        mask = arguments.get(self.signature.names.get("mask", ""))
+        if isinstance(mask, Tensor) and mask.is_floating_point() != (convention.mask in NUMBERS):
+            # The suite's masks are of the other kind: what True means is that of most functions.
+            convention = replace(convention, mask="added" if mask.is_floating_point() else "look")
         try:
-            return self.reader.ask(arguments, roles, self.reader.convention)
+            return self.reader.ask(arguments, roles, convention)
         except (RuntimeError, ValueError, IndexError, TypeError):
             return None
 
@@ -351,11 +348,14 @@ def suggest_tests(
     signature: CallSignature,
     example: tuple[dict[str, Any], Reading],
     mutants: list[Mutant],
+    *,
+    small: bool = True,
 ) -> dict[str, dict[str, str]]:
     """Return for each mutant the "text" of a test, the "reason" why it is none, or why it is "unwritten".
 
     `owner` holds the target, as its class or module; `spec` is `module:name`, by which a test imports it;
-    `example` is the plainest call of the suite, its arguments and what it asked.
+    `example` is the plainest call of the suite, its arguments and what it asked; sizes that are smaller than
+    its own are tried if `small`.
     """
     if next(iter(signature.signature.parameters), "") == "self":
         try:
@@ -368,7 +368,7 @@ def suggest_tests(
         example[0].pop("self")
     prepare_interpreter()
     writer = TestWriter(target, spec, signature, example)
-    by_sizes = {sizes: list(writer.candidates(sizes)) for sizes in writer.sizes()}
+    by_sizes = {sizes: list(writer.candidates(sizes)) for sizes in writer.sizes(small=small)}
     if not any(by_sizes.values()):
         why = "none are written for packed sequences, nor for heads that share an axis with their numbers"
         return {mutant.name: {"unwritten": why} for mutant in mutants}

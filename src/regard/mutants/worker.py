@@ -171,14 +171,20 @@ def _suggest(survivors: list[MutantResult], runs: SuiteRuns, limit: float) -> di
     """
     if not survivors:
         return {}
-    (line,) = runs.run(
-        [{"survivors": [result.name for result in survivors]}], limit + SEARCH * len(survivors)
-    )
-    why = line.get("error") or f"the suite {line.get('end', 'makes no call that is read')}"
-    suggestions: dict[str, dict[str, str]] = line.get("report", {}).get("tests", {})
+    names = [result.name for result in survivors]
+    (line,) = runs.run([{"survivors": names}], limit + SEARCH * len(names))
+    lines = [line] * len(names)
+    if line.get("end", TOO_SLOW) != TOO_SLOW:
+        # A kernel may read beyond inputs that are smaller than its blocks, and crash: Triton's tutorial does.
+        lines = runs.run([{"survivors": [name], "small": False} for name in names], limit + SEARCH)
+    suggestions: dict[str, dict[str, str]] = {}
+    for name, line in zip(names, lines, strict=True):
+        why = line.get("error") or f"the suite {line.get('end', 'makes no call that is read')}"
+        suggestions[name] = {"unwritten": f"none could be written: {why}"}
+        suggestions |= line.get("report", {}).get("tests", {})
     verifications, written = [], []
     for i, result in enumerate(survivors):
-        found = suggestions.get(result.name, {"unwritten": f"none could be written: {why}"})
+        found = suggestions[result.name]
         result.unwritten = found.get("unwritten", "")
         if (text := found.get("text")) is None:
             continue

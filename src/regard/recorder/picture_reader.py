@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -54,10 +55,13 @@ class PictureReader:
     def __init__(
         self, model: nn.Module, attention_names: Collection[str], patches: Patches | None = None
     ) -> None:
-        self.model, self.patches = model, patches or Patches()
-        self.modules = modules_of(model)
-        self.tower: VisionTower | None = find_vision_tower(model, attention_names)
-        self.is_given = patches is not None
+        self.model, self.attention_names = model, attention_names
+        self.patches, self.is_given = patches or Patches(), patches is not None
+
+    @cached_property
+    def tower(self) -> VisionTower | None:
+        """What reads the pictures; it is looked for when there are some."""
+        return find_vision_tower(self.model, self.attention_names)
 
     def read(self, inputs: PixelInputs | None) -> ReadPictures | None:
         """Return the pictures in the arguments of a forward pass; None if there are none."""
@@ -176,7 +180,7 @@ class PictureReader:
     def _window_layouts(self, grids: list[Grid], layer: Layer, B: int, S: int) -> Layouts | None:
         """Return the layouts of a layer whose batch entries are windows, as in Swin; None for others."""
         parent = layer.name.rpartition(".")[0]
-        block = self.modules.get(parent)
+        block = modules_of(self.model).get(parent)
         side, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
         if not isinstance(side, int) or not isinstance(shift, int) or side * side != S:
             return None

@@ -54,6 +54,10 @@ class SharedOverride:
                             _set_own(owner, name, own)
                     self._before.clear()
 
+    def replaces(self, owner: Any, name: str) -> bool:
+        """Whether an attribute is replaced now."""
+        return (id(owner), name) in self._before
+
     def replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         """Set `owner.name` to `wrap(owner.name)`, once, while a block is open."""
         with self._lock:
@@ -164,6 +168,8 @@ def _remove_observer(key: _Key, observer: Callable[[], None]) -> None:
 def _intercept(obj: Any, name: str) -> None:
     """Have each call of a method look for wrappers: in its class, or in an object that has its own method."""
     kind = type(obj)
+    if name not in vars(obj) and _override.replaces(kind, name):
+        return  # most modules of a model are of few classes
     # getattr_static, since getattr would run a property or a descriptor of the model's class.
     if name not in vars(obj) and isinstance(inspect.getattr_static(kind, name, None), FunctionType):
         _override.replace(kind, name, functools.partial(_class_method, kind, name))

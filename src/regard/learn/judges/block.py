@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.learn.judges.tables.first_run import describe_answer
 from regard.learn.judges.tables.guesses import guess_task
-from regard.learn.judges.tables.losses import describe_form, judge_loss
+from regard.learn.judges.tables.losses import NEXT_TOKEN_LOSS
 from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     check_attention,
@@ -78,7 +79,7 @@ def judge_block(block_class: Any, module: ModuleType) -> Outcome:
             return Outcome(
                 name,
                 "wrong",
-                f"expected one tensor {tuple(x.shape)}, the same as x, got {describe_form(out)}",
+                f"expected one tensor {tuple(x.shape)}, the same as x, got {describe_answer(out)}",
             )
         if largest_difference(out, _run(block, x)) < TOLERANCE:
             return Outcome(name, "done", "attention and MLP read the stream normalised, and add to it.")
@@ -241,7 +242,7 @@ def _judge_logits(name: str, model: Any) -> Outcome | None:
         logits = model(ids)
         expected = (*ids.shape, len(WORDS))
         if not isinstance(logits, Tensor) or logits.shape != expected:
-            return Outcome(name, "wrong", f"expected the logits {expected}, got {describe_form(logits)}")
+            return Outcome(name, "wrong", f"expected the logits {expected}, got {describe_answer(logits)}")
         same = model(torch.ones(1, 6, dtype=torch.long))[0]
         # A row of equal tokens: without positions every place has the same logits.
         if largest_difference(same, same[:1].expand_as(same)) < 1e-5:
@@ -357,7 +358,7 @@ TASKS = (
     Task(
         "SmallGPT", judge_model, reports_progress=True, trials=(Trial((torch.arange(12).view(2, 6),), SIZES),)
     ),
-    Task("next_token_loss", judge_loss, trials=(Trial((draw(2, 5, 7), torch.arange(10).view(2, 5) % 7)),)),
+    NEXT_TOKEN_LOSS.task(),
     guess_task(
         "loss_at_the_start",
         loss_before_training,

@@ -257,6 +257,21 @@ LINEAR = FunctionTask(
             "Every token reads the whole text: write and read token by token.",
             f"{WRITE}, inside the loop",
         ),
+        *(
+            WrongWay(right, wrong, said=said)
+            for right, wrong, said in (
+                (WRITE, "state = state + torch.outer(q[t], v[t])", "the state is written with the query"),
+                (WRITE, "state = state", "the state stays 0: no token is ever added to it"),
+                ("total + k[t]", "total + 1", "`total` counts tokens; it is the sum of their keys"),
+                ("total + k[t]", "total + q[t]", "`total` is a sum of queries; it is one of keys"),
+                (
+                    "total + k[t]",
+                    "total + k[t].sum()",
+                    "a key is a vector: `total` adds its sum to each channel",
+                ),
+                (READ, "out = torch.softmax(q[t] @ state, dim=-1)", "what is read are values, not scores"),
+            )
+        ),
     ),
     "attention with a state of D × E numbers, however long the text is.",
     ERROR_HINTS,
@@ -314,6 +329,17 @@ DELTA = FunctionTask(
             CORRECT,
             "state = (1 - beta[t]) * state + beta[t] * torch.outer(k[t], v[t])",
             said="the whole state fades, also what stands at other keys; only the old value of this key goes",
+        ),
+        *(
+            WrongWay(right, wrong, said=said)
+            for right, wrong, said in (
+                (
+                    OLD,
+                    "old = v[t - 1]",
+                    "the old value is what the state says to this key, not the last value",
+                ),
+                (CORRECT, CORRECT.replace("k[t]", "q[t]"), "the correction is written with the query"),
+            )
         ),
     ),
     "a state that can be corrected: a key that comes again gets its new value.",

@@ -22,8 +22,10 @@ SUM, MIX = "total * shrink + exponentials.sum(dim=-1)", "mixed * shrink[..., Non
 SUM_TIMES_SHRINK = "(total + exponentials.sum(dim=-1)) * shrink"
 MIX_TIMES_SHRINK = "(mixed + exponentials @ v_block) * shrink[..., None]"
 OUT, LSE = "out = mixed / total[..., None]", "highest + torch.log(total)"
+EXPONENTIALS = "torch.exp(scores - new_highest[..., None])"
 BOTH = "torch.logaddexp(lse_a, lse_b)"
 MEAN = "share_a[..., None] * out_a + share_b[..., None] * out_b"
+SHARE = "torch.exp(lse_a - lse)"
 SHARES = "torch.exp(lse_a - lse)\ntorch.exp(lse_b - lse)"
 
 
@@ -217,6 +219,53 @@ FLASH = FunctionTask(
             "The largest score of this block alone is subtracted. Where an earlier block had a larger one, "
             "`shrink` is above 1, and it overflows.",
         ),
+        *(
+            WrongWay(right, wrong, said=said)
+            for right, wrong, said in (
+                (
+                    "torch.exp(highest - new_highest)",
+                    "torch.exp(highest) - torch.exp(new_highest)",
+                    "`shrink` is exp(highest − new_highest), a quotient of exponentials, no difference",
+                ),
+                (EXPONENTIALS, "torch.softmax(scores, dim=-1)", "softmax divides by this block's sum alone"),
+                (
+                    EXPONENTIALS,
+                    "torch.exp(scores) - new_highest[..., None]",
+                    "the largest score is subtracted from the exponential, and belongs into the exponent",
+                ),
+                (
+                    EXPONENTIALS,
+                    "torch.exp(scores - scores.max())",
+                    "another number is subtracted than the one that `shrink` allows for, `new_highest`",
+                ),
+                (
+                    SUM,
+                    "exponentials.sum(dim=-1)",
+                    "`total` holds the last block alone; the sum so far is lost",
+                ),
+                (SUM, "total * shrink", "no block's exponentials are added to `total`: it stays 0"),
+                (
+                    SUM,
+                    "total * shrink + exponentials.sum()",
+                    "`total` gets the exponentials of all queries; each query has a sum of its own",
+                ),
+                (MIX, "exponentials @ v_block", "`mixed` holds the last block alone; the mix so far is lost"),
+                (
+                    OUT,
+                    "out = torch.softmax(mixed, dim=-1)",
+                    "softmax is of scores; `mixed` is a sum of values",
+                ),
+                (OUT, "out = mixed / total.sum()", "this divides by the totals of all queries together"),
+                (
+                    LSE,
+                    "highest * torch.log(total)",
+                    "the logarithm of a product is a sum, `lse` is a product",
+                ),
+                (LSE, "highest + total", "the logarithm of `total` is missing in `lse`"),
+                (LSE, "torch.logsumexp(scores, dim=-1)", "`lse` is of the last block alone"),
+                (LSE, "highest - torch.log(total)", "the sign is lost: log(exp(highest) · total) is a sum"),
+            )
+        ),
     ),
     "attention without a row of scores: only one block of them exists at a time.",
     (
@@ -295,6 +344,28 @@ MERGE = FunctionTask(
             "softmax-overflow",
             "Right for small numbers; exp(lse) overflows where lse is above 88.",
             f"lse = {BOTH}, which subtracts the larger one first",
+        ),
+        *(
+            WrongWay(right, wrong, said=said)
+            for right, wrong, said in (
+                (BOTH, "torch.log(lse_a + lse_b)", "not the logarithms add up: exp(lse_a) and exp(lse_b) do"),
+                (
+                    BOTH,
+                    "torch.exp(lse_a) + torch.exp(lse_b)",
+                    "the sum is right, and its logarithm is missing",
+                ),
+                (BOTH, "(lse_a + lse_b) / 2", "this is a mean of logarithms, not the logarithm of a sum"),
+                (SHARE, "torch.exp(lse_a)", "`share_a` is not divided by the sum of both, exp(lse)"),
+                (
+                    SHARE,
+                    "lse_a / lse",
+                    "`share_a` is a ratio of logarithms; take the exponential of a difference",
+                ),
+                (SHARE, "lse_a - lse", "`share_a` is the logarithm of the share: its exponential is missing"),
+                (SHARE, "torch.exp(lse - lse_a)", "`share_a` is upside down: all over a, not a over all"),
+                (SHARE, "torch.exp(lse_a) / lse", "`share_a` is divided by a logarithm, not by the sum"),
+                (MEAN, "share_a[..., None] * out_a", "part b is not in the output"),
+            )
         ),
     ),
     "two parts are one: this is how the keys of several blocks, or several machines, come together.",

@@ -44,6 +44,11 @@ def judge_heads(thing: Any, module: ModuleType) -> Outcome:
     problem = first_run(HEADS, thing, module, HEADS_INIT, (x,), out, weights, projections)
     if problem is not None:
         return problem
+    if thing(**HEADS_INIT).W_o.bias is not None:
+        said = (
+            "W_o has a bias, and its line asks for none: the output is a mix of the heads, and nothing else"
+        )
+        return Outcome(HEADS, "wrong", said, hint="self.W_o = nn.Linear(d_model, d_model, bias=False)")
     done = "the attention of a transformer: what a head has found can reach every channel."
     outcome = check_attention(HEADS, thing, done, init=HEADS_INIT, causal=True, heads=4)
     return find_wrong_output(HEADS, thing(**HEADS_INIT), x, 4, "W_o(heads)", outcome) or outcome

@@ -14,6 +14,7 @@ LOST = 12 / (math.exp(5) + 15)
 LARGER = "torch.maximum(q * lowest, q * highest)"
 PRODUCTS = f"products = {LARGER}"
 BLOCKS = "k.view(-1, block_size, D)"
+LOWEST, HIGHEST = "blocks.amin(dim=1)", "blocks.amax(dim=1)"
 BEST = "bounds.topk(count, dim=-1).indices"
 REPEATED = "kept.repeat_interleave(block_size, dim=-1)"
 FILLED = "scores.masked_fill(~visible, -torch.inf)"
@@ -108,6 +109,26 @@ BOUNDS = FunctionTask(
             "block-judged-by-mean",
             "The middle of the two extremes is no bound: the best key may lie far from it.",
         ),
+        *(
+            WrongWay(right, wrong, said=said)
+            for right, wrong, said in (
+                (LOWEST, "blocks.min()", "`lowest` is one number for all blocks; it is one for each channel"),
+                (
+                    LOWEST,
+                    "-blocks.amax(dim=1)",
+                    "no product is below 0: the smallest number is not minus the largest",
+                ),
+                (HIGHEST, "blocks.max(dim=1).indices", "`highest` holds places, not numbers"),
+                (HIGHEST, "blocks.abs().amax(dim=1)", "`highest` has lost its sign: it is a size"),
+                (HIGHEST, "blocks.norm(dim=1)", "`highest` is a length, that of a channel's numbers"),
+                (HIGHEST, "blocks.sum(dim=1)", "`highest` is a sum over the keys, not their largest number"),
+                (
+                    LARGER,
+                    "q * lowest + q * highest",
+                    "the larger of the two products is the bound, not the sum",
+                ),
+            )
+        ),
     ),
     "no score of a block is above its bound, and two vectors a block were read for it.",
     (
@@ -176,6 +197,17 @@ SELECTED = FunctionTask(
             "kept.repeat(1, block_size)",
             said="the keys of a block stand side by side: 0 0 0 1 1 1, not 0 1 0 1 0 1",
         ),
+        *(
+            WrongWay(right, wrong, said=said)
+            for right, wrong, said in (
+                (BEST, "bounds.topk(1).indices", "one block is read; `count` says how many"),
+                (
+                    FILLED,
+                    "scores.masked_fill(~visible, -1.0)",
+                    "a score of −1 has a weight; only −inf has none",
+                ),
+            )
+        ),
     ),
     "attention to the best blocks, other ones for each query.",
     (
@@ -212,6 +244,20 @@ SHARE = FunctionTask(
             "softmax-overflow",
             "Right for small numbers; exp(lse) overflows where lse is above 88.",
             f"subtract first: {SHARE_LEFT}",
+        ),
+        *(
+            WrongWay(SHARE_LEFT, wrong, said=said)
+            for wrong, said in (
+                (
+                    "torch.exp(lse - lse_kept)",
+                    "this is all over kept, and the share of the others is asked for",
+                ),
+                (
+                    "1 - (lse_kept - lse)",
+                    "the exponential is missing: a difference of logarithms is no share",
+                ),
+                ("lse", "this is the log-sum-exp of all scores, compared with nothing"),
+            )
         ),
     ),
     "what a selection loses, exactly, for every query.",

@@ -115,14 +115,20 @@ class HeadPass:
         weighed = self._weigh(tiles, keep_logs=statistics is not None)
         for run in _runs(tiles, of_bins=cells is not None):
             by_bin, by_group = [], []
-            for tile, logs, weights, visible in islice(weighed, len(run)):
+            for tile, logs, weights, visible, normal in islice(weighed, len(run)):
                 sums = None
                 if statistics is not None:
-                    self._note_largest(statistics, tile, logs, visible)
+                    if not normal:
+                        seen = logs if visible is None else logs.masked_fill(visible == 0.0, -torch.inf)
+                        _note_largest(statistics, tile, seen.amax(0))
                     by_group.append(self._sum_keys(statistics, tile, logs, weights))
                     sums = by_group[-1][0][:, 0] if tile.k.width == _group_size(tile.k) else None
                 if cells is not None:
                     by_bin.append(self._join_keys(tile, weights, sums))
+                if statistics is not None and normal:
+                    # The logarithm of a normal number has fewer digits wrong than the score behind it.
+                    most = weights if cells is None else by_bin[-1][1]
+                    _note_largest(statistics, tile, most.amax(0).log_())
             if cells is not None:
                 self._pool(cells, run, *map(_cat, zip(*by_bin, strict=True)))
             if statistics is not None:
@@ -132,7 +138,7 @@ class HeadPass:
         """The weights of some tiles, summed over the queries times `row_weights` (T,): (places of keys,)."""
         of_places = row_weights[self.q_bins.places].to(self.dtype)
         received = self.k.new_zeros(len(self.k), dtype=self.dtype)
-        for tile, _, weights, _ in self._weigh(tiles, keep_logs=False):
+        for tile, _, weights, *_ in self._weigh(tiles, keep_logs=False):
             received[tile.k.places] += weights @ of_places[tile.q.places]
         return received
 
@@ -169,11 +175,12 @@ class HeadPass:
 
     def _weigh(
         self, tiles: list[ScoreTile], *, keep_logs: bool
-    ) -> Iterator[tuple[ScoreTile, Tensor, Tensor, Tensor | None]]:
+    ) -> Iterator[tuple[ScoreTile, Tensor, Tensor, Tensor | None, bool]]:
         """Each tile with its log weights and its weights (keys, queries), valid until the next tile.
 
-        The log weights are lost unless `keep_logs`. The last is the tile's visibility, as `_log_weights` has
-        it: the logarithms of hidden entries are not to be read.
+        The log weights are lost unless `keep_logs`. Then comes the tile's visibility, as `_log_weights` has
+        it: the logarithms of hidden entries are not to be read. The last says whether the weights of all
+        others are normal numbers.
         """
         # Memory for one tile of logarithms and one of weights, reused for every tile.
         size = self.q_bins.largest_side * self.k_bins.largest_side
@@ -190,7 +197,8 @@ class HeadPass:
                 logs, weights = (scratch[i, : math.prod(shape)].view(shape) for i in (0, -1))
                 products = logs if wide is None else wide[: math.prod(shape)].view(shape)
             visible = self._log_weights(tile, q, k, products, out=logs)
-            if self.is_normal or (visible is not None and _is_normal(logs)):
+            normal = self.is_normal or (visible is not None and _is_normal(logs))
+            if normal:
                 torch.exp(logs, out=weights)
                 if visible is not None:
                     weights.mul_(visible)
@@ -200,7 +208,7 @@ class HeadPass:
                 exponentials(logs, out=weights)
             if tile.k.padding is not None:
                 weights.index_fill_(0, tile.k.padding, 0.0)
-            yield tile, logs, weights, visible
+            yield tile, logs, weights, visible, normal
 
     def _are_normal(self) -> bool:
         """Whether every exp(score − lse), of hidden keys too, is certain to be a normal number.
@@ -239,16 +247,6 @@ class HeadPass:
             out.copy_(products)
         return visible
 
-    @staticmethod
-    def _note_largest(
-        statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, visible: Tensor | None
-    ) -> None:
-        """Note the largest of the log weights of each query of a tile."""
-        if visible is not None:
-            logs = logs.masked_fill(visible == 0.0, -torch.inf)
-        of_rows = statistics.largest[tile.q.places]
-        torch.maximum(of_rows, logs.amax(0), out=of_rows)
-
     def _sum_keys(
         self, statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -281,6 +279,12 @@ class HeadPass:
         statistics.entropy[places].sub_(entropy.sum((0, 1)))
         statistics.distance[places].add_(distance.sum(0))
         statistics.total[places].add_(total.sum(0))
+
+
+def _note_largest(statistics: PlaceStatistics, tile: ScoreTile, logs: Tensor) -> None:
+    """Note the largest log weight of each query of a tile, (queries,)."""
+    of_rows = statistics.largest[tile.q.places]
+    torch.maximum(of_rows, logs, out=of_rows)
 
 
 def _runs(tiles: list[ScoreTile], *, of_bins: bool) -> Iterator[list[ScoreTile]]:

@@ -7,6 +7,7 @@ the product and the softmax, they are a single product of [scale·q, −lse] and
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from regard.maps.data import MapData
 EMPTY_ROW_LSE = 1e30  # stands for the lse of a row without visible keys: exp(score − 1e30) is 0, and not NaN
 LOG_ZERO = -1e4  # the logarithm of a weight of 0: exp gives 0, and 0 · −1e4 is 0 where 0 · −inf is NaN
 STATISTICS_ROUNDING = 1e-3  # error of a row sum; kernels for half precision reach half of it
+TILES = 8  # of neighbouring keys, whose largest entries are looked for together
+STRAND = 16  # entries of a strand
 PAIRS, PAIRS_ON_GPU = 256, 1024  # entries of a diagonal that a mask is evaluated for at a time
 
 
@@ -144,15 +147,42 @@ def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
     B, H, T, _ = m.matrix
     best = m.lse.new_full((B, H, T, k), -torch.inf)
     indices = torch.full((B, H, T, k), -1, device=m.device)
-    for batch, heads, rows, keys, logs in log_tiles(m):
-        # A tile may have fewer keys than k.
-        values, index = logs.topk(min(k, logs.shape[-1]), dim=-1)
-        values = torch.cat([best[batch, heads, rows], values], -1)
-        index = torch.cat([indices[batch, heads, rows], index + keys.start], -1)
-        values, order = values.topk(k, dim=-1)
-        best[batch, heads, rows], indices[batch, heads, rows] = values, index.gather(-1, order)
+    of_rows = groupby(log_tiles(m), lambda tile: (tile.batch.start, tile.heads.start, tile.rows.start))
+    for _, row in of_rows:
+        while tiles := list(islice(row, TILES)):
+            batch, heads, rows, *_ = tiles[0]
+            logs = torch.cat([tile.logs for tile in tiles], -1)
+            keys = torch.cat([torch.arange(*_ends(tile.keys), device=m.device) for tile in tiles])
+            # They may be fewer keys than k.
+            values, index = _largest(logs, min(k, logs.shape[-1]))
+            values = torch.cat([best[batch, heads, rows], values], -1)
+            index = torch.cat([indices[batch, heads, rows], keys[index]], -1)
+            values, order = values.topk(k, dim=-1)
+            best[batch, heads, rows], indices[batch, heads, rows] = values, index.gather(-1, order)
     weights = best.exp_()
     return weights, indices.masked_fill_(weights == 0, -1)
+
+
+def _ends(span: slice) -> tuple[int, int]:
+    return span.start, span.stop
+
+
+def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of the last axis of x, and where they are; as `topk`, in a third of the time on a CPU.
+
+    They are in those k strands whose own largest entries are the largest. Strand n is every nth entry of
+    `count`, so that their maxima are computed along rows that are vectors.
+    """
+    count = x.shape[-1] // STRAND
+    if 2 * k > count:
+        return x.topk(k, dim=-1)
+    strands = x[..., : count * STRAND].reshape(*x.shape[:-1], STRAND, count)
+    chosen = strands.amax(-2).topk(k, dim=-1, sorted=False).indices  # (…, k)
+    at = (chosen.unsqueeze(-2) + count * torch.arange(STRAND, device=x.device).unsqueeze(-1)).flatten(-2)
+    rest = torch.arange(count * STRAND, x.shape[-1], device=x.device)
+    at = torch.cat([at, rest.expand(*at.shape[:-1], -1)], -1)
+    values, place = x.gather(-1, at).topk(k, dim=-1)
+    return values, at.gather(-1, place)
 
 
 def diagonal(m: MapData, rows: slice, keys: slice) -> Tensor:
