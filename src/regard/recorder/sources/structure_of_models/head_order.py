@@ -1,7 +1,7 @@
 """Tells heads that stand in front of the batch, (H, B, T, D) or (H · B, T, D), from texts.
 
 Two things show them: the number of heads that the module names, and the order of the axes in memory, since
-heads are cut from the channels of a token; heads that share keys may be packed. The order is noted when a tensor is copied or its first two axes
+heads are cut from the channels of a token. The order is noted when a tensor is copied or its first two axes
 are merged, after which its strides do not show it any more. This file knows axes; it does not know attention.
 """
 
