@@ -84,6 +84,7 @@ def test_no_arithmetic_runs_on_the_thread_of_the_page(
     assert ran & ARITHMETIC == set()
 
 
+@pytest.mark.at_length("test_no_arithmetic_runs_on_the_thread_of_the_page")
 def test_the_page_draws_frames_while_a_tile_is_computed(
     page: Page, saved: Callable[..., str], seen: Capture
 ) -> None:
