@@ -35,7 +35,7 @@ OTHERS = [path for path in DOCUMENTS if has_examples(path) and path not in FIRST
 
 
 @pytest.mark.parametrize(
-    "path", [FIRST[0], *share(FIRST[1:], 3), *share(OTHERS, 6)], ids=lambda path: path.name
+    "path", [FIRST[0], *share(FIRST[1:], 4), *share(OTHERS, 9)], ids=lambda path: path.name
 )
 def test_sessions_in_the_documents_run(path: Path) -> None:
     result = doctest.testfile(str(path), module_relative=False, optionflags=OPTIONS, encoding="utf-8")
@@ -54,7 +54,7 @@ def test_examples_in_docstrings_run() -> None:
     names = [name for name in found if not name.endswith("__main__")]
     names = [name for name in names if has_examples(Path(importlib.util.find_spec(name).origin))]
     tried = 0
-    for name in share(names, 3):
+    for name in share(names, 4):
         result = doctest.testmod(importlib.import_module(name), optionflags=OPTIONS)
         assert result.failed == 0, name
         tried += result.attempted

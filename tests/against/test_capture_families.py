@@ -155,7 +155,7 @@ def check(seen_maps: list, theirs: tuple[Tensor, ...], rows: Tensor | None, tole
         assert matrix.std() > 1e-3  # not all alike, so that a wrong head or row would show
 
 
-@pytest.mark.parametrize(("family", "side"), combine(share(DECODERS, 2), SIDES))
+@pytest.mark.parametrize(("family", "side"), combine(share(DECODERS, 3), SIDES))
 @torch.no_grad()
 def test_decoders(family: str, side: str) -> None:
     model = build(*DECODERS[family])

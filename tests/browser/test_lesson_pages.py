@@ -74,6 +74,7 @@ def test_letters_are_legible_on_the_pages_of_the_lessons(lessons: Path, page: Pa
         assert_legible(page, lesson.text.count(".svg)"))
 
 
+@pytest.mark.at_length("test_letters_are_legible_on_the_pages_of_the_lessons")
 def test_letters_are_legible_on_the_site(site: Path, page: Page) -> None:
     for number in (1, 5, 8):
         page.goto((site / place(get_lesson(number).folder / "lesson.md")).with_suffix(".html").as_uri())

@@ -11,9 +11,10 @@ from playwright.sync_api import Page, expect
 
 from regard.maps import LinearAttentionMap
 from tests.captures import hybrid
+from tests.sampling import share
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", share([0, 1, 2], 3))
 def test_the_weights_of_linear_layers_have_signs(page: Page, opened: Callable[..., str], layer: int) -> None:
     seen = hybrid()
     page.goto(f"{opened(seen)}#layer={layer}&head=3&row=20&col=17")

@@ -93,7 +93,7 @@ def test_a_model_without_predictions_says_nothing(page: Page, opened: Callable[.
             (1280, 800, "dark"),
             (1920, 1080, "light"),
         ],
-        3,
+        5,
     ),
 )
 def test_they_fit_every_window(

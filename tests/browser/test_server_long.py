@@ -23,6 +23,7 @@ def long_capture() -> Capture:
     return captured(T, layers=1, heads=2, kv_heads=1, width=8, values=False)
 
 
+@pytest.mark.at_length("test_a_single_weight_of_a_long_map_is_the_library_s")
 def test_a_long_map_moves(page: Page, serve: Callable[..., BackgroundServer], long_capture: Capture) -> None:
     running = serve(long_capture)
     page.route(

@@ -179,7 +179,7 @@ def test_a_file_says_that_it_holds_the_contributions_after_one_token(page: Page,
     expect(page.locator("#view-text .attribution")).to_contain_text("after this token only")
 
 
-@pytest.mark.parametrize(("col", "width"), combine([2, 12, 23], [390, 1280]))
+@pytest.mark.parametrize(("col", "width"), share(combine([2, 12, 23], [390, 1280]), 3))
 def test_what_a_cell_says_beside_it_is_in_the_picture(page: Page, serve: Any, width: int, col: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
     page.goto(f"{serve(read()).address}#units=words&row=25&col={col}")

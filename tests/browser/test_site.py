@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from scripts.docs import LESSONS, place
+from tests.sampling import share
 
 
 def addresses(site: Path) -> list[str]:
@@ -30,13 +31,16 @@ def test_no_request_leaves_the_site(site: Path, page: Page, context: BrowserCont
 
 @pytest.mark.parametrize(
     ("query", "noun"),
-    [
-        ("causal mask", "mask"),
-        ("softmax", "similarity"),
-        ("multi-head", "heads"),
-        ("positional", "positions"),
-        ("kv cache", "cache"),
-    ],
+    share(
+        [
+            ("causal mask", "mask"),
+            ("softmax", "similarity"),
+            ("multi-head", "heads"),
+            ("positional", "positions"),
+            ("kv cache", "cache"),
+        ],
+        2,
+    ),
 )
 def test_a_search_finds_the_lesson_of_its_subject_first(
     site: Path, page: Page, query: str, noun: str

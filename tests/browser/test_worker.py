@@ -13,6 +13,7 @@ from playwright.sync_api import BrowserContext, FrameLocator, Page, expect
 
 from regard.recorder import Capture
 from tests.captures import captured
+from tests.sampling import share
 
 ARITHMETIC = {"products", "weigh", "rowSteps", "prepare"}
 WORKER = "worker-src blob:"
@@ -83,6 +84,7 @@ def test_no_arithmetic_runs_on_the_thread_of_the_page(
     assert ran & ARITHMETIC == set()
 
 
+@pytest.mark.at_length("test_no_arithmetic_runs_on_the_thread_of_the_page")
 def test_the_page_draws_frames_while_a_tile_is_computed(
     page: Page, saved: Callable[..., str], seen: Capture
 ) -> None:
@@ -94,7 +96,7 @@ def test_the_page_draws_frames_while_a_tile_is_computed(
     assert happened[asked:answered].count("frame") >= 2
 
 
-@pytest.mark.parametrize("why", ["forbidden by a policy", "no such thing"])
+@pytest.mark.parametrize("why", share(["forbidden by a policy", "no such thing"], 2))
 def test_without_a_worker_the_page_computes_by_itself(
     page: Page,
     saved: Callable[..., str],

@@ -39,7 +39,7 @@ def test_the_verdict(entry: Entry) -> None:
     assert entry.why in "\n".join([report.summary, *map(str, report.failures)]), str(report)
 
 
-@pytest.mark.parametrize("kind", share(TEMPLATES, 3))
+@pytest.mark.parametrize("kind", share(TEMPLATES, 5))
 def test_the_programs_in_which_mistakes_are_planted_are_right(kind: str) -> None:
     report = check(load(TEMPLATES[kind], NAMES[kind]))
     assert report.ok, str(report)

@@ -80,7 +80,7 @@ def test_blocked_edges_are_a_dense_mask_on_eager_attention(family: str, implemen
         torch.testing.assert_close(edited, expected, **CLOSE)
 
 
-@pytest.mark.parametrize(("family", "implementation"), combine(FAMILIES, IMPLEMENTATIONS))
+@pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2), IMPLEMENTATIONS))
 def test_gradients_flow_through_edits_as_through_eager_attention(family: str, implementation: str) -> None:
     model, inputs = model_with(family, implementation), inputs_of(family)
     reference = eager_copy(model)
@@ -105,7 +105,7 @@ def test_gradients_flow_through_edits_as_through_eager_attention(family: str, im
             torch.testing.assert_close(parameter.grad, expected[name].grad, **close, msg=name)
 
 
-@pytest.mark.parametrize(("family", "implementation"), combine(FAMILIES, IMPLEMENTATIONS))
+@pytest.mark.parametrize(("family", "implementation"), combine(share(FAMILIES, 2, turn=1), IMPLEMENTATIONS))
 def test_patched_heads_have_the_output_and_the_pattern_of_the_other_run(
     family: str, implementation: str
 ) -> None:

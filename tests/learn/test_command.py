@@ -367,7 +367,7 @@ def test_a_mistake_that_a_lesson_has_no_words_for_is_explained_in_general(name: 
 
 
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("lesson", LESSONS[13:18], ids=lambda lesson: lesson.noun)
+@pytest.mark.parametrize("lesson", share(LESSONS[13:18], 3), ids=lambda lesson: lesson.noun)
 def test_every_named_mistake_says_where_to_read_about_it(tmp_path: Path, lesson: Lesson) -> None:
     for mistake in usual_mistakes_of(lesson):
         program = plain_solution(lesson.solution.replace(mistake.right, mistake.wrong))

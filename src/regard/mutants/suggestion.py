@@ -65,6 +65,9 @@ SMALL = (
 )
 # What the texts name of Regard, which itself is above this package.
 NAMES = SimpleNamespace(causal=causal, padding=padding, tensor_mask=tensor_mask, window=window)
+# How an option is asked for: of a target that takes Regard's masks, and by an argument of its own.
+RULES = {"causal": "regard.causal", "window": "regard.window(2)", "sides": "regard.window(2, ahead=1)"}
+VALUES = {"causal": "True", "softcap": "1.5", "sinks": "sinks"}
 OPTIONS = ("causal", "mask", "item mask", "padding", "window", "sides", "softcap", "sinks", "bias")
 
 
@@ -134,18 +137,18 @@ class TestWriter:
     def _candidate(self, n: Sizes, options: tuple[str, ...], factor: int) -> SuggestedCall | None:
         """Return a call with some options; None if the target has no argument for one of them."""
         names = self.signature.names
-        if self.convention.layout in ("BTD", "TBD", "TD") and n.H > 1:
-            return None
-        if self.convention.layout in ("TD", "packed", "BTC") and (n.B > 1 or self.convention.layout != "TD"):
+        layout = self.convention.layout
+        if layout in ("packed", "BTC") or (n.H > 1 and "H" not in layout) or (n.B > 1 and layout == "TD"):
             return None
         setup = ["torch.manual_seed(0)", *self._draw(n, factor)]
         arguments = self._fixed(n)
         expressions: list[str] = []  # of the mask argument
         for option in options:
-            if option == "causal" and self.takes_masks:
-                expressions.append("regard.causal")
-            elif option == "causal" and "causal" in names:
-                arguments[names["causal"]] = "True"
+            if self.takes_masks and option in RULES:
+                expressions.append(RULES[option])
+            elif option in VALUES and option in names:
+                arguments[names[option]] = VALUES[option]
+                setup += [f"sinks = torch.randn({n.H})"] if option == "sinks" else []
             elif option in ("mask", "item mask") and "mask" in names:
                 rank = f"{n.B}, 1, {n.T}, {n.S}" if option == "item mask" else f"{n.T}, {n.S}"
                 setup += [f"mask = torch.rand({rank}) < 0.6", "mask[..., 0] = True  # no row is empty"]
@@ -159,25 +162,16 @@ class TestWriter:
                     flip = "tokens" if self.convention.padding == "look" else "~tokens"
                     arguments[names["padding"]] = "tokens.sum(-1)" if by_length else flip
                 else:
-                    spread = "tokens[:, None, None]" if self.convention.layout != "BTD" else "tokens[:, None]"
+                    spread = "tokens[:, None, None]" if layout != "BTD" else "tokens[:, None]"
                     expressions.append(
                         "regard.padding(tokens)"
                         if self.takes_masks
                         else self._block_mask("tokens[b, j]", n)
                         or self._encoded(spread, f"({n.B}, 1, {n.T}, {n.S})")
                     )
-            elif option == "window" and self.takes_masks:
-                expressions.append("regard.window(2)")
-            elif option == "sides" and self.takes_masks:
-                expressions.append("regard.window(2, ahead=1)")
             elif option in ("window", "sides") and "window" in names:
                 pair = isinstance(self._default("window"), tuple | list) or option == "sides"
                 arguments[names["window"]] = "(1, 1)" if option == "sides" else "(1, 0)" if pair else "2"
-            elif option == "softcap" and "softcap" in names:
-                arguments[names["softcap"]] = "1.5"
-            elif option == "sinks" and "sinks" in names:
-                setup.append(f"sinks = torch.randn({n.H})")
-                arguments[names["sinks"]] = "sinks"
             elif option == "bias" and ({"bias", "mask"} & names.keys()) and not self.takes_block_masks:
                 setup.append(f"bias = torch.randn({n.T}, {n.S}{self._dtype()})")
                 if "bias" in names:

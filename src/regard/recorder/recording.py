@@ -19,9 +19,15 @@ from regard.recorder.attention_call import AttentionCall, Call, Recurrence, Unre
 from regard.recorder.certificates.certificate import ROWS, Evidence, sampled_rows
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.stream_recorder import StreamRecorder
-from regard.recorder.generation.beam_order import batch_order
-from regard.recorder.generation.strip_masks import StripMasks, padding_of_strips
-from regard.recorder.generation.strips import Addition, Strip, StripStep, take_back_guesses
+from regard.recorder.generation.strips import (
+    Addition,
+    Strip,
+    StripMasks,
+    StripStep,
+    batch_order,
+    padding_of_strips,
+    take_back_guesses,
+)
 from regard.recorder.layer import Layer, LayerId, LayerList, LayerMap
 from regard.recorder.map_preparation import (
     MaskCopies,

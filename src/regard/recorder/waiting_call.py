@@ -63,19 +63,10 @@ def _comparison(waiting: WaitingCall, m: AttentionMap) -> ComparedCall:
 
 def _examine(waiting: WaitingCall, m: LinearAttentionMap) -> Evidence:
     """Compare a call of a linear layer with the model's own output."""
-    call, recurrence = waiting.call, waiting.call.recurrence
-    assert recurrence is not None
-    return examine_linear(
-        m,
-        call.v,
-        call.output,
-        initial_state=recurrence.initial_state,
-        final_state=recurrence.final_state,
-        gate=recurrence.gate,
-        convolution=recurrence.convolution,
-        problem=call.problem,
-        rows=waiting.rows,
-    )
+    call = waiting.call
+    names = ("initial_state", "final_state", "gate", "convolution")
+    parts = {name: getattr(call.recurrence, name) for name in names}
+    return examine_linear(m, call.v, call.output, **parts, problem=call.problem, rows=waiting.rows)
 
 
 def with_call_facts(call: AttentionCall, evidence: Evidence) -> Evidence:

@@ -7,8 +7,8 @@ A full run reads with SmolLM2-135M-Instruct, which `regard data smollm2` downloa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pydoc_data.topics import topics
 from typing import Any
 from zipfile import ZipFile
@@ -82,15 +82,9 @@ def text_losses(model: GPT, ids: Tensor, *edits: Edit, skip: int = LEAD) -> Tens
     return torch.cat(losses).cpu()
 
 
-@contextmanager
-def edited(model: GPT, edits: Iterable[Edit]) -> Iterator[None]:
+def edited(model: GPT, edits: Sequence[Edit]) -> AbstractContextManager[object]:
     """Run the model with edits inside the block, which may be none."""
-    edits = list(edits)
-    if not edits:
-        yield
-        return
-    with intervene(model, *edits):
-        yield
+    return intervene(model, *edits) if edits else nullcontext()
 
 
 def cut_heads(heads: Iterable[tuple[int, int]]) -> Edit:

@@ -182,7 +182,7 @@ def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     count = x.shape[-1] // STRAND
     if 2 * k > count:
         return x.topk(k, dim=-1)
-    strands = x[..., : count * STRAND].unflatten(-1, (STRAND, count))
+    strands = x[..., : count * STRAND].reshape(*x.shape[:-1], STRAND, count)
     chosen = strands.amax(-2).topk(k, dim=-1, sorted=False).indices  # (…, k)
     at = (chosen.unsqueeze(-2) + count * torch.arange(STRAND, device=x.device).unsqueeze(-1)).flatten(-2)
     rest = torch.arange(count * STRAND, x.shape[-1], device=x.device)

@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.attention.masks.base import Mask
 from regard.maps import LinearAttentionMap
 from regard.recorder.certificates.certificate import Evidence, join_evidence, sampled_rows
+from regard.recorder.generation.mask_join import join_masks
 from regard.recorder.generation.piecewise_mask import CallSizes
 from regard.recorder.layer import Layer, LayerData, LayerMap
 from regard.recorder.map_preparation import ScoreSettings
@@ -228,3 +229,60 @@ def take_back_guesses(cache: Any, strips: Iterable[Strip]) -> int | None:
     for strip in strips:
         strip.rewind(length)
     return length
+
+
+class StripMasks:
+    """Joins the masks of strips with those of what is added; layers that share theirs share the result."""
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[object, ...], tuple[Mask, ...]] = {}
+
+    def clear(self) -> None:
+        """Forget the masks of a forward pass."""
+        self._masks.clear()
+
+    def join(self, strip: Strip, addition: Addition, order: Tensor | None) -> Mask:
+        """Return the mask of a strip with an addition; layers that share their masks share the result."""
+        if strip.layer.is_linear:
+            return strip.mask  # causal, whatever is added
+        q = addition.tensors["q"]
+        B, H = q.shape[:2]
+        kind, before, device = addition.step.kind, CallSizes(strip.T, strip.S), q.device
+        key = (id(strip.mask), id(addition.mask), kind, before, addition.sizes, device)
+        if key not in self._masks:
+            mask = join_masks(strip.mask, before, addition.mask, addition.sizes, kind, order, B, H, device)
+            # The two masks are stored to keep them alive, so that no id is used twice.
+            self._masks[key] = (mask, strip.mask, addition.mask)
+        return self._masks[key][0]
+
+
+def padding_of_strips(strips: Iterable[Strip], shape: torch.Size) -> Tensor | None:
+    """Return the padding (B, T) in the layers' own masks, for models that take no `attention_mask`."""
+    for strip in strips:
+        for conjunct in strip.mask.conjuncts():
+            is_token = conjunct.key_padding(shape[1])  # (B, S)
+            if is_token is not None and is_token.shape == shape:
+                return is_token.cpu()
+    return None
+
+
+def batch_order(steps: list[StripStep], ids: Tensor | None) -> tuple[Tensor | None, str | None]:
+    """Return which old sequence each batch entry continues, None for its own; and a problem, if any.
+
+    - `steps`: how each layer goes on.
+    - `ids` (B, T): the tokens so far, which say whether two sequences are interchangeable.
+    """
+    if all(step.new is None for step in steps):
+        return None, None
+    # The layers of a model may be on several devices.
+    matches = [match.cpu() for step in steps if (match := step.match()) is not None]
+    common = torch.stack(matches).all(0)  # (B, B)
+    if not bool(common.any(1).all()):
+        return None, "its batch was reordered, and not in the same way in all layers"
+    order = common.int().argmax(1)
+    if ids is None:
+        unclear = common & ~torch.nn.functional.one_hot(order, len(order)).bool()
+    else:  # sequences with the same past tokens are interchangeable
+        unclear = common & (ids[order][:, None] != ids[None]).any(-1)
+    doubt = "beams changed places, and the layers that were captured do not show which went where"
+    return order, doubt if bool(unclear.any()) else None
