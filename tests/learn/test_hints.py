@@ -71,23 +71,30 @@ def cases(table: str) -> list[tuple[int, str, str, str]]:
     ]
 
 
+def functions_of(lesson: Lesson) -> list[FunctionTask]:
+    """The tasks of a lesson that are judged by edits of its solution."""
+    things = vars(judge_module(lesson)).values()
+    every = (x for thing in things for x in (thing.values() if isinstance(thing, dict) else [thing]))
+    return [x for x in every if isinstance(x, FunctionTask)]
+
+
 def wrong_ways() -> list[tuple[int, str, str, str]]:
-    """The wrong ways that the judges of lessons 13 to 17 know, each as another definition."""
+    """The wrong ways that those tasks know, each as another definition."""
     return [
         (
             lesson.number,
             definition(function.lesson, function.name),
             edit(function.lesson, function.name, way.right, way.wrong),
-            way.said,
+            way.said or way.mistake,
         )
-        for lesson in LESSONS[13:18]
-        for function in vars(judge_module(lesson)).values()
-        if isinstance(function, FunctionTask)
+        for lesson in LESSONS
+        if lesson.has_code
+        for function in functions_of(lesson)
         for way in function.wrong_ways
     ]
 
 
-# Those of lessons 13 to 17 are as many as all before, and judged by one mechanism: a run has a share of them.
+# Those of lessons 13 to 17 and the wrong ways are as many as all others, and judged by one mechanism.
 LATE = 13
 EARLY_MISTAKES = [case for case in cases("mistakes") if case[0] < LATE]
 LATE_MISTAKES = [case for case in cases("mistakes") if case[0] >= LATE] + wrong_ways()

@@ -16,6 +16,7 @@ from regard.learn.judges import (
     grouped_heads,
     linear_attention,
     online_softmax,
+    positions,
     selection,
     trained_heads,
     window,
@@ -26,7 +27,7 @@ from regard.learn.judges.tables.verdicts import largest_difference
 from tests.learn.in_process import judged
 from tests.sampling import share
 
-JUDGES = (block, grouped_heads, window, online_softmax, linear_attention, selection)
+JUDGES = (positions, block, grouped_heads, window, online_softmax, linear_attention, selection)
 FUNCTIONS = [
     *trained_heads.SCORES.values(),
     *(thing for judge in JUDGES for thing in vars(judge).values() if isinstance(thing, FunctionTask)),

@@ -115,3 +115,19 @@ test("a text that was lost between page and worker leaves no hole", async () => 
   assert.equal(await live.remove(2), 0);
   await assert.rejects(live.remove(0), /last text/);
 });
+
+test("a cut is compared with the losses of the file, so that its text is not read once more", async () => {
+  globalThis.document = { readyState: "complete" };
+  globalThis.dispatchEvent ??= () => {};
+  const asked = [];
+  const text = { title: "a", layers: [{ key: "0" }], predictions: {}, edited: null, removed: false };
+  const ask = async (name, question) => {
+    if (name === "cut") asked.push(question.before);
+    return { number: asked.length + 1, meta: { ...text, edited: null } };
+  };
+  const source = { meta: { texts: [text, { ...text, predictions: null }], can: {} } };
+  const live = withModel(source, ask, async (number) => Float32Array.of(number, 5));
+  const { signal } = new AbortController();
+  for (const number of [0, 1]) await live.cut(number, [], () => {}, signal, false);
+  assert.deepEqual(asked, [Float32Array.of(0, 5), null]); // the second text has none in the file
+});

@@ -41,7 +41,7 @@ class TilePart(NamedTuple):
     problem: AttentionProblem
 
 
-class Column(NamedTuple):
+class VisitedKeys(NamedTuple):
     """A block of keys that a block of queries visits; `whole` if every key is visible to every query."""
 
     keys: slice
@@ -71,7 +71,7 @@ def parts(problem: AttentionProblem, dtype: torch.dtype | None = None) -> Iterat
             yield TilePart(batch, heads, groups, problem._replace(q=q, k=k, v=v, mask=mask, sinks=sinks))
 
 
-def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[Column]]]:
+def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[VisitedKeys]]]:
     """For each block of queries, the blocks of keys in which it sees anything."""
     _, _, T, S = part.matrix
     # A function is asked about every entry, which costs more than keeping its answers as bits.
@@ -83,7 +83,7 @@ def visits(part: AttentionProblem) -> Iterator[tuple[slice, list[Column]]]:
     return visits_between(part.mask, [*range(0, T, ROWS * side), T], [*range(0, S, COLS * side), S])
 
 
-def _list_visits(part: AttentionProblem) -> list[tuple[slice, list[Column]]] | None:
+def _list_visits(part: AttentionProblem) -> list[tuple[slice, list[VisitedKeys]]] | None:
     """`visits` with the bits of every tile, or None if these take too much memory or differ between heads."""
     _, _, T, S = part.matrix
     device = part.q.device
@@ -92,20 +92,20 @@ def _list_visits(part: AttentionProblem) -> list[tuple[slice, list[Column]]] | N
         return None
     rows, (cols, exists) = cut_into_blocks(T, ROWS, device)[0], cut_into_blocks(S, COLS, device)
     blocks = find_visible_blocks(part.mask, part.matrix, rows, cols, exists)
-    listed: list[tuple[slice, list[Column]]] = [
+    listed: list[tuple[slice, list[VisitedKeys]]] = [
         (slice(first, min(first + ROWS, T)), []) for first in range(0, T, ROWS)
     ]
     for row, col, tile in sorted(
         zip(*(x.tolist() for x in (blocks.row, blocks.col, blocks.tile)), strict=True)
     ):
         keys = slice(col * COLS, min((col + 1) * COLS, S))
-        listed[row][1].append(Column(keys, tile < 0, None if tile < 0 else blocks.tiles[tile]))
+        listed[row][1].append(VisitedKeys(keys, tile < 0, None if tile < 0 else blocks.tiles[tile]))
     return listed
 
 
 def visits_between(
     mask: Mask, q_edges: list[int], k_edges: list[int]
-) -> Iterator[tuple[slice, list[Column]]]:
+) -> Iterator[tuple[slice, list[VisitedKeys]]]:
     """`visits` for blocks cut at these edges, which start at 0 and end at T and S."""
     queries = [slice(a, b) for a, b in pairwise(q_edges)]
     keys = [slice(a, b) for a, b in pairwise(k_edges)]
@@ -113,7 +113,11 @@ def visits_between(
     for rows, any_, all_ in zip(queries, some.tolist(), every.tolist(), strict=True):
         yield (
             rows,
-            [Column(key, whole) for key, visible, whole in zip(keys, any_, all_, strict=True) if visible],
+            [
+                VisitedKeys(key, whole)
+                for key, visible, whole in zip(keys, any_, all_, strict=True)
+                if visible
+            ],
         )
 
 
@@ -151,7 +155,9 @@ class Tile(NamedTuple):
     v: Tensor  # (N, C, E)
 
 
-def score(part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, keep_tanh: bool = False) -> Tile:
+def score(
+    part: AttentionProblem, q: Tensor, rows: slice, column: VisitedKeys, *, keep_tanh: bool = False
+) -> Tile:
     """The masked scores of a tile. q is folded, (N, M, D), and scaled by `scale_queries`.
 
     `keep_tanh` also returns what the gradient of the soft cap is computed from.
@@ -166,8 +172,8 @@ def score(part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, kee
         if not column.whole:
             bits = column.bits
             allowed = part.mask.allowed(at) if bits is None else unpack_bits(bits)[:R, :C]
-            allowed = allowed.expand(b, H, R, C)
-            q, k, v = without_idle(allowed, q, k, v)
+            allowed = allowed.expand(*allowed.shape[:-2], R, C)
+            q, k, v = without_idle(allowed, b, H, q, k, v)
     s = torch.bmm(q, k.mT)  # (N, M, C)
     tanh = None
     if part.softcap is not None:
@@ -183,13 +189,17 @@ def score(part: AttentionProblem, q: Tensor, rows: slice, column: Column, *, kee
     return Tile(s, tanh, q, k, v)
 
 
-def without_idle(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def without_idle(
+    allowed: Tensor, b: int, H: int, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v with zeros for queries that see no key of the tile and for keys that no query of it sees.
 
     Their weights are 0, but 0 · NaN is NaN.
     """
-    looks = allowed.any(-1).view(len(q), -1, 1)  # (N, M, 1)
-    seen = allowed.any(-2).view(len(k), -1, k.shape[1]).any(1).unsqueeze(-1)  # (N, C, 1)
+    # Expanded afterwards: most masks are the same for all heads.
+    looks, seen = allowed.any(-1), allowed.any(-2)
+    looks = looks.expand(b, H, -1).reshape(len(q), -1, 1)  # (N, M, 1)
+    seen = seen.expand(b, H, -1).reshape(len(k), -1, k.shape[1]).any(1).unsqueeze(-1)  # (N, C, 1)
     return q.where(looks, 0.0), k.where(seen, 0.0), v.where(seen, 0.0)
 
 

@@ -14,6 +14,7 @@ from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
 from regard.learn.judges.own_projections import TOLERANCE, causal_output, find_wrong_output
 from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
+from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
@@ -33,63 +34,81 @@ ROTATE, LAYER, ALIBI = "rotate", "PositionalAttention", "alibi_bias"
 INIT: dict[str, Any] = {"d_model": 32, "num_heads": 4}
 
 
-def judge_rotate(function: Any, module: ModuleType) -> Outcome:
-    """Compare the learner's rotation with the right one, and with those of usual mistakes."""
-    x = torch.randn(2, 3, 6, 8, generator=input_generator())
-    try:
-        turned, later = function(x), function(x, 5)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return error_outcome(ROTATE, error, module)
-    if not isinstance(turned, Tensor) or turned.shape != x.shape:
-        got = tuple(turned.shape) if isinstance(turned, Tensor) else type(turned).__name__
-        return Outcome(ROTATE, "wrong", f"expected a tensor of the shape of x, {tuple(x.shape)}; got {got}")
-    if largest_difference(turned, Rotary(8)(x)) > TOLERANCE:
-        return _wrong_rotation(x, turned)
-    if largest_difference(later, Rotary(8)(x, 5)) > TOLERANCE:
-        said = "right from position 0 on; with start=5 the first token has to be at position 5"
-        return Outcome(ROTATE, "wrong", said, hint="places = torch.arange(start, start + T)")
-    return Outcome(ROTATE, "done", "a turn by the position: lengths stay, and products know the distance.")
+def _vectors() -> Tensor:
+    return torch.randn(2, 3, 6, 8, generator=input_generator())
 
 
-def _wrong_rotation(x: Tensor, turned: Tensor) -> Outcome:
-    """The outcome for a rotation that is not the right one."""
-    D = x.shape[-1]
-    angles = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
-    cos, sin = angles.cos(), angles.sin()
-    a, b = x.chunk(2, dim=-1)
-    lost = torch.cat([a * cos + b * sin, b * cos + a * sin], -1)
-    told = {
-        "it turns the other way round: scores would be right, but weights of trained models would not fit": (
-            torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
+TURNED_A, TURNED_B, PAIRS = (
+    "a * cos - b * sin",
+    "b * cos + a * sin",
+    "torch.cat([turned_a, turned_b], dim=-1)",
+)
+ANGLES, HALVES, PLACES = "places[:, None] * turns", "x[..., :half], x[..., half:]", "start, start + T"
+EVEN_AND_ODD = "x[..., 0::2], x[..., 1::2]"
+INTERLEAVED = "torch.stack([turned_a, turned_b], dim=-1).flatten(-2)"
+NEIGHBOURS = "it pairs neighbours, 0 with 1, 2 with 3; the lesson pairs channel i with channel i + D/2"
+BOTH = "a cos − b sin, b cos + a sin"
+ROTATION = FunctionTask(
+    "positions",
+    ROTATE,
+    lambda: (Case("from position 0 on", (_vectors(),)), Case("with start=5", (_vectors(), 5))),
+    (Result("turned", "(…, T, head_dim)"),),
+    (
+        WrongWay(TURNED_A, "a * cos + b * sin", "rotation-sign-lost"),
+        *(
+            WrongWay(right, wrong, said=said, hint=BOTH)
+            for right, wrong, said in (
+                (
+                    f"{TURNED_A}\n{TURNED_B}",
+                    "a * cos + b * sin\nb * cos - a * sin",
+                    "it turns the other way round: scores would be right, but weights of trained models "
+                    "would not fit",
+                ),
+                (f"{HALVES}\n{PAIRS}", f"{EVEN_AND_ODD}\n{INTERLEAVED}", NEIGHBOURS),
+                (HALVES, EVEN_AND_ODD, NEIGHBOURS),
+                (PAIRS, "x", "nothing is turned: it returns x"),
+            )
         ),
-        "it pairs neighbours, 0 with 1, 2 with 3; the lesson pairs channel i with channel i + D/2": (
-            Rotary(D, interleaved=True)(x)
+        *(
+            WrongWay(right, wrong, said=said)
+            for right, wrong, said in (
+                (
+                    PLACES,
+                    "start + 1, start + T + 1",
+                    "the first token is at position 1; positions begin at 0",
+                ),
+                (
+                    PLACES,
+                    "T",
+                    "right from position 0 on; with start=5 the first token has to be at position 5",
+                ),
+                (
+                    ANGLES,
+                    f"{ANGLES}[:1]",
+                    "every pair turns at the same speed; pair i turns by 10000 ** (-2i / D) at each step",
+                ),
+                (ANGLES, "places[:, None] + turns", "an angle is the position times the speed of its pair"),
+                (ANGLES, "places[:, None] / turns", "an angle is the position times the speed of its pair"),
+                (
+                    PAIRS,
+                    INTERLEAVED,
+                    "the turned channels are mixed: all first ones come first, then the second",
+                ),
+                (TURNED_A, "a * cos", "`turned_a` takes its part of a, and nothing of b"),
+                (TURNED_A, "a * sin - b * cos", "cosine and sine are exchanged in `turned_a`"),
+                (TURNED_B, "b * cos - a * sin", "the sign of the sine is lost in `turned_b`"),
+                (TURNED_B, "a * cos + b * sin", "a and b are exchanged in `turned_b`"),
+                (TURNED_B, "b * cos", "`turned_b` takes its part of b, and nothing of a"),
+            )
         ),
-        "the first token is at position 1; positions begin at 0": Rotary(D)(x, 1),
-        "every pair turns at the same speed; pair i turns by 10000 ** (-2i / D) for each position": (
-            torch.cat([a * cos[:, :1] - b * sin[:, :1], b * cos[:, :1] + a * sin[:, :1]], -1)
-        ),
-        "nothing is turned: it returns x": x,
-    }
-    variants = [
-        Variant(lost, "rotation-sign-lost", hint="turned_a = a * cos - b * sin"),
-        *(Variant(t, said=said, hint="a cos − b sin, b cos + a sin") for said, t in told.items()),
-    ]
-    if wrong := find_variant(ROTATE, turned, variants):
-        return wrong
-    row = turned[0, 0].norm(dim=-1) - x[0, 0].norm(dim=-1)
-    keeps = "it keeps every length, as a turn does" if row.abs().max() < TOLERANCE else "it changes lengths"
-    said = (
-        f"it differs from the right rotation by up to {largest_difference(turned, Rotary(D)(x)):.2g}; {keeps}"
-    )
-    return Outcome(ROTATE, "wrong", said)
+    ),
+    "a turn by the position: lengths stay, and products know the distance.",
+)
 
 
 def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     """Run the module once, check it, and ask whether it sees the order of its tokens."""
-    if not is_right(judge_rotate, getattr(module, ROTATE, None), module):
+    if not is_right(ROTATION.judge, getattr(module, ROTATE, None), module):
         return Outcome(LAYER, "unfinished", "it waits for `rotate`, which is not right yet: fix that first")
     out, weights = OutputShape((2, 6, 32), "(B, T, d_model)"), OutputShape((2, 4, 6, 6), "(B, H, T, T)")
     projections = ("W_q", "W_k", "W_v", "W_o")
@@ -186,7 +205,7 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
 
 SCORE = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
 TASKS = (
-    Task(ROTATE, judge_rotate, trials=tuple(Trial((draw(2, 3, 6, 8), start)) for start in (0, 5))),
+    ROTATION.task(),
     Task(LAYER, judge_layer, trials=(Trial((draw(2, 6, 32),), INIT),)),
     Task(ALIBI, judge_alibi, trials=(Trial((8, 6)),)),
     guess_task(

@@ -52,7 +52,7 @@ class DenseWeights:
         """Select sequences and heads."""
         return DenseWeights(self.weights[batch, heads])
 
-    def tile(self, rows: Tensor) -> Tensor:
+    def tile(self, rows: slice | Tensor) -> Tensor:
         """The weights of some rows, (B, H, rows, S)."""
         return self.weights[:, :, rows].to(self.dtype)
 
@@ -135,9 +135,9 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     """Return the evidence of comparisons, which are made in as few operations as can be."""
     batches: list[list[int]] = []
     settings = [comparison.settings for comparison in comparisons]
-    for i, own in enumerate(settings):
+    for i, kind in enumerate(settings):
         alike = (
-            x for x in batches if settings[x[0]] == own and _fits(comparisons[x[0]], comparisons[i], len(x))
+            x for x in batches if settings[x[0]] == kind and _fits(comparisons[x[0]], comparisons[i], len(x))
         )
         if (batch := next(alike, None)) is None:
             batches.append([i])

@@ -37,12 +37,13 @@ from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import (
     HeadOrderError,
     LeadingAxes,
+    are_packed,
     head_counts,
     leading_axes,
     note_axes,
+    unpack,
 )
 from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
-from regard.recorder.sources.structure_of_models.packed_heads import are_packed, unpack
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS
 from regard.support.override import ContextEntries, SharedOverride
 from regard.support.torch_internals import (
@@ -301,30 +302,17 @@ def observed_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Compute `scaled_dot_product_attention` and pass the call to the listeners of this context."""
+    options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+    run = functools.partial(original, **options, scale=scale, enable_gqa=enable_gqa)
     # The operations of the comparison are not the model's: with the mode around them a small Llama under
     # `generate` cost 7.1 to 7.9 times the plain run, and 4.1 to 4.2 without.
     with Computing(), without_mode():
-        return _observed(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _observed(run, query, key, value)
 
 
-def _observed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
-    run = functools.partial(
-        original,
-        attn_mask=attn_mask,
-        dropout_p=dropout_p,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
+def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute an attention by `run`, which has the options of the function, or with its lse."""
+    mask, dropout, is_causal, scale, _ = run.keywords.values()
     listeners = current_listeners()
     # Dynamo traces this call and does not run it, so that there are no numbers to read.
     if not listeners or torch.compiler.is_compiling():
@@ -337,7 +325,7 @@ def _observed(
         result = run(query, key, value)
         own = tuple(x.detach().to_local() for x in cast(Any, (query, key, value, result)))
         with reading_mode(listeners), Listening():
-            notify(listeners, read_or_explain(attention_call, *own, attn_mask, is_causal, scale))
+            notify(listeners, read_or_explain(attention_call, *own, mask, is_causal, scale))
         return result
     if current_transform() is not None:
         reason = "it runs inside a transform of torch.func, which hides its numbers"
@@ -353,16 +341,13 @@ def _observed(
     query, key, value = autocast(query, key, value)
     kept: KeptOverview | None = None
     try:
-        output, lse, kept = _run_with_lse(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, overview
-        )
+        output, lse, kept = _run_with_lse(run, query, key, value, overview)
     except (RuntimeError, NotImplementedError, TypeError):  # tensors that only the function itself takes
         output, lse = None, None
     if output is None:
         output = run(query, key, value)
     with reading_mode(listeners), Listening():
         tensors: tuple[Tensor, ...] = (query, key, value, output)
-        mask = attn_mask
         call: Call
         try:
             if axes is not None:
@@ -374,7 +359,7 @@ def _observed(
             call = UnreadableCall(str(error))
         if isinstance(call, AttentionCall):
             unplaced = call.unplaced or independent
-            call = call._replace(problem=dropout_problem(dropout_p), kept=kept, unplaced=unplaced)
+            call = call._replace(problem=dropout_problem(dropout), kept=kept, unplaced=unplaced)
         disowns: list[Disown] = []
         token = _disowns.set(disowns)
         try:
@@ -425,20 +410,13 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _run_with_lse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    overview: bool,
+    run: functools.partial[Tensor], q: Tensor, k: Tensor, v: Tensor, overview: bool
 ) -> tuple[Tensor | None, Tensor | None, KeptOverview | None]:
     """Return output and lse from the operator that PyTorch would choose; None for both if it has no lse.
 
     With `overview` Regard's kernel computes them and an overview instead, if it can.
     """
+    mask, dropout, is_causal, scale, enable_gqa = run.keywords.values()
     # The operators under the function take four dimensions, no broadcast batch and no empty tensor. With
     # dropout a call is not certified, so that the lse is of no use.
     if q.ndim != 4 or k.ndim != 4 or dropout or len(q) != len(k) or 0 in (*q.shape, *k.shape):
