@@ -50,10 +50,20 @@ STEPS = {
     "mask": ("steps&example=Causal&row=2", "The row of “learns”, which sees no token after it"),
     "head": ("steps", "One row of a trained head with its actual numbers"),
     "heads": ("steps&example=Two_heads&row=2", "The row of “learns” in the first of two heads"),
+    "output": ("steps", "One row of a head, whose result W_o then mixes with those of the others"),
+    "positions": (
+        "map&layer=3&head=3",
+        "A head that reads the token before each, which takes positions",
+    ),
     "block": ("text", "What the model expects after each token, and what the token read for it"),
     "cache": ("cache", "Tokens written with a cache and without: the time, work and memory of each"),
     "trained_heads": ("heads", "Every head of the included model with its scores"),
     "transplant": ("map", "The map of one head of the included model"),
+    "grouped_heads": ("cache", "What a cache takes where every query head has keys and values of its own"),
+    "window": ("map&layer=4&head=2", "A head that rests on the first token: what a window alone would evict"),
+    "online_softmax": ("steps", "One whole row of scores, as flash attention never holds it"),
+    "linear_attention": ("cache", "A cache that grows with every token, which a state replaces"),
+    "selection": ("map", "The map of a head in which most keys get hardly any weight"),
 }
 """The page of Regard that belongs to a lesson: its view and what to show there, and a sentence about it."""
 LINK = re.compile(r"`+[^`\n]*`+|\]\((?P<target>[^()\s]+)\)|\bsrc=\"(?P<source>[^\"]+)\"")

@@ -19,11 +19,11 @@ from torch import Tensor
 from regard.maps import WeightedMap
 from regard.pictures.patch_layout import Pictures
 from regard.recorder.certificates.certificate import Certificate, ShardEvidence, join_shard_evidence
+from regard.recorder.certificates.certification import foreign_layer
 from regard.recorder.contributions.attribution import Attribution, attribute
 from regard.recorder.contributions.output_projection import OutputProjection
 from regard.recorder.contributions.residual_stream import ResidualStream
 from regard.recorder.contributions.rollout import roll_out, select_stack
-from regard.recorder.foreign_layer import foreign_layer
 from regard.recorder.layer import Layer, LayerList, LayerMap, shard_evidence
 from regard.recorder.placement import ShardId
 from regard.recorder.storage.folder import save

@@ -172,8 +172,8 @@ def score(
         if not column.whole:
             bits = column.bits
             allowed = part.mask.allowed(at) if bits is None else unpack_bits(bits)[:R, :C]
-            allowed = allowed.expand(b, H, R, C)
-            q, k, v = without_idle(allowed, q, k, v)
+            allowed = allowed.expand(*allowed.shape[:-2], R, C)
+            q, k, v = without_idle(allowed, b, H, q, k, v)
     s = torch.bmm(q, k.mT)  # (N, M, C)
     tanh = None
     if part.softcap is not None:
@@ -189,13 +189,17 @@ def score(
     return Tile(s, tanh, q, k, v)
 
 
-def without_idle(allowed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def without_idle(
+    allowed: Tensor, b: int, H: int, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v with zeros for queries that see no key of the tile and for keys that no query of it sees.
 
     Their weights are 0, but 0 · NaN is NaN.
     """
-    looks = allowed.any(-1).view(len(q), -1, 1)  # (N, M, 1)
-    seen = allowed.any(-2).view(len(k), -1, k.shape[1]).any(1).unsqueeze(-1)  # (N, C, 1)
+    # Expanded afterwards: most masks are the same for all heads.
+    looks, seen = allowed.any(-1), allowed.any(-2)
+    looks = looks.expand(b, H, -1).reshape(len(q), -1, 1)  # (N, M, 1)
+    seen = seen.expand(b, H, -1).reshape(len(k), -1, k.shape[1]).any(1).unsqueeze(-1)  # (N, C, 1)
     return q.where(looks, 0.0), k.where(seen, 0.0), v.where(seen, 0.0)
 
 

@@ -6,6 +6,7 @@ the product and the softmax, they are a single product of [scale·q, −lse] and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby, islice
 from typing import NamedTuple
@@ -147,11 +148,16 @@ def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
     B, H, T, _ = m.matrix
     best = m.lse.new_full((B, H, T, k), -torch.inf)
     indices = torch.full((B, H, T, k), -1, device=m.device)
+    scratch = m.lse.new_empty(0)  # reused: fresh memory takes as long as the products
     of_rows = groupby(log_tiles(m), lambda tile: (tile.batch.start, tile.heads.start, tile.rows.start))
     for _, row in of_rows:
         while tiles := list(islice(row, TILES)):
             batch, heads, rows, *_ = tiles[0]
-            logs = torch.cat([tile.logs for tile in tiles], -1)
+            shape = *tiles[0].logs.shape[:-1], sum(tile.logs.shape[-1] for tile in tiles)
+            if scratch.numel() < math.prod(shape) or scratch.dtype != tiles[0].logs.dtype:
+                scratch = tiles[0].logs.new_empty(math.prod(shape))
+            logs = scratch[: math.prod(shape)].view(shape)
+            torch.cat([tile.logs for tile in tiles], -1, out=logs)
             keys = torch.cat([torch.arange(*_ends(tile.keys), device=m.device) for tile in tiles])
             # They may be fewer keys than k.
             values, index = _largest(logs, min(k, logs.shape[-1]))

@@ -1,4 +1,4 @@
-"""`certify`: the certificate for weights that somebody else made.
+"""`certify`: the certificate for weights that somebody else made, and for layers that another engine wrote.
 
 The definition is that of a capture, in `examination.examine`. Here are the checks of the arguments.
 """
@@ -6,15 +6,18 @@ The definition is that of a capture, in `examination.examine`. Here are the chec
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from regard.attention.tensors import check_floats
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, attention_map
 from regard.maps.index import Axes
 from regard.recorder.certificates.certificate import ROWS, Evidence
 from regard.recorder.certificates.examination import DenseWeights, examine
+from regard.recorder.layer import Layer
 
 OUTPUT = "the output"
 NEGATIVE = "some of its weights are negative, which no softmax gives"
@@ -94,3 +97,37 @@ def _output(output: Tensor, expected: tuple[int, ...]) -> Tensor:
     elif output.numel() == math.prod(expected):
         hint = ": split its heads, if this is the output of the attention before any projection"
     raise ValueError(f"output: expected {expected}, got {tuple(output.shape)}{hint}")
+
+
+REQUIRED = ("q", "k", "v", "output")
+OPTIONS = ("mask", "scale", "softcap", "sinks")
+FIELDS = (*REQUIRED, *OPTIONS, "name")
+
+
+def foreign_layer(number: int, fields: Mapping[str, Any]) -> Layer:
+    """Return the layer of one attention call, with the evidence for it.
+
+    Arguments:
+        number: the layer's number, which errors name.
+        fields: "q", "k", "v" and "output", and "mask", "scale", "softcap", "sinks" and "name" if there are
+            any; see `Capture.from_tensors`.
+    """
+    if missing := [name for name in REQUIRED if name not in fields]:
+        raise ValueError(f"layers[{number}]: expected {', '.join(REQUIRED)}, got no {', '.join(missing)}")
+    if unknown := [name for name in fields if name not in FIELDS]:
+        raise ValueError(f"layers[{number}]: expected {', '.join(FIELDS)}, got {', '.join(unknown)}")
+    tensors: list[Tensor] = []
+    for name in REQUIRED:
+        x = check_floats(f"layers[{number}].{name}", fields[name]).detach()
+        if x.ndim != 4:
+            raise ValueError(f"layers[{number}].{name}: expected (B, H, T, D), got {tuple(x.shape)}")
+        tensors.append(x)
+    q, k, v, output = tensors
+    try:
+        m = attention_map(q, k, **{name: fields[name] for name in OPTIONS if name in fields})
+        # Every row: the tensors are there, and no model waits for them.
+        evidence = certify(m, v, output, verify=True)
+    except ValueError as error:
+        raise ValueError(f"layers[{number}]: {error}") from error
+    name = str(fields.get("name", f"layer {number}"))
+    return Layer(number, name, "", m, evidence, range(q.shape[1]), v)

@@ -37,12 +37,13 @@ from regard.recorder.sources.structure_of_models.code_names import function_name
 from regard.recorder.sources.structure_of_models.head_order import (
     HeadOrderError,
     LeadingAxes,
+    are_packed,
     head_counts,
     leading_axes,
     note_axes,
+    unpack,
 )
 from regard.recorder.sources.structure_of_models.head_placement import is_dtensor
-from regard.recorder.sources.structure_of_models.packed_heads import are_packed, unpack
 from regard.recorder.sources.structure_of_models.token_mixers import FUSED_OPERATORS
 from regard.support.override import ContextEntries, SharedOverride
 from regard.support.torch_internals import (

@@ -23,7 +23,6 @@ from regard.recorder.layer import LayerId
 from regard.recorder.receiver import CallReceiver
 from regard.recorder.sources import token_order
 from regard.recorder.sources.call_stack import calling_module
-from regard.recorder.sources.linear_attention import lightning_attention
 from regard.recorder.sources.linear_attention.linear_modules import (
     GATED_DELTA_RULE,
     MAMBA2_SCAN,
@@ -31,6 +30,7 @@ from regard.recorder.sources.linear_attention.linear_modules import (
     MAMBA2_WHOLE,
     linear_layer_ids,
     linear_modules,
+    watch_lightning,
 )
 from regard.recorder.sources.listener import attention_modules, numbered_modules
 from regard.support.override import ContextEntries, SharedOverride
@@ -82,7 +82,7 @@ def attach(model: nn.Module, receiver: CallReceiver) -> Iterator[None]:
         undo.enter_context(_override.opened())
         for file in {type(module).__module__ for module in listener.layer_ids}:
             _intercept_in(sys.modules.get(file))
-        undo.enter_context(lightning_attention.watched(listener.layer_ids, listener.take))
+        undo.enter_context(watch_lightning(listener.layer_ids, listener.take))
         undo.enter_context(_listeners.added(listener))
         yield
 
