@@ -2,7 +2,7 @@
 
     python -m benchmarks.taxes --device cuda [--only heads statistics …] [--out taxes.json]
     python -m benchmarks.taxes --device cuda --profile
-    python -m benchmarks.taxes --only heads survey statistics                     on a CPU, a small Llama
+    OMP_NUM_THREADS=1 python -m benchmarks.taxes                                  on a CPU, a small Llama
 
 On a GPU the model is a Llama of 8B's sizes with 8 layers in bfloat16, and the maps have 32 heads of 128. Both
 sides of a ratio take turns within each round, and a ratio is the median over the rounds, by wall clock (CPU
@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from benchmarks.__main__ import unequal_spans
@@ -161,13 +162,28 @@ def documents(subject: Subject) -> dict[str, Any]:
 
 def maps(subject: Subject) -> dict[str, Any]:
     """Overviews, statistics, both together, and unequal spans, over the fused forward pass."""
-    result = {}
+    result: dict[str, Any] = {}
+    if subject.device == "cpu":
+        for tokens in (4096, 1024):
+            q, k, v = (torch.randn(1, 12, tokens, 64) for _ in range(3))
+            m = regard.attention_map(q, k, mask=regard.causal)
+            calls: dict[str, Call] = {
+                "forward": lambda q=q, k=k, v=v: scaled_dot_product_attention(q, k, v, is_causal=True),
+                "pool(256, 256, both)": lambda m=m: m.pool(256, 256, "both"),
+                "statistics": m.statistics,
+                "summary(256, 256)": lambda m=m: m.summary(256, 256),
+                "topk(8)": lambda m=m: m.topk(8),
+            }
+            for call in calls.values():
+                call()
+            result[f"{tokens} tokens"] = in_turn(calls, "cpu", 7, 0.2)
+        return result
     for tokens in (16_384, 65_536, 131_072):
         q, k, v = _tensors(tokens)
         _, lse = regard.attend(q, k, v, mask=regard.causal, return_lse=True)
         m = regard.attention_map(q, k, mask=regard.causal, lse=lse)
         spans = unequal_spans(tokens, 1024)
-        calls: dict[str, Call] = {
+        calls = {
             "forward": lambda q=q, k=k, v=v: regard.attend(q, k, v, mask=regard.causal),
             "pool(1024, 1024, both)": lambda m=m: m.pool(1024, 1024, "both"),
             "statistics": m.statistics,
@@ -305,7 +321,7 @@ ROWS: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "short": short,
     "triton": triton,
 }
-ON_CPU = ("heads", "survey", "statistics")
+ON_CPU = ("heads", "survey", "statistics", "maps")
 
 
 @torch.no_grad()

@@ -1,13 +1,18 @@
 """Attention to a fixed offset: what all queries give to the key n tokens back, whatever it is, for every n.
 
-The best n is looked for in some rows and then measured in all. This file knows maps; it does not know tokens.
+The best n is looked for in some rows and then measured in all. The weights at the offsets 0 and 1 and on the
+latest keys are those of every query. This file knows maps; it does not know tokens.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from regard.attention.masks.named_masks import window as window_mask
+from regard.attention.masks.position_masks import causal
 from regard.maps import AttentionMap
 
 MOST_ROWS = 256
@@ -39,3 +44,25 @@ def offset_sums(m: AttentionMap, rows: Tensor, count: bool = False) -> Tensor:
         by_offset = tile.gather(3, keys.clamp(0, S - 1).expand(B, H, -1, -1))
         sums += by_offset.where(keys >= 0, 0.0).sum(2)
     return sums
+
+
+class DiagonalMass(NamedTuple):
+    """Sums of weights beside the diagonal, (B, H, T) each."""
+
+    itself: Tensor
+    previous: Tensor
+    near: Tensor
+    latest: Tensor
+
+
+def diagonal_mass(m: AttentionMap, near: int, latest: int) -> DiagonalMass:
+    """The weight on a query's own position, on the one before, and on the `near` and `latest` last ones."""
+    near_mass, latest_mass = (m.mass(causal & window_mask(n)) for n in (near, latest))
+    return DiagonalMass(_diagonal(m, 0), _diagonal(m, 1), near_mass, latest_mass)
+
+
+def _diagonal(m: AttentionMap, back: int) -> Tensor:
+    """The weight of every query on the key `back` positions before it, (B, H, T); 0 without one."""
+    entries = m.diagonal(m.first_position - back)
+    first = max(0, back - m.first_position)
+    return torch.nn.functional.pad(entries, (first, m.matrix[2] - first - entries.shape[-1]))

@@ -14,12 +14,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regard.attention.masks.named_masks import window as window_mask
-from regard.attention.masks.position_masks import causal
 from regard.heads.corpus_survey.tallies import MOST_TOKENS, Tallies
 from regard.heads.measures.chosen_keys import mass_on, sees, sees_any, several_columns, weights_on
 from regard.heads.measures.induction import TokenBlock, copy_mass, copy_mass_by_kernel, find_blocks
-from regard.heads.measures.offsets import offset_sums, sample_rows
+from regard.heads.measures.offsets import diagonal_mass, offset_sums, sample_rows
 from regard.heads.measures.patch_scores import PATCH_NAMES, patch_scores
 from regard.heads.measures.sink import find_sink_keys
 from regard.heads.measures.visibility import Visibility, find_visibility
@@ -179,16 +177,13 @@ class TextScorer:
     def _append_uniform(self, m: AttentionMap) -> AttentionMap:
         """The map with another group of heads, whose attention is uniform."""
         lse = self.visibility.uniform.lse.to(m.lse).expand(-1, m.matrix[1] // m.k.shape[1], -1)
-        fields = {
-            "q": torch.cat([m.q, m.q.new_zeros(1, 1, 1, 1).expand(*lse.shape, m.q.shape[-1])], 1),
-            "k": torch.cat([m.k, m.k.new_zeros(1, 1, 1, 1).expand_as(m.k[:, :1])], 1),
-            "lse": torch.cat([m.lse, lse], 1),
-        }
-        sinks = (
-            None if m.sinks is None else torch.cat([m.sinks, m.sinks.new_full(lse.shape[1:2], -torch.inf)])
-        )
-        known = {} if m.precise.lse is not None else {"precise": no_large_heads(*fields["q"].shape[:2])}
-        return m._with(**fields, **known, sinks=sinks, axes=Axes())
+        q = torch.cat([m.q, m.q.new_zeros(1, 1, 1, 1).expand(*lse.shape, m.q.shape[-1])], 1)
+        k = torch.cat([m.k, m.k.new_zeros(1, 1, 1, 1).expand_as(m.k[:, :1])], 1)
+        sinks = m.sinks
+        if sinks is not None:
+            sinks = torch.cat([sinks, sinks.new_full(lse.shape[1:2], -torch.inf)])
+        known = {} if m.precise.lse is not None else {"precise": no_large_heads(*q.shape[:2])}
+        return m._with(q=q, k=k, lse=torch.cat([m.lse, lse], 1), **known, sinks=sinks, axes=Axes())
 
     def _score(
         self, m: AttentionMap, null: dict[str, QueryScore] | None, statistics: KnownStatistics | None = None
@@ -277,11 +272,9 @@ class TextScorer:
         kept = first_columns.where(would_be_lost, 0.0).sum(-1)
         loss = (self.row_sums(m) - band.latest - kept).clamp(min=0.0)
         # Uniform attention loses whole keys, which distinguishes a loss from rounding.
-        if null is None:
-            keys = self.visibility.keys
-            loses = active & ((loss[:, -keys.shape[1] :] * keys).round() > 0)
-        else:
-            loses = null["eviction"].defined
+        keys = self.visibility.keys
+        lost = (loss[:, -keys.shape[1] :] * keys).round() > 0
+        loses = active & lost if null is None else null["eviction"].defined
         scores["eviction"] = QueryScore(loss, loses)
 
     def _tally_keys(self, received: Tensor) -> dict[str, Tensor]:
@@ -453,25 +446,3 @@ def _split(scores: dict[str, QueryScore], H: int) -> tuple[dict[str, QueryScore]
         for heads in (slice(0, H), slice(-1, None))
     )
     return first, last
-
-
-class DiagonalMass(NamedTuple):
-    """Sums of weights beside the diagonal, (B, H, T) each."""
-
-    itself: Tensor
-    previous: Tensor
-    near: Tensor
-    latest: Tensor
-
-
-def diagonal_mass(m: AttentionMap, near: int, latest: int) -> DiagonalMass:
-    """The weight on a query's own position, on the one before, and on the `near` and `latest` last ones."""
-    near_mass, latest_mass = (m.mass(causal & window_mask(n)) for n in (near, latest))
-    return DiagonalMass(_diagonal(m, 0), _diagonal(m, 1), near_mass, latest_mass)
-
-
-def _diagonal(m: AttentionMap, back: int) -> Tensor:
-    """The weight of every query on the key `back` positions before it, (B, H, T); 0 without one."""
-    entries = m.diagonal(m.first_position - back)
-    first = max(0, back - m.first_position)
-    return torch.nn.functional.pad(entries, (first, m.matrix[2] - first - entries.shape[-1]))
