@@ -66,11 +66,11 @@ def page(about: PublishedResult, record: ReproductionRecord) -> str:
 
 {prose("**Here.** " + about.method)}
 
-| measured | number | 95 % interval | claimed | holds |
+| measured | number | 95 % interval | asked | holds |
 |---|---:|---|---|---|
 {rows}
 
-{prose(found.note)}
+{prose("A row holds if its whole interval is on the side that is asked, and a result if all its rows do. " + found.note)}
 
 {prose("**Limits.** " + about.limits)}
 
@@ -108,8 +108,8 @@ def row(check: ReproductionCheck) -> str:
         if check.over
         else "none: a maximum or a count"
     )
-    claimed = f"{check.side} {check.baseline:.4g}, {check.baseline_is}"
-    return f"| {check.what} | {check.value:.4g} | {interval} | {claimed} | {'yes' if check.holds else 'no'} |"
+    asked = f"{check.side} {check.baseline:.4g} ({check.baseline_is})"
+    return f"| {check.what} | {check.value:.4g} | {interval} | {asked} | {'yes' if check.holds else 'no'} |"
 
 
 def gallery(found: dict[str, ReproductionRecord]) -> str:

@@ -31,9 +31,9 @@ def test_pieces_are_packed_with_their_own_next_tokens() -> None:
 def test_a_share_across_pieces_is_between_none_and_all() -> None:
     torch.manual_seed(0)
     ids = torch.randint(0, 16, (3, 12))
-    shares = packing.across_share(GPT(Config(**SIZES)).eval(), ids, 4)
+    share = packing.across_share(GPT(Config(**SIZES)).eval(), ids, 4)
     # Nearly uniform attention of the rows 8 to 11, of which 8 keys are earlier pieces.
-    assert shares == pytest.approx(torch.full((3,), sum(8 / n for n in (9, 10, 11, 12)) / 4), abs=0.02)
+    assert share == pytest.approx(sum(8 / n for n in (9, 10, 11, 12)) / 4, abs=0.02)
 
 
 def test_only_the_earlier_half_is_shuffled() -> None:

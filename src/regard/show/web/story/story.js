@@ -34,6 +34,7 @@ export class Story {
       "turn the lookup off",
     );
     this.bars = element("ul", { class: "story-bars", "aria-live": "polite" });
+    this.below = element("p", { class: "quiet", hidden: true, text: "Below, every head is on." });
     const hide = makeButton("×", () => this.box.remove());
     hide.setAttribute("aria-label", "Hide the story");
     hide.classList.replace("button", "plain");
@@ -41,7 +42,7 @@ export class Story {
       "section",
       { class: "story", "aria-label": "What this page shows", hidden: true },
       element("div", { class: "story-top" }, this.line, hide),
-      element("div", { class: "story-try" }, this.switch, this.bars),
+      element("div", { class: "story-try" }, this.switch, this.bars, this.below),
     );
     if (app.meta.can.capture) this.box.append(this.examples(reading));
     /** @type {{ text: number, position: number, expected: LikelyToken } | null} */
@@ -186,11 +187,12 @@ export class Story {
       const off = lookup.off === undefined ? [] : [lookup.off];
       rows.push(bar(count ? `without ${headNames(lookup.heads)}` : "the model runs again…", off, before));
     }
-    if (lookup?.random.length)
-      rows.push(
-        bar(count > 1 ? `without ${count} random heads` : "without a random head", lookup.random, before),
-      );
+    if (lookup?.random.length) {
+      const others = count > 1 ? `without ${count} random heads` : "without a random head";
+      rows.push(bar(lookup.random.length > 1 ? `${others}, drawn twice` : others, lookup.random, before));
+    }
     this.bars.replaceChildren(...rows);
+    this.below.hidden = !lookup;
   }
 }
 
@@ -203,10 +205,13 @@ function inductionTerm() {
   return made;
 }
 
-/** @param {HeadOfLayer[]} heads */
+/**
+ * Several heads are cut because all are labelled so; a single one may be that on which the page opens.
+ * @param {HeadOfLayer[]} heads
+ */
 function headNames(heads) {
   const names = heads.map(({ layer, head }) => `${layer}.${head}`);
-  return `${heads.length === 1 ? "head" : "heads"} ${names.join(", ")}`;
+  return heads.length === 1 ? `head ${names}` : `the ${heads.length} induction heads ${names.join(", ")}`;
 }
 
 /**
