@@ -72,7 +72,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
             lesson("02_projections", "## Why three projections"),
         ),
         "queries, keys and scores by hand": (lesson("02_projections", "= 1.1171"),),
-        "no bias: on keys it cancels": (lesson("02_projections", "**No bias.**"),),
+        "no bias: on keys it cancels, without rotary positions": (lesson("02_projections", "**No bias.**"),),
         "`nn.Linear` acts on the last axis": (lesson("02_projections", "acts on the last axis"),),
         "three separate matrices": (lesson("02_projections", "**Three separate matrices**"),),
         "`.transpose(-2, -1)`, not `.T`": (lesson("02_projections", "swaps the last two axes only"),),
