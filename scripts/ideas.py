@@ -47,7 +47,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "translation as the origin: word by word fails": (
             lesson("00_why", "me help this sentence to translate"),
         ),
-        "encoder and decoder; a GPT keeps the decoder": (lesson("00_why", "A GPT keeps only the decoder"),),
+        "encoder and decoder; a GPT keeps the decoder": (lesson("00_why", "A GPT keeps"),),
         "where attention sits in a language model": (
             lesson("00_why", "## Where it sits in a language model"),
         ),
@@ -91,6 +91,8 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "softmax over which axis": (
             Place("docs/myths.md", "Softmax over the wrong axis"),
             lesson("01_similarity", "`softmax-over-queries`"),
+            lesson("04_mask", "Softmax over the wrong axis leaks"),
+            lesson("04_mask", "`softmax-over-queries`"),
         ),
     },
     "The mask": {
@@ -113,7 +115,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "dropout on the weights, with the numbers of a row": (lesson("05_head", "## Dropout, on one row"),),
         "verify by hand: three tokens": (lesson("05_head", "A head small enough for paper"),),
         "the task: check against PyTorch": (lesson("05_head", "Now the second witness"),),
-        "the usual suspects when that check fails": (lesson("05_head", "four usual suspects"),),
+        "the usual suspects when that check fails": (lesson("05_head", "five usual suspects"),),
     },
     "Several heads": {
         "why several: *it* has two questions": (lesson("06_heads", "What does *it* refer to?"),),
@@ -139,7 +141,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         "training one's own model; diffuse, then sharp": (
             lesson("10_block", "**Watch heads become sharp.**"),
         ),
-        "a GPT at the scale of GPT-2": (Place("docs/training.md", "## On a GPU"),),
+        "training a larger GPT, on a GPU": (Place("docs/training.md", "## On a GPU"),),
     },
     "Seeing it": {
         "the heatmap with tokens on both axes": (stage("figures/picture", "def draw_heatmap"),),

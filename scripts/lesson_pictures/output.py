@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import torch
 from matplotlib.figure import Figure
 
-from scripts.lesson_pictures.shapes import INK, KEY, PANEL, PLAIN, QUERY, VALUE, arrow, box, canvas, note
+from regard.stages.figures.picture import draw_heatmap
+from scripts.lesson_pictures.shapes import (
+    INK,
+    KEY,
+    PANEL,
+    PLAIN,
+    QUERY,
+    VALUE,
+    arrow,
+    box,
+    canvas,
+    note,
+    panel,
+)
+
+ENGLISH = ["Can", "you", "help", "me", "translate", "this", "sentence"]
+GERMAN = ["Kannst", "du", "mir", "helfen,", "diesen", "Satz", "zu", "übersetzen"]
+TRANSLATED = (0, 1, 3, 2, 7, 4, 5)  # for each English word, the German one that it translates
 
 
 def draw() -> dict[str, Figure]:
-    """Draw the output projection and cross-attention."""
-    return {"picture": _draw_projection(), "cross": _draw_cross()}
+    """Draw the output projection, cross-attention, and the map of a translation."""
+    return {"picture": _draw_projection(), "cross": _draw_cross(), "translation": _draw_translation()}
+
+
+def _draw_translation() -> Figure:
+    """Draw the weights of seven English words on eight German ones, from scores that are set by hand."""
+    scores = torch.zeros(len(ENGLISH), len(GERMAN))
+    scores[range(len(ENGLISH)), TRANSLATED] = 4.0
+    figure, ax = panel(4.2)
+    draw_heatmap(ax, torch.softmax(scores, dim=-1), ENGLISH, GERMAN, title="T × S: x asks, context answers")
+    return figure
 
 
 def _draw_projection() -> Figure:
