@@ -37,9 +37,9 @@ SEEDS = 10  # the first seeds, of which one may be that of results for other inp
 class Judgement(NamedMistakes):
     """Whether an implementation is right, and if not, which mistakes explain its results, likeliest first.
 
-    `together` are two mistakes that explain the results together only. `nearest` explains most of them, if neither
-    one nor two explain them all. `elsewhere` are mistakes that explain what the first one does not, such as packed
-    cases, and `uncompared` the wrong outputs that no mistake explains.
+    `together` are two mistakes that explain the results together only. `nearest` explains most of them, if
+    neither one nor two explain them all. `elsewhere` are mistakes that explain what the first one does not,
+    such as packed cases, and `uncompared` the wrong outputs that no mistake explains.
     """
 
     verdicts: list[CaseVerdict]
