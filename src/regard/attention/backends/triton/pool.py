@@ -229,8 +229,6 @@ def _visit(
     blocks = down.blocks(shape[2], device)[0], *across.blocks(shape[3], device)
     if band is None:
         return find_visible_blocks(mask, shape, *blocks).by_row()
-    if across.places is not None:  # the kernel leaves gaps out of full blocks as well
-        blocks = *blocks[:2], torch.ones_like(blocks[2])
     return find_bounded_blocks(mask, shape, *blocks).by_row()
 
 

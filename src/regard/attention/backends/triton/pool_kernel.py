@@ -125,8 +125,6 @@ def _past_keys(
             if not BITS:
                 allowed = in_band(position[:, None], key[None, :], S, band) & (key >= 0)[None, :]
             weight = tl.where(allowed, weight, 0.0)
-        elif col_index is not None:  # a full block may have gaps, which need not be compared with each query
-            weight = tl.where((key >= 0)[None, :], weight, 0.0)
         if gain is not None:
             weight *= tl.load(gain + key, mask=(key >= 0) & (key < S), other=0.0)[None, :]
 
