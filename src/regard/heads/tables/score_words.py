@@ -23,9 +23,7 @@ SCORE_WORDS = (
     ScoreWords("previous_token", "previous token", "Attention on the token before the query."),
     ScoreWords("itself", "self", "Attention on the query's own token."),
     ScoreWords("duplicate", "duplicate", "Attention on earlier copies of the query's token."),
-    ScoreWords(
-        "induction", "induction", "Attention on the tokens that followed earlier copies of the query's."
-    ),
+    ScoreWords("induction", "induction", "Attention on what followed earlier copies of the query's token."),
     ScoreWords(
         "retrieval", "retrieval", "How often the most attended key is the token being copied from a needle."
     ),

@@ -172,8 +172,8 @@ def _highest(table: HeadTable, kind: str) -> str:
     best: HeadRow = max(heads, key=lambda row: best_score(row, kind)[0].value)
     score: Score = best_score(best, kind)[0]
     return (
-        f"no head; the highest score is {number(score.value)}, of {escape(best.place)} "
-        f"(uniform {number(score.null)})"
+        f"no head; the highest score is {number(score.value)} "
+        f"(head {escape(best.place)}, uniform {number(score.null)})"
     )
 
 
