@@ -318,7 +318,9 @@ def _assumptions(session: CheckSession) -> list[str]:
     elif understanding.subject.inputs == "x" and understanding.first.answer is not None:
         leak = find_leak(session, session.cases.plain("causality", seed=40))
         if leak is not None:
-            assumptions.append("not causal, as measured" if leak else "causal, as measured")
+            # Of the output, not of the mask: merged heads read later tokens behind a causal mask, too.
+            read = "outputs read later tokens" if leak else "no output reads a later token"
+            assumptions.append(f"{read}, as measured")
     if found := _equals(understanding):
         assumptions.append(f"equals {found}")
     if understanding.right_intent is not None and understanding.right_intent.convention is not None:

@@ -253,9 +253,10 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
     console = Console(highlight=False)
     progress = read_progress(folder)
     if not lesson.has_code:
-        raise ValueError(
-            f"lesson {lesson.number} has nothing to write: go on with regard learn {_next_argument(lesson)}"
-        )
+        next_step = f"go on with regard learn {_next_argument(lesson)}"
+        if lesson.answers and lesson.number not in progress.done:
+            next_step = f"its question is in regard learn {lesson.number} --check"
+        raise ValueError(f"lesson {lesson.number} has nothing to write: {next_step}")
     printed = ""
     try:
         limit = lesson.timeout if timeout is None else timeout
@@ -277,7 +278,6 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
     keys = {outcome.task: _key(outcome, program) for outcome in outcomes if outcome.hint}
     before = progress.hinted.get(lesson.number, [])
     hinted = {task for task, key in keys.items() if key in before} if hint else None
-    _print_outcomes(console, lesson, outcomes, hinted)
     if hint:
         # Only what is wrong now: the same mistake made again later begins with the first hint.
         progress.hinted[lesson.number] = list(keys.values())
@@ -287,8 +287,10 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
     if is_done(outcomes):
         # setdefault: the day on which it was done first stays.
         progress.done.setdefault(lesson.number, _today())
+    write_progress(folder, progress)  # before anything is printed: the reader's pipe may be closed
+    _print_outcomes(console, lesson, outcomes, hinted)
+    if is_done(outcomes):
         _celebrate(console, lesson, outcomes, folder)
-    write_progress(folder, progress)
     return next(EXIT_CODES[s] for s in EXIT_CODES if s in {outcome.status for outcome in outcomes})
 
 
@@ -306,6 +308,9 @@ def _judge_answer(lesson: Lesson, folder: Path, answer: str | None) -> int:
 
     answers = dict(lesson.answers)
     right, *_ = answers
+    if answer is None and lesson.number in read_progress(folder).done:
+        typer.echo(f"{MARKS['done']} {right}: {answers[right]}")
+        return EXIT_CODES["done"]
     given = (answer or "").strip().lower().replace(" ", "-").replace("_", "-")
     if given not in answers:
         typer.echo(f"{MARKS['unfinished']} {lesson.question}")

@@ -261,7 +261,7 @@ def _describe(assignment: Assignment, expected: Any) -> str:
         return f"{name} is {_kind(value)} and should be {_kind(expected)}"
     if isinstance(expected, int | float | nn.Linear):
         return f"{name} is {value!r:.70} and should be {expected!r:.70}"
-    return f"{name} is the first that differs from the solution; the lines before it are right"
+    return f"{name} is the first value that differs from the solution's on this input"
 
 
 def _kind(value: Any) -> str:

@@ -217,6 +217,10 @@ def _judge_task(task: Task, module: ModuleType, path: Path, write_line: Callable
         return Outcome(task.name, "wrong", message, hint=notes or find_hint(message))
 
 
+SINGLE_STAR = re.compile(r"(?<!\*)\*(?!\*)")
+MATRIX_PRODUCT = re.compile(r"sum\(|matmul\(|mm\(")  # `einsum` and `bmm` among them
+
+
 def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson) -> Outcome:
     """Return an outcome that says how to fix what is wrong: in which line, and what to write there.
 
@@ -250,7 +254,9 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
 
 def _has_star_for_at(own: str, right: str) -> bool:
     """Whether a line of the learner's has `*` where the right one has `@`; a sum of products is one, too."""
-    return "sum(" not in own and own.count("@") < right.count("@") and own.count("*") > right.count("*")
+    products, right_products = (len(SINGLE_STAR.findall(line)) for line in (own, right))  # a power is none
+    other = MATRIX_PRODUCT.search(own) is not None
+    return not other and own.count("@") < right.count("@") and products > right_products
 
 
 def _line_of(module: ModuleType, number: int) -> str:
