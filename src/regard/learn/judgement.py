@@ -230,7 +230,9 @@ def _with_hint(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson)
     if outcome.status != "wrong":
         return outcome
     difference = _find_difference(task, module, lesson)
-    if difference is not None and task.is_quick and not outcome.mistake:
+    # All that is wrong may have been recognised together: both signs of a turn turn it the other way round.
+    is_known = outcome.hint not in {"", *GENERAL, *task.summaries} and not ERROR.search(outcome.message)
+    if difference is not None and task.is_quick and not outcome.mistake and not is_known:
         outcome = _with_name(outcome, task, module, lesson, difference)
     if difference is None or not difference.right:
         known = find_mistake(outcome.mistake)
