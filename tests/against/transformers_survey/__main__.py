@@ -9,7 +9,6 @@ Ends with status 1 if a model type fails: silently wrong, crash, missing without
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
@@ -21,29 +20,20 @@ from typing import Any
 import torch
 
 from tests.against.transformers_survey import verdict as v
-from tests.against.transformers_survey.building import model_types
+from tests.against.transformers_survey.command_line import chosen_types, survey_parser
 from tests.against.transformers_survey.pool import each
 from tests.against.transformers_survey.surveying import survey
 from tests.against.transformers_survey.table import document, summary
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("types", nargs="*", help="model types; all of them by default")
-    parser.add_argument("--sample", type=int, help="this many of the types, spread evenly over them")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=90.0, help="time limit for a model type")
+    parser = survey_parser(__doc__)
     parser.add_argument("--classes", type=int, default=2, help="model classes of a type, at most")
-    parser.add_argument("--json", type=Path, help="write every result here")
     parser.add_argument("--summary", type=Path, help="write failures by kind here")
     parser.add_argument("--docs", type=Path, help="write the table for the docs here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    names = arguments.types or model_types()
-    if arguments.sample:
-        names = names[:: max(1, len(names) // arguments.sample)][: arguments.sample]
+    names = chosen_types(arguments)
     results: dict[str, dict[str, Any]] = {}
     start = time.monotonic()
     work = functools.partial(survey, most_classes=arguments.classes)

@@ -10,22 +10,21 @@ status 1 if a cause is false.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
 import time
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import regard
 from regard.comparison.first_difference import GROWTH, ROUNDING
-from tests.against.transformers_survey.building import class_names, model_types
+from tests.against.transformers_survey.building import class_names
 from tests.against.transformers_survey.cases import Case, tensors
+from tests.against.transformers_survey.command_line import chosen_types, survey_parser
 from tests.against.transformers_survey.pool import each
 from tests.against.transformers_survey.surveying import small_model
 
@@ -77,21 +76,12 @@ def _difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("types", nargs="*", help="model types; all of them by default")
-    parser.add_argument("--sample", type=int, help="this many of the types, spread evenly over them")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=90.0, help="time limit for a model type")
+    parser = survey_parser(__doc__)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--json", type=Path, help="write every result here")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    names = arguments.types or model_types()
-    if arguments.sample:
-        names = names[:: max(1, len(names) // arguments.sample)][: arguments.sample]
+    names = chosen_types(arguments)
     work = functools.partial(compare_implementations, dtype=getattr(torch, arguments.dtype))
     results: dict[str, dict[str, Any]] = {}
     start = time.monotonic()

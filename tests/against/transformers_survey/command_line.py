@@ -1,0 +1,29 @@
+"""The arguments that both programs of the survey take, and the model types that they choose."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tests.against.transformers_survey.building import model_types
+
+
+def survey_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser for which types to run, in how many processes, how long, and where the results go."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("types", nargs="*", help="model types; all of them by default")
+    parser.add_argument("--sample", type=int, help="this many of the types, spread evenly over them")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=90.0, help="time limit for a model type")
+    parser.add_argument("--json", type=Path, help="write every result here")
+    return parser
+
+
+def chosen_types(arguments: argparse.Namespace) -> list[str]:
+    """The model types that the arguments name, or a sample of them."""
+    names: list[str] = arguments.types or model_types()
+    if arguments.sample:
+        names = names[:: max(1, len(names) // arguments.sample)][: arguments.sample]
+    return names
