@@ -355,4 +355,4 @@ def test_only_masks_that_hide_nothing_from_the_newest_query_are_left_out(mask):
         cache.update(torch.zeros(1, 1, n, 2), torch.zeros(1, 1, n, 2))
         left = mask_on_cached_keys(mask, cache, 1, n)
         assert torch.equal(left.to_dense(1, n), mask.to_dense(1, n))
-    assert left is (full if mask in (causal, full) else mask)
+    assert (left is full) == (mask in (causal, full))

@@ -74,8 +74,12 @@ def load(
     # The config is checked against the headers of the files before any memory of its sizes is taken.
     with naming_errors(path, ModelFileError):
         config = _read_config(stored)
-        with without_weights(), converting_errors(path, ModelFileError, "a model of sizes that there are"):
-            model = cls(config)
+        try:
+            with without_weights():
+                model = cls(config)
+        except (RuntimeError, TypeError, OverflowError) as error:  # a size beyond 64 bits
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"config: expected sizes that tensors can have, got {reason}") from None
         parameters = model.state_dict()
         sources = _find_sources(stored, config, parameters)
         for parameter, part in sources.items():
