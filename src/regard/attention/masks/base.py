@@ -76,7 +76,7 @@ class Mask(TilePredicate):
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook shows: a picture, and the mask as text."""
-        from regard.attention.masks.picture import mask_output
+        from regard.attention.masks.plot import mask_output
 
         return mask_output(self)
 
