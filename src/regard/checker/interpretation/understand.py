@@ -168,8 +168,7 @@ def _head_cases(subject: Subject, always: dict[str, Any]) -> Iterator[Cases]:
 def _takes_several(subject: Subject) -> str:
     """Return the layout of several queries in place of one."""
     kernel = subject.kernel_layout
-    is_single = isinstance(kernel, CacheLayout) and kernel.single
-    return repr(replace(kernel, single=False)) if is_single else ""
+    return repr(replace(kernel, single=False)) if isinstance(kernel, CacheLayout) and kernel.single else ""
 
 
 def most_plausible(tried: list[Understanding]) -> Understanding:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
+from regard.checker.subject.inside import intercept
 from regard.checker.subject.reply import CallHook
 from regard.support.torch_internals import DisableTorchFunction
 
@@ -30,7 +31,9 @@ def against_softmax(session: CheckSession) -> str:
     found = []
     if session.subject.inputs == "qkv" and session.module is None:
         found = _judge(partial(_function_weights, session))
-    elif session.subject.inputs == "x":
+    elif session.module is not None and (heard := intercept(session.subject, session.cases.plain())):
+        found = [heard[1].problem] if heard[1].problem else []
+    if not found and session.subject.inputs == "x":
         found = _same_tokens(session)
     return ", and ".join(found)
 

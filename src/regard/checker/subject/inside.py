@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
+
+if TYPE_CHECKING:
+    from regard.recorder.attention_call import AttentionCall
 
 _ROLES = ("query", "key", "value")
 _LENGTHS = (7, 11, 5, 13, 9, 17)  # the axis of the tokens is told by its length
@@ -61,7 +64,7 @@ def _rows(tensor: Tensor, first: int, axes: int) -> Tensor:
 
 
 @contextmanager
-def _layer_calls(module: nn.Module) -> Iterator[list[LayerNumbers]]:
+def _layer_numbers(module: nn.Module) -> Iterator[list[LayerNumbers]]:
     """Note the calls of a module's layers that hold parameters and no further layers."""
     calls: list[LayerNumbers] = []
 
@@ -74,7 +77,7 @@ def _layer_calls(module: nn.Module) -> Iterator[list[LayerNumbers]]:
         return hook
 
     layers = [(n, part) for n, part in module.named_modules() if n and part._parameters and not part._modules]
-    hooks = [part.register_forward_hook(note(path)) for path, part in layers]  # type: ignore[arg-type]
+    hooks = [part.register_forward_hook(note(path)) for path, part in layers]
     try:
         yield calls
     finally:
@@ -87,7 +90,7 @@ class InsideSubject(Subject):
     """A module of which the merged heads are observed, instead of its output."""
 
     places: dict[str, Place] = field(default_factory=dict)  # of "query", "key", "value" and "merged"
-    sources: tuple[int, ...] | None = (0, 1, 2)  # the input of each role; None if it is not clear
+    sources: tuple[int, int, int] | None = (0, 1, 2)  # the input of each role; None if it is not clear
     _seen: dict[tuple[int, torch.dtype], tuple[Tensor, list[Tensor]]] = field(default_factory=dict)
 
     def _run(
@@ -95,7 +98,7 @@ class InsideSubject(Subject):
     ) -> tuple[Reply, list[LayerNumbers]]:
         module = module or self.runnable(question.dtype)
         assert module is not None
-        with _layer_calls(module) as calls:
+        with _layer_numbers(module) as calls:
             return Subject.run(self, question, module=module, dropout=dropout), calls
 
     def run(
@@ -179,24 +182,20 @@ class InsideWiring(Wiring):
         return self.split(q, k, v, split)
 
 
-def find_inside(subject: Subject, cases: Cases) -> tuple[InsideSubject, InsideWiring] | None:
-    """Intercept a module's attention and find its tensors among its layers' numbers.
+def intercept(
+    subject: Subject, question: Question
+) -> tuple[Answer, AttentionCall, list[LayerNumbers]] | None:
+    """Run a module and return its answer, its one attention call, and the numbers of its layers.
 
-    None if it makes another number of calls than one, or if a tensor is nowhere in the order of its channels.
+    None if it fails, or if it makes another number of calls.
     """
     # Here, since code whose weights explain it needs no recorder, half a second of imports.
     from regard.checker.whole_models.call_collector import collect_calls
     from regard.recorder.attention_call import AttentionCall
 
-    limit, crossed = cases.max_length or 64, subject.inputs != "x"
-    lengths = [n for n in _LENGTHS if n <= limit] or [limit]
-    # In float32, where code that widens or narrows its scores on the way does nothing.
-    question = cases.plain(B=1, T=lengths[0], S=lengths[-1] if crossed else None, seed=90).to(torch.float32)
-    if crossed and subject.run(question).answer is None:  # it wants equal lengths
-        question = cases.plain(B=1, T=lengths[0], seed=90).to(torch.float32)
     module, replies = subject.runnable(question.dtype), list[Reply]()
     assert module is not None
-    with _layer_calls(module) as layers:
+    with _layer_numbers(module) as layers:
         try:
             heard = collect_calls(module, lambda: replies.append(subject.run(question, module=module)))
         except (RuntimeError, ValueError, TypeError, IndexError):
@@ -204,6 +203,23 @@ def find_inside(subject: Subject, cases: Cases) -> tuple[InsideSubject, InsideWi
     answer = replies[0].answer if replies else None
     if answer is None or len(heard) != 1 or not isinstance(call := heard[0][1], AttentionCall):
         return None
+    return answer, call, layers
+
+
+def find_inside(subject: Subject, cases: Cases) -> tuple[InsideSubject, InsideWiring] | None:
+    """Find a module's queries, keys, values and merged heads among the numbers of its layers.
+
+    None if its attention cannot be intercepted, or if one of them is nowhere in the order of its channels.
+    """
+    limit, crossed = cases.max_length or 64, subject.inputs != "x"
+    lengths = [n for n in _LENGTHS if n <= limit] or [limit]
+    # In float32, where code that widens or narrows its scores on the way does nothing.
+    question = cases.plain(B=1, T=lengths[0], S=lengths[-1] if crossed else None, seed=90).to(torch.float32)
+    if crossed and subject.run(question).answer is None:  # it wants equal lengths
+        question = cases.plain(B=1, T=lengths[0], seed=90).to(torch.float32)
+    if (intercepted := intercept(subject, question)) is None:
+        return None
+    answer, call, layers = intercepted
     places: dict[str, Place] = {}
     for role, tensor in zip((*_ROLES, "merged"), (call.q, call.k, call.v, call.output), strict=True):
         wanted = tensor.transpose(1, 2).flatten(2)[0]  # (T, width)
@@ -247,7 +263,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool((a - b).abs().max() <= 1e-5 * b.abs().max())
 
 
-def _find_sources(inside: InsideSubject, question: Question) -> tuple[int, ...] | None:
+def _find_sources(inside: InsideSubject, question: Question) -> tuple[int, int, int] | None:
     """Return which input queries, keys and values are made of; None if a role is not made of just one."""
     if question.k is question.q:
         return 0, 1, 2
@@ -265,4 +281,4 @@ def _find_sources(inside: InsideSubject, question: Question) -> tuple[int, ...] 
         return 0, 1, 2
     if any(len(inputs) != 1 for inputs in sources) or len(names) == 2:
         return None
-    return tuple(inputs[0] for inputs in sources)
+    return sources[0][0], sources[1][0], sources[2][0]
