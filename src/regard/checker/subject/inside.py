@@ -222,10 +222,10 @@ def find_inside(subject: Subject, cases: Cases) -> tuple[InsideSubject, InsideWi
     answer, call, layers = intercepted
     places: dict[str, Place] = {}
     for role, tensor in zip((*_ROLES, "merged"), (call.q, call.k, call.v, call.output), strict=True):
-        wanted = tensor.transpose(1, 2).flatten(2)[0]  # (T, width)
+        wanted = tensor.transpose(1, 2).flatten(2)[0].float()  # (T, width)
         if (place := _find(wanted, layers, role)) is not None:
             places[role] = place
-        elif role != "merged" or not _same(*(x.nan_to_num() for x in (wanted, answer.output[0]))):
+        elif role != "merged" or not _same(*(x.nan_to_num() for x in (wanted, answer.output[0].float()))):
             return None
     fields = {name: value for name, value in vars(subject).items() if name != "_copies"}
     inside = InsideSubject(**fields, _copies=subject._copies, places=places)
@@ -247,7 +247,7 @@ def _find(wanted: Tensor, layers: list[LayerNumbers], role: str) -> Place | None
         axes = [(a, 1) for a in range(tensor.ndim) if sizes[a] == T]
         axes += [(a, 2) for a in range(1, tensor.ndim - 1) if sizes[a] * sizes[a + 1] == T]
         for first, count in axes:
-            rows = _rows(tensor, first, count).nan_to_num()  # as of a row without a visible key
+            rows = _rows(tensor, first, count).float().nan_to_num()  # as of a row without a visible key
             if rows.shape[1] < width:
                 continue
             a, b = (F.normalize(x, dim=0) if is_scaled else x for x in (wanted, rows))
