@@ -68,8 +68,7 @@ def find_large_heads(
     query among them; `half_precision` says that q and k are float16 or bfloat16. `uncapped` (B, H) is the
     size of the scores before a soft cap.
     """
-    magnitude = lse.nan_to_num(0.0, 0.0, 0.0).abs()  # (B, H, T)
-    large = (magnitude > _limits(lse, mask, S, first_position, half_precision)).any(-1).cpu()
+    large = has_large_lse(lse, mask, S, first_position, half_precision).cpu()
     if uncapped is not None:
         on_kernels = lse.device.type == "cuda" and half_precision
         large |= uncapped.cpu() > (MIN_LIMIT_FOR_KERNELS if on_kernels else MIN_LIMIT)
@@ -78,6 +77,12 @@ def find_large_heads(
     with torch.inference_mode(False):  # it is written to later, perhaps outside of that mode
         unknown = torch.full(lse.shape, torch.nan, dtype=torch.float64, device=lse.device)
     return PreciseHeads(large, unknown)
+
+
+def has_large_lse(lse: Tensor, mask: Mask, S: int, first_position: int, half_precision: bool) -> Tensor:
+    """Whether the lse of some row is too large for float32, (B, H); the arguments of `find_large_heads`."""
+    magnitude = lse.nan_to_num(0.0, 0.0, 0.0).abs()  # (B, H, T)
+    return (magnitude > _limits(lse, mask, S, first_position, half_precision)).any(-1)
 
 
 def score_size(q: Tensor, k: Tensor, scale: float) -> Tensor:
