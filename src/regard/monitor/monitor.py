@@ -226,7 +226,7 @@ class Monitor:
                     self._note(str(error))
                     return output
             self.problem = ""
-            named = {name: x for name, x in named_arguments(forward, args, kwargs) if name}
+            named = {name: x for name, x in named_arguments(self.model, args, kwargs) if name}
             self._record(seen, named, began)
         return output
 
