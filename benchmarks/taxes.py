@@ -124,6 +124,47 @@ def survey(subject: Subject) -> dict[str, Any]:
     return result
 
 
+def corpus_survey(subject: Subject) -> dict[str, Any]:
+    """What `regard survey` does with a corpus, over the plain forward passes of the same batches.
+
+    The corpus is read twice, chunks, table and examples are written. Loading the model and its checksum, once
+    a survey, are left out.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from regard.cli.parts.model import Model
+    from regard.heads.corpus_survey.survey import SurveyModel, SurveyPlan
+    from regard.heads.corpus_survey.survey import survey as run
+    from regard.support.processes import Processes
+
+    cuda = subject.device == "cuda"
+    windows, length, batch = (2000, 512, 16) if cuda else (32, 128, 8)
+    model, device = subject.model, torch.device(subject.device)
+    # A word is the number of its token.
+    words = {str(n): n for n in range(model.config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    opened = Model("Llama", model, tokenizer, len(words), None)
+    reader = SurveyModel(opened.title, opened.maps, opened.encode, None, "", device)
+    with tempfile.TemporaryDirectory() as folder:
+        texts = text_ids(len(words), windows, length, "cpu").tolist()
+        text, table = Path(folder, "corpus.txt"), Path(folder, "survey.csv")
+        text.write_text("\n".join(" ".join(map(str, ids)) for ids in texts), encoding="utf-8")
+        plan = SurveyPlan(text, length, batch, None, torch.get_num_threads(), 8)
+        batches = [ids for ids, _ in plan.batches(reader)]
+
+        def forwards() -> None:
+            for ids in batches:
+                forward(model, ids.to(device))
+
+        calls: dict[str, Call] = {
+            "forwards": forwards,
+            "survey": lambda: run(reader, plan, table, ranks=Processes(0, 1, device), fresh=True),
+            "reading the corpus": lambda: list(plan.batches(reader)),
+        }
+        return {f"{windows} texts in batches of {batch}": in_turn(calls, subject.device, 1)}
+
+
 def statistics_store(subject: Subject) -> dict[str, Any]:
     """`capture(store="statistics")` over the plain forward pass."""
     model, result = subject.model, {}
@@ -313,6 +354,7 @@ def _of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
 ROWS: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "heads": heads,
     "survey": survey,
+    "corpus": corpus_survey,
     "statistics": statistics_store,
     "first": first_calls,
     "documents": documents,
@@ -321,7 +363,7 @@ ROWS: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "short": short,
     "triton": triton,
 }
-ON_CPU = ("heads", "survey", "statistics", "maps")
+ON_CPU = ("heads", "survey", "corpus", "statistics", "maps")
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import SEQUENCES, copy_module, in_dtype, make_values
 from regard.checker.subject.continuation import has_cache
-from regard.checker.subject.observation import ObservedWiring
+from regard.checker.subject.inside import InsideWiring
 from regard.checker.subject.reply import CallHook, Reply
 
 _ORDER = (0, 0, 1, 0, 2, 1, 3, 0)  # which question comes after which, in calls of one and the same code
@@ -252,7 +252,7 @@ def probe_positions(session: CheckSession) -> None:
     if intent.wiring.bias is not None:
         _check_slopes(session, intent)
     # Observed queries and keys have their positions already.
-    elif intent.wiring.rotate is None and not isinstance(intent.wiring, ObservedWiring):
+    elif intent.wiring.rotate is None and not isinstance(intent.wiring, InsideWiring):
         _check_effect(session)
 
 

@@ -10,7 +10,8 @@ import { latest, rampBar, select } from "../parts/controls.js";
 import { element, makeButton } from "../parts/dom.js";
 import { headTable } from "../parts/head_table.js";
 import { exportMenu } from "../picture/menu.js";
-import { retentionExports } from "./exports.js";
+import { viewFigure } from "../picture/figure.js";
+import { textWords } from "../picture/words.js";
 import {
   firstMeasured,
   retainedSentence,
@@ -19,6 +20,7 @@ import {
   ownPolicies,
   policySentence,
   retentionChart,
+  retentionRows,
   sharesOf,
 } from "./retention.js";
 
@@ -39,7 +41,11 @@ export class CacheView {
     this.text = -1; // that they are of
     this.failure = "";
     this.which = select("Policy", (value) => app.set({ cachePolicy: value }));
-    this.save = exportMenu(app, retentionExports(app, this));
+    this.save = exportMenu(app, {
+      name: () => "cache",
+      picture: async () => viewFigure([this.column], textWords(app, "what a cache keeps", app.state.text)),
+      table: () => retentionRows(app.meta.texts[this.text].layers, this.tables),
+    });
     this.lead = element("p", { class: "lead", "aria-live": "polite" });
     this.said = element("p", { class: "note", role: "status" });
     this.table = headTable("Keys that every head needs", (layer, head) => app.set({ layer, head }), {

@@ -9,11 +9,12 @@ import { LateProgress } from "../parts/progress_panel.js";
 import { LayerQueue } from "../data/layer_queue.js";
 import { absences, doubts, otherMixers } from "../data/layers.js";
 import { exportMenu } from "../picture/menu.js";
-import { headsExports } from "./exports.js";
+import { viewFigure } from "../picture/figure.js";
+import { textWords } from "../picture/words.js";
 import { Gallery } from "./gallery.js";
 import { ScoreMatrix } from "./matrix.js";
 import { filterHeads, labelledFirst, labelOptions, matrixScore } from "./order.js";
-import { namesOf } from "./scores.js";
+import { namesOf, scoreRows } from "./scores.js";
 
 export class HeadsView {
   /**
@@ -50,7 +51,12 @@ export class HeadsView {
     );
     this.column = element("div", { class: "column wide" }, this.warning, this.failure);
     this.column.append(this.progress.box, this.matrix.box, this.every);
-    this.controls.bar.append(exportMenu(app, headsExports(app, this)));
+    const save = exportMenu(app, {
+      name: () => `heads-${app.state.text}`,
+      picture: async () => viewFigure([this.column], textWords(app, "what its heads do", app.state.text)),
+      table: () => scoreRows(this.heads),
+    });
+    this.controls.bar.append(save);
     root.append(element("div", { class: "scroll" }, this.column));
   }
 

@@ -2,6 +2,7 @@
 // A menu that saves what a view shows: the picture as SVG or PNG, printed to PDF, and its numbers.
 
 import { element, foldAway } from "../parts/dom.js";
+import { writeCsv } from "./numbers.js";
 import { printPicture, writePng } from "./output.js";
 
 /**
@@ -47,7 +48,9 @@ export function exportMenu(app, exported) {
   offer("Print to PDF", "vectors and text", print);
   offerFile("SVG", "vectors and text", svg);
   offerFile("PNG", "pixels", async () => writePng(await exported.picture()));
-  for (const [kind, make] of Object.entries(exported.numbers ?? {})) offerFile(kind, "numbers in view", make);
+  const { table, files } = exported;
+  if (table) offerFile("CSV", "numbers in view", async () => writeCsv(await table()));
+  for (const [kind, make] of Object.entries(files ?? {})) offerFile(kind, "numbers in view", make);
   foldAway(menu);
   return menu;
 }

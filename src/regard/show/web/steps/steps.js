@@ -9,8 +9,9 @@ import { layerOf } from "../data/layers.js";
 import { labelAt, short, tokenAt } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { edgeStrip } from "./edge_strip.js";
-import { stepsExports } from "./exports.js";
-import { exampleSteps, explainedRow, hiddenWeight, shownKeys, stageOptions } from "./selection.js";
+import { viewFigure } from "../picture/figure.js";
+import { headWords, titleOnly } from "../picture/words.js";
+import { exampleSteps, explainedRow, hiddenWeight, keyRows, shownKeys, stageOptions } from "./selection.js";
 import { stepList } from "./step_list.js";
 
 const SHOWN = [1, 2, 3, 4, 6, 8, 12]; // strongest keys, besides the first and the query's own
@@ -39,7 +40,15 @@ export class StepsView {
     this.look = latest((fresh) => this.find(fresh));
     this.page.addEventListener("pointerover", (event) => this.light(event));
     this.page.addEventListener("pointerleave", (event) => this.light(event));
-    this.controls.bar.append(exportMenu(app, stepsExports(app, this)));
+    const save = exportMenu(app, {
+      name: () => {
+        const { example, layer, head } = this.state;
+        return `${example ? "example" : `layer-${layer}-head-${head}`}-row-${this.row}`;
+      },
+      picture: async () => viewFigure([this.page], await this.paperWords()),
+      table: () => keyRows(this.found),
+    });
+    this.controls.bar.append(save);
     const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Steps" };
     root.append(this.controls.bar, element("div", scroll, this.page));
   }
@@ -52,6 +61,13 @@ export class StepsView {
 
   get row() {
     return explainedRow(this.state, this.count, this.app.meta.texts[this.state.text].telling);
+  }
+
+  /** The words of a figure; notes are on the page itself. */
+  async paperWords() {
+    const { text, layer, head, example } = this.state;
+    if (example) return titleOnly("Attention, step by step");
+    return { ...(await headWords(this.app, { text, layer, head })), notes: [] };
   }
 
   /** @param {State} state */

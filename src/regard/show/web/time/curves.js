@@ -170,3 +170,21 @@ export function lossChart({ steps, loss, validation }, mark) {
     ],
   };
 }
+
+/**
+ * A score of every head at every step, as a table.
+ * @param {number[]} steps
+ * @param {ScoreHistory} history
+ * @returns {TableRow[]}
+ */
+export function historyRows(steps, history) {
+  const heads = history.heads[0].flatMap((row, layer) => row.map((_, head) => ({ layer, head })));
+  return [
+    ["step", "uniform", ...heads.map(({ layer, head }) => `${layer}.${head}`)],
+    ...steps.map((step, at) => [
+      step,
+      history.null[at],
+      ...heads.map(({ layer, head }) => history.heads[at][layer][head]),
+    ]),
+  ];
+}

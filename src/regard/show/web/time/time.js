@@ -9,8 +9,17 @@ import { briefScore, count, score } from "../data/format.js";
 import { headTable } from "../parts/head_table.js";
 import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
-import { timeExports } from "./exports.js";
-import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNames } from "./curves.js";
+import { viewFigure } from "../picture/figure.js";
+import { titleOnly } from "../picture/words.js";
+import {
+  chosenRunHead,
+  highestHead,
+  historyRows,
+  historyTop,
+  lossChart,
+  scoreChart,
+  scoreNames,
+} from "./curves.js";
 
 /** @type {Record<string, string>} */
 const ON = { text: "validation text", repeats: "repeated random tokens", batch: "training batches" };
@@ -34,7 +43,12 @@ export class TimeView {
     this.which = select("Score", (value) => app.set({ score: value }));
     this.slider = slider("Step", (step) => app.set({ trainingStep: step }), count);
     this.play = element("button", { class: "button", type: "button", text: "Play" });
-    const save = exportMenu(app, timeExports(app, this));
+    const heading = () => `${this.run.name || app.meta.model}: ${scoreTitle(this.name)} over training`;
+    const save = exportMenu(app, {
+      name: () => `training-${this.name}`,
+      picture: async () => viewFigure([this.column], titleOnly(heading())),
+      table: () => historyRows(this.run.steps, this.scores[this.name]),
+    });
     const parts = [this.slider, this.play, this.on, this.which, save];
     const controls = element("div", { class: "bar-of-choices" }, ...parts);
     this.column = element("div", { class: "column" });

@@ -1,8 +1,13 @@
-"""Hints for errors of Python and PyTorch that learners meet, by what the error says."""
+"""Errors of Python and PyTorch that learners meet: in a sentence, and with a hint by what the error says."""
 
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
+
+# An error of the learner's code in a message, with the number of its line (see `describe_error`).
+ERROR = re.compile(r"^line (\d+), .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)
 
 # A line that multiplies tensors of different shapes number by number.
 STAR_ERROR = re.compile(r"line \d+, .*[\w)\]] \* [\w(].*must match the size")
@@ -176,3 +181,15 @@ def find_hint(message: str) -> str:
         if found := re.search(pattern, message):
             return found.expand(hint) if "\\" in hint else hint
     return ""
+
+
+def describe_error(error: BaseException, path: Path) -> str:
+    """Return an error of the learner's code in a sentence, with the last line of the file that it passed."""
+    # By the name of the file: the frames of PyTorch and of the judge are not what the learner wrote.
+    lines = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == path.name
+    ]
+    text = (str(error).strip().splitlines() or [""])[0]
+    where = f"line {lines[-1].lineno}, {str(lines[-1].line).split('  #')[0].rstrip(':')}: " if lines else ""
+    # An error of PyTorch may print whole tensors.
+    return f"{where}{type(error).__name__}: {text}"[:400]
