@@ -137,15 +137,17 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
 def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     """Return the evidence of comparisons, which are made in as few operations as can be."""
     batches: list[list[int]] = []
-    settings = [comparison.settings for comparison in comparisons]
-    for i, kind in enumerate(settings):
-        alike = (
-            x for x in batches if settings[x[0]] == kind and _fits(comparisons[x[0]], comparisons[i], len(x))
-        )
-        if (batch := next(alike, None)) is None:
-            batches.append([i])
+    of_kind: dict[object, list[list[int]]] = {}
+    for i, comparison in enumerate(comparisons):
+        # A comparison that cannot be joined is a batch of its own.
+        alike = of_kind.setdefault(comparison.settings if comparison.can_be_joined else i, [])
+        for batch in alike:
+            if _fits(comparisons[batch[0]], comparison, len(batch)):
+                batch.append(i)
+                break
         else:
-            batch.append(i)
+            alike.append([i])
+            batches.append(alike[-1])
     measured = [_measure([comparisons[i] for i in batch], quick=True) for batch in batches]
     evidence: dict[int, Evidence] = {}
     for batch, numbers in zip(batches, _read(measured), strict=True):
@@ -159,9 +161,7 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
 
 def _fits(first: ComparedCall, comparison: ComparedCall, number: int) -> bool:
     """Whether a comparison fits into a batch of this number, the first of which has the same settings."""
-    if (number + 1) * first.tile_bytes > first.tile_limit or first.m.mask != comparison.m.mask:
-        return False
-    return first.can_be_joined and comparison.can_be_joined
+    return (number + 1) * first.tile_bytes <= first.tile_limit and first.m.mask == comparison.m.mask
 
 
 _RATIO, _TOLERANCE, _SUMS, _EMPTY, _UNCLEAR, _SCORE, _WEIGHTS, _TOTAL = range(8)
