@@ -78,7 +78,6 @@ class MapData:
         return self._with(**tensors, mask=mask)
 
     def _stored(self) -> StoredMap:
-        """What a file holds of it."""
         tensors = self.tensors()
         if self.kept is not None:
             tensors |= dict(zip(KEPT, (self.kept.mass, self.kept.max), strict=True))

@@ -355,7 +355,6 @@ def _callers_level() -> int:
 
 
 def _layer_record(layer: Layer, reading: HeadReading | None) -> HeardLayer:
-    """The record of a layer."""
     if reading is None:
         return HeardLayer(layer.name, False, LINEAR, {})
     certified = layer.evidence.certified
