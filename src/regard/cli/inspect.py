@@ -307,11 +307,11 @@ def _glimpse(contents: Contents) -> None:
     if contents.start is None:
         return
     layer, head = contents.start
-    row = next(row for row in contents.layer_heads(0, layer) if row["head"] == head)
+    row = next(row for row in contents[0].layer_heads(layer) if row["head"] == head)
     console = Console(highlight=False)
     label = f" ({title(row['label'])})" if row["label"] else ""
     console.print(f"\nLayer {layer}, head {head}{label}: queries run down, keys run across.", markup=False)
-    print_map(console, contents.head_map(0, layer, head).map[0, 0])
+    print_map(console, contents[0].head_map(layer, head).map[0, 0])
     console.print(f"{escape(row['sentence'])}\n", markup=False, soft_wrap=True)
 
 

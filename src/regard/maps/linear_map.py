@@ -83,7 +83,6 @@ class LinearAttentionMap(SignedMap):
         self.axes = axes
 
     def _with(self, **fields: Any) -> Self:
-        """A copy with some fields changed."""
         return type(self)(**vars(self) | fields)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -96,7 +95,6 @@ class LinearAttentionMap(SignedMap):
         return self._with(**tensors, rows=None)
 
     def _stored(self) -> storage.StoredMap:
-        """What a file holds of it."""
         options = {
             "delta_rule": self.delta_rule,
             "scale": self.scale,
@@ -422,7 +420,6 @@ class LinearAttentionMap(SignedMap):
 
 
 def _as_index(index: slice | Tensor, size: int) -> Tensor:
-    """A slice or a tensor of indices as a tensor of indices."""
     return torch.arange(*index.indices(size), device="cpu") if isinstance(index, slice) else index
 
 

@@ -168,7 +168,6 @@ class SignedMap(LazyMatrix):
         return max(least, min(side, most if self.device.type == "cpu" else side))
 
     def _whole_bins(self) -> tuple[Bins, Bins]:
-        """All rows and all keys."""
         q_bins, k_bins = (whole_bins(n, self._side(), self.device) for n in self.shape[-2:])
         return q_bins, k_bins
 

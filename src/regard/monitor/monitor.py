@@ -226,7 +226,7 @@ class Monitor:
                     self._note(str(error))
                     return output
             self.problem = ""
-            named = {name: x for name, x in named_arguments(forward, args, kwargs) if name}
+            named = {name: x for name, x in named_arguments(self.model, args, kwargs) if name}
             self._record(seen, named, began)
         return output
 
@@ -355,7 +355,6 @@ def _callers_level() -> int:
 
 
 def _layer_record(layer: Layer, reading: HeadReading | None) -> HeardLayer:
-    """The record of a layer."""
     if reading is None:
         return HeardLayer(layer.name, False, LINEAR, {})
     certified = layer.evidence.certified

@@ -207,7 +207,7 @@ SCORE = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
 TASKS = (
     ROTATION.task(),
     Task(LAYER, judge_layer, trials=(Trial((draw(2, 6, 32),), INIT),)),
-    Task(ALIBI, judge_alibi, trials=(Trial((8, 6)),)),
+    Task(ALIBI, judge_alibi, trials=(Trial((8, 6)), Trial((2, 4)))),
     guess_task(
         "score_at_distance_3",
         math.cos(3),

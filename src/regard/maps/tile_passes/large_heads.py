@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Blocks, Mask, full
+from regard.attention.masks.memo import memoize_on_mask
 
 # A row that spreads its attention over n keys with scores of about 1 has lse = ln n + ½, and its weights are
 # small, and so is their error. Above these limits some key may have most of the weight, and a score whose
@@ -102,7 +103,10 @@ def _limits(lse: Tensor, mask: Mask, S: int, first_position: int, half_precision
         return max(MIN_LIMIT_FOR_KERNELS, math.log(S) + MARGIN)
     # Under a causal mask a row sees as many keys as its position has; other masks may show all of them to any
     # row.
-    if mask is full or _sees_later_keys(mask, T, S, first_position, lse.device):
+    key = ("later keys", T, S, first_position, lse.device)
+    if mask is full or memoize_on_mask(
+        mask, key, lambda: _sees_later_keys(mask, T, S, first_position, lse.device)
+    ):
         return max(MIN_LIMIT, math.log(S) + MARGIN)
     visible = torch.arange(first_position + 1, first_position + 1 + T, device=lse.device).clamp(1, S)
     return visible.to(lse.dtype).log_().add_(MARGIN).clamp_(min=MIN_LIMIT)

@@ -29,7 +29,7 @@ class Structure(NamedTuple):
 
 
 _memory: WeakKeyDictionary[nn.Module, Structure] = WeakKeyDictionary()
-_unchanged: ContextVar[tuple[nn.Module, dict[str, nn.Module]] | None] = ContextVar(
+_unchanged: ContextVar[tuple[nn.Module, dict[str, nn.Module] | None] | None] = ContextVar(
     "unchanged_model", default=None
 )
 
@@ -49,10 +49,16 @@ def remembered(find: Callable[[nn.Module], T]) -> Callable[[nn.Module], T]:
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Inside the block, the structure of a model does not change, so that it is looked at once."""
-    known, modules = _look_at(model)
-    token = _unchanged.set((model, {name: modules[i] for name, i in known.names.items()}))
+def unchanged(model: nn.Module, *, recall: bool = False) -> Iterator[None]:
+    """Inside the block, the structure of a model does not change, so that it is looked at once.
+
+    With `recall` what is remembered of it is taken to hold still, and it is not looked at.
+    """
+    named = None
+    if not (recall and model in _memory):
+        known, modules = _look_at(model)
+        named = {name: modules[i] for name, i in known.names.items()}
+    token = _unchanged.set((model, named))
     try:
         yield
     finally:
@@ -62,7 +68,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model by name, as `named_modules` yields them."""
     now = _unchanged.get()
-    return now[1] if now is not None and now[0] is model else dict(model.named_modules())
+    known = now[1] if now is not None and now[0] is model else None
+    return dict(model.named_modules()) if known is None else known
 
 
 def _is_unchanged(model: nn.Module) -> bool:
