@@ -100,7 +100,49 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
         "write .reshape",
     ),
     (r"'Linear' object has no attribute", "a module is no tensor: its numbers are in .weight"),
+    (
+        r"does not broadcast with previously seen",
+        "one letter stands for axes of different sizes: is a tensor split or transposed in another order?",
+    ),
     (r"einsum\(\)", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
+    (
+        r"<locals>\.\w+\(\) takes 2 positional arguments but 3",
+        "register_forward_pre_hook calls a hook with (module, inputs), before the module runs; "
+        "register_forward_hook calls it with the output, too",
+    ),
+    (
+        r"must be Tensor, not tuple|'tuple' object has no attribute",
+        "this is a tuple, several things at once: its first entry is [0], as in inputs[0]",
+    ),
+    (
+        r"(cos|sin|exp|log)\(\): argument 'input' .* must be Tensor, not (float|int)",
+        r"torch.\1 is for tensors, and this is one number: math.\1 takes one",
+    ),
+    (
+        r"embedding\(\): argument 'indices' .* must be Tensor",
+        "an embedding is asked for rows, by a tensor of whole numbers: torch.arange(T) for T positions",
+    ),
+    (
+        r"position.*IndexError: index out of range in self",
+        "this embedding has a row for each position; what it is asked for are tokens: torch.arange(T)",
+    ),
+    (
+        r"cannot assign '.*' as parameter",
+        "a parameter keeps its place, and numbers are copied into it: W.weight.copy_(numbers)",
+    ),
+    (
+        r"'Parameter' object has no attribute 'weight'",
+        "a projection was replaced by its numbers: copy them into its weight, W.weight.copy_(numbers)",
+    ),
+    (
+        r"\.transpose\(0, 1\).*(must match the size|Expected size)",
+        "axis 0 is the texts; keys are transposed in the last two axes: .transpose(-2, -1), or .mT",
+    ),
+    (
+        r"W_o\(.*shapes cannot be multiplied",
+        "W_o takes the heads side by side, d_model numbers for each token: torch.cat(heads, dim=-1), where "
+        "each head has head_dim",
+    ),
     (
         r"unexpected keyword argument|positional argument",
         "keep the arguments of the class and of forward as the lesson has them",
