@@ -197,7 +197,7 @@ MISTAKES = {
         ("    return out", "    return 3 * out", "is 3 times what it should be"),
     ),
     (13, EINSUM_OVER_HEADS): (
-        ("q.reshape(B, G, H // G, T, D)", "q.view(B, H // G, G, T, D).mT.mT", "wrong"),
+        ("q.reshape(B, G, H // G, T, D)", "q.view(B, H // G, G, T, D).mT.mT", "one letter stands for"),
     ),
     (13, LOOP_OVER_GROUPS): (
         ("range(g * size, (g + 1) * size)", "range(g, num_heads, kv_heads)", "stand apart"),

@@ -70,19 +70,8 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
         return None
     merged = value.weight.shape[1] // G * H
     if out is not None and out.weight.shape[0] != merged:
-        # Aladdin Persson's much copied Transformer has layers of D channels, which every head goes through.
-        narrow = query.weight.shape[1] == value.weight.shape[1]
-        if H == 1 or not narrow or out.weight.shape[0] != value.weight.shape[1] * H:
-            return None
-        query, key, value = (_shared_by_heads(layer, H) for layer in (query, key, value))
-        return _wire(query, key, value, out, H)
+        return None
     return Wiring(H, G, query, key, value, out, splits=True, width=query.weight.shape[0])
-
-
-def _shared_by_heads(layer: Affine, H: int) -> Affine:
-    """Return the layer that applies one small layer to the channels of every head."""
-    bias = None if layer.bias is None else layer.bias.repeat(H)
-    return Affine(torch.block_diag(*[layer.weight] * H), bias)  # type: ignore[no-untyped-call]
 
 
 def _weights(module: nn.Module) -> Iterator[_Weight]:
@@ -197,12 +186,7 @@ def _candidates(
     nameless = by_role.get(None, [])
     if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection has another name
         yield from _separate([role or _join(nameless) for role in separate])
-    if not any(separate) and len(nameless) == 1:
-        separate = [_join(nameless), [], []]
     yield from _one_for_several(separate)
-    if not any(separate) and len(nameless) in (3, 4):
-        for order in itertools.permutations(nameless[:3]):
-            yield from _separate([_join([weight]) for weight in order])
 
 
 def _separate(
@@ -249,8 +233,6 @@ def _affines(weight: _Weight) -> Iterator[Affine]:
 
 def _outputs(by_role: dict[str | None, list[_Weight]]) -> list[Affine | None]:
     outs = by_role.get("out", [])
-    if not outs and len(by_role.get(None, [])) == 4 and len(by_role) == 1:
-        outs = by_role[None][3:]
     return list(_affines(outs[-1])) if outs else [None]
 
 
@@ -333,10 +315,6 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
         and roles.get(path) is None
         and not (tensor.ndim <= 2 and _is_bias(path))
     ]
-    nameless = [path for path in others if path in roles]
-    # Three or four layers without known names are taken for the projections.
-    if len(nameless) in (3, 4) and not any(roles.values()):
-        others = [path for path in others if path not in nameless and not path.endswith(".bias")]
     extras["unknown"] = tuple(others)
     return extras
 

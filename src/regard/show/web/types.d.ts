@@ -338,6 +338,8 @@ interface Source {
   /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
   attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
+  /** The same without values, where a model has to compute these first; null if they are there. */
+  keySteps?(text: number, layer: string, head: number, row: number): Promise<RowSteps | null>;
   /** What cache policies keep of a layer's heads; it refuses for a text that Python has not measured. */
   retained(text: number, layer: string): Promise<LayerRetention>;
   prediction(text: number, position: number): Promise<Prediction>;
@@ -958,6 +960,8 @@ interface StepContext {
   key(index: number): string;
   /** Of all weights, added up on the page. */
   sum: number;
+  /** Whether a model is still computing the values. */
+  isPending?: boolean;
   /** The keys that are shown. */
   keys: KeySteps[];
   /** What the others get together. */

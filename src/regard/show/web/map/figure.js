@@ -103,11 +103,8 @@ function sinkNote({ sink }) {
  * @param {RegionCells} cells
  */
 export function cellRows({ values, rows, cols, row, col, size, layer, meta, text }) {
-  /**
-   * @param {Axis} axis
-   * @param {number} index
-   */
-  const named = (axis, index) => visible(tokenAt(meta, text, layer, axis, index));
+  const named = (/** @type {Axis} */ axis, /** @type {number} */ index) =>
+    visible(tokenAt(meta, text, layer, axis, index));
   const keys = Array.from({ length: cols }, (_, x) => col + x * size);
   /** @type {TableRow[]} */
   const lines = [

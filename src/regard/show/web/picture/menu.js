@@ -18,12 +18,11 @@ export function exportMenu(app, exported) {
   });
   const list = element("div", { class: "menu-list", role: "menu" });
   const menu = element("details", { class: "menu export" }, summary, list);
-  /**
-   * @param {string} kind
-   * @param {string} about
-   * @param {() => Promise<void>} act
-   */
-  const offer = (kind, about, act) => {
+  const offer = (
+    /** @type {string} */ kind,
+    /** @type {string} */ about,
+    /** @type {() => Promise<void>} */ act,
+  ) => {
     const button = element("button", { type: "button", role: "menuitem", class: "plain" }, kind, " ");
     button.append(element("span", { class: "quiet", text: about }));
     button.addEventListener("click", async () => {
@@ -36,13 +35,11 @@ export function exportMenu(app, exported) {
     });
     list.append(button);
   };
-  /**
-   * @param {string} kind
-   * @param {string} about
-   * @param {() => Promise<Blob>} make
-   */
-  const offerFile = (kind, about, make) =>
-    offer(kind, about, async () => download(await make(), `${exported.name()}.${kind.toLowerCase()}`));
+  const offerFile = (
+    /** @type {string} */ kind,
+    /** @type {string} */ about,
+    /** @type {() => Promise<Blob>} */ make,
+  ) => offer(kind, about, async () => download(await make(), `${exported.name()}.${kind.toLowerCase()}`));
   const print = async () => printPicture(await exported.picture(), exported.name());
   const svg = async () => new Blob([(await exported.picture()).svg], { type: "image/svg+xml" });
   offer("Print to PDF", "vectors and text", print);

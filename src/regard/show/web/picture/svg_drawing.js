@@ -62,24 +62,18 @@ export class SvgDrawing {
     Object.assign(this, saved.state, { clips: saved.clips });
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["translate"]} */
   translate(x, y) {
     this.transform([1, 0, 0, 1, x, y]);
   }
 
-  /** @param {number} angle */
+  /** @type {CanvasRenderingContext2D["rotate"]} */
   rotate(angle) {
     const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
     this.transform([cos, sin, -sin, cos, 0, 0]);
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["scale"]} */
   scale(x, y) {
     this.transform([x, 0, 0, y, 0, 0]);
   }
@@ -114,30 +108,17 @@ export class SvgDrawing {
     this.extent = places.reduce(around, this.extent);
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["moveTo"]} */
   moveTo(x, y) {
     this.addSegment("M", [x, y]);
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["lineTo"]} */
   lineTo(x, y) {
     this.addSegment("L", [x, y]);
   }
 
-  /**
-   * @param {number} x1
-   * @param {number} y1
-   * @param {number} x2
-   * @param {number} y2
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["bezierCurveTo"]} */
   bezierCurveTo(x1, y1, x2, y2, x, y) {
     this.addSegment("C", [x1, y1], [x2, y2], [x, y]);
   }
@@ -146,12 +127,7 @@ export class SvgDrawing {
     this.addSegment("Z");
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   * @param {number} w
-   * @param {number} h
-   */
+  /** @type {CanvasRenderingContext2D["rect"]} */
   rect(x, y, w, h) {
     this.moveTo(x, y);
     this.lineTo(x + w, y);
@@ -192,24 +168,14 @@ export class SvgDrawing {
     this.see({ left: left - half, top: top - half, right: right + half, bottom: bottom + half });
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   * @param {number} w
-   * @param {number} h
-   */
+  /** @type {CanvasRenderingContext2D["fillRect"]} */
   fillRect(x, y, w, h) {
     this.beginPath();
     this.rect(x, y, w, h);
     this.fill();
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   * @param {number} w
-   * @param {number} h
-   */
+  /** @type {CanvasRenderingContext2D["strokeRect"]} */
   strokeRect(x, y, w, h) {
     this.beginPath();
     this.rect(x, y, w, h);

@@ -83,16 +83,17 @@ export class StepsView {
   async find(fresh) {
     const { app, state, row } = this;
     if (!this.found) this.page.replaceChildren(empty("Computing the steps…"));
+    const { example } = app.meta;
+    const all = state.example ? [exampleSteps(example, state.example, row)] : modelSteps(app, state, row);
     try {
-      const found = state.example
-        ? exampleSteps(app.meta.example, state.example, row)
-        : await modelSteps(app, state, row);
-      if (fresh()) this.found = found;
+      for await (const found of all) {
+        if (!fresh()) return;
+        this.found = found;
+        this.draw();
+      }
     } catch (error) {
       if (fresh()) this.page.replaceChildren(empty(error.message));
-      return;
     }
-    if (fresh()) this.draw();
   }
 
   draw() {
@@ -132,27 +133,27 @@ function noSteps(layers, { key, recurrence }) {
 }
 
 /**
- * A row of the model's computation.
+ * A row of the model's computation; up to the weights first, where the values take a while.
  * @param {App} app
  * @param {State} state
  * @param {number} row
- * @returns {Promise<FoundSteps>}
+ * @returns {AsyncGenerator<FoundSteps>}
  */
-async function modelSteps(app, { text, layer: key, head }, row) {
+async function* modelSteps(app, { text, layer: key, head }, row) {
   const layer = layerOf(app.meta, text, key);
   if (layer.recurrence) throw new Error(noSteps(app.meta.texts[text].layers, layer));
-  const [work, weights] = await Promise.all([
-    app.source.steps(text, key, head, row),
-    app.source.row(text, key, head, row),
-  ]);
-  return {
-    work,
+  const { keySteps, steps, row: ask } = app.source;
+  const at = /** @type {const} */ ([text, key, head, row]);
+  const [first, weights] = await Promise.all([(keySteps ?? steps)(...at), ask(...at)]);
+  const around = {
     layer,
     name: tokenAt(app.meta, text, layer, "queries", row),
-    key: (j) => tokenAt(app.meta, text, layer, "keys", j),
+    key: (/** @type {number} */ j) => tokenAt(app.meta, text, layer, "keys", j),
     example: null,
     sum: weights.reduce((total, w) => total + w, 0),
   };
+  if (first) yield { ...around, work: first, isPending: Boolean(keySteps) };
+  if (keySteps) yield { ...around, work: await steps(...at) };
 }
 
 /**

@@ -112,11 +112,8 @@ function namedHeads(history, top) {
  * @returns {ChartData}
  */
 export function scoreChart({ steps, history, chosen: { layer, head }, name, title, top, say, mark }) {
-  /**
-   * @param {number} y
-   * @param {number} x
-   */
-  const curve = (y, x) => overRun(steps, (at) => history.heads[at][y][x]);
+  const curve = (/** @type {number} */ y, /** @type {number} */ x) =>
+    overRun(steps, (at) => history.heads[at][y][x]);
   /** @type {(y: number, x: number, look: { kind: string, name?: string }) => ChartSeries} */
   const headCurve = (y, x, look) => ({
     ...look,
