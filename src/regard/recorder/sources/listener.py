@@ -313,7 +313,8 @@ class Listener:
                 layer_id = _numbered(layer_id, earlier[: same + 1])
                 return self.receiver.record(layer_id, call._replace(again=True))
             part = this.part_of(earlier) if earlier else None
-            call = call._replace(part=part, again=False)
+            if part is not None or call.again:
+                call = call._replace(part=part, again=False)
             earlier.append(this._replace(is_part=part is not None))
             if part is None:
                 layer_id = _numbered(layer_id, earlier)
