@@ -23,7 +23,6 @@ from regard.checker.subject import vocabulary
 
 _ROLES = ("query", "key", "value")
 _NORM = re.compile(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)$")
-_ROTARY = re.compile(r"rotary|rope|rotate", re.I)
 
 
 @dataclass(frozen=True)
@@ -70,19 +69,8 @@ def _wire(query: Affine, key: Affine, value: Affine, out: Affine | None, H: int)
         return None
     merged = value.weight.shape[1] // G * H
     if out is not None and out.weight.shape[0] != merged:
-        # Aladdin Persson's much copied Transformer has layers of D channels, which every head goes through.
-        narrow = query.weight.shape[1] == value.weight.shape[1]
-        if H == 1 or not narrow or out.weight.shape[0] != value.weight.shape[1] * H:
-            return None
-        query, key, value = (_shared_by_heads(layer, H) for layer in (query, key, value))
-        return _wire(query, key, value, out, H)
+        return None
     return Wiring(H, G, query, key, value, out, splits=True, width=query.weight.shape[0])
-
-
-def _shared_by_heads(layer: Affine, H: int) -> Affine:
-    """Return the layer that applies one small layer to the channels of every head."""
-    bias = None if layer.bias is None else layer.bias.repeat(H)
-    return Affine(torch.block_diag(*[layer.weight] * H), bias)  # type: ignore[no-untyped-call]
 
 
 def _weights(module: nn.Module) -> Iterator[_Weight]:
@@ -101,20 +89,8 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
-        if owner is not module and bias is None:
-            bias = _only_bias(owner, weight)
         if matrices := tuple(_matrices(weight, owner if layer else None, role)):
             yield _Weight(path, matrices, bias, role)
-
-
-def _only_bias(owner: nn.Module, weight: Tensor) -> Tensor | None:
-    """Return the bias of a layer that holds one weight and one vector, whatever their names.
-
-    They are `w` and `b` in the Conv1D of openai/finetune-transformer-lm.
-    """
-    own = list(owner._parameters.values())
-    vectors = [p for p in own if p is not None and p.ndim == 1]
-    return vectors[0] if len(own) == 2 and len(vectors) == 1 and vectors[0].numel() in weight.shape else None
 
 
 def _inside_norm(path: str) -> bool:
@@ -197,12 +173,7 @@ def _candidates(
     nameless = by_role.get(None, [])
     if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection has another name
         yield from _separate([role or _join(nameless) for role in separate])
-    if not any(separate) and len(nameless) == 1:
-        separate = [_join(nameless), [], []]
     yield from _one_for_several(separate)
-    if not any(separate) and len(nameless) in (3, 4):
-        for order in itertools.permutations(nameless[:3]):
-            yield from _separate([_join([weight]) for weight in order])
 
 
 def _separate(
@@ -249,8 +220,6 @@ def _affines(weight: _Weight) -> Iterator[Affine]:
 
 def _outputs(by_role: dict[str | None, list[_Weight]]) -> list[Affine | None]:
     outs = by_role.get("out", [])
-    if not outs and len(by_role.get(None, [])) == 4 and len(by_role) == 1:
-        outs = by_role[None][3:]
     return list(_affines(outs[-1])) if outs else [None]
 
 
@@ -318,9 +287,6 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
         if (match := _NORM.search(path)) is not None:
             extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = _norm_of(part)
             recognised.append(path)
-        elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (rotate := _rotation(part)):
-            extras["rotate"] = rotate
-            recognised.append(path)
     # The sink logits of gpt-oss have this name.
     if isinstance(sinks := getattr(module, "sinks", None), Tensor) and sinks.ndim == 1:
         extras["sinks"] = sinks
@@ -333,10 +299,6 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
         and roles.get(path) is None
         and not (tensor.ndim <= 2 and _is_bias(path))
     ]
-    nameless = [path for path in others if path in roles]
-    # Three or four layers without known names are taken for the projections.
-    if len(nameless) in (3, 4) and not any(roles.values()):
-        others = [path for path in others if path not in nameless and not path.endswith(".bias")]
     extras["unknown"] = tuple(others)
     return extras
 
@@ -363,24 +325,4 @@ def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in vars(module).items():
         if pattern.search(name) and not isinstance(value, nn.Module) and value is not None:
             yield name, value if isinstance(value, Tensor) else torch.zeros(())
-    for name, part in module.named_modules():
-        if name and pattern.search(name) and _rotation(part) is None:
-            yield name, torch.zeros(())
-
-
-def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
-    """Return a function that rotates (B, H, T, D) from a first position, if `part` is a rotary module."""
-
-    def rotate(x: Tensor, start: int) -> Tensor:
-        before = torch.zeros(*x.shape[:2], start, x.shape[-1], dtype=x.dtype)
-        rotated: Tensor = part(torch.cat([before, x], 2).double())
-        return rotated[:, :, start:].to(x.dtype)
-
-    for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
-        try:
-            probe = torch.ones(1, 1, 3, int(width), dtype=torch.float64) if width else None
-            if probe is not None and rotate(probe, 0).shape == probe.shape:
-                return rotate
-        except Exception:  # a rotary module with another interface: the oracle cannot use it
-            continue
-    return None
+    yield from ((name, torch.zeros(())) for name, _ in module.named_modules() if pattern.search(name))

@@ -145,9 +145,9 @@ def _ask(difference: LineDifference, mark: str) -> str:
         return f"which of your lines does this: {mark}?"
     name = "what your code returns" if difference.name == "return" else f"`{difference.name}`"
     if AXES.search(mark):
-        return f"print {name} for a few tokens. The exercise says what it should be: {mark}. Is it?"
+        return f"print {name} for a few tokens. The exercise says of it: {mark}. Is it so?"
     if mark:
-        return f"look at {name}. The exercise says what it should be: {mark}. Is it?"
+        return f"look at {name}. The exercise says of it: {mark}. Is it so?"
     return f"look at {name}: is it what it should be? Print it for a few tokens"
 
 

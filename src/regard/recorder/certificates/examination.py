@@ -24,6 +24,7 @@ from regard.recorder.certificates.row_products import KEYS_OF_SUM, multiply_by_b
 
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
 GPU_TILE_BYTES = 1 << 29  # the same on a GPU, which waits for Python between small tiles
+GPU_JOINED_BYTES = 1 << 27  # bytes of weights of the calls that a GPU compares as one batch
 ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
 """By how many units in the last place a weight, or the sum of a row, may be off. Large scores are
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
@@ -161,7 +162,9 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
 
 def _fits(first: ComparedCall, comparison: ComparedCall, number: int) -> bool:
     """Whether a comparison fits into a batch of this number, the first of which has the same settings."""
-    return (number + 1) * first.tile_bytes <= first.tile_limit and first.m.mask == comparison.m.mask
+    # On a GPU the copies that join calls cost as much as judging longer ones.
+    limit = GPU_JOINED_BYTES if first.m.device.type == "cuda" else TILE_BYTES
+    return (number + 1) * first.tile_bytes <= limit and first.m.mask == comparison.m.mask
 
 
 _RATIO, _TOLERANCE, _SUMS, _EMPTY, _UNCLEAR, _SCORE, _WEIGHTS, _TOTAL = range(8)
@@ -234,7 +237,6 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> list[Tensor]:
         part = m if heads_at_once >= H else m.select(slice(0, B), heads)
         kv_heads = slice(start // group, (start + heads_at_once) // group)
         own_v = v[:, kv_heads]  # (B, g, S, E)
-        values = own_v.to(m.dtype)
         lse = part.lse[:, :, rows]  # (B, h, rows)
         # NaN is not the mark of a row without a visible key, and is not to be left out like one.
         hidden = lse == -torch.inf  # rows without a visible key
@@ -247,21 +249,21 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> list[Tensor]:
         else:
             part_weights = part.tile(rows)  # (B, h, rows, S)
             # 0 · inf is NaN: values without any weight are left out where a product is not finite.
-            values = values if quick else _used_values(part_weights, values)
-            product, sizes, row_sum = multiply_rows(part_weights, values)
-        sizes_of_values = values.abs()
+            own_v = own_v if quick else _used_values(part_weights, own_v)
+            product, sizes, row_sum = multiply_rows(part_weights, own_v.to(m.dtype))
         total = product.reshape(n, -1).sum(1)  # not finite if a product is not, since 0 · inf is NaN
         # Every error of a kernel is relative to a weight or to the sum: those of the scores and of the
         # log-sum-exp, the rounding of the weights before the product, its accumulation. So a row may be off
         # by its own Σ w |v|, and a large value that a row hardly uses does not loosen it.
-        lost = smallest * (1.0 + sizes_of_values.sum(2, keepdim=True))  # (B, g, 1, E)
+        size_of_values = torch.linalg.vector_norm(own_v, 1, 2, keepdim=True, dtype=working_dtype(v.dtype))
+        lost = (smallest * (1.0 + size_of_values)).to(m.dtype)  # (B, g, 1, E)
         tolerance = torch.add(lost.repeat_interleave(group, 1), sizes, alpha=rounding)
         ratio = product.sub_(model_output).abs_().div_(tolerance)
         if first.softly_masked_rows:
             # In such rows Transformers' eager attention gives the mean of the values, and PyTorch's kernels
             # give zeros.
-            mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
-            room = (sizes_of_values.mean(2, keepdim=True) * rounding + lost).repeat_interleave(group, 1)
+            mean = own_v.to(m.dtype).mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
+            room = (size_of_values * (rounding / S) + lost).repeat_interleave(group, 1)
             ratio = torch.where(hidden[..., None], _empty_row_error(model_output, mean) / room, ratio)
             tolerance = torch.where(hidden[..., None], room, tolerance)
         else:
@@ -282,7 +284,7 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> list[Tensor]:
         largest_score = lse.abs().masked_fill_(hidden, 0.0).reshape(n, -1).amax(1)
         undetermined = weight_error = zero
         if is_judged:
-            unclear, similar = _undetermined(part, first.rows, values, tolerance, is_unread)
+            unclear, similar = _undetermined(part, first.rows, own_v, tolerance, is_unread)
             undetermined, doubt = unclear.reshape(n, -1).any(1), doubt | similar.reshape(n, -1).any(1)
         if first.weights is not None and part_weights is not None:
             weight_error = _own_weight_error(first, part, heads, part_weights, ~hidden)
@@ -297,8 +299,9 @@ def _goes_by_blocks(c: ComparedCall, m: WeightMatrix) -> bool:
     if not isinstance(m, AttentionMap) or c.weights is not None or m.dtype != torch.float32:
         return False
     B, H, _, S = m.matrix
+    is_of_one = c.v.dtype == m.q.dtype == m.k.dtype
     is_long = S >= 2 * KEYS_OF_SUM and B * H * len(c.rows) * S > NORMALISED
-    return is_long and m.softcap is None and not m.mask.biased and m.precise.lse is None
+    return is_of_one and is_long and m.softcap is None and not m.mask.biased and m.precise.lse is None
 
 
 def _own_weight_error(
@@ -377,7 +380,7 @@ def _undetermined(
     similar, none = _may_be_similar(seen, values, tolerance[:, :, some]), torch.zeros_like(seen[:, :, 0, 0])
     if is_unread or not bool(similar.any()):
         return none, similar
-    values = values.repeat_interleave(shape[1] // values.shape[1], 1)  # (B, h, S, E)
+    values = values.to(tolerance.dtype).repeat_interleave(shape[1] // values.shape[1], 1)  # (B, h, S, E)
     silent, judged = torch.zeros(2, *shape[:2], device=rows.device)
     for i, row in enumerate(some):
         is_seen = seen[:, :, i]  # (B, h, S)
@@ -399,7 +402,8 @@ def _may_be_similar(seen: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
     """
     B, g, S, _ = values.shape
     room = tolerance.nan_to_num(torch.inf, torch.inf).amax(2).reshape(B, g, -1, 1, values.shape[-1]).amax(2)
-    near = (values.diff(dim=2).abs_() <= 2 * DISTINCT * room).all(-1)  # (B, g, S − 1)
+    room *= 2 * DISTINCT * (1.0 + torch.finfo(values.dtype).eps)  # since half precision rounds a difference
+    near = (values.diff(dim=2).abs_() <= room).all(-1)  # (B, g, S − 1)
     pairs = (seen[..., 1:] & seen[..., :-1]).reshape(B, g, -1, S - 1)
     far = (pairs & ~near.unsqueeze(2)).sum(-1).reshape(seen.shape[:3])  # pairs of neighbours that differ
     keys = seen.sum(-1)

@@ -52,8 +52,13 @@ def _wrong_lines(a: Tensor, b: Tensor, kind: str) -> str:
     """Which of the rows, or of the columns, are wrong; "" if most or all of them are."""
     lines = (~_equal(a, b)).movedim(-2, 0).flatten(1).any(-1).nonzero().flatten().tolist()
     last = b.shape[-2] - 1
-    if not lines or len(lines) >= last:
+    if not lines or len(lines) > last:
         return ""
+    if len(lines) == last:
+        (right,) = set(range(last + 1)) - set(lines)
+        return {0: f"is right in the first {kind} only", last: f"is right in the last {kind} only"}.get(
+            right, ""
+        )
     zero = ", which holds nothing but 0" if (a[..., lines, :] == 0).all() else ""
     if len(lines) == 1:
         which = {0: "the first", last: "the last"}.get(lines[0], lines[0])
