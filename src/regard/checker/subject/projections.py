@@ -23,7 +23,6 @@ from regard.checker.subject import vocabulary
 
 _ROLES = ("query", "key", "value")
 _NORM = re.compile(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)$")
-_ROTARY = re.compile(r"rotary|rope|rotate", re.I)
 
 
 @dataclass(frozen=True)
@@ -90,20 +89,8 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
-        if owner is not module and bias is None:
-            bias = _only_bias(owner, weight)
         if matrices := tuple(_matrices(weight, owner if layer else None, role)):
             yield _Weight(path, matrices, bias, role)
-
-
-def _only_bias(owner: nn.Module, weight: Tensor) -> Tensor | None:
-    """Return the bias of a layer that holds one weight and one vector, whatever their names.
-
-    They are `w` and `b` in the Conv1D of openai/finetune-transformer-lm.
-    """
-    own = list(owner._parameters.values())
-    vectors = [p for p in own if p is not None and p.ndim == 1]
-    return vectors[0] if len(own) == 2 and len(vectors) == 1 and vectors[0].numel() in weight.shape else None
 
 
 def _inside_norm(path: str) -> bool:
@@ -300,9 +287,6 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
         if (match := _NORM.search(path)) is not None:
             extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = _norm_of(part)
             recognised.append(path)
-        elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (rotate := _rotation(part)):
-            extras["rotate"] = rotate
-            recognised.append(path)
     # The sink logits of gpt-oss have this name.
     if isinstance(sinks := getattr(module, "sinks", None), Tensor) and sinks.ndim == 1:
         extras["sinks"] = sinks
@@ -341,24 +325,4 @@ def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in vars(module).items():
         if pattern.search(name) and not isinstance(value, nn.Module) and value is not None:
             yield name, value if isinstance(value, Tensor) else torch.zeros(())
-    for name, part in module.named_modules():
-        if name and pattern.search(name) and _rotation(part) is None:
-            yield name, torch.zeros(())
-
-
-def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
-    """Return a function that rotates (B, H, T, D) from a first position, if `part` is a rotary module."""
-
-    def rotate(x: Tensor, start: int) -> Tensor:
-        before = torch.zeros(*x.shape[:2], start, x.shape[-1], dtype=x.dtype)
-        rotated: Tensor = part(torch.cat([before, x], 2).double())
-        return rotated[:, :, start:].to(x.dtype)
-
-    for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
-        try:
-            probe = torch.ones(1, 1, 3, int(width), dtype=torch.float64) if width else None
-            if probe is not None and rotate(probe, 0).shape == probe.shape:
-                return rotate
-        except Exception:  # a rotary module with another interface: the oracle cannot use it
-            continue
-    return None
+    yield from ((name, torch.zeros(())) for name, _ in module.named_modules() if pattern.search(name))
