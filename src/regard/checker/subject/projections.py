@@ -1,9 +1,9 @@
 """Finding a module's projections: which weights make queries, keys, values and the output.
 
-They are sought by name: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D, bare parameters, one
-set for each head of a list, `nn.MultiheadAttention`. The results are candidates, most plausible first. None of
-them is trusted: a candidate counts only once the oracle has reproduced the module's numbers with it. What has no
-such names is found by its numbers, in `inside`.
+They are sought by name: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D, bare parameters,
+one set for each head of a list, `nn.MultiheadAttention`. The results are candidates, most plausible first.
+None of them is trusted: a candidate counts only once the oracle has reproduced the module's numbers with
+it. What has no such names is found by its numbers, in `inside`.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ def multiply_rows(weights: Tensor, values: Tensor) -> RowProducts:
     """Multiply weights (B, H, rows, S) with values (B, G, S, E) of their dtype."""
     B, H, rows, S = weights.shape
     grouped = weights.reshape(B, values.shape[1], -1, S)  # (B, G, H / G · rows, S)
+    products: tuple[Tensor, ...]
     if weights.device.type == "cuda" and weights.dtype == torch.float32:
         products = grouped @ values, _multiply_sizes(grouped, values)
     else:
@@ -76,7 +77,7 @@ def multiply_by_blocks(m: AttentionMap, rows: Tensor, v: Tensor) -> RowProducts:
         if (partly := _span(some[:, block] & ~every[:, block])) is not None:
             at = grid(rows[partly], slice(start, stop), m.matrix, m.device)
             hidden = (~m.mask.allowed(at)).expand(B, H, -1, stop - start)
-            hidden = hidden.unflatten(1, (G, -1)).unflatten(-1, (parts, -1)).permute(0, 1, 4, 2, 3, 5)
+            hidden = hidden.view(B, G, H // G, -1, parts, weights.shape[-1]).permute(0, 1, 4, 2, 3, 5)
             within = slice(partly.start - near.start, partly.stop - near.start)
             of_rows = weights.view(B, G, parts, H // G, -1, weights.shape[-1])  # a row of each head
             of_rows[..., within, :].masked_fill_(hidden, -torch.inf)
@@ -91,7 +92,7 @@ def multiply_by_blocks(m: AttentionMap, rows: Tensor, v: Tensor) -> RowProducts:
             sizes = _multiply(half, values.abs().bfloat16())
             product = torch.cat([weights @ values.to(m.dtype), sizes], -1)
         for total, of_parts in ((products, product), (sums, row_sums)):
-            summed = of_parts.unflatten(0, (B, G, parts)).sum(2)  # (B, G, H / G · rows, …)
+            summed = of_parts.view(B, G, parts, *of_parts.shape[1:]).sum(2)  # (B, G, H / G · rows, …)
             total[:, :, near] += summed.view(B, H, -1, *total.shape[3:])
     factor = finite_lse(m.lse.index_select(2, rows)).neg_().exp_()
     weighted, sizes = products.mul_(factor[..., None]).chunk(2, -1)
