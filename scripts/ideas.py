@@ -114,7 +114,7 @@ IDEAS: dict[str, dict[str, tuple[Place, ...]]] = {
         ),
         "dropout on the weights, with the numbers of a row": (lesson("05_head", "## Dropout, on one row"),),
         "verify by hand: three tokens": (lesson("05_head", "A head small enough for paper"),),
-        "the task: check against PyTorch": (lesson("05_head", "Now the second witness"),),
+        "the task: check against PyTorch": (lesson("05_head", "Now compare with PyTorch"),),
         "the usual suspects when that check fails": (lesson("05_head", "five usual suspects"),),
     },
     "Several heads": {

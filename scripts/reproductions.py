@@ -15,9 +15,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-from regard.reproduce.catalogue import NAMES, load
 from regard.reproduce.chart import draw
 from regard.reproduce.record import PublishedResult, ReproductionCheck, ReproductionRecord
+from regard.reproduce.runs import NAMES, load
 from regard.support.files import atomic_write
 
 ROOT = Path(__file__).parent.parent

@@ -15,6 +15,7 @@ import hypothesis
 import matplotlib
 import pytest
 import torch
+from hypothesis.internal.conjecture import providers
 from matplotlib import pyplot
 
 from tests import built_site, global_state, sampling
@@ -34,6 +35,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("regard")
+# Hypothesis also draws the constants of all modules that are imported by then. To parse them takes seconds in
+# every worker, and the same test would draw other numbers in another order of the tests.
+providers.is_local_module_file = lambda path: False
 
 
 def pytest_report_header():

@@ -68,7 +68,6 @@ LONGER = {
     "recorder/result.py",
     "recorder/sources/listener.py",
     "recorder/sources/sdpa.py",
-    "show/data/contents.py",
 }
 FULLER = {"learn/judges"}
 

@@ -427,7 +427,8 @@ def _write_family(folder: Path, kind: str) -> None:
     from safetensors.torch import save_file
 
     from regard.gpt.files.families import FAMILIES, add_head
-    from regard.gpt.files.parameters import parameter_shapes
+    from regard.gpt.files.meta_device import without_weights
+    from regard.gpt.model import GPT
 
     settings: dict[str, Any] = {"model_type": kind, "vocab_size": 10, "eos_token_id": [1, 2]}
     if kind == "gpt2":
@@ -448,7 +449,9 @@ def _write_family(folder: Path, kind: str) -> None:
         }
     family = FAMILIES[kind]
     config = family.config(settings)
-    shapes, tensors = parameter_shapes(config), {}
+    with without_weights():
+        shapes = {name: tuple(x.shape) for name, x in GPT(config).state_dict().items()}
+    tensors = {}
     for name, part in add_head(family.parts(config), family.prefix, config).items():
         rows = {"q": 8, "k": 4, "v": 4}
         for source in part.names:

@@ -152,7 +152,7 @@ def test_texts_are_read_and_removed_from_every_view(
 def test_the_view_opens_on_a_telling_token_with_its_edges(page: Page, opened: Callable[..., str]) -> None:
     tokens = ["<s>", *["\n", " word", ".", " other"] * 10]
     seen = captured(41, tokens=tokens)
-    telling = Contents(seen, start=None).telling(0)
+    telling = Contents(seen, start=None)[0].telling(None)
     page.goto(opened(seen) + "#view=text")
     expect(page.locator("#view-text .text-notes h3").first).to_have_text(f"Token {telling}")
     assert tokens[telling].strip().isalpha()

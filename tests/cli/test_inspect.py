@@ -74,6 +74,8 @@ def test_a_page_of_texts_and_files_is_written_and_the_command_ends(folder: Path,
     assert result.exit_code == 0, result.output
     assert out.read_text("utf-8").startswith("<!doctype html>")
     assert f"Open {out} in any browser" in result.output
+    steps = ["Starting …", "Opening", "Reading text 1 of 3 …", "Writing the page …", "MB, made in"]
+    assert sorted(steps, key=result.output.index) == steps
     assert "queries run down, keys run across" in result.output
     assert "█" in result.output  # the first token looks at itself alone
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
+import regard.recorder.certificates.examination as certify
 from regard.attention.backends import fused_attention, settled_length
 from regard.attention.backends.plan import find_plan
 from regard.attention.backends.problem import prepare
@@ -106,6 +107,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for length in (16_384, 20_001, 33_000):
         yield f"forward with cells, {length} tokens", partial(long_cells, length)
     yield "a capture keeps overviews from the forward pass", captured_overviews
+    yield "a long text is certified if it is right, captured by blocks of keys", certified_by_blocks
     yield "pool, float32", partial(pool, regard.causal, 8, 8, 1024, F32)
     yield "pool, rows of a long overview sum to 1", long_pool
     for name in masks():
@@ -462,6 +464,44 @@ class SelfAttention(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (y.unflatten(-1, (-1, 64)).transpose(1, 2) for y in x.split([256, 128, 128], -1))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def certified_by_blocks() -> None:
+    """Evidence of long rows in blocks of keys, against that of the same rows as one matrix."""
+    q, k, v = (torch.randn(1, h, 5000, 128, device="cuda", dtype=BF16) for h in (32, 8, 8))
+    v[:, :, 2500:] *= 8.0
+    for mask in (regard.causal, regard.causal & regard.window(1000), regard.padding([4000])):
+        output, lse = regard.attend(q, k, v, mask=mask, return_lse=True)
+        m = regard.attention_map(q, k, mask=mask, lse=lse)
+        by_blocks = certify.examine(m, v, output)
+        limit, certify.NORMALISED = certify.NORMALISED, 1 << 62
+        try:
+            whole = certify.examine(m, v, output)
+        finally:
+            certify.NORMALISED = limit
+        assert by_blocks.certified, f"{mask}: {by_blocks}"
+        assert whole.certified, f"{mask}: {whole}"
+        assert abs(by_blocks.difference / by_blocks.tolerance - whole.difference / whole.tolerance) < 0.01
+        assert abs(by_blocks.row_sums - whole.row_sums) < 1e-5
+        wrong = {
+            "scale": m._with(scale=m.scale * 1.05),
+            "keys": m._with(k=k.roll(1, 2)),
+            "lse": m._with(lse=lse + 0.1),
+            "mask": m._with(mask=mask & regard.window(900)),
+        }
+        for name, other in wrong.items():
+            assert not certify.examine(other, v, output).certified, f"{mask}: a wrong {name} is certified"
+    # What the quick comparison leaves in doubt is compared again: large scores, equal values, infinity.
+    output, lse = regard.attend(9 * q, 9 * k, v, mask=regard.causal, return_lse=True)
+    assert certify.examine(
+        regard.attention_map(9 * q, 9 * k, mask=regard.causal, lse=lse), v, output
+    ).certified
+    m, same = regard.attention_map(q, k, mask=regard.causal), torch.ones_like(v)
+    evidence = certify.examine(m, same, regard.attend(q, k, same, mask=regard.causal))
+    assert evidence.problem == certify.SIMILAR_VALUES
+    v[:, :, -1] = torch.inf  # which only the last row sees
+    output = regard.attend(q, k, v, mask=regard.causal)
+    assert not certify.examine(m, v, output).certified
 
 
 def captured_overviews() -> None:

@@ -38,12 +38,12 @@ def test_no_key_is_a_sink_if_none_is_seen_by_enough() -> None:
 
 def _same_in_all_views(seen: Capture) -> None:
     contents = Contents(seen)
-    rows = contents.heads(0)
+    rows = contents[0].heads()
     table = seen.heads()
     assert len(rows) == len(table)
     for page_row, row in zip(rows, table, strict=True):
         layer = seen.layer(row.key)
-        on_map = contents.thumbnail(0, row.key).sinks[layer.heads.index(row.head)]
+        on_map = contents[0].thumbnail(row.key).sinks[layer.heads.index(row.head)]
         assert page_row["sink_key"] == row.sink_key == on_map["key"], row.place
         assert on_map["share"] == pytest.approx(row.scores["sink"].value, abs=1e-4)
 

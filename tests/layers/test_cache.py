@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import alibi, causal, chunks, documents, padding, prefix, rule, tensor_mask, window
+from regard import alibi, causal, chunks, documents, full, padding, prefix, rule, tensor_mask, window
 from regard.layers import Attention, KVCache, Rotary, SinkCache, WindowCache
+from regard.layers.cache_mask import mask_on_cached_keys
 from tests.sampling import examples, share
 
 
@@ -345,3 +346,13 @@ class TestCachedEqualsUncached:
             assert torch.allclose(
                 last, layer(torch.cat([x[order, :5], x[:, 5:]], 1))[:, 5:], rtol=0, atol=1e-12
             )
+
+
+@pytest.mark.parametrize("mask", [causal, window(3), causal.top_left, prefix(9), full, causal & window(2)])
+def test_only_masks_that_hide_nothing_from_the_newest_query_are_left_out(mask):
+    for n in range(1, 7):
+        cache = KVCache()
+        cache.update(torch.zeros(1, 1, n, 2), torch.zeros(1, 1, n, 2))
+        left = mask_on_cached_keys(mask, cache, 1, n)
+        assert torch.equal(left.to_dense(1, n), mask.to_dense(1, n))
+    assert (left is full) == (mask in (causal, full))

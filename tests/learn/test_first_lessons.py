@@ -73,7 +73,7 @@ def test_a_hint_has_no_names_that_the_code_has_not(tmp_path: Path) -> None:
     lesson = get_lesson(2)
     program = plain_solution(lesson.solution).replace(right, wrong).replace(*also)
     (outcome,) = (o for o in judged(lesson, program, tmp_path) if o.status == "wrong")
-    assert outcome.hint.endswith("`weights` is (5, 2, 5) and should be (2, 5, 5)")
+    assert outcome.hint.endswith("and should be (2, 5, 5); line 39: weights = torch.softmax(rows, dim=-1)")
 
 
 @pytest.mark.parametrize(

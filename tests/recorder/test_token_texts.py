@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.recorder.tokens_of_maps.tokens import decode_tokens, decode_vocabulary, encode_ids
-from regard.spans.token_texts import sentences_of_tokens, words_of_tokens
+from regard.spans.text_spans import sentences_of_tokens, words_of_tokens
 from regard.support.characters import join, locate, write_pieces
 from tests.sampling import examples
 from tests.spans.trained_tokenizers import byte_fallback, byte_level, slow_bytes

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.reproduce import catalogue, runs
+from regard.reproduce import runs
 from regard.reproduce.chart import Chart, draw
 from regard.reproduce.record import (
     Findings,
@@ -77,8 +77,8 @@ def test_every_chart_is_drawn() -> None:
 
 
 def test_every_result_is_described_in_at_most_150_lines() -> None:
-    for name in catalogue.NAMES:
-        module = catalogue.load(name)
+    for name in runs.NAMES:
+        module = runs.load(name)
         assert len(Path(str(module.__file__)).read_text(encoding="utf-8").splitlines()) <= 150, name
         assert isinstance(module.ABOUT, PublishedResult)
         about = module.ABOUT
@@ -87,7 +87,7 @@ def test_every_result_is_described_in_at_most_150_lines() -> None:
 
 def test_the_command_lists_the_results_and_runs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = CliRunner().invoke(app, ["reproduce"])
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(catalogue.NAMES)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(runs.NAMES)
 
     def run(options: RunOptions) -> Findings:
         options.report("halfway")
@@ -96,7 +96,6 @@ def test_the_command_lists_the_results_and_runs_one(tmp_path: Path, monkeypatch:
 
     about = PublishedResult("A title", ("A paper",), "A claim.", "A method.", "Limits.")
     stand_in = SimpleNamespace(ABOUT=about, run=run)
-    monkeypatch.setattr(catalogue, "load", lambda name: stand_in)
     monkeypatch.setattr(runs, "load", lambda name: stand_in)
     arguments = ["reproduce", "induction", "--quick", "--device", "cpu", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
@@ -112,7 +111,7 @@ def test_the_command_lists_the_results_and_runs_one(tmp_path: Path, monkeypatch:
 
 def test_an_unknown_result_is_refused() -> None:
     with pytest.raises(ValueError, match="name: expected one of"):
-        catalogue.load("nothing")
+        runs.load("nothing")
 
 
 def test_the_pages_are_up_to_date() -> None:
@@ -125,7 +124,7 @@ def test_the_pages_are_up_to_date() -> None:
 
 
 @pytest.mark.skipif(not os.environ.get("REGARD_ALL"), reason="some minutes: `make test-all` runs them")
-@pytest.mark.parametrize("name", catalogue.NAMES)
+@pytest.mark.parametrize("name", runs.NAMES)
 def test_quick_runs_end_with_a_verdict(name: str) -> None:
     record = runs.reproduce(name, RunOptions(quick=True, report=lambda line: None))
     assert record.findings.checks

@@ -97,7 +97,6 @@ def _write(mask: Mask, numbers: list[int], tensors: list[Tensor]) -> str:
 
 
 def _read(text: str, numbers: list[int], tensors: list[Tensor]) -> Mask:
-    """The mask that `_write` has written."""
 
     def fill(value: dict[str, Any]) -> Any:
         return numbers[value["number"]] if "number" in value else value

@@ -18,7 +18,6 @@ import torch
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.hypotheses import head_width
 from regard.checker.interpretation.understand import Understanding, understand
-from regard.checker.interpretation.understand_kernel import understand_kernel
 from regard.checker.interpreter import patched_functions, prepare_interpreter
 from regard.checker.probes.cache import ADAPTER, probe_cache
 from regard.checker.probes.dropout import probe_dropout
@@ -150,10 +149,7 @@ def ask(
 ) -> CheckSession:
     """Understand a subject and run every probe on it. The arguments are those of `check` and `understand`."""
     promised: dict[str, Any] = {"causal": options.get("causal"), "scale": scale, "always": always or {}}
-    if subject.kernel_layouts:
-        understanding = understand_kernel(subject, **promised)
-    else:
-        understanding = understand(subject, heads=heads, **promised)
+    understanding = understand(subject, heads=heads, **promised)
     # (T, B, C) is tried second: the other order is more usual, and an interpretation that is right stays.
     if understanding.right_intent is None and _is_time_first(understanding):
         time_first = understanding.subject.replaced(layout="TBC")

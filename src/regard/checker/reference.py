@@ -16,7 +16,6 @@ from torch import nn
 from regard.checker.errors import CheckError
 from regard.checker.interpretation.cases import Cases, max_length
 from regard.checker.interpretation.understand import Understanding, first_form, understand
-from regard.checker.interpretation.understand_kernel import understand_kernel
 from regard.checker.oracle.oracle import Observation
 from regard.checker.probes.behaviour import visible_heads, visible_tokens
 from regard.checker.reports.report import Report
@@ -134,7 +133,7 @@ def prepare_reference(
 ) -> CheckSession:
     """Find the shapes, the length and the precision in which the reference runs; it must be deterministic."""
     if subject.kernel_layouts:
-        understanding = understand_kernel(subject, causal=None, scale=None, always=always)
+        understanding = understand(subject, causal=None, heads=None, scale=None, always=always)
         subject, cases = understanding.subject, understanding.cases
     elif subject.layout in HEADS:
         subject = _with_layout(subject, always)

@@ -10,10 +10,11 @@ import typer
 
 from regard.cli.parts.options import MODELS, Files, Texts
 from regard.cli.parts.page_server import serve
+from regard.cli.parts.progress_bar import show_steps
 from regard.support.characters import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from regard.cli.parts.model import Model
     from regard.gpt import GPT
@@ -127,50 +128,75 @@ def inspect(
         raise ValueError("--with-model: expected it with --out FILE.html and a model, as in --out page.html")
     if exact and out is None:
         raise ValueError("--exact: expected it with --out FILE.html, as in --out page.html")
-    texts = _texts(text or [], file or [])
-    found = None if survey is None else _surveyed(survey)
 
     def prepare(report: ReportProgress) -> Prepared:
+        from regard.cli.parts.model import Model
         from regard.show.data.contents import Contents
 
         if captures:
             opened, inside, seen = None, None, [_loaded(path) for path in captures]
             titles = [path.name for path in captures]
         else:
-            # A total of 0 says that it is not known.
             name = model or "default"
-            report(f"opening {_spoken(name)}", 0, 0)
-            opened = _opened(console, name)
+            # A total of 0 says that it is not known.
+            report("opening the included model" if name == "default" else f"opening {name}", 0, 0)
+            opened = Model.open(name)
             inside = _fitting(opened) if with_model else None
-            seen = [_read(console, opened, texts, number, report) for number in range(len(texts))]
+            seen = [_read(opened, texts, number, report) for number in range(len(texts))]
             titles = [title for title, _ in texts]
         folder = run or (opened.run if opened else None)
         history = None if folder is None else _history(folder)
         if history and run is None:
             history["name"] = ""  # the model's own run, which is named by the model
-        report("choosing the head to begin with", 0, 0)
-        with console.status("Scoring the heads …"):
-            contents = Contents(seen, titles=titles, time=history, survey=found)
-            contents.prepare_first_view()
-            return Prepared(contents, opened, inside)
+        report("scoring the heads", 0, 0)
+        contents = Contents(seen, titles=titles, time=history, survey=found)
+        contents.prepare_first_view()
+        return Prepared(contents, opened, inside)
 
+    began = time.monotonic()
+    with show_steps(console, lines=out is not None) as show:
+        texts = _texts(text or [], file or [])
+        found = None if survey is None else _surveyed(survey)
+        if out is not None:
+            prepared = prepare(show)
+            _complete(prepared, texts[0][1], show)
+            contents = _write(console, prepared, out, exact, show)
     if out is None:
-        serve(lambda report: _site(prepare(report)), host=host, port=port, open_=open_)
+        serve(lambda report: _prepare_site(console, prepare, report), host=host, port=port, open_=open_)
         return
-    contents, opened, inside = prepare(lambda doing, done, of: None)
-    # A served page asks the model for this when a reader wants it; a written one has to hold it.
+    size, seconds = out.stat().st_size / 1e6, time.monotonic() - began
+    console.print(f"{escape(str(out))}: {size:.1f} MB, made in {seconds:.0f} s", markup=False)
+    _glimpse(contents)
+    typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
+
+
+def _prepare_site(
+    console: Any, prepare: Callable[[ReportProgress], Prepared], report: ReportProgress
+) -> Site:
+    """Prepare what is served; its steps are shown in a terminal, too, while the page waits."""
+
+    def report_both(doing: str, done: int, of: int) -> None:
+        show(doing, done, of)
+        report(doing, done, of)
+
+    with show_steps(console, lines=False) as show:
+        return _site(prepare(report_both))
+
+
+def _complete(prepared: Prepared, text: str, show: ReportProgress) -> None:
+    """Add what a served page asks the model for when a reader wants it: a written one has to hold it."""
+    contents, opened, inside = prepared
     if opened is not None and opened.can_generate:
-        contents.generation = _written(console, opened, texts[0][1], contents)
-    with console.status("Measuring cache policies …"):
-        contents.record_retention()
+        show("writing a few tokens", 0, 0)
+        contents.generation = _written(opened, text, contents)
+    show("measuring cache policies", 0, 0)
+    contents.record_retention()
     if opened is not None and opened.predicts and inside is None:
         from regard.show.data.lookup import record_lookup
 
-        with console.status("Turning heads off …"):
-            contents.lookup = record_lookup(contents, opened.run_cut)
-            contents.forget_meta()
-    _glimpse(_write(console, contents, out, inside, exact))
-    typer.echo(f"Open {escape(str(out))} in any browser: it needs no server and no network.")
+        show("turning heads off", 0, 0)
+        contents.lookup = record_lookup(contents, opened.run_cut)
+        contents.forget_meta()
 
 
 def _history(path: Path) -> dict[str, Any]:
@@ -210,38 +236,13 @@ def _loaded(path: Path) -> Capture:
     return found
 
 
-def _opened(console: Any, name: str) -> Model:
-    from rich.text import Text
-
-    from regard.cli.parts.model import Model
-
-    with console.status(Text(f"Opening {escape(_spoken(name))} …")):
-        return Model.open(name)
-
-
-def _spoken(name: str) -> str:
-    """A model's name as a sentence has it."""
-    return "the included model" if name == "default" else name
-
-
-def _read(
-    console: Any, opened: Model, texts: list[tuple[str, str]], number: int, report: ReportProgress
-) -> Capture:
-    """Read one of the texts; progress is shown in the terminal and reported."""
-    from rich.progress import Progress
-
+def _read(opened: Model, texts: list[tuple[str, str]], number: int, report: ReportProgress) -> Capture:
+    """Read one of the texts, and report how far it is."""
     name = "the text" if len(texts) == 1 else f"text {number + 1} of {len(texts)}"
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Reading", total=None)
-
-        def tell(doing: str, done: int, of: int) -> None:
-            bar.update(task, description=doing.capitalize(), completed=done, total=of or None)
-            report(f"{doing} {name}", done, of)
-
-        return opened.read(texts[number][1], tell)
+    return opened.read(texts[number][1], lambda doing, done, of: report(f"{doing} {name}", done, of))
 
 
-def _written(console: Any, opened: Model, text: str, contents: Any) -> list[Mapping[str, object]]:
+def _written(opened: Model, text: str, contents: Any) -> list[Mapping[str, object]]:
     """A few tokens with and without a cache, measured now: the page that is written will have no model.
 
     The text with these tokens is captured and added to the contents, so that the page can open it.
@@ -250,17 +251,16 @@ def _written(console: Any, opened: Model, text: str, contents: Any) -> list[Mapp
     lines: list[Mapping[str, object]] = []
     ids: list[int] = []
     start = text.strip()[:OPENING].partition(". ")[0]
-    with console.status("Writing a few tokens …"):
-        for line in opened.generate(start, tokens=24):
-            lines.append(line)
-            if isinstance(step := line.get("step"), dict):
-                ids.append(step["token_id"])
-            # A large model on a slow machine: fewer tokens, rather than a command that seems to hang.
-            if time.perf_counter() - began > PATIENCE:
-                break
-        if ids:
-            generated = opened.read(start, continuation=ids)
-            lines.append({"captured": contents.add(generated, "What the model wrote")})
+    for line in opened.generate(start, tokens=24):
+        lines.append(line)
+        if isinstance(step := line.get("step"), dict):
+            ids.append(step["token_id"])
+        # A large model on a slow machine: fewer tokens, rather than a command that seems to hang.
+        if time.perf_counter() - began > PATIENCE:
+            break
+    if ids:
+        generated = opened.read(start, continuation=ids)
+        lines.append({"captured": contents.add(generated, "What the model wrote")})
     return lines
 
 
@@ -271,16 +271,17 @@ def _fitting(opened: Model) -> GPT:
     return check_model(opened.module)
 
 
-def _write(console: Any, contents: Contents, out: Path, model: GPT | None, exact: bool) -> Contents:
-    """Write the page, say what it holds and how large it is, and return the contents that it has."""
+def _write(console: Any, prepared: Prepared, out: Path, exact: bool, show: ReportProgress) -> Contents:
+    """Write the page, say what it leaves out, and return the contents that it has."""
     from regard.show.saved.bundle import write
     from regard.show.saved.kept_heads import keep_telling_heads
     from regard.show.saved.pack import estimate_size
 
+    contents, _, model = prepared
+    show("choosing the heads to keep", 0, 0)
     size = estimate_size(contents, exact)
     if model is None and not exact:
-        with console.status("Choosing the heads to keep …"):
-            contents = keep_telling_heads(contents)
+        contents = keep_telling_heads(contents)
     if contents.left_out:
         kept = sum(len(layer.heads) for layer in contents.texts[0].layers)
         whole = (
@@ -291,11 +292,8 @@ def _write(console: Any, contents: Contents, out: Path, model: GPT | None, exact
     elif model is None and size > LARGE:
         less = "a shorter text, or a capture of some heads (regard.capture's heads=), takes less"
         console.print(f"The page will take about {size / 1e6:,.0f} MB: {less}", markup=False)
-    began = time.perf_counter()
-    with console.status("Writing the page …"):
-        write(contents, out, model=model, exact=exact)
-    written, seconds = out.stat().st_size / 1e6, time.perf_counter() - began
-    console.print(f"{escape(str(out))}: {written:.1f} MB, written in {seconds:.1f} s", markup=False)
+    show("writing the page", 0, 0)
+    write(contents, out, model=model, exact=exact)
     return contents
 
 
@@ -309,11 +307,11 @@ def _glimpse(contents: Contents) -> None:
     if contents.start is None:
         return
     layer, head = contents.start
-    row = next(row for row in contents.layer_heads(0, layer) if row["head"] == head)
+    row = next(row for row in contents[0].layer_heads(layer) if row["head"] == head)
     console = Console(highlight=False)
     label = f" ({title(row['label'])})" if row["label"] else ""
     console.print(f"\nLayer {layer}, head {head}{label}: queries run down, keys run across.", markup=False)
-    print_map(console, contents.head_map(0, layer, head).map[0, 0])
+    print_map(console, contents[0].head_map(layer, head).map[0, 0])
     console.print(f"{escape(row['sentence'])}\n", markup=False, soft_wrap=True)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -268,7 +268,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
                 if "doing" in line:
                     status.update(escape(str(line["doing"])))
 
-            outcomes = judge_in_process(lesson, folder / lesson.file, timeout=timeout, tell=tell)
+            outcomes = judge_in_process(lesson, folder / lesson.file, timeout=timeout, hints=hint, tell=tell)
     except CheckError as error:
         _print_printed(printed)
         typer.echo(f"regard: {escape(str(error))}", err=True)
@@ -277,10 +277,11 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
     program = (folder / lesson.file).read_text(encoding="utf-8")
     keys = {outcome.task: _key(outcome, program) for outcome in outcomes if outcome.hint}
     before = progress.hinted.get(lesson.number, [])
-    hinted = {task for task, key in keys.items() if key in before} if hint else None
+    # How many hints about this very code were told before.
+    told = {task: before.count(key) for task, key in keys.items()}
     if hint:
         # Only what is wrong now: the same mistake made again later begins with the first hint.
-        progress.hinted[lesson.number] = list(keys.values())
+        progress.hinted[lesson.number] = [key for task, key in keys.items() for _ in range(told[task] + 1)]
     progress.tries[lesson.number] = progress.tries.get(lesson.number, 0) + 1
     met = [outcome.mistake for outcome in outcomes if outcome.mistake]
     progress.met = list(dict.fromkeys([*progress.met, *met]))
@@ -288,7 +289,7 @@ def _judge(lesson: Lesson, folder: Path, hint: bool, timeout: float | None) -> i
         # setdefault: the day on which it was done first stays.
         progress.done.setdefault(lesson.number, _today())
     write_progress(folder, progress)  # before anything is printed: the reader's pipe may be closed
-    _print_outcomes(console, lesson, outcomes, hinted)
+    _print_outcomes(console, lesson, outcomes, told if hint else None)
     if is_done(outcomes):
         _celebrate(console, lesson, outcomes, folder)
     return next(EXIT_CODES[s] for s in EXIT_CODES if s in {outcome.status for outcome in outcomes})
@@ -327,47 +328,38 @@ def _judge_answer(lesson: Lesson, folder: Path, answer: str | None) -> int:
 
 
 def _key(outcome: Outcome, program: str) -> str:
-    """What is wrong in which code: asked about the same again, a hint says more."""
+    """The code of a task: asked about the same again, a hint says more."""
     from regard.learn.exercise import find_names
 
     code = [ast.dump(x) for x in ast.parse(program).body if outcome.task in find_names(x)]
     digest = hashlib.sha256("".join(code).encode()).hexdigest()[:8]
-    return f"{outcome.task} {digest}: {outcome.message}"
-
-
-def second_hint(lesson: Lesson, outcome: Outcome) -> str:
-    """Return what a second hint adds: the lines of the task. A number to predict is not given away."""
-    from regard.learn.exercise import solution_of
-
-    if outcome.more:
-        return outcome.more
-    code = solution_of(lesson.solution, outcome.task)
-    is_code = code.startswith(("def ", "class "))
-    return code if is_code else f"regard learn {lesson.number} --solution has the answer"
+    return f"{outcome.task} {digest}"
 
 
 def _print_outcomes(
-    console: Any, lesson: Lesson, outcomes: list[Outcome], hinted: Collection[str] | None
+    console: Any, lesson: Lesson, outcomes: list[Outcome], told: Mapping[str, int] | None
 ) -> None:
-    """Print what came of each task, with hints unless `hinted` is None: the tasks that had theirs before."""
+    """Print what came of each task, each with its next hint; `told` are those before, None for no hints."""
     from rich.text import Text
 
+    can_say_more = False
     for outcome in outcomes:
         head = f"{MARKS[outcome.status]} {outcome.task}"
         name = f": {outcome.mistake}." if outcome.mistake else ":"
         console.print(
             Text.assemble((escape(head + name), STYLES[outcome.status]), " ", escape(outcome.message))
         )
-        if hinted is not None and (outcome.hint or outcome.status == "wrong"):
-            text = outcome.hint or f"none for this; regard learn {lesson.number} --solution has the lines"
+        if told is not None and (outcome.hints or outcome.status == "wrong"):
+            number = told.get(outcome.task, 0)
+            over = f"regard learn {lesson.number} --solution has the answer"
+            hints = (*outcome.hints, over) if outcome.status == "wrong" else outcome.hints
+            text = hints[min(number, len(hints) - 1)]
             console.print(Text.assemble(("  hint: ", "cyan"), escape(text)))
-            if outcome.task in hinted:
-                more = second_hint(lesson, outcome)
-                console.print(Text.assemble(("  more:\n", "cyan"), escape(more)), soft_wrap=True)
-    if hinted is None and any(outcome.hint for outcome in outcomes):
+            can_say_more |= number + 1 < len(hints)
+    if told is None and any(outcome.hint for outcome in outcomes):
         console.print(f"\nHow to fix it: regard learn {lesson.number} --hint", style="dim")
-    elif hinted is not None and not hinted and any(outcome.hint for outcome in outcomes):
-        console.print("\nA second --hint says more.", style="dim")
+    elif can_say_more:
+        console.print("\nAnother --hint says more.", style="dim")
     mistake = next((outcome.mistake for outcome in outcomes if outcome.mistake), "")
     if mistake and (f"| `{mistake}` |" in lesson.text or lesson.number >= OWN_CODE):
         command = f"regard explain-mistake {mistake} --lesson {lesson.number}"

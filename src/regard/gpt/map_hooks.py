@@ -47,23 +47,16 @@ class LayerInputs(NamedTuple):
 def record_layer_inputs(layers: Sequence[Attention]) -> Iterator[list[LayerInputs]]:
     """Append a `LayerInputs` to the returned list for every attention call that this context makes."""
     records: list[LayerInputs] = []
+
+    def record(
+        layer: Attention, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Mask
+    ) -> Tensor:
+        records.append(LayerInputs(layer, q, k, mask))
+        return attend(q, k, v, mask)
+
     wrappers = MethodWrappers()
     for layer in layers:
         # `attend` and not `forward`: its arguments are after the rotation and after the cache.
-        wrappers.add(layer, "attend", functools.partial(_record, layer, records))
+        wrappers.add(layer, "attend", functools.partial(record, layer))
     with wrappers.active():
         yield records
-
-
-def _record(
-    layer: Attention,
-    records: list[LayerInputs],
-    attend: Callable[..., Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-) -> Tensor:
-    """Run a layer's `attend` and append its arguments to `records`."""
-    records.append(LayerInputs(layer, q, k, mask))
-    return attend(q, k, v, mask)

@@ -64,7 +64,9 @@ def write_headvis(result: SurveyResult, folder: str | PathLike[str]) -> None:
         for row in result.table:
             examples, index = result.place(row.key, row.head)
             file = data / "heads" / f"L{row.layer}H{row.head}.json"
-            _write(file, {**_head(result, examples, index), "statistics": _statistics(row, examples, index)})
+            windows = int(examples.peaks[index].sum())
+            words = {"label": head_title(row), "sentence": describe_head(row), "windows": windows}
+            _write(file, {**_head(result, examples, index), "statistics": words})
         if folder.exists():
             folder.rmdir()
         data.rename(folder)
@@ -87,7 +89,6 @@ def _write(path: Path, content: Any) -> None:
 
 
 def _config(result: SurveyResult) -> dict[str, Any]:
-    """What HeadVis reads first."""
     table = result.table
     about = {score.name: score.about for score in SCORE_WORDS}
     return {
@@ -121,14 +122,7 @@ def _metrics(row: HeadRow) -> dict[str, Any]:
     return {"layer": row.layer, "head": row.head, **finite}
 
 
-def _statistics(row: HeadRow, examples: LayerExamples, index: int) -> dict[str, Any]:
-    """The words that HeadVis shows of a head."""
-    windows = int(examples.peaks[index].sum())
-    return {"label": head_title(row), "sentence": describe_head(row), "windows": windows}
-
-
 def _head(result: SurveyResult, examples: LayerExamples, index: int) -> dict[str, Any]:
-    """The file of one head."""
     windows = examples.window[index]
     return {
         "sequences": [

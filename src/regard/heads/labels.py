@@ -162,6 +162,5 @@ def _is_clear(score: Estimate, minimum: float) -> bool:
 
 
 def _baseline(score: Estimate) -> float:
-    """The highest of the baselines."""
     # −inf, so that a score without any baseline does not raise.
     return max(x for x in (score.null, score.relabelled, score.positional, -math.inf) if not math.isnan(x))

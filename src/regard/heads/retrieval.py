@@ -205,7 +205,6 @@ def _at(number: int, x: Tensor) -> Tensor:
 
 
 def _rows(layer: LayerHeads, counts: HitCounts) -> Iterator[HeadRow]:
-    """The rows of a layer's heads."""
     stack, number = split_key(layer.key)
     tokens, total = counts.tokens, float(counts.tokens.sum())
     for i, (head, kv_head) in enumerate(zip(layer.heads, layer.kv_heads, strict=True)):

@@ -143,14 +143,9 @@ def _layer_candidates(
             clear = (count >= MIN_QUERIES) & (score >= MIN_SCORES[kind]) & (above >= MARGIN)
             heads = clear.nonzero().flatten().tolist()
             found += [Candidate(rank, float(above[head]), number, head) for head in heads]
-    return found or _differing_heads(number, weights)
-
-
-def _differing_heads(number: int, weights: Tensor) -> list[Candidate]:
-    """Return the heads of a layer with how much the rows of their weights (H, rows, S) differ.
-
-    It is 0 for a head that attends to a sink alone, and near 1 if no two queries attend to the same key.
-    """
+    if found:
+        return found
+    # How much the rows differ: 0 for a sink alone, near 1 if no two queries attend to the same key.
     differences = 0.5 * (weights - weights.mean(1, keepdim=True)).abs().sum(-1).mean(-1)  # (H,)
     return [Candidate(0, score, number, head) for head, score in enumerate(differences.tolist())]
 

@@ -24,7 +24,7 @@ from regard.interventions.cache_eviction import CacheEviction
 from regard.interventions.edge_block import EdgeBlock
 from regard.interventions.edit import CallPlace, Edit
 from regard.interventions.head_selection import HeadPair, HeadSelection, select_heads
-from regard.policies.evictions import random as random_keys
+from regard.policies.named_policies import random as random_keys
 from regard.recorder.attention_call import AttentionCall
 
 

@@ -27,13 +27,19 @@ def mask_on_cached_keys(mask: Mask, cache: KVCache, queries: int, keys: int) -> 
     if queries == 1:
         # From the oldest key to the newest; the first keys of a SinkCache stand far before the others.
         span = keys if cache.first == 0 else cache.length
-        conjuncts = [conjunct for conjunct in conjuncts if not conjunct.newest_sees(span)]
+        conjuncts = [conjunct for conjunct in conjuncts if not _shows_all(conjunct, span)]
     if evicted:
         conjuncts = [
             conjunct if conjunct is cache.rule else _translate(conjunct, cache.first, evicted)
             for conjunct in conjuncts
         ]
     return conjunction(conjuncts)
+
+
+def _shows_all(mask: Mask, keys: int) -> bool:
+    """Whether the newest query sees the latest `keys` keys, by the numbers of a band."""
+    band = mask.band(1, keys)
+    return band is not None and band.holds(0) and band.holds(1 - keys)
 
 
 def _translate(mask: Mask, first: int, evicted: int) -> Mask:

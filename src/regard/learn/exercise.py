@@ -133,6 +133,24 @@ def marked_statements(code: str) -> list[str]:
     return [ast.get_source_segment(code, node) or "" for node in marked]
 
 
+def marks_of(solution: str) -> dict[str, str]:
+    """Return what the statements that the learner writes should be, each by its code on one line.
+
+    >>> marks_of("half = 1 / 2  #: one over two")
+    {'half = 1 / 2': 'one over two'}
+    """
+    lines = solution.splitlines()
+    return {
+        one_line(ast.get_source_segment(solution, node) or ""): _mark(node, lines)
+        for node in _marked(ast.parse(solution), lines)
+    }
+
+
+def one_line(code: str) -> str:
+    """Return a statement on one line and without its comments."""
+    return " ".join(line.split("  #")[0].strip() for line in code.splitlines())
+
+
 def _marked(tree: ast.AST, lines: list[str]) -> list[ast.stmt]:
     """The statements for the learner to write, in the order of their lines."""
     marked = (node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _mark(node, lines))

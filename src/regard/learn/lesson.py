@@ -100,7 +100,8 @@ class Outcome:
     message: str
     mistake: str = ""  # its name in the catalogue or in `mistakes`, if it is a known one
     hint: str = ""
-    more: str = ""  # what a second hint adds; the solution of the task if empty
+    more: str = ""  # what is told after `hint`, if that is not all
+    hints: tuple[str, ...] = ()
     picture: WeightPicture | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,8 +111,8 @@ class Outcome:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Outcome:
         """Return the outcome that `to_dict` made into data."""
-        picture = data["picture"]
-        return cls(**{**data, "picture": picture if picture is None else WeightPicture(**picture)})
+        picture = data["picture"] and WeightPicture(**data["picture"])
+        return cls(**{**data, "picture": picture, "hints": tuple(data["hints"])})
 
 
 @dataclass(frozen=True)

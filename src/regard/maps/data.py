@@ -78,7 +78,6 @@ class MapData:
         return self._with(**tensors, mask=mask)
 
     def _stored(self) -> StoredMap:
-        """What a file holds of it."""
         tensors = self.tensors()
         if self.kept is not None:
             tensors |= dict(zip(KEPT, (self.kept.mass, self.kept.max), strict=True))
@@ -121,7 +120,8 @@ class MapData:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        return torch.promote_types(working_dtype(self.q.dtype), self.lse.dtype)
+        own = working_dtype(self.q.dtype)
+        return own if self.lse.dtype == own else torch.promote_types(own, self.lse.dtype)
 
     @property
     def stored_dtype(self) -> torch.dtype:

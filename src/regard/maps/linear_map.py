@@ -83,7 +83,6 @@ class LinearAttentionMap(SignedMap):
         self.axes = axes
 
     def _with(self, **fields: Any) -> Self:
-        """A copy with some fields changed."""
         return type(self)(**vars(self) | fields)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -96,7 +95,6 @@ class LinearAttentionMap(SignedMap):
         return self._with(**tensors, rows=None)
 
     def _stored(self) -> storage.StoredMap:
-        """What a file holds of it."""
         options = {
             "delta_rule": self.delta_rule,
             "scale": self.scale,
@@ -131,7 +129,6 @@ class LinearAttentionMap(SignedMap):
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
-        """(B, H, T, S), also where the batch or head axis was indexed away."""
         B, H, S = self.beta.shape
         return B, H, len(self.rows), S
 
@@ -142,12 +139,10 @@ class LinearAttentionMap(SignedMap):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the entries."""
         return working_dtype(self.q.dtype)
 
     @property
     def device(self) -> torch.device:
-        """The device that entries are computed on."""
         return self.q.device
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -163,7 +158,6 @@ class LinearAttentionMap(SignedMap):
         return self._with(q=q, k=k, **others)
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
-        """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
         H = self.matrix[1]
         start, stop, _ = heads.indices(H)
         heads = slice(start, stop)
@@ -196,7 +190,6 @@ class LinearAttentionMap(SignedMap):
 
     @torch.no_grad()
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
-        """The entries of some rows and keys, each a slice or a tensor of indices: (B, H, rows, keys)."""
         B, H, T, S = self.matrix
         row_index, key_index = _as_index(rows, T).cpu(), _as_index(keys, S).cpu()
         refuse_large(B * H * len(row_index) * len(key_index) * self.dtype.itemsize, DENSE_LIMIT)
@@ -227,7 +220,6 @@ class LinearAttentionMap(SignedMap):
             yield self.select(slice(None), heads, Axes()), heads
 
     def visible_blocks(self, blocks: Blocks) -> Tensor:
-        """Which of the `blocks` may hold an entry that is not 0, (R, C)."""
         after = self.rows.start + blocks.T - blocks.S  # blocks count the last rows as those of the last keys
         return blocks.q_last + after >= blocks.k_first
 
@@ -393,7 +385,6 @@ class LinearAttentionMap(SignedMap):
 
     @torch.no_grad()
     def diagonal(self, offset: int = 0) -> Tensor:
-        """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
         _, _, T, S = self.matrix
         rows, _ = diagonal_spans(offset, T, S)
         back = self.rows.start - offset  # by how much a key comes before its query
@@ -429,7 +420,6 @@ class LinearAttentionMap(SignedMap):
 
 
 def _as_index(index: slice | Tensor, size: int) -> Tensor:
-    """A slice or a tensor of indices as a tensor of indices."""
     return torch.arange(*index.indices(size), device="cpu") if isinstance(index, slice) else index
 
 

@@ -122,7 +122,6 @@ class AttentionMap(MapData, LazyMatrix):
         return precision.precise_lse(self, rows)
 
     def to_dense(self, limit: int = DENSE_LIMIT) -> Tensor:
-        """The whole matrix as a tensor (B, H, T, S); ValueError if it would take more than `limit` bytes."""
         B, H, T, S = self.matrix
         refuse_large(B * H * T * S * self.dtype.itemsize, limit)
         dense = self.q.new_zeros(B, H, T, S, dtype=self.dtype)

@@ -55,7 +55,6 @@ class SignedMap(LazyMatrix):
         return DifferenceMap(self, other) if isinstance(other, LazyMatrix) else NotImplemented
 
     def to_dense(self, limit: int = DENSE_LIMIT) -> Tensor:
-        """The whole matrix as a tensor (B, H, T, S); ValueError if it would take more than `limit` bytes."""
         refuse_large(math.prod(self.shape) * self.dtype.itemsize, limit)
         dense = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         q_bins, k_bins = self._whole_bins()
@@ -100,7 +99,6 @@ class SignedMap(LazyMatrix):
         return (self @ torch.ones(self.shape[-1], 1, dtype=self.dtype, device=self.device)).squeeze(-1)
 
     def received(self, weights: Tensor | None = None) -> Tensor:
-        """The sum of every column, (B, H, S), of rows times `weights` (B, H, T) if they are given."""
         T = self.shape[-2]
         if weights is None:
             weights = torch.ones(T, dtype=self.dtype, device=self.device)
@@ -170,7 +168,6 @@ class SignedMap(LazyMatrix):
         return max(least, min(side, most if self.device.type == "cpu" else side))
 
     def _whole_bins(self) -> tuple[Bins, Bins]:
-        """All rows and all keys."""
         q_bins, k_bins = (whole_bins(n, self._side(), self.device) for n in self.shape[-2:])
         return q_bins, k_bins
 
@@ -202,33 +199,26 @@ class DifferenceMap(SignedMap):
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
-        """(B, H, T, S), also where the batch or head axis was indexed away."""
         return self.left.matrix
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the entries."""
         return torch.promote_types(self.left.dtype, self.right.dtype)
 
     @property
     def device(self) -> torch.device:
-        """The device that entries are computed on."""
         return self.left.device
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
-        """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
         return type(self)(*(m.select(batch, heads, axes) for m in (self.left, self.right)))
 
     def select_rows(self, rows: slice) -> Self:
-        """Select a run of `rows`."""
         return type(self)(*(m.select_rows(rows) for m in (self.left, self.right)))
 
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
-        """The entries of some rows and keys, each a slice or a tensor of indices: (B, H, rows, keys)."""
         return self.left.tile(rows, keys) - self.right.tile(rows, keys)
 
     def visible_blocks(self, blocks: Blocks) -> Tensor:
-        """Which of the `blocks` may hold an entry that is not 0, (R, C)."""
         return self.left.visible_blocks(blocks) | self.right.visible_blocks(blocks)
 
     def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> Overview:
@@ -248,11 +238,9 @@ class DifferenceMap(SignedMap):
         return left - right
 
     def takes_values(self, v: Tensor) -> bool:
-        """Whether `m @ v` takes values of this shape."""
         return all(m.takes_values(v) for m in (self.left, self.right))
 
     def diagonal(self, offset: int = 0) -> Tensor:
-        """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
         left, right = (m.diagonal(offset) for m in (self.left, self.right))
         return left - right
 

@@ -36,33 +36,26 @@ class WeightedMap(SignedMap):
 
     @property
     def matrix(self) -> tuple[int, int, int, int]:
-        """(B, H, T, S), also where the batch or head axis was indexed away."""
         return self.attention.matrix
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the entries."""
         return self.attention.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device that entries are computed on."""
         return self.attention.device
 
     def select(self, batch: slice, heads: slice, axes: Axes | None = None) -> Self:
-        """Select the sequences `batch` and the `heads`; `axes`, by default the same, are left to index."""
         return type(self)(self.attention.select(batch, heads, axes), self.u[batch, heads])
 
     def select_rows(self, rows: slice) -> Self:
-        """Select a run of `rows`."""
         return type(self)(self.attention.select_rows(rows), self.u)
 
     def tile(self, rows: slice | Tensor, keys: slice | Tensor = slice(None)) -> Tensor:
-        """The entries of some rows and keys, each a slice or a tensor of indices: (B, H, rows, keys)."""
         return self._shaped(reductions.tile(self.attention, rows, keys) * self.u[:, :, None, keys])
 
     def visible_blocks(self, blocks: Blocks) -> Tensor:
-        """Which of the `blocks` may hold an entry that is not 0, (R, C)."""
         return find_visibility(self.attention.mask, blocks)[0]
 
     def _pool(self, rows: Tensor, cols: Tensor, reduce: str) -> overview.Overview:
@@ -90,7 +83,6 @@ class WeightedMap(SignedMap):
         return self.attention.k.shape[1]
 
     def diagonal(self, offset: int = 0) -> Tensor:
-        """The entries [i, i + offset], as `torch.diagonal` numbers them; −1 is the previous token."""
         diagonal = reductions.diagonal(self.attention, offset)  # (B, H, N)
         # The key of the first entry: below the main diagonal it is key 0.
         first = max(0, offset)

@@ -17,7 +17,9 @@ from regard.attention.masks.grid import grid
 from regard.maps import AttentionMap
 from regard.maps.data import MapData
 from regard.maps.tile_passes.dense_rows import tile_scores
+from regard.monitor.history import MEASURES
 
+MEANS = ("entropy", "relative_entropy", "distance", "across", "padding", "gate")  # over the rows that count
 NUMBERS = 1 << 24  # scores that are computed at a time: 64 MiB in float32
 GOLDEN = 0.6180339887498949  # its multiples never repeat an offset, and are spread evenly
 
@@ -32,74 +34,30 @@ class BatchTokens:
 
 @dataclass
 class HeadReading:
-    """Sums and maxima of every head of a layer over rows: each (H,), and `received` and `seen` (H, S)."""
+    """Sums and maxima of every head of a layer over the rows that count: not padding, with a visible key."""
 
-    rows: Tensor
-    """The number of rows that count: not padding, and with a visible key."""
-    max_score: Tensor
-    max_lse: Tensor
-    min_lse: Tensor
-    entropy: Tensor
-    relative_entropy: Tensor
-    distance: Tensor
-    across: Tensor
-    padding: Tensor
-    gate: Tensor
-    q_norm: Tensor
-    k_norm: Tensor
-    received: Tensor
-    seen: Tensor
-    unknown: tuple[str, ...] = ()
+    sums: dict[str, Tensor]
+    """The number of rows and what adds up over them, (H,) each; "received" and "seen" by key, (H, S)."""
+    maxima: dict[str, Tensor]
+    """All of which the largest counts, (H,) each; the least lse is turned around."""
+    unknown: tuple[str, ...]
     """The measures that the batch or the layer says nothing of."""
-
-    def sums(self) -> Tensor:
-        """All that adds up over ranks, as one tensor."""
-        one_each = (self.rows, self.entropy, self.relative_entropy, self.distance, self.across, self.padding)
-        return torch.cat([torch.stack([*one_each, self.gate], -1), self.received, self.seen], -1)
-
-    def maxima(self) -> Tensor:
-        """All of which the largest counts, as one tensor; the least lse is turned around."""
-        return torch.stack([self.max_score, self.max_lse, -self.min_lse, self.q_norm, self.k_norm], -1)
-
-    def replace(self, sums: Tensor, maxima: Tensor) -> None:
-        """Take sums and maxima over all ranks."""
-        S = self.received.shape[-1]
-        one_each = sums[:, : -2 * S].unbind(-1)
-        self.rows, self.entropy, self.relative_entropy, self.distance = one_each[:4]
-        self.across, self.padding, self.gate = one_each[4:]
-        self.received, self.seen = sums[:, -2 * S : -S], sums[:, -S:]
-        self.max_score, self.max_lse, least, self.q_norm, self.k_norm = maxima.unbind(-1)
-        self.min_lse = -least
 
     def values(self) -> dict[str, list[float | None]]:
         """The numbers of every head by name: means over the rows, and extremes. None where no row counts."""
-        count = self.rows.clamp(min=1)
+        rows, received, seen = (self.sums[name] for name in ("rows", "received", "seen"))
         # A key that few rows see could have a large mean by chance.
-        often = self.seen >= self.seen.amax(-1, keepdim=True).clamp(min=2) / 2
-        shares = (self.received / self.seen.clamp(min=1)).masked_fill(~often, 0.0)
-        sink, key = shares.max(-1)
-        found = {
-            "max_score": self.max_score,
-            "entropy": self.entropy / count,
-            "relative_entropy": self.relative_entropy / count,
-            "sink": sink,
-            "sink_key": key.to(sink.dtype),
-            "min_lse": self.min_lse,
-            "max_lse": self.max_lse,
-            "distance": self.distance / count,
-            "across": self.across / count,
-            "padding": self.padding / count,
-            "gate": self.gate / count,
-            "q_norm": self.q_norm,
-            "k_norm": self.k_norm,
-        }
-        for name in self.unknown:
-            found[name] = torch.full_like(sink, torch.nan)
-        table = torch.stack([x.masked_fill(self.rows == 0, torch.nan) for x in found.values()]).tolist()
+        often = seen >= seen.amax(-1, keepdim=True).clamp(min=2) / 2
+        sink, key = (received / seen.clamp(min=1)).masked_fill(~often, 0.0).max(-1)
+        found = {"sink": sink, "sink_key": key.to(sink.dtype)} | self.maxima
+        found["min_lse"] = -found["min_lse"]
+        found |= {name: self.sums[name] / rows.clamp(min=1) for name in MEANS}
+        found |= {name: torch.full_like(sink, torch.nan) for name in self.unknown}
+        table = torch.stack([found[name].masked_fill(rows == 0, torch.nan) for name in MEASURES]).tolist()
         return {
             # JSON has neither NaN nor infinity.
             name: [x if math.isfinite(x) else None for x in row]
-            for name, row in zip(found, table, strict=True)
+            for name, row in zip(MEASURES, table, strict=True)
         }
 
 
@@ -120,43 +78,26 @@ def read(m: AttentionMap, rows: Tensor, tokens: BatchTokens) -> HeadReading:
     # BatchTokens of another length than the keys, as those of an encoder, say nothing of this layer's keys.
     real = None if real is None or real.shape != (B, S) else real.to(m.device)
     documents = None if documents is None or documents.shape != (B, S) else documents.to(m.device)
-    reading = _nothing(m)
-    known = {"padding": real, "across": documents, "gate": m.sinks}
-    reading.unknown = tuple(name for name, x in known.items() if x is None)
-    reading.q_norm = torch.linalg.vector_norm(m.q.index_select(2, rows).float(), dim=-1).amax((0, 2))
+    q_norm = torch.linalg.vector_norm(m.q.index_select(2, rows).float(), dim=-1).amax((0, 2))
     lengths = torch.linalg.vector_norm(m.k.float(), dim=-1)  # (B, G, S)
     if real is not None:
         lengths = lengths.masked_fill(~real[:, None], 0.0)
-    reading.k_norm = lengths.amax((0, 2)).repeat_interleave(H // m.k.shape[1])
+    k_norm = lengths.amax((0, 2)).repeat_interleave(H // m.k.shape[1])
+    zeros = m.lse.new_zeros(1 + len(MEANS), H, dtype=m.dtype)
+    by_key = m.lse.new_zeros(2, H, S, dtype=m.dtype)
+    lowest = m.lse.new_full((3, H), -torch.inf, dtype=m.dtype)
+    known = {"padding": real, "across": documents, "gate": m.sinks}
+    reading = HeadReading(
+        dict(zip(("rows", *MEANS, "received", "seen"), (*zeros, *by_key), strict=True)),
+        dict(zip(("max_score", "max_lse", "min_lse"), lowest, strict=True))
+        | {"q_norm": q_norm, "k_norm": k_norm},
+        tuple(name for name, x in known.items() if x is None),
+    )
     for b, heads, some in _parts(m, rows):
         part = m.select(slice(b, b + 1), heads)
         of_text = BatchTokens(None if real is None else real[b], None if documents is None else documents[b])
         _add(reading, part, heads, some, of_text, S - T)
     return reading
-
-
-def _nothing(m: AttentionMap) -> HeadReading:
-    """The reading of no rows."""
-    H, S = m.matrix[1], m.matrix[3]
-    zeros = iter(m.lse.new_zeros(9, H, dtype=m.dtype))
-    low, high = (m.lse.new_full((H,), x, dtype=m.dtype) for x in (-torch.inf, torch.inf))
-    received, seen = m.lse.new_zeros(2, H, S, dtype=m.dtype)
-    return HeadReading(
-        rows=next(zeros),
-        max_score=low,
-        max_lse=low.clone(),
-        min_lse=high,
-        entropy=next(zeros),
-        relative_entropy=next(zeros),
-        distance=next(zeros),
-        across=next(zeros),
-        padding=next(zeros),
-        gate=next(zeros),
-        q_norm=next(zeros),
-        k_norm=next(zeros),
-        received=received,
-        seen=seen,
-    )
 
 
 def _parts(m: AttentionMap, rows: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
@@ -192,29 +133,30 @@ def _add(
     weights /= total.unsqueeze(-1).clamp(min=torch.finfo(scores.dtype).tiny)
     weights.masked_fill_(~counts.unsqueeze(-1), 0.0)
 
-    reading.rows[heads] += counts.sum(-1)
-    for name, of_rows in (("max_score", top), ("max_lse", lse)):
-        whole = getattr(reading, name)
+    for name, of_rows in (("max_score", top), ("max_lse", lse), ("min_lse", -lse)):
         highest = of_rows.masked_fill(~counts, -torch.inf).amax(-1)
-        whole[heads] = torch.maximum(whole[heads], highest)
-    lowest = lse.masked_fill(~counts, torch.inf).amin(-1)
-    reading.min_lse[heads] = torch.minimum(reading.min_lse[heads], lowest)
+        reading.maxima[name][heads] = torch.maximum(reading.maxima[name][heads], highest)
 
     entropy = torch.special.entr(weights).sum(-1)
     keys = visible.sum(-1)
     positions = torch.arange(S, device=m.device)
     back = (rows + shift)[:, None] - positions
-    reading.entropy[heads] += entropy.sum(-1)
     # A row that sees one key has all the entropy that it can have.
     relative = (entropy / keys.clamp(min=2).log()).where(keys > 1, counts.to(entropy))
-    reading.relative_entropy[heads] += relative.sum(-1)
-    reading.distance[heads] += (weights * back).sum((-1, -2))
+    added = {
+        "rows": counts.sum(-1),
+        "entropy": entropy.sum(-1),
+        "relative_entropy": relative.sum(-1),
+        "distance": (weights * back).sum((-1, -2)),
+        "received": weights.sum(-2),
+        "seen": (visible & counts.unsqueeze(-1)).sum(-2),
+    }
     if sinks is not None:
-        reading.gate[heads] += (sinks - lse).exp().masked_fill(~counts, 0.0).sum(-1)
+        added["gate"] = (sinks - lse).exp().masked_fill(~counts, 0.0).sum(-1)
     if tokens.real is not None:
-        reading.padding[heads] += weights[..., ~tokens.real].sum((-1, -2))
+        added["padding"] = weights[..., ~tokens.real].sum((-1, -2))
     if tokens.documents is not None:
         own = tokens.documents[(rows + shift).clamp(0, S - 1)]
-        reading.across[heads] += (weights * (own[:, None] != tokens.documents)).sum((-1, -2))
-    reading.received[heads] += weights.sum(-2)
-    reading.seen[heads] += (visible & counts.unsqueeze(-1)).sum(-2)
+        added["across"] = (weights * (own[:, None] != tokens.documents)).sum((-1, -2))
+    for name, x in added.items():
+        reading.sums[name][heads] += x

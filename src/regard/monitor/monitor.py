@@ -226,7 +226,7 @@ class Monitor:
                     self._note(str(error))
                     return output
             self.problem = ""
-            named = {name: x for name, x in named_arguments(forward, args, kwargs) if name}
+            named = {name: x for name, x in named_arguments(self.model, args, kwargs) if name}
             self._record(seen, named, began)
         return output
 
@@ -294,24 +294,23 @@ class Monitor:
         if self.group is None or not readings:
             return
         # Ranks may read texts of other lengths: the attention that keys receive is as long as the longest.
-        lengths = [x.received.shape[-1] for x in readings]
-        length = torch.tensor(lengths, device=readings[0].received.device)
+        lengths = [x.sums["received"].shape[-1] for x in readings]
+        length = torch.tensor(lengths, device=readings[0].sums["received"].device)
         distributed.all_reduce(length, distributed.ReduceOp.MAX, group=self.group)
-        for reading, most in zip(readings, length.tolist(), strict=True):
-            missing = (0, most - reading.received.shape[-1])
-            reading.received = nn.functional.pad(reading.received, missing)
-            reading.seen = nn.functional.pad(reading.seen, missing)
-        sums = self._reduce([x.sums() for x in readings], distributed.ReduceOp.SUM)
-        maxima = self._reduce([x.maxima() for x in readings], distributed.ReduceOp.MAX)
-        for reading, added, largest in zip(readings, sums, maxima, strict=True):
-            reading.replace(added, largest)
+        for reading, own, most in zip(readings, lengths, length.tolist(), strict=True):
+            for name in ("received", "seen"):
+                reading.sums[name] = nn.functional.pad(reading.sums[name], (0, most - own))
+        self._reduce([x.sums for x in readings], distributed.ReduceOp.SUM)
+        self._reduce([x.maxima for x in readings], distributed.ReduceOp.MAX)
 
-    def _reduce(self, parts: Sequence[Tensor], operation: Any) -> list[Tensor]:
-        """Reduce tensors over the ranks, all of them at once."""
+    def _reduce(self, tables: Sequence[dict[str, Tensor]], operation: Any) -> None:
+        """Reduce the tensors of tables over the ranks, all of them at once."""
+        parts = [x for table in tables for x in table.values()]
         whole = torch.cat([part.flatten() for part in parts])
         distributed.all_reduce(whole, operation, group=self.group)
-        pieces = torch.split(whole, [part.numel() for part in parts])
-        return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        pieces = iter(torch.split(whole, [part.numel() for part in parts]))
+        for table in tables:
+            table.update({name: next(pieces).view_as(x) for name, x in table.items()})
 
     def _hand_out(self, record: StepRecord) -> None:
         """Write a record to the file, the loggers and the terminal."""
@@ -356,7 +355,6 @@ def _callers_level() -> int:
 
 
 def _layer_record(layer: Layer, reading: HeadReading | None) -> HeardLayer:
-    """The record of a layer."""
     if reading is None:
         return HeardLayer(layer.name, False, LINEAR, {})
     certified = layer.evidence.certified

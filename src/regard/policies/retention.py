@@ -18,12 +18,10 @@ from torch import Tensor
 from regard.attention.arguments import check_whole_number, is_number
 from regard.attention.masks.base import Mask
 from regard.maps import AttentionMap
-from regard.policies.evictions import random
 from regard.policies.joined_layers import CachedLayer, join_layers
 from regard.policies.measurement import MapRetention, attend_whole, measure, measure_own
-from regard.policies.named_policies import find_policy
+from regard.policies.named_policies import best, find_policy, random
 from regard.policies.policy import Eviction, Policy
-from regard.policies.selections import best
 from regard.support.cell_output import PrintedOutput
 from regard.support.table import Column, Table
 

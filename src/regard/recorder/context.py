@@ -42,15 +42,21 @@ from regard.support.characters import escape
 class CaptureBlock:
     """The context manager of `with regard.capture(model) as seen: …`.
 
-    `sources` are attached for as long as the block is open. `warn` says whether modules that mix tokens and
-    were not captured are reported by a warning; `seen.missing` and `seen.other_mixers` always list them.
+    The sources that fit the model, or the `adapters`, are attached for as long as the block is open. Modules
+    that mix tokens and were not captured are reported by a warning if `warn` is set, as it is unless the user
+    has chosen adapters; `seen.missing` and `seen.other_mixers` always list them.
     """
 
+    mixers: TokenMixers
+    sources: Sequence[Attach]
+
     def __init__(
-        self, model: nn.Module, recording: Recording, sources: Sequence[Attach], warn: bool = True
+        self, model: nn.Module, recording: Recording, adapters: Mapping[str, Callable[..., Any]] | None
     ) -> None:
-        self.model, self.recording, self.sources = model, recording, sources
-        self.mixers, self.warn = TokenMixers(model), warn
+        with unchanged(model, recall=True):
+            choose_sources(model, adapters)  # a model that cannot be captured is refused here
+        self.model, self.recording, self.adapters = model, recording, adapters
+        self.warn = adapters is None
         self._undo = ExitStack()
         self._opened = False
 
@@ -62,6 +68,7 @@ class CaptureBlock:
             )
         self._opened = True
         with ExitStack() as undo, unchanged(self.model):
+            self.mixers, self.sources = TokenMixers(self.model), choose_sources(self.model, self.adapters)
             undo.enter_context(self.mixers.watched())
             if self.recording.stream is not None:
                 undo.enter_context(self.recording.stream.attached())
@@ -267,25 +274,23 @@ def capture(
         )
     shard = None if ranks is None else ranks.new_shard()
     stream = _stream_recorder(model, adapters, tokenizer) if contributions else None
-    with unchanged(model):
-        recording = Recording(
-            layers=layers,
-            heads=heads,
-            dtype=dtype,
-            values=values or contributions,
-            verify=verify,
-            overviews=overviews,
-            store=store_for(folder, budget, store, shard),
-            join_calls=store == "maps",
-            model=model_name(model),
-            decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
-            stream=stream,
-            picture_reader=PictureReader(model, attention_names(model, adapters), patches),
-            shard=shard,
-            ranks=ranks,
-        )
-        # With adapters the user has chosen the modules, so the others are not reported as missing.
-        block = CaptureBlock(model, recording, choose_sources(model, adapters), warn=adapters is None)
+    recording = Recording(
+        layers=layers,
+        heads=heads,
+        dtype=dtype,
+        values=values or contributions,
+        verify=verify,
+        overviews=overviews,
+        store=store_for(folder, budget, store, shard),
+        join_calls=store == "maps",
+        model=model_name(model),
+        decode=None if tokenizer is None else functools.partial(decode_tokens, tokenizer),
+        stream=stream,
+        picture_reader=PictureReader(model, functools.partial(attention_names, model, adapters), patches),
+        shard=shard,
+        ranks=ranks,
+    )
+    block = CaptureBlock(model, recording, adapters)
     if text is None and inputs is None:
         if predictions:
             raise ValueError(

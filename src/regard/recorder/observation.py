@@ -96,7 +96,7 @@ def _run_pass(
 ) -> Any:
     """Run a model's `forward` so that the receiver knows where a forward pass begins and ends."""
     arguments = ModelArguments(args, kwargs)
-    tokens = _pass_tokens(forward, arguments)
+    tokens = _pass_tokens(model, arguments)
     with receiver.forward_pass(tokens, in_decoder), ExitStack() as undo:
         # A model inside of the model is given embeddings or a part of the text.
         if receiver.keeps_arguments and receiver.running == 1:
@@ -109,7 +109,7 @@ def _run_pass(
         return forward(*args, **kwargs)
 
 
-def _pass_tokens(forward: Callable[..., Any], arguments: ModelArguments) -> PassTokens:
+def _pass_tokens(model: nn.Module, arguments: ModelArguments) -> PassTokens:
     """Find the token ids, the padding and the pixels among the arguments of a forward pass."""
     (args, kwargs), ids = arguments, arguments.ids
     mask = kwargs.get("attention_mask")
@@ -125,7 +125,7 @@ def _pass_tokens(forward: Callable[..., Any], arguments: ModelArguments) -> Pass
         mask,
         find_pixels(args, kwargs),
         others=tuple(
-            x for name, x in named_arguments(forward, args, kwargs) if x is not ids and _is_text(name, x)
+            x for name, x in named_arguments(model, args, kwargs) if x is not ids and _is_text(name, x)
         ),
         cache=kwargs.get("past_key_values"),
         batch=() if first is None else tuple(first.shape[:2]),
@@ -142,12 +142,21 @@ def _is_text(name: str, x: Any) -> bool:
 
 
 def named_arguments(
-    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a forward pass with their names, "" where the signature has none."""
-    names = list(inspect.signature(forward).parameters) if args else []
+    names = _parameter_names(inspect.unwrap(model.forward)) if args else ()
     yield from itertools.zip_longest(names[: len(args)], args, fillvalue="")
     yield from kwargs.items()
+
+
+def _parameter_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters of a `forward`, without the module itself."""
+    # A signature takes as long as a layer of a small model.
+    code = getattr(forward, "__code__", None)
+    names = tuple(inspect.signature(forward).parameters) if code is None else code.co_varnames
+    names = names if code is None else names[: code.co_argcount]
+    return names[1:] if names[:1] == ("self",) else names
 
 
 def as_ids(x: Any) -> Tensor | None:

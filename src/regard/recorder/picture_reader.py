@@ -8,7 +8,7 @@ a user said about patches; it does not know files or pages.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import NamedTuple
 
@@ -48,12 +48,12 @@ class PictureReader:
     """Reads the pictures of a model's forward passes.
 
     - `model`: the model.
-    - `attention_names`: the names of its attention modules.
+    - `attention_names`: finds the names of its attention modules.
     - `patches`: what the user says about its patches.
     """
 
     def __init__(
-        self, model: nn.Module, attention_names: Collection[str], patches: Patches | None = None
+        self, model: nn.Module, attention_names: Callable[[], Collection[str]], patches: Patches | None = None
     ) -> None:
         self.model, self.attention_names = model, attention_names
         self.patches, self.is_given = patches or Patches(), patches is not None
@@ -61,7 +61,7 @@ class PictureReader:
     @cached_property
     def tower(self) -> VisionTower | None:
         """What reads the pictures; it is looked for when there are some."""
-        return find_vision_tower(self.model, self.attention_names)
+        return find_vision_tower(self.model, self.attention_names())
 
     def read(self, inputs: PixelInputs | None) -> ReadPictures | None:
         """Return the pictures in the arguments of a forward pass; None if there are none."""

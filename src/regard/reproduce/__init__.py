@@ -1,5 +1,5 @@
 """Published results about attention, run again: `regard reproduce` lists them, and runs one.
 
-Each result is one file that can be read and changed on its own. `catalogue` lists them, `record` is what a
-run finds and its verdict, `chart` draws it, and `runs` runs a result and writes its files.
+Each result is one file that can be read and changed on its own. `runs` lists them, runs one and writes its
+files, `record` is what a run finds and its verdict, and `chart` draws it.
 """

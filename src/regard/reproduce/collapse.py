@@ -76,15 +76,7 @@ def train(options: RunOptions, sizes: dict[str, Any], seed: int, qk_norm: bool) 
     """Train one GPT while its learning rate rises, without clipping or weight decay."""
     corpus = read_corpus(sizes["context"], None, False, options.device)
     torch.manual_seed(seed)
-    model = make_gpt(
-        options.device,
-        vocab_size=corpus.vocab_size,
-        context_length=sizes["context"],
-        num_layers=sizes["layers"],
-        num_heads=4,
-        d_model=sizes["width"],
-        qk_norm=qk_norm,
-    )
+    model = make_gpt(options, corpus, sizes, qk_norm=qk_norm)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     losses: list[float] = []
     alarms: list[int] = []

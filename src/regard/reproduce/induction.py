@@ -58,14 +58,7 @@ def run(options: RunOptions) -> Findings:
     """Train, and read the heads along the way."""
     sizes = QUICK if options.quick else FULL
     corpus = read_corpus(sizes["context"], sizes["vocabulary"], not options.quick, options.device)
-    model = make_gpt(
-        options.device,
-        vocab_size=corpus.vocab_size,
-        context_length=sizes["context"],
-        num_layers=2,
-        num_heads=sizes["heads"],
-        d_model=sizes["width"],
-    )
+    model = make_gpt(options, corpus, sizes)
     tokens = min(25, (sizes["context"] - 1) // 4)
     ids = repeated(corpus.vocab_size, start=0, tokens=tokens, draws=32, vary=tokens // 4).to(options.device)
     readings, weights = [], []

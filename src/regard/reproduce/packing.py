@@ -14,7 +14,7 @@ from regard.gpt.training.corpus import Corpus
 from regard.gpt.training.evaluation import next_token_loss
 from regard.reproduce.chart import Chart, bar_chart
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
-from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_steps
+from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_curve
 
 ABOUT = PublishedResult(
     title="A model that is trained on packed documents without isolation is distracted by them",
@@ -71,22 +71,13 @@ def train(
     owner = torch.arange(count, device=options.device).repeat_interleave(length)
     mask = documents(owner.expand(sizes["batch"], -1)) if isolated else None
     torch.manual_seed(seed)
-    model = make_gpt(
-        options.device,
-        vocab_size=corpus.vocab_size,
-        context_length=length * count,
-        num_layers=sizes["layers"],
-        num_heads=4,
-        d_model=sizes["width"],
-    )
+    model = make_gpt(options, corpus, sizes, context_length=length * count)
     batches = (pack(corpus.train, sizes["batch"], sizes, seed, step) for step in range(sizes["steps"]))
-    curve = []
-    steps = train_steps(
-        model, batches, 1e-3, lambda ids, targets: next_token_loss(model(ids, mask=mask), targets)
-    )
-    for step, loss in steps:
-        if step % max(sizes["steps"] // 100, 1) == 0:
-            curve.append([float(step), loss])
+
+    def loss_of(ids: Tensor, targets: Tensor) -> Tensor:
+        return next_token_loss(model(ids, mask=mask), targets)
+
+    curve = train_curve(model, batches, sizes["steps"], loss_of)
     return model.eval(), curve
 
 

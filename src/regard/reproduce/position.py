@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from regard.gpt import GPT
 from regard.reproduce.chart import Chart, format_means, points
 from regard.reproduce.record import Findings, PublishedResult, RunOptions, estimated
-from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_steps, windows
+from regard.reproduce.small_gpt import make_gpt, read_corpus, token_losses, train_curve, windows
 
 ABOUT = PublishedResult(
     title="A causal model without position encodings learns the order of its tokens",
@@ -46,14 +44,13 @@ def run(options: RunOptions) -> Findings:
     curves: dict[str, list[list[float]]] = {}
     for name in ("learned", "none"):
         torch.manual_seed(options.seed)
-        model = make_model(options, sizes, corpus.vocab_size, without=name == "none")
+        model = make_gpt(options, corpus, sizes, positions="learned")
+        if name == "none" and model.position_embedding is not None:
+            torch.nn.init.zeros_(model.position_embedding.weight)  # and they stay so
+            model.position_embedding.weight.requires_grad_(False)
         untrained = probe_errors(model.eval(), ids) if name == "none" else torch.zeros(0, device="cpu")
-        curves[name] = []
-        for step, loss in train_steps(
-            model, windows(corpus, sizes["steps"], sizes["batch"], options.seed), 1e-3
-        ):
-            if step % max(sizes["steps"] // 100, 1) == 0:
-                curves[name].append([float(step), loss])
+        batches = windows(corpus, sizes["steps"], sizes["batch"], options.seed)
+        curves[name] = train_curve(model, batches, sizes["steps"])
         models[name] = model.eval()
         options.report(f"positions {name}: training loss {curves[name][-1][1]:.3f}")
     losses = {name: token_losses(model, ids).cpu() for name, model in models.items()}
@@ -83,23 +80,6 @@ def run(options: RunOptions) -> Findings:
     note = f"""Without positions the loss is {format_means(losses["none"])}, with learned ones
 {format_means(losses["learned"])}; shuffling the earlier half adds {format_means(rise)} to the later one's."""
     return Findings(checks, charts, note, sizes)
-
-
-def make_model(options: RunOptions, sizes: dict[str, Any], vocab_size: int, without: bool) -> GPT:
-    """A GPT with learned positions; `without` sets them to zero for good."""
-    model = make_gpt(
-        options.device,
-        vocab_size=vocab_size,
-        context_length=sizes["context"],
-        num_layers=sizes["layers"],
-        num_heads=4,
-        d_model=sizes["width"],
-        positions="learned",
-    )
-    if without and model.position_embedding is not None:
-        torch.nn.init.zeros_(model.position_embedding.weight)
-        model.position_embedding.weight.requires_grad_(False)
-    return model
 
 
 def shuffle_start(ids: Tensor) -> Tensor:

@@ -1,21 +1,43 @@
-"""Runs a result of the catalogue, with its seed, versions and machine, and writes what it found."""
+"""The published results by name; runs one with its seed, versions and machine, and writes what it found."""
 
 from __future__ import annotations
 
 import platform
 import time
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from regard.reproduce.catalogue import load
 from regard.reproduce.chart import draw
 from regard.reproduce.record import ReproductionRecord, RunOptions
 from regard.support.files import atomic_write
 from regard.version import __version__
+
+NAMES = (
+    "sinks",
+    "induction",
+    "eviction",
+    "retrieval",
+    "collapse",
+    "rollout",
+    "explanation",
+    "dormant",
+    "position",
+    "packing",
+)
+"""In the order of the gallery. Each is a file of this package with `ABOUT` and `run(options)`."""
+
+
+def load(name: str) -> ModuleType:
+    """The file of a result: `ABOUT` is a `PublishedResult`, and `run(options)` returns `Findings`."""
+    if name not in NAMES:
+        raise ValueError(f"name: expected one of {', '.join(NAMES)}, got {name!r}")
+    return import_module(f"regard.reproduce.{name}")
 
 
 def reproduce(name: str, options: RunOptions) -> ReproductionRecord:

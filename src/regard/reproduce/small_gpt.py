@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -16,6 +16,7 @@ from regard.gpt import GPT, Config
 from regard.gpt.training.corpus import Corpus, prepare
 from regard.gpt.training.evaluation import next_token_loss
 from regard.gpt.training.optimizer import adamw
+from regard.reproduce.record import RunOptions
 
 WARMUP = 50  # steps in which the learning rate rises
 
@@ -39,9 +40,17 @@ def pytorch_sources() -> str:
     return "\n\n".join(path.read_bytes().decode("ascii", "ignore") for path in paths)
 
 
-def make_gpt(device: str, **sizes: Any) -> GPT:
-    """A GPT of these sizes, with rotary positions unless they say otherwise."""
-    return GPT(Config(**{"positions": "rotary", **sizes})).to(device).train()
+def make_gpt(options: RunOptions, corpus: Corpus, sizes: Mapping[str, Any], **others: Any) -> GPT:
+    """A GPT for a corpus of the sizes of a result, with rotary positions unless `others` say otherwise."""
+    fields = {
+        "vocab_size": corpus.vocab_size,
+        "context_length": corpus.context_length,
+        "num_layers": sizes.get("layers", 2),
+        "num_heads": sizes.get("heads", 4),
+        "d_model": sizes["width"],
+        "positions": "rotary",
+    }
+    return GPT(Config(**fields | others)).to(options.device).train()
 
 
 def windows(corpus: Corpus, steps: int, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -72,6 +81,17 @@ def train_steps(
         optimizer.zero_grad()
         model.eval()
         yield step, float(loss.detach())
+
+
+def train_curve(
+    model: GPT,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    steps: int,
+    loss_of: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> list[list[float]]:
+    """Take all steps, and return a hundred of the losses, each with its step."""
+    losses = train_steps(model, batches, 1e-3, loss_of)
+    return [[float(step), loss] for step, loss in losses if step % max(steps // 100, 1) == 0]
 
 
 @torch.no_grad()

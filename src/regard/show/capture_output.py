@@ -20,9 +20,7 @@ from regard.maps.picture import MOST_ENTRIES, attention_legend, draw_map
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
 from regard.show.data.head_rows import TextHeads
-from regard.show.data.layer_description import find_axis_tokens
 from regard.show.data.map_view.display_precision import for_display
-from regard.show.data.patch_tokens import patch_axes, token_lists
 from regard.show.figures import figure, legible
 from regard.support.cell_output import bundle, picture_html
 
@@ -83,7 +81,7 @@ def find_telling_head(capture: Capture) -> TellingHead | None:
     if contents.start is None:
         return None
     key, head = contents.start
-    layer, m, _ = contents.head_map(0, key, head)
+    layer, m, _ = contents[0].head_map(key, head)
     shown = for_display(m)
     row = TextHeads(capture, contents.batch_index).row(layer, shown, head)
     label = "no clear pattern" if row["label"] is None else title(row["label"])
@@ -101,12 +99,11 @@ def find_telling_head(capture: Capture) -> TellingHead | None:
 
 def _strongest_edge(contents: Contents, key: str, head: int) -> str:
     """Return which token the telling token attends to most, in words; "" if tokens are not known."""
-    capture, layer = contents.texts[0], contents.layer(0, key)
-    lists = token_lists(capture, contents.batch_index)
-    axes, query = find_axis_tokens(layer, lists, patch_axes(capture, layer.key)), contents.telling(0)
+    text = contents[0]
+    axes, query = text.tokens_of(text.layer(key)), text.telling(contents.start)
     if axes.queries is None or axes.keys is None:
         return ""
-    weights = contents.row(0, key, head, query)
+    weights = text.row(key, head, query)
     strongest = int(weights.argmax())
     place = f"{legible(axes.queries[query])} ({query}) → {legible(axes.keys[strongest])} ({strongest})"
     return f"{place}: {float(weights[strongest]):.0%}."

@@ -78,7 +78,7 @@ class CaptureWidget(anywidget.AnyWidget):
     def _check_text(self, proposal: Any) -> int:
         number: int = proposal["value"]
         try:
-            self.contents.check_text(number)
+            self.contents[number]  # KeyError if there is none
         except KeyError as error:
             raise ValueError(str(error.args[0])) from None
         return number

@@ -53,7 +53,6 @@ def text_positions(seen: Capture, layer: Layer) -> TextPositions:
 
 
 def _extent(is_token: Tensor) -> slice:
-    """From the first token to the last."""
     numbers = is_token.nonzero().flatten()
     # A text of padding alone has no first token.
     return slice(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else slice(0, 0)

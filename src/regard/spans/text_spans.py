@@ -1,18 +1,25 @@
 """Spans of the tokens of a text: its words and its sentences.
 
 Here the edges of `segments` and the tokens of `token_offsets` meet. A token that reaches over an edge joins
-what is on both sides of it, so no border is inside a token, and none is inside a character.
+what is on both sides of it, so no border is inside a token, and none is inside a character. A capture
+keeps no tokenizer: the texts of its tokens, joined, are its text.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from regard.maps.spans import Spans
 from regard.spans import segments
 from regard.spans.token_offsets import TextToken, locate_tokens
+from regard.support.characters import locate
+
+# Of one word without spaces, so that "<a href=…>" and "[See note]" in a text are no special tokens.
+SPECIAL = re.compile(r"\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*")
 
 
 def words(tokenizer: Any, text: str) -> Spans:
@@ -117,3 +124,35 @@ def _names(spans: list[_Span], text: str) -> list[str]:
             names.append(text[start:end])
             start = end
     return names
+
+
+def words_of_tokens(tokens: Sequence[str]) -> Spans:
+    """The words of a list of tokens, named by their text.
+
+    >>> words_of_tokens(["<s>", "The", " light", "house", ".", " It"]).names
+    ('<s>', 'The', ' lighthouse', '.', ' It')
+    """
+    return _spans(tokens, segments.words)
+
+
+def sentences_of_tokens(tokens: Sequence[str]) -> Spans:
+    """The sentences of a list of tokens, named by their text.
+
+    >>> sentences_of_tokens(["It", " rained", ".", " We", " went", "."]).names
+    ('It rained.', ' We went.')
+    """
+    return _spans(tokens, segments.sentences)
+
+
+def _spans(tokens: Sequence[str], cut: Callable[[str], list[int]]) -> Spans:
+    """The tokens, cut where the segments of their text begin."""
+    text, places = locate(tokens)
+    located = [
+        TextToken(*place, token, is_special(token)) for token, place in zip(tokens, places, strict=True)
+    ]
+    return spans_between(located, text, cut(text))
+
+
+def is_special(token: str) -> bool:
+    """Whether a token is written like <s>, <|endoftext|> or [CLS], and is thus no piece of the text."""
+    return SPECIAL.fullmatch(token) is not None

@@ -18,7 +18,7 @@ class CausalSelfAttention(nn.Module):
     """Self-attention that sees no later token: `forward(x) -> out`; `attention(x) -> (out, weights)`.
 
     `x` is (B, T, d_model) with T at most `max_seq_len`, and the output is (B, T, d_model), after an output
-    projection `W_o`; stage 7 says what that is for. With a `head_dim` it is one head of that width alone: the
+    projection `W_o` (lesson 7). With a `head_dim` it is one head of that width alone: the
     output is (B, T, head_dim), without a projection.
     """
 

@@ -20,7 +20,7 @@ class SelfAttention(nn.Module):
     """Self-attention as published: `forward(x, mask=None) -> (out, weights)`.
 
     `x` is (B, T, d_model). Queries, keys and values have the width `head_dim` (`d_model` if None). `mask`,
-    which the lesson leaves to stage 4, is one of Regard's masks, or a boolean tensor (T, T) or (B, T, T),
+    which the lesson does not have, is one of Regard's masks, or a boolean tensor (T, T) or (B, T, T),
     True = visible. Returns the output (B, T, head_dim) and the attention weights (B, T, T).
     """
 

@@ -89,7 +89,7 @@ def test_block_lists_hold_the_mask(mask):
     shape = (2, 3, 20, 37)
     rows, cols = cut_into_blocks(20, 8, torch.device("cpu")), cut_into_blocks(37, 16, torch.device("cpu"))
     found = find_visible_blocks(mask, shape, rows[0], *cols)
-    for lists, turned in ((found.by_row(), False), (found.by_col(), True)):
+    for lists, turned in ((found.by_row, False), (found.by_col, True)):
         rebuilt = torch.zeros(2, 3, 24, 48, dtype=torch.bool)
         for b in range(2):
             for h in range(3):
@@ -122,7 +122,7 @@ def unpack(tile):
 )
 def test_tiles_are_spans_where_visible_keys_lie_side_by_side(mask, side_by_side):
     rows, cols = (cut_into_blocks(n, 16, torch.device("cpu")) for n in (37, 37))
-    lists = find_visible_blocks(mask, (1, 1, 37, 37), rows[0], *cols).by_row()
+    lists = find_visible_blocks(mask, (1, 1, 37, 37), rows[0], *cols).by_row
     assert len(lists.tiles)
     assert (lists.tiles.dtype == torch.int32) == side_by_side
 

@@ -152,16 +152,6 @@ def test_properties_of_masks():
             assert not other.translation_invariant
 
 
-@pytest.mark.parametrize("mask", [causal, window(3), causal.top_left, prefix(9), full, causal & window(2)])
-def test_what_the_newest_query_is_certain_to_see(mask):
-    for n in range(1, 7):
-        if mask.newest_sees(n):
-            assert mask.to_dense(1, n).all()
-    assert causal.newest_sees(100)
-    assert window(3).newest_sees(3)
-    assert not window(3).newest_sees(4)
-
-
 def test_a_view_is_restricted_where_its_rows_stood():
     rows = Rows(causal, 2, 6)
     expected = (causal & window(2)).to_dense(6)[2:5]

@@ -323,7 +323,7 @@ ENTRIES = [
     Entry("images, channels last", ImagesLast),
     Entry("diffusers, self-attention", Diffusers),
     Entry("diffusers, cross-attention", Diffusers, {"init": {"cross_attention_dim": 32}}),
-    Entry("Perceiver, latents as a parameter", PerceiverPool, verdict="undecided", why="latents"),
+    Entry("Perceiver, latents as a parameter", PerceiverPool),
     Entry("CLIP", ClipText),
     Entry("BERT, self", BertSelf),
     Entry("BERT, with its output", BertWhole),

@@ -570,6 +570,7 @@ def test_the_file_of_a_layer_is_opened_once_for_all_that_the_page_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from regard.show.data.contents import Contents
+    from regard.show.data.shown_text import ShownText
 
     seen = Capture([layer(n, values=torch.randn(2, 2, 6, 5)) for n in range(3)], model="Small")
     seen.save(tmp_path)
@@ -582,7 +583,7 @@ def test_the_file_of_a_layer_is_opened_once_for_all_that_the_page_is_told(
     monkeypatch.setattr(safetensor_files, "safe_open", counting)
     back = regard.load(tmp_path)
     # The head and the token that a reader sees first are looked for in the maps, which are not meant here.
-    monkeypatch.setattr(Contents, "telling", lambda contents, text: 0)
+    monkeypatch.setattr(ShownText, "telling", lambda text, start: 0)
     meta = Contents(back, start=None).meta
     assert sorted(opened) == sorted(stored.file.name for stored in back.layers)  # each once
     assert meta == Contents(seen, start=None).meta

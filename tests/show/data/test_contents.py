@@ -36,7 +36,7 @@ def test_the_meta_holds_the_constants_and_the_words_that_the_page_shares_with_py
         "title": "previous token",
         "about": "Attention on the token before the query.",
     }
-    scored = {name for row in Contents(captured()).heads(0) for name in row["scores"]}
+    scored = {name for row in Contents(captured())[0].heads() for name in row["scores"]}
     assert scored <= {score["name"] for score in meta["scores"]}
 
 
@@ -56,7 +56,7 @@ def test_a_bias_of_positions_is_not_called_a_mask(mask: regard.Mask, words: str,
 
 def test_there_is_a_distance_back_only_where_no_query_sees_later_tokens() -> None:
     def scores(mask: regard.Mask) -> set[str]:
-        return set(Contents(captured(30, mask=mask), start=None).heads(0)[0]["scores"])
+        return set(Contents(captured(30, mask=mask), start=None)[0].heads()[0]["scores"])
 
     assert "distance" in scores(regard.causal)
     assert scores(regard.causal) - scores(regard.full) == {"distance"}
@@ -98,24 +98,24 @@ def test_rows_and_columns_are_the_map_s() -> None:
     seen = captured(50)
     contents = Contents(seen)
     dense = torch.stack([m.to_dense()[0] for m in seen])  # (layers, H, T, S)
-    torch.testing.assert_close(contents.row(0, "1", 3, 20), dense[1, 3, 20])
-    torch.testing.assert_close(contents.column(0, 0, 2, 7), dense[0, 2, :, 7])
-    torch.testing.assert_close(contents.row(0, 0, "mean", 20), dense[0, :, 20].mean(0))
-    torch.testing.assert_close(contents.column(0, "mean", "mean", 7), dense[:, :, :, 7].mean((0, 1)))
-    torch.testing.assert_close(contents.row(0, "mean", 1, 49), dense[:, 1, 49].mean(0))
+    torch.testing.assert_close(contents[0].row("1", 3, 20), dense[1, 3, 20])
+    torch.testing.assert_close(contents[0].column(0, 2, 7), dense[0, 2, :, 7])
+    torch.testing.assert_close(contents[0].row(0, "mean", 20), dense[0, :, 20].mean(0))
+    torch.testing.assert_close(contents[0].column("mean", "mean", 7), dense[:, :, :, 7].mean((0, 1)))
+    torch.testing.assert_close(contents[0].row("mean", 1, 49), dense[:, 1, 49].mean(0))
 
 
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda c: c.row(0, 0, 0, 50),
-        lambda c: c.row(0, 0, 9, 0),
-        lambda c: c.row(0, 0, "most", 0),
-        lambda c: c.row(1, 0, 0, 0),
-        lambda c: c.column(0, "7", 0, 0),
-        lambda c: c.thumbnail(-1, 0),
-        lambda c: c.heads(3),
-        lambda c: c.steps(0, 0, 0, -1),
+        lambda c: c[0].row(0, 0, 50),
+        lambda c: c[0].row(0, 9, 0),
+        lambda c: c[0].row(0, "most", 0),
+        lambda c: c[1].row(0, 0, 0),
+        lambda c: c[0].column("7", 0, 0),
+        lambda c: c[-1].thumbnail(0),
+        lambda c: c[3].heads(),
+        lambda c: c[0].steps(0, 0, -1),
     ],
 )
 def test_what_is_not_there_is_named(ask: object) -> None:
@@ -139,15 +139,15 @@ def test_another_entry_of_a_batch() -> None:
     layer = type(base)(0, "h.0", "", m, base.evidence, (4, 6), torch.randn(2, 2, 30, 3))
     contents = Contents(Capture([layer], "m", tokens=[["a"] * 30, ["b"] * 30]), batch_index=1)
     assert contents.meta["texts"][0]["tokens"][0] == "b"
-    torch.testing.assert_close(contents.row(0, 0, 6, 29), m.to_dense()[1, 1, 29])
-    assert (contents.thumbnail(0, 0).thumbs[:, :, -16:] == 0).all()  # padding is not to be seen
-    assert contents.steps(0, 0, 6, 5)["shapes"]["E"] == 3
+    torch.testing.assert_close(contents[0].row(0, 6, 29), m.to_dense()[1, 1, 29])
+    assert (contents[0].thumbnail(0).thumbs[:, :, -16:] == 0).all()  # padding is not to be seen
+    assert contents[0].steps(0, 6, 5)["shapes"]["E"] == 3
 
 
 @pytest.mark.parametrize("T", [5, 64, 100, 700])
 def test_small_pictures_show_mass_and_mask(T: int) -> None:
     seen = captured(T, layers=1)
-    thumbs, sinks, _ = Contents(seen).thumbnail(0, 0)
+    thumbs, sinks, _ = Contents(seen)[0].thumbnail(0)
     assert thumbs.shape == (4, 64, 64)
     assert (thumbs[:, 0, 40] == 0).all()  # above the diagonal
     assert (thumbs[:, 63] > 0).all()  # the last query sees all
@@ -163,7 +163,7 @@ def test_small_pictures_show_mass_and_mask(T: int) -> None:
 
 def test_a_long_text_is_looked_at_in_part() -> None:
     seen = captured(3000, layers=1, heads=2, kv_heads=1)
-    found = Contents(seen).thumbnail(0, 0)
+    found = Contents(seen)[0].thumbnail(0)
     assert found.queries == 1024
     mass = seen[0].pool(64, 64)[0]
     shown = torch.from_numpy(found.thumbs).float().sub(1).div(254).clamp(min=0).square()
@@ -173,7 +173,7 @@ def test_a_long_text_is_looked_at_in_part() -> None:
 def test_the_steps_of_a_row_lead_to_its_output() -> None:
     seen = captured(40)
     contents = Contents(seen)
-    steps = contents.steps(0, 1, 3, 25)
+    steps = contents[0].steps(1, 3, 25)
     layer = seen.layers[1]
     m, values = layer.map, layer.values
     assert values is not None
@@ -191,7 +191,7 @@ def test_the_steps_of_a_row_lead_to_its_output() -> None:
 
 
 def test_heads_come_with_scores_beside_their_nulls() -> None:
-    heads = Contents(captured(40)).heads(0)
+    heads = Contents(captured(40))[0].heads()
     assert [(head["layer"], head["head"], head["kv_head"]) for head in heads[:5]] == [
         ("0", 0, 0),
         ("0", 1, 0),
@@ -212,8 +212,8 @@ def test_texts_can_be_added() -> None:
 
 def test_the_heads_of_one_layer_are_those_of_the_whole_table() -> None:
     contents = Contents(captured(40, layers=3))
-    rows = Contents(captured(40, layers=3)).heads(0)
-    assert contents.layer_heads(0, 2) == [row for row in rows if row["layer"] == "2"]
-    assert contents.layer_heads(0, 0) == [row for row in rows if row["layer"] == "0"]
+    rows = Contents(captured(40, layers=3))[0].heads()
+    assert contents[0].layer_heads(2) == [row for row in rows if row["layer"] == "2"]
+    assert contents[0].layer_heads(0) == [row for row in rows if row["layer"] == "0"]
     with pytest.raises(KeyError, match="layer"):
-        contents.layer_heads(0, 3)
+        contents[0].layer_heads(3)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from regard.show.data.contents import Contents, EditedRun
+from regard.show.data.contents import Contents
 from regard.show.data.cuts import EdgeCut, HeadCut, parse_cuts
+from regard.show.data.text_maps import EditedRun
 from tests.captures import captured, predicted
 
 HEAD: dict[str, Any] = {"kind": "head", "layer": "1", "head": 2}
@@ -71,7 +72,7 @@ def test_an_edited_run_says_what_it_is_of_and_takes_the_place_of_another() -> No
     text = json.loads(json.dumps(contents.meta))["texts"][first]
     assert (first, text["edited"]["text"], text["edited"]["cuts"]) == (2, 0, [HEAD])
     assert text["edited"]["changes"]["before"] != text["edited"]["changes"]["after"]
-    contents.thumbnail(first, 0), contents.heads(first), contents.tile(first, 0, 0, 0, 0, 0)
+    contents[first].thumbnail(0), contents[first].heads(), contents[first].tile(0, 0, 0, 0, 0)
     other = contents.add(captured(10), "b", EditedRun(1, (HeadCut("0", 0),)))
     assert contents.meta["texts"][other]["edited"]["changes"] is None  # the texts have no predictions
     held = weakref.ref(contents.texts[first].layers[0])
@@ -81,7 +82,7 @@ def test_an_edited_run_says_what_it_is_of_and_takes_the_place_of_another() -> No
     gc.collect()
     assert held() is None  # what was captured is freed, and nothing that was computed from it is kept
     with pytest.raises(KeyError, match="number 2 was removed or replaced: reload the page"):
-        contents.tile(first, 0, 0, 0, 0, 0)
+        contents[first].tile(0, 0, 0, 0, 0)
     assert contents.remove(second) == 0
     with pytest.raises(KeyError, match="removed or replaced"):
         contents.remove(second)

@@ -27,7 +27,7 @@ def of_losses(losses: list[float]) -> Predictions:
 
 def test_a_position_has_its_likeliest_tokens_and_the_one_that_follows() -> None:
     seen = predicted(captured(20))
-    found = Contents(seen).prediction(0, 4)
+    found = Contents(seen)[0].prediction(4)
     assert seen.predictions is not None
     assert len(found["likeliest"]) == 10
     assert [item["id"] for item in found["likeliest"]] == seen.predictions.likeliest[0, 4].tolist()
@@ -35,12 +35,12 @@ def test_a_position_has_its_likeliest_tokens_and_the_one_that_follows() -> None:
     assert found["next"]["token"] == " t5"
     assert found["next"]["loss"] == pytest.approx(seen.predictions.losses[0, 4].item())
     assert found["next"]["probability"] == pytest.approx(math.exp(-found["next"]["loss"]))
-    assert Contents(seen).prediction(0, 19)["next"] is None
+    assert Contents(seen)[0].prediction(19)["next"] is None
     for position in (-1, 20):
         with pytest.raises(KeyError, match="position: expected a number from 0 to 19"):
-            Contents(seen).prediction(0, position)
+            Contents(seen)[0].prediction(position)
     with pytest.raises(KeyError, match="so it has none"):
-        Contents(captured(20)).prediction(0, 4)
+        Contents(captured(20))[0].prediction(4)
 
 
 def test_the_summary_is_json_also_where_every_loss_is_padding() -> None:

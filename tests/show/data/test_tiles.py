@@ -40,7 +40,7 @@ def pooled(matrix: torch.Tensor, z: int, i: int, j: int) -> tuple[torch.Tensor, 
 def test_tiles_are_the_matrix_pooled(mask: regard.Mask, z: int, i: int, j: int) -> None:
     T = 541  # whole cells at no level but the finest
     seen = captured(T, layers=1, mask=mask)
-    found = Contents(seen).tile(0, "0", 2, z, i, j)
+    found = Contents(seen)[0].tile("0", 2, z, i, j)
     matrix, allowed = seen[0].to_dense()[0, 2].double(), mask.tile(range(T), range(T), (1, 4, T, T))
     visible = allowed if allowed.ndim == 2 else allowed[0, 2]
     mass, peak = pooled(matrix, z, i, j)
@@ -51,10 +51,10 @@ def test_tiles_are_the_matrix_pooled(mask: regard.Mask, z: int, i: int, j: int) 
 
 def test_coarse_tiles_are_put_together_from_fine_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = captured(1300, layers=1)
-    whole = [Contents(seen).tile(0, 0, 1, z, 0, 0) for z in (2, 3)]
+    whole = [Contents(seen)[0].tile(0, 1, z, 0, 0) for z in (2, 3)]
     monkeypatch.setattr(tiles, "FINE", 0)
     for z, expected in zip((2, 3), whole, strict=True):
-        found = Contents(seen).tile(0, 0, 1, z, 0, 0)
+        found = Contents(seen)[0].tile(0, 1, z, 0, 0)
         torch.testing.assert_close(found.mass, expected.mass, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(found.max, expected.max, atol=1e-6, rtol=1e-5)
 
@@ -68,11 +68,11 @@ def test_a_key_left_out_is_as_if_nobody_looked_at_it(z: int, key: int) -> None:
     matrix[:, key] = 0
     j = key // (256 << z)
     mass, peak = pooled(matrix, z, 0, j)
-    found = contents.tile(0, 0, 3, z, 0, j, without=key)
+    found = contents[0].tile(0, 3, z, 0, j, without=key)
     torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(found.max.double().clamp(min=0), peak.double(), atol=1e-6, rtol=1e-5)
-    other = contents.tile(0, 0, 3, z, 0, 0)  # what is remembered stays whole
-    assert torch.equal(other.mass, Contents(seen).tile(0, 0, 3, z, 0, 0).mass)
+    other = contents[0].tile(0, 3, z, 0, 0)  # what is remembered stays whole
+    assert torch.equal(other.mass, Contents(seen)[0].tile(0, 3, z, 0, 0).mass)
 
 
 def test_levels_end_where_one_tile_holds_all() -> None:
@@ -83,7 +83,7 @@ def test_levels_end_where_one_tile_holds_all() -> None:
 @pytest.mark.parametrize("place", [(9, 0, 0), (-1, 0, 0), (0, 9, 0), (0, 0, -1)])
 def test_a_tile_that_is_not_there_is_named(place: tuple[int, int, int]) -> None:
     with pytest.raises(KeyError, match="expected"):
-        Contents(captured()).tile(0, 0, 0, *place)
+        Contents(captured())[0].tile(0, 0, *place)
 
 
 def test_more_keys_than_queries() -> None:
@@ -93,7 +93,7 @@ def test_more_keys_than_queries() -> None:
     layer = type(base)(0, "cross", "", m, base.evidence, (0,))
     contents = Contents(Capture([layer], "m"))
     assert contents.meta["texts"][0]["layers"][0]["queries_from"] is None
-    found = contents.tile(0, 0, 0, 1, 0, 0)
+    found = contents[0].tile(0, 0, 1, 0, 0)
     mass, _ = pooled(m.to_dense()[0, 0].double(), 1, 0, 0)
     torch.testing.assert_close(found.mass.double(), mass.double(), atol=1e-6, rtol=1e-5)
 

@@ -88,17 +88,17 @@ def test_tiles_rows_and_columns_of_units_are_the_matrix_pooled(mask: regard.Mask
     edges = text_units(tokens)[quantity.units]
     dense = [m.double() for m in seen[0].to_dense()[0]]
     expected = pooled(dense[2], edges, edges)
-    found = contents.tile(0, 0, 2, 0, 0, 0, quantity=quantity)
+    found = contents[0].tile(0, 2, 0, 0, 0, quantity=quantity)
     torch.testing.assert_close(found.mass.double(), expected, atol=1e-6, rtol=1e-5)
     allowed = mask.tile(range(91), range(91), (1, 4, 91, 91))
     visible = pooled((allowed if allowed.ndim == 2 else allowed[0, 2]).double(), edges, edges) > 0
     assert torch.equal(found.max >= 0, visible)
     for unit in (0, 3, len(edges) - 2):
-        row = contents.row(0, 0, 2, unit, quantity).double()
+        row = contents[0].row(0, 2, unit, quantity).double()
         torch.testing.assert_close(row, expected[unit], atol=1e-6, rtol=1e-5)
-        column = contents.column(0, 0, 2, unit, quantity).double()
+        column = contents[0].column(0, 2, unit, quantity).double()
         torch.testing.assert_close(column, expected[:, unit], atol=1e-6, rtol=1e-5)
-    mean = contents.row(0, 0, "mean", 3, quantity).double()
+    mean = contents[0].row(0, "mean", 3, quantity).double()
     torch.testing.assert_close(mean, sum(pooled(m, edges, edges)[3] for m in dense) / 4, atol=1e-6, rtol=1e-5)
 
 
@@ -109,9 +109,9 @@ def test_coarse_tiles_of_words_count_the_tokens_of_each(monkeypatch: pytest.Monk
     coarse = [*edges[:-1:4], 1300]
     assert len(coarse) < 256 < len(edges)  # the whole map is one tile of level 2
     expected = pooled(seen[0].to_dense()[0, 1].double(), coarse, coarse)
-    direct = Contents(seen).tile(0, 0, 1, 2, 0, 0, quantity=WORDS)
+    direct = Contents(seen)[0].tile(0, 1, 2, 0, 0, quantity=WORDS)
     monkeypatch.setattr(tiles, "FINE", 0)
-    assembled = Contents(seen).tile(0, 0, 1, 2, 0, 0, quantity=WORDS)
+    assembled = Contents(seen)[0].tile(0, 1, 2, 0, 0, quantity=WORDS)
     for found in (direct, assembled):
         torch.testing.assert_close(found.mass.double(), expected, atol=1e-6, rtol=1e-5)
     assert torch.equal(direct.max >= 0, assembled.max >= 0)
@@ -122,13 +122,13 @@ def test_units_of_another_text_and_what_is_not_known() -> None:
     other = captured(40, tokens=[" a"] * 40, seed=3)
     contents = Contents([captured(40, tokens=tokens), other])
     edges = text_units(tokens)["words"]
-    found = contents.tile(1, 0, 2, 0, 0, 0, quantity=Quantity(units="words", units_of=0))
+    found = contents[1].tile(0, 2, 0, 0, 0, quantity=Quantity(units="words", units_of=0))
     expected = pooled(other[0].to_dense()[0, 2].double(), edges, edges)
     torch.testing.assert_close(found.mass.double(), expected, atol=1e-6, rtol=1e-5)
     with pytest.raises(KeyError, match="without: expected a map of tokens"):
-        contents.tile(0, 0, 2, 0, 0, 0, without=0, quantity=WORDS)
+        contents[0].tile(0, 2, 0, 0, 0, without=0, quantity=WORDS)
     with pytest.raises(KeyError, match="row: expected a number from 0 to"):
-        contents.row(0, 0, 2, 39, WORDS)
+        contents[0].row(0, 2, 39, WORDS)
     with pytest.raises(KeyError, match="units: expected one of tokens, words, sentences"):
         Quantity.parse(units="letters")
     with pytest.raises(KeyError, match="shade: expected one of weights, values, logit"):
@@ -136,7 +136,7 @@ def test_units_of_another_text_and_what_is_not_known() -> None:
     unknown = captured(40)
     unknown.tokens = None
     with pytest.raises(KeyError, match="the words of text 0 are not known"):
-        Contents(unknown).tile(0, 0, 2, 0, 0, 0, quantity=WORDS)
+        Contents(unknown)[0].tile(0, 2, 0, 0, 0, quantity=WORDS)
     assert Contents(unknown).meta["texts"][0]["spans"] == {}
 
 
@@ -144,5 +144,5 @@ def test_units_of_another_text_and_what_is_not_known() -> None:
 @given(st.integers(1, 60), st.integers(0, 2**16))
 def test_a_map_of_sentences_holds_the_whole_mass(T: int, seed: int) -> None:
     seen = captured(T, layers=1, tokens=(PIECES * 4)[:T], seed=seed)
-    mass = Contents(seen).tile(0, 0, 1, 0, 0, 0, quantity=SENTENCES).mass
+    mass = Contents(seen)[0].tile(0, 1, 0, 0, 0, quantity=SENTENCES).mass
     torch.testing.assert_close(mass.sum(1), torch.ones(len(mass)), atol=1e-5, rtol=0)

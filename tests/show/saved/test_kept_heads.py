@@ -28,16 +28,16 @@ def test_heads_are_chosen_on_the_first_tokens(window: int | None, monkeypatch: p
         (row["layer"], row["head"], row["label"], row["scores"]["normalised_entropy"]["value"])
         for row in kept_heads._score_first_tokens(whole, 0)
     ]
-    wanted = first.heads(0)
+    wanted = first[0].heads()
     assert [place[:3] for place in found] == [(row["layer"], row["head"], row["label"]) for row in wanted]
     entropies = [row["scores"]["normalised_entropy"]["value"] for row in wanted]
     assert [place[3] for place in found] == pytest.approx(entropies, abs=1e-4)
-    assert not whole._heads  # no head was scored on the whole text
+    assert whole[0]._heads is None  # no head was scored on the whole text
 
 
 def test_the_heads_of_a_short_text_are_chosen_on_all_of_it() -> None:
     contents = Contents(capture_random(None))
-    assert list(kept_heads._score_first_tokens(contents, 0)) == contents.heads(0)
+    assert list(kept_heads._score_first_tokens(contents, 0)) == contents[0].heads()
 
 
 def test_layers_with_one_mask_share_its_block(monkeypatch: pytest.MonkeyPatch) -> None:

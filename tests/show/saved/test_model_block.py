@@ -226,21 +226,21 @@ def test_a_text_that_the_page_reads_is_shown_as_the_library_shows_it() -> None:
             assert shown["meta"][name] == close(expected[name]), name
         assert all(layer["evidence"]["certified"] for layer in shown["meta"]["layers"])
         for row, weights in zip(rows, shown["weights"], strict=True):
-            exact = contents.row(number, row["layer"], int(row["head"]), int(row["row"]))
+            exact = contents[number].row(row["layer"], int(row["head"]), int(row["row"]))
             assert weights == close(exact.tolist())
-        assert shown["steps"] == close(contents.steps(number, "1", 3, 20))
+        assert shown["steps"] == close(contents[number].steps("1", 3, 20))
         logit = Quantity("logit", position=20)
-        assert shown["attribution"] == close(contents.attribution(number, logit))
+        assert shown["attribution"] == close(contents[number].attribution(logit))
         for shade, values in shown["factors"].items():
-            exact = contents.row(number, "1", 3, 20, logit if shade == "logit" else Quantity("values"))
+            exact = contents[number].row("1", 3, 20, logit if shade == "logit" else Quantity("values"))
             assert values == close(exact.tolist()), shade
         for position, prediction in enumerate(shown["predictions"]):
-            assert prediction == close(contents.prediction(number, position))
+            assert prediction == close(contents[number].prediction(position))
         for key, layer in enumerate(shown["thumbs"]):
-            thumbs, sinks, _ = contents.thumbnail(number, key)
+            thumbs, sinks, _ = contents[number].thumbnail(key)
             assert np.abs(thumbs.reshape(-1).astype(int) - layer["pictures"]).max() <= 1
             assert layer["sinks"] == close(sinks)
-        for own, expected_row in zip(shown["heads"], contents.heads(number), strict=True):
+        for own, expected_row in zip(shown["heads"], contents[number].heads(), strict=True):
             assert own["sink_key"] == expected_row["sink_key"]
             if re.match("Nothing|Too few(?!.*on token)", expected_row["sentence"]):
                 assert own["sentence"] == expected_row["sentence"]
@@ -269,8 +269,8 @@ def test_a_rounded_model_computes_what_its_page_leaves_out(tmp_path: Path) -> No
     rows = [{"layer": key, "head": 3, "row": 20} for key in ("0", "1")]
     [answer] = ask_page({"name": "stored", "blocks": description, "rows": rows, "position": 20})
     for row, weights in zip(rows, answer["weights"], strict=True):
-        assert weights == close(contents.row(0, row["layer"], 3, 20).tolist())
-    assert answer["attribution"] == close(contents.attribution(0, Quantity("logit", position=20)))
+        assert weights == close(contents[0].row(row["layer"], 3, 20).tolist())
+    assert answer["attribution"] == close(contents[0].attribution(Quantity("logit", position=20)))
     page = tmp_path / "page.html"
     exact = bundle.write(contents_of(model), tmp_path / "exact.html", model=model, exact=True)
     assert bundle.write(contents_of(model), page, model=model).stat().st_size < exact.stat().st_size

@@ -243,7 +243,7 @@ def test_contributions_come_along_for_one_position_and_the_likeliest_tokens() ->
     assert len(stored) == 5
     assert stored[0]["logit"] > stored[4]["logit"]
     for token in tokens:
-        factors = contents.factors(0, 4, Quantity("logit", position=position, token=token))[0]
+        factors = contents[0].factors(4, Quantity("logit", position=position, token=token))[0]
         found = torch.tensor(arrays(f"logit-0-4-{position}-{token}")["factors"])
         torch.testing.assert_close(found, factors, rtol=1e-4, atol=1e-6)
     norms = torch.tensor(arrays("norms-0-2")["factors"])

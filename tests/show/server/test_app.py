@@ -22,6 +22,7 @@ import torch
 import regard
 from regard.recorder import Capture
 from regard.show.data.contents import Contents
+from regard.show.data.shown_text import ShownText
 from regard.show.server.access_secrets import can_tell_users, is_own_process
 from regard.show.server.app import Site
 from regard.show.server.background import BackgroundServer
@@ -462,7 +463,7 @@ def logged() -> Iterator[StringIO]:
 def test_a_mistake_of_ours_is_answered_and_logged(
     serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch, logged: StringIO
 ) -> None:
-    monkeypatch.setattr(Contents, "row", lambda *_: 1 / 0)
+    monkeypatch.setattr(ShownText, "row", lambda *_: 1 / 0)
     running = serve()
     answer = ask(running, "/api/row?text=0&layer=0&head=0&row=0")
     assert (answer.status, answer.json) == (
@@ -655,12 +656,12 @@ def test_work_that_nobody_waits_for_is_dropped(
     begun: list[int] = []
     let_go = threading.Event()
 
-    def row(self: Contents, text: int, layer: str, head: int, row: int, quantity: object) -> torch.Tensor:
+    def row(self: ShownText, layer: str, head: int, row: int, quantity: object) -> torch.Tensor:
         begun.append(row)
         let_go.wait(HANGING)
         return torch.zeros(1)
 
-    monkeypatch.setattr(Contents, "row", row)
+    monkeypatch.setattr(ShownText, "row", row)
     running = serve(limits=Limits(workers=1))
     port = running.bound_address.port
     waiting = []
@@ -709,7 +710,7 @@ def test_it_cuts_connections_whose_answers_do_not_come_in_time(
     serve: Callable[..., BackgroundServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(Contents, "row", lambda *_: (began.set(), go_on.wait(HANGING)))
+    monkeypatch.setattr(ShownText, "row", lambda *_: (began.set(), go_on.wait(HANGING)))
     running = serve()
     row = request(running, "GET /api/row?text=0&layer=0&head=0&row=0")
     with closing(connect(running, row)) as client:
@@ -741,8 +742,8 @@ def test_a_text_that_was_removed_has_no_answer_and_is_no_error(
 def test_a_capture_whose_files_are_damaged_is_reported_and_the_rest_goes_on(
     serve: Callable[..., BackgroundServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("telling", "prepare_first_view"):  # which would read a layer
-        monkeypatch.setattr(Contents, name, lambda *_: 0)
+    for owner, name in ((ShownText, "telling"), (Contents, "prepare_first_view")):  # which would read a layer
+        monkeypatch.setattr(owner, name, lambda *_: 0)
     captured(12, layers=3).save(tmp_path / "capture")
     running = serve(regard.load(tmp_path / "capture"))
     assert ask(running, "/api/meta").status == 200

@@ -76,7 +76,7 @@ class Mask(TilePredicate):
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Return what a notebook shows: a picture, and the mask as text."""
-        from regard.attention.masks.picture import mask_output
+        from regard.attention.masks.plot import mask_output
 
         return mask_output(self)
 
@@ -114,6 +114,9 @@ class Mask(TilePredicate):
         """The same mask for attention of this shape, without the parts that allow everything there."""
         _, every = self.block_bounds(one_block(*full_shape(shape)[2:]))
         return full if not self.biased and bool(every.all()) else self
+
+    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
+        return next(filter(None, (child.shape_error(B, H, T, S) for child in self.children())), None)
 
     # The structure of a mask.
 
@@ -166,10 +169,6 @@ class Mask(TilePredicate):
         """Which of S keys are tokens, boolean (B, S), if `is_padding`; otherwise None."""
         return None
 
-    def newest_sees(self, n: int) -> bool:
-        """Whether the newest query is certain to see the n latest positions, told without reading tensors."""
-        return False
-
     def is_storable(self) -> bool:
         """Whether a saved file can hold the mask: it and its children are of `stored_classes`."""
         known = self.stored_classes.get(type(self).__name__) is type(self)
@@ -193,7 +192,7 @@ class Mask(TilePredicate):
 
         `new` are the conjuncts of the mask that the T new queries had, over S keys.
         """
-        return None
+        return self if self.positional else None
 
     def append_document(self, n: int) -> Mask | None:
         """The mask with n more tokens that see only each other, or None if that cannot be told."""
@@ -244,9 +243,6 @@ class BinaryMask(Mask):
     def with_children(self, *children: Mask) -> Mask:
         return type(self)(*children)
 
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.left.shape_error(B, H, T, S) or self.right.shape_error(B, H, T, S)
-
 
 @dataclass(frozen=True, repr=False)
 class And(BinaryMask, stored=True):
@@ -281,9 +277,6 @@ class And(BinaryMask, stored=True):
         (left, a), (right, b) = self.left.split_alibi(), self.right.split_alibi()
         slopes = b if a is None else a if b is None else a + b
         return right if left is full else left if right is full else And(left, right), slopes
-
-    def newest_sees(self, n: int) -> bool:
-        return self.left.newest_sees(n) and self.right.newest_sees(n)
 
     def __repr__(self) -> str:
         return f"{_bracketed(self.left, self)} & {_bracketed(self.right, self)}"
@@ -325,9 +318,6 @@ class Not(Mask, stored=True):
     def allowed(self, at: Grid) -> Tensor:
         return ~self.inner.evaluate(at)
 
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.inner.shape_error(B, H, T, S)
-
     def __repr__(self) -> str:
         return f"~{_bracketed(self.inner, self)}"
 
@@ -360,9 +350,6 @@ class Full(Mask, stored=True):
 
     def band(self, T: int, S: int) -> Band | None:
         return Band()
-
-    def newest_sees(self, n: int) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return "full"

@@ -75,20 +75,14 @@ class VisibleBlocks:
     def _spans(self) -> Tensor | None:
         return _find_spans(self.tiles)
 
+    @cached_property
     def by_row(self) -> BlockLists:
         """The key blocks of each query block."""
-        return self._row_lists
-
-    def by_col(self) -> BlockLists:
-        """The query blocks of each key block."""
-        return self._col_lists
-
-    @cached_property
-    def _row_lists(self) -> BlockLists:
         return self._lists(self.row, self.col, self.sizes[2], self.sizes[3])
 
     @cached_property
-    def _col_lists(self) -> BlockLists:
+    def by_col(self) -> BlockLists:
+        """The query blocks of each key block."""
         return self._lists(self.col, self.row, self.sizes[3], self.sizes[2])
 
     def _lists(self, owner: Tensor, member: Tensor, owners: int, members: int) -> BlockLists:
@@ -97,12 +91,14 @@ class VisibleBlocks:
         place, order = (place * members + member).sort()
         edges = torch.arange(2 * batches * heads * owners + 1, device=place.device) * members
         edges = torch.searchsorted(place, edges).int()
+        # Words of eight bytes, if each row has whole ones.
+        bits = self.tiles if self.tiles.shape[-1] % 8 else self.tiles.view(torch.int64)
         return BlockLists(
             edges[::2].contiguous(),
             edges[1::2].contiguous(),
             member[order].int(),
             self.tile[order].int(),
-            _as_words(self.tiles) if self._spans is None else self._spans,
+            bits if self._spans is None else self._spans,
             heads * owners if batches > 1 else 0,
             owners if heads > 1 else 0,
         )
@@ -260,11 +256,6 @@ def unpack_bits(tiles: Tensor) -> Tensor:
     """The booleans (…, cols) that `_pack_bits` has packed to (…, cols / 8)."""
     bits = (tiles.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=tiles.device)) & 1
     return bits.flatten(-2).bool()
-
-
-def _as_words(tiles: Tensor) -> Tensor:
-    """Tiles of bytes (tiles, rows, bytes) as words of eight bytes, if each row has whole ones."""
-    return tiles if tiles.shape[-1] % 8 else tiles.view(torch.int64)
 
 
 def _find_spans(tiles: Tensor) -> Tensor | None:

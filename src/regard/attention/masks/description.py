@@ -66,7 +66,10 @@ def rebuild_mask(description: dict[str, Any], tensors: dict[str, Tensor], depth:
         if annotation == "Mask":
             values[name] = rebuild_mask(check_type(label, value, dict), tensors, depth + 1)
         elif annotation == "Tensor":
-            values[name] = _find_tensor(label, value, tensors)
+            tensor = get_field(check_type(label, value, dict), "tensor", str)
+            if tensor not in tensors:
+                raise ValueError(f"{label}: expected a tensor of the file, got {shorten(tensor)}")
+            values[name] = tensors[tensor]
         elif value is None and annotation == "int | None":
             values[name] = None
         else:
@@ -74,11 +77,3 @@ def rebuild_mask(description: dict[str, Any], tensors: dict[str, Tensor], depth:
     mask: Mask = cls(**values)
     # Backends recognise these two by identity.
     return next((constant for constant in (full, causal) if constant == mask), mask)
-
-
-def _find_tensor(label: str, value: Any, tensors: dict[str, Tensor]) -> Tensor:
-    """The tensor that a field names."""
-    name = get_field(check_type(label, value, dict), "tensor", str)
-    if name not in tensors:
-        raise ValueError(f"{label}: expected a tensor of the file, got {shorten(name)}")
-    return tensors[name]

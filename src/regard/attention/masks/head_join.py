@@ -44,7 +44,6 @@ def join_heads(masks: Sequence[Mask], counts: Sequence[int], order: Sequence[int
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two fields of masks are equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     return type(a) is type(b) and bool(a == b)

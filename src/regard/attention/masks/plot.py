@@ -1,4 +1,4 @@
-"""Draws a mask with Matplotlib: one cell for each query and key, dark where the key is visible."""
+"""Draws a mask in a notebook and with Matplotlib: a cell for each query and key, dark where it is visible."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.support.cell_output import new_figure, release
+from regard.support.cell_output import bundle, colour_bytes, enlarge, new_figure, picture_html, release
 from regard.support.imports import extra
+from regard.support.png import encode_png
 
 if TYPE_CHECKING:
     from regard.attention.masks.base import Mask
 
 COLOURS = ("#eef1f5", "#1f4e79")  # of hidden and of visible keys
+MOST_CELLS = 256  # to a side in a notebook; of a larger mask, this many rows and columns are drawn
 MAX_SIDE = 4096  # a figure has no use for more rows or columns than this
 
 
@@ -54,3 +56,23 @@ def draw_mask(mask: Mask, T: int, S: int, *, ax: Any = None) -> Any:
         ax.grid(which="minor", color="white", linewidth=1)
         ax.tick_params(which="both", length=0, labelsize=8)
     return release(ax.figure) if is_new else ax.figure
+
+
+def mask_output(mask: Mask) -> dict[str, str]:
+    """Return what a notebook shows of a mask. One that cannot be drawn, as where a rule fails, is text."""
+    text = str(mask)
+    try:
+        T, S = mask.picture_shape()
+        tile = mask.tile(_sample(T), _sample(S), (T, S))
+    except Exception:  # a rule is the user's own function
+        return {"text/plain": text}
+    visible: Tensor = tile[0, 0] if tile.ndim == 4 else tile
+    png = encode_png(enlarge(colour_bytes(COLOURS)[visible.cpu().numpy().astype(int)]))
+    which = " The first sequence and head." if tile.ndim == 4 else ""
+    caption = f"{text}, drawn for {T} queries (down) and {S} keys (across): dark is visible.{which}"
+    return bundle(text, picture_html(png, text, caption), png)
+
+
+def _sample(size: int) -> Tensor:
+    """Return all indices, or `MOST_CELLS` of them at equal distances."""
+    return torch.linspace(0, size - 1, min(size, MOST_CELLS), device="cpu").round().long()

@@ -5,7 +5,6 @@ Each is a dataclass of numbers. The functions that check their arguments are in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,27 +47,32 @@ class Causal(Mask, stored=True):
     def band(self, T: int, S: int) -> Band | None:
         return Band(ahead=T - S if self.from_start else 0)
 
-    def newest_sees(self, n: int) -> bool:
-        return not self.from_start
-
-    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
-        return self
-
     def __repr__(self) -> str:
         return "causal.top_left" if self.from_start else "causal"
 
 
 @dataclass(frozen=True, repr=False)
-class Window(Mask, stored=True):
-    """A query sees the `size` latest keys, its own included, and `ahead` later ones (None: all)."""
+class SizedMask(Mask):
+    """A mask that one length determines."""
 
     size: int
-    ahead: int | None = None
     positional = True
-    translation_invariant = True
 
     def picture_shape(self) -> tuple[int, int]:
-        return _enough_for(self.size)
+        # 256 is the most that a notebook's picture draws.
+        side = min(max(32, 3 * self.size), 256)
+        return side, side
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.lower()}({self.size})"
+
+
+@dataclass(frozen=True, repr=False)
+class Window(SizedMask, stored=True):
+    """A query sees the `size` latest keys, its own included, and `ahead` later ones (None: all)."""
+
+    ahead: int | None = None
+    translation_invariant = True
 
     def allowed(self, at: Grid) -> Tensor:
         near = at.k > at.q - self.size
@@ -80,57 +84,27 @@ class Window(Mask, stored=True):
     def band(self, T: int, S: int) -> Band | None:
         return Band(self.size - 1, self.ahead)
 
-    def newest_sees(self, n: int) -> bool:
-        return n <= self.size
-
-    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
-        return self
-
     def __repr__(self) -> str:
-        return f"window({self.size})" if self.ahead is None else f"window({self.size}, ahead={self.ahead})"
+        return super().__repr__() if self.ahead is None else f"window({self.size}, ahead={self.ahead})"
 
 
 @dataclass(frozen=True, repr=False)
-class Prefix(Mask, stored=True):
+class Prefix(SizedMask, stored=True):
     """Every query sees the first `size` keys."""
-
-    size: int
-    positional = True
-
-    def picture_shape(self) -> tuple[int, int]:
-        return _enough_for(self.size)
 
     def allowed(self, at: Grid) -> Tensor:
         return always(at.q) & (at.k < self.size)
 
-    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
-        return self
-
-    def __repr__(self) -> str:
-        return f"prefix({self.size})"
-
 
 @dataclass(frozen=True, repr=False)
-class Chunks(Mask, stored=True):
+class Chunks(SizedMask, stored=True):
     """A query sees the keys of its own chunk; positions are cut into chunks of `size`."""
-
-    size: int
-    positional = True
 
     def __post_init__(self) -> None:
         check_whole_number("chunks(n)", self.size)
 
-    def picture_shape(self) -> tuple[int, int]:
-        return _enough_for(self.size)
-
     def allowed(self, at: Grid) -> Tensor:
         return at.q // self.size == at.k // self.size
-
-    def extend(self, new: Sequence[Mask], T: int, S: int) -> Mask | None:
-        return self
-
-    def __repr__(self) -> str:
-        return f"chunks({self.size})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,13 +123,6 @@ class Rectangle(Mask, stored=True):
     def __repr__(self) -> str:
         rows = f"queries {self.first_row} to {self.last_row}"
         return f"rectangle({rows}, keys {self.first_key} to {self.last_key})"
-
-
-def _enough_for(size: int) -> tuple[int, int]:
-    """The shape of a picture in which something of this size is seen, and more."""
-    # 256 is the most that a notebook's picture draws.
-    side = min(max(32, 3 * size), 256)
-    return side, side
 
 
 causal = Causal()

@@ -212,8 +212,5 @@ class MaskOnly(MaskView):
     def first_position(self, T: int, S: int) -> int:
         return self.inner.first_position(T, S)
 
-    def shape_error(self, B: int | None, H: int | None, T: int, S: int) -> str | None:
-        return self.inner.shape_error(B, H, T, S)
-
     def __repr__(self) -> str:
         return f"visible({self.inner})"

@@ -87,7 +87,7 @@ def find_features(subject: Subject, wiring: Wiring, head_width: int, longest: in
         *_rotations(numbers, tensors, head_width, source),
         *_biases(tensors, wiring.heads),
         *_sinks(tensors, wiring.heads),
-        *_norms(numbers, tensors, wiring.heads),
+        *_norms(numbers, tensors, wiring.heads, head_width),
     ]
     evident = {kind for kind, words in _WORDS.items() if re.search(words, held, re.I)}
     found = [replace(feature, evident=feature.kind in evident) for feature in found]
@@ -341,48 +341,54 @@ def _sinks(tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
     yield Feature("sinks", "with a sink logit of 0 in every head", partial(_wired, sinks=zero))
 
 
-def _normed(norm: Callable[[Tensor], Tensor], scale: float | Tensor | None, base: Intent) -> Intent | None:
-    """Return an interpretation whose queries and keys are normalised, with a scale of its own."""
+def _normed(
+    norm: Callable[[Tensor], Tensor], scale: float | None, factors: Tensor | None, base: Intent
+) -> Intent | None:
+    """Return an interpretation whose queries and keys are normalised, with a scale of its own.
+
+    `factors` of the scores, by which queries are multiplied, are (H, 1, 1) or (D,).
+    """
     wiring = base.wiring
     if wiring.query_norm is not None or wiring.key_norm is not None:
         return None
-    if isinstance(scale, Tensor):  # one for each head
-        factors = scale
 
-        def scaled(x: Tensor) -> Tensor:
-            return norm(x) * factors.to(x).view(-1, 1, 1)
+    def scaled(x: Tensor) -> Tensor:
+        return norm(x) if factors is None else norm(x) * factors.to(x)
 
-        return _wired(base, query_norm=scaled, key_norm=norm, scale=1.0)
-    changed = _wired(base, query_norm=norm, key_norm=norm)
+    changed = _wired(base, query_norm=scaled, key_norm=norm)
     return changed if changed is None or scale is None else _wired(changed, scale=scale)
 
 
-def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int) -> Iterator[Feature]:
+def _norms(numbers: list[float], tensors: list[tuple[str, Tensor]], H: int, D: int) -> Iterator[Feature]:
     """Yield normalised queries and keys: by length, with any scale that the code holds, or by mean square."""
-    scales: list[tuple[float | Tensor | None, str]] = [(None, ""), (1.0, ", scale 1")]
-    scales += [(n, f", scale {n:g}") for n in numbers if 1 < n <= 200]
-    for path, tensor in tensors:
+    scales: list[tuple[float | None, Tensor | None, str]] = [(None, None, ""), (1.0, None, ", scale 1")]
+    scales += [(n, None, f", scale {n:g}") for n in numbers if 1 < n <= 200]
+    real = [(path, tensor.flatten().double()) for path, tensor in tensors if not tensor.is_complex()]
+    # lucidrains' attention learns a factor of every channel for queries, and one for keys.
+    for (first, a), (second, b) in itertools.combinations([(p, x) for p, x in real if len(x) == D], 2):
+        learned = f", times `{first}` and `{second}`"
+        scales += [(scale, a * b, words + learned) for scale, factors, words in scales if factors is None]
+    for path, flat in real:
         # A learned temperature is one number, or one for each head as in Swin V2.
-        if tensor.numel() in (1, H) and not tensor.is_complex():
-            flat = tensor.flatten().double()
-            for values, words in ((flat, path), (flat.exp(), f"exp({path})")):
-                capped = values.clamp(max=100.0)  # as Swin's logit scale
-                held: float | Tensor = float(capped) if len(capped) == 1 else capped
-                scales.append((held, f", scale `{words}`"))
-    for scale, words in scales:
+        for values, words in ((flat, path), (flat.exp(), f"exp({path})")) if len(flat) in (1, H) else ():
+            capped = values.clamp(max=100.0)  # as Swin's logit scale
+            one = len(capped) == 1
+            factors = None if one else capped.view(-1, 1, 1)
+            scales.append((float(capped) if one else 1.0, factors, f", scale `{words}`"))
+    for scale, factors, words in scales:
         text = f"on queries and keys of length 1{words}"
-        yield Feature("norm", text, partial(_normed, partial(F.normalize, dim=-1), scale))
-        if isinstance(scale, float):  # normalised by a layer of its own, so that any scale may be meant
+        yield Feature("norm", text, partial(_normed, partial(F.normalize, dim=-1), scale, factors))
+        if scale is not None and factors is None:  # normalised by its own layer, so that any may be meant
             yield Feature("norm", f"on normalised queries and keys{words}", partial(_wired, scale=scale))
     # The epsilon of RMSNorm is 1e-6 or 1e-5 in Llama's models, and 1e-8 in the paper's code.
     for eps in (1e-6, 1e-5, 1e-8):
         rms = partial(_mean_square_norm, eps)
-        yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None))
+        yield Feature("norm", "on queries and keys of mean square 1", partial(_normed, rms, None, None))
 
     def layer(x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:])
 
-    yield Feature("norm", "on queries and keys after layer norm", partial(_normed, layer, None))
+    yield Feature("norm", "on queries and keys after layer norm", partial(_normed, layer, None, None))
 
 
 def _mean_square_norm(eps: float, x: Tensor) -> Tensor:

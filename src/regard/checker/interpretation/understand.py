@@ -40,16 +40,16 @@ from regard.checker.oracle.question import Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject.call_tensors import HEAD_LAYOUTS, SEQUENCES, spell
 from regard.checker.subject.construct import forms, is_certain, with_open_masks
-from regard.checker.subject.observation import ObservedSubject, observed_wirings
+from regard.checker.subject.inside import find_inside
+from regard.checker.subject.kernel_layouts import CACHED_LAYOUTS, CacheLayout, PagedLayout
 from regard.checker.subject.projections import find_wirings, head_counts
 from regard.checker.subject.reply import OutputShapeError, Reply, lines_reached
-from regard.checker.subject.roles import describe_core, named_roles, observe_core
 from regard.checker.subject.source import source_of
 from regard.checker.subject.subject import Subject
 
 # Sizes that a kernel may want: widths that are powers of two, lengths that fill its blocks.
 KERNEL_SIZES: tuple[dict[str, Any], ...] = ({}, {"powers": True}, {"powers": True, "multiple": 128})
-
+_PAGES = (4, 16, 256)  # sizes of pages that kernels take
 
 NEARLY_RIGHT = 3e-2  # relative: only precision is lost
 
@@ -104,41 +104,37 @@ def understand(
     declared = causal if causal is not None else declared_causality(subject)
     if subject.layout in SEQUENCES:
         return _understand_sequences(subject, causal, declared, heads, scale, always)
-    attempts = []
-    for sizes in KERNEL_SIZES:
-        attempts.append(_understand_heads(subject, causal, declared, scale, always, sizes))
-        if attempts[-1].first.error is None:
-            return attempts[-1]
-    return max(attempts, key=lambda attempt: lines_reached(attempt.first.error, subject.target))
+    return _understand_heads(subject, causal, declared, scale, always)
 
 
 def _understand_heads(
-    subject: Subject,
-    causal: bool | None,
-    declared: bool | None,
-    scale: float | None,
-    always: dict[str, Any],
-    sizes: dict[str, Any],
+    subject: Subject, causal: bool | None, declared: bool | None, scale: float | None, always: dict[str, Any]
 ) -> Understanding:
-    """Understand a function on queries, keys and values: try the usual layouts of their dimensions."""
-    intents = [Intent(Wiring(scale=scale), c) for c in causal_hypotheses(subject, causal, declared)]
+    """Understand a function on queries, keys and values: try the layouts that it may take."""
+    hypotheses = causal_hypotheses(subject, causal, declared)
+    if subject.kernel_layouts and subject.kernel_layouts[0].kind in CACHED_LAYOUTS:
+        hypotheses = sorted(hypotheses, reverse=True)  # with a cache it is causal, unless its numbers say not
+    intents = [Intent(Wiring(scale=scale), c) for c in hypotheses]
     tried: dict[str, Understanding] = {}
     # A layout in which the output is right.
-    for form, layout in itertools.product(with_open_masks(subject), HEAD_LAYOUTS):
-        candidate = form.replaced(layout=layout)
-        cases = Cases(candidate, always=always, **sizes)
-        found = attempt(candidate, cases, intents, *run_once(candidate, cases.plain()), declared)
+    for candidate in _head_forms(subject):
+        layout = repr(candidate.kernel_layout or candidate.layout)
+        if (several := _takes_several(candidate)) in tried and tried[several].first.error is None:
+            continue  # code that takes several queries is judged on them: one sees every key, causal or not
+        found = attempt(candidate, *_first_run(candidate, _head_cases(candidate, always)), intents, declared)
         if layout not in tried or tried[layout].first.error is not None:
             tried[layout] = found
-        ran = [other for other in ("BHTD", "BTD") if other in tried and tried[other].first.error is None]
-        if found.right_intent is not None and not (layout == "TD" and ran):
+        ran = [other for other in ("'BHTD'", "'BTD'") if other in tried and tried[other].first.error is None]
+        if found.right_intent is not None and not (layout == "'TD'" and ran):
             understanding = interpret(found)
             understanding.fails_on_batch = any(
                 other.first.used_dot_t and other.first.error is not None for other in tried.values()
             )
             return understanding
+    if subject.kernel_layouts:
+        return interpret(most_plausible(list(tried.values())))
     # A layout in which it is right with a feature, or in which the code at least runs.
-    usual = [tried[layout] for layout in ("BHTD", "BTHD", "BTD", "TD")]
+    usual = [found for found in tried.values() if found.subject.layout in ("BHTD", "BTHD", "BTD", "TD")]
     running: list[Understanding] = []
     for found in usual:
         if found.first.error is None and not (found.subject.layout == "TD" and running):
@@ -150,6 +146,29 @@ def _understand_heads(
         return most_plausible(split or running[:1])
     # It ran in none: the report shows the layout in which it came furthest, with its error.
     return max(usual, key=lambda found: lines_reached(found.first.error, subject.target))
+
+
+def _head_forms(subject: Subject) -> Iterator[Subject]:
+    """Yield a function on split heads in every layout that it may take, the likeliest first."""
+    yield from (subject.replaced(kernel_layout=layout) for layout in subject.kernel_layouts)
+    forms = with_open_masks(subject) if not subject.kernel_layouts else ()
+    yield from (form.replaced(layout=layout) for form, layout in itertools.product(forms, HEAD_LAYOUTS))
+
+
+def _head_cases(subject: Subject, always: dict[str, Any]) -> Iterator[Cases]:
+    """Yield cases in the sizes that a function on split heads may want."""
+    kernel = subject.kernel_layout
+    if kernel is not None:
+        always = always | {"layout": kernel.kind}
+    for sizes in KERNEL_SIZES:
+        for page in _PAGES if isinstance(kernel, PagedLayout) else (None,):
+            yield Cases(subject, always=always if page is None else always | {"page": page}, **sizes)
+
+
+def _takes_several(subject: Subject) -> str:
+    """Return the layout of several queries in place of one."""
+    kernel = subject.kernel_layout
+    return repr(replace(kernel, single=False)) if isinstance(kernel, CacheLayout) and kernel.single else ""
 
 
 def most_plausible(tried: list[Understanding]) -> Understanding:
@@ -202,8 +221,8 @@ def _understand_sequences(
     # A form in which it is right, or at least runs.
     tried: list[Understanding] = []
     for form in forms(subject):
-        cases, reply, dtype = _first_run(form, wirings, always)
-        tried.append(attempt(form, cases, _with_rotations(form, intents), reply, dtype, declared))
+        ran = _run_sequences(form, wirings, always)
+        tried.append(attempt(form, *ran, _with_rotations(form, intents), declared))
         if tried[-1].right_intent is not None or (tried[-1].first.error is None and is_certain(form)):
             break
     best = max(tried, key=_success)
@@ -213,7 +232,7 @@ def _understand_sequences(
     understanding = interpret(best)
     understanding.fails_on_batch = dot_t and best.right_intent is not None
     if understanding.right_intent is None and subject.module is not None:
-        observed = _interpret_observed(understanding, hypotheses, heads, scale)
+        observed = _interpret_inside(understanding, hypotheses, scale)
         if observed is not None and not understanding.intents and observed.right_intent is None:
             return observed
         if observed is not None and observed.right_intent is not None and observed.as_named:
@@ -230,7 +249,7 @@ def first_form(subject: Subject, always: dict[str, Any]) -> tuple[Subject, Cases
     wirings = _wirings(subject, None, None)
     tried = []
     for form in forms(subject):
-        cases, reply, _ = _first_run(form, wirings, always)
+        cases, reply, _ = _run_sequences(form, wirings, always)
         if reply.error is None:
             return form, cases
         tried.append((form, cases))
@@ -250,19 +269,27 @@ def _success(understanding: Understanding) -> tuple[int, int]:
     return int(isinstance(error, OutputShapeError)), lines_reached(error, understanding.subject.target)
 
 
-def _first_run(
-    subject: Subject, wirings: list[Wiring], always: dict[str, Any]
-) -> tuple[Cases, Reply, torch.dtype]:
-    """Run the code at a width and a length that it takes."""
-    attempts = list(_cases(subject, wirings, always))
+def _first_run(subject: Subject, attempts: Iterable[Cases]) -> tuple[Cases, Reply, torch.dtype]:
+    """Run the code in the first sizes that it takes; in the first of all if it takes none."""
     failed: tuple[Cases, Reply, torch.dtype] | None = None
-    for cases in attempts if is_certain(subject) else attempts[:1]:
+    for cases in attempts:
         reply, dtype = run_once(subject, cases.plain())
         if reply.error is None:
-            return _with_fixed_length(cases), reply, dtype
+            return cases, reply, dtype
         failed = failed or (cases, reply, dtype)
     assert failed is not None
     return failed
+
+
+def _run_sequences(
+    subject: Subject, wirings: list[Wiring], always: dict[str, Any]
+) -> tuple[Cases, Reply, torch.dtype]:
+    """Run code on sequences at a width and a length that it takes."""
+    attempts = _cases(subject, wirings, always)
+    cases, reply, dtype = _first_run(
+        subject, attempts if is_certain(subject) else itertools.islice(attempts, 1)
+    )
+    return (cases if reply.error else _with_fixed_length(cases)), reply, dtype
 
 
 def _cases(subject: Subject, wirings: list[Wiring], always: dict[str, Any]) -> Iterator[Cases]:
@@ -299,9 +326,9 @@ def _with_rotations(subject: Subject, intents: list[Intent]) -> list[Intent]:
 def attempt(
     subject: Subject,
     cases: Cases,
-    intents: list[Intent],
     reply: Reply,
     dtype: torch.dtype,
+    intents: list[Intent],
     declared: bool | None,
 ) -> Understanding:
     """Return a subject in one form with its reply to the plain question, which may be right in it."""
@@ -355,36 +382,29 @@ def observe(subject: Subject, questions: Iterable[Question], dtype: torch.dtype)
     return [Observation(question, answer) for question, answer in replies if answer is not None]
 
 
-def _interpret_observed(
-    understanding: Understanding, hypotheses: list[bool], heads: int | None, scale: float | None
+def _interpret_inside(
+    understanding: Understanding, hypotheses: list[bool], scale: float | None
 ) -> Understanding | None:
     """Interpret a module by its own queries, keys, values and merged heads; None if they are not found."""
     subject, dtype = understanding.subject, understanding.dtype
     if understanding.first.answer is None or subject.module is None:
         return None
-    named = head_counts(subject.module, heads, None, 64)
-    core = observe_core(subject, understanding.cases, dtype, named[0])
-    if core is None:
+    if (found := find_inside(subject, understanding.cases)) is None:
         return None
-    fields = {name: value for name, value in vars(subject).items() if name != "_copies"}
-    observed = ObservedSubject(**fields, _copies=subject._copies, core=core)
-    question = understanding.cases.plain().to(dtype)
-    counts = named if len(named) == 1 else list(range(1, 33))
-    wirings = observed_wirings(
-        observed, question, counts, scale if scale is not None else declared_scale(subject)
-    )
-    reply = observed.run(question)
-    if reply.answer is None or not wirings:
+    inside, wiring = found
+    wiring = replace(wiring, scale=scale if scale is not None else declared_scale(subject))
+    reply = inside.run(understanding.cases.plain().to(dtype))
+    if reply.answer is None:
         return None
-    intents = [Intent(wiring, c) for wiring in wirings for c in hypotheses]
-    found = interpret(
-        attempt(observed, understanding.cases, intents, reply, dtype, understanding.declared_causal)
+    intents = [Intent(wiring, c) for c in hypotheses]
+    observed = interpret(
+        attempt(inside, understanding.cases, reply, dtype, intents, understanding.declared_causal)
     )
-    found.subject, found.first = subject, understanding.first
-    found.roles = named_roles(core, subject.module) if core.sources == (0, 1, 2) else core.sources
-    found.inputs_as_named = core.sources == (0, 1, 2)
-    found.assumptions = [*understanding.assumptions, describe_core(core)]
-    return found
+    observed.subject, observed.first = subject, understanding.first
+    observed.inputs_as_named = inside.sources == (0, 1, 2)
+    observed.roles = inside.acting_roles() if observed.inputs_as_named else inside.sources
+    observed.assumptions = [*understanding.assumptions, inside.describe()]
+    return observed
 
 
 def run_once(subject: Subject, question: Question) -> tuple[Reply, torch.dtype]:

@@ -210,6 +210,9 @@ class AttentionVariant:
         elif rotate is not None and self.rotation == "unsigned":
             rotate = _without_sign(_known(rotate))
         norms = (wiring.query_norm, wiring.key_norm)
+        # Most wirings have neither, and a search for mistakes asks thousands of times.
+        if rotate is wiring.rotate and norms == (None, None):
+            return wiring
         norms = norms[::-1] if self.normalised == "kq" else norms
         return replace(
             wiring,

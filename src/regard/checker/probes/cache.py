@@ -23,7 +23,7 @@ from regard.checker.probes.leaks import find_leak
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.continuation import Continuation, Step, continuations, has_cache
-from regard.checker.subject.observation import ObservedWiring
+from regard.checker.subject.inside import InsideWiring
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.source import source_of
 
@@ -219,7 +219,7 @@ def _check_second_sequence(session: CheckSession, trial: _Trial, question: Quest
 def _judge(session: CheckSession, trials: list[_Trial], question: Question) -> bool:
     """Diagnose a cache that gives other numbers; returns False if nothing can be said of it."""
     intent = session.right_intent
-    if intent is not None and isinstance(intent.wiring, ObservedWiring):
+    if intent is not None and isinstance(intent.wiring, InsideWiring):
         intent = None  # its queries and keys are observed with their positions, so these cannot be changed
     if intent is not None and not session.understanding.causal:
         intent = replace(intent, causal=True)  # each step gets a causal mask

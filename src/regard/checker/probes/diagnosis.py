@@ -29,7 +29,6 @@ from regard.checker.reports.evidence import (
 )
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import is_tensor
-from regard.checker.subject.observation import ObservedSubject
 from regard.checker.subject.source import prose_of
 
 _SMALL = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 3))  # batch sizes and lengths, the smallest first
@@ -433,10 +432,6 @@ def describe_unknown(session: CheckSession, intent: Intent) -> str:
     """Name the parts of the module that the oracle cannot reproduce."""
     names = [f"`{name}`" for name in intent.wiring.unknown[:3]]
     names += [f"what `{name}` does" for name, value in session.subject.call.items() if is_tensor(value)]
-    observed = session.understanding.observed
-    core = observed.compared.core if observed and isinstance(observed.compared, ObservedSubject) else None
-    if core is not None:
-        names = [f"what `{path}` does to the scores" for path in core.on_scores[:2]] or names
     if not names and session.module is not None and (match := _POSITIONS.search(session.source)):
         names = [f"{match.group().strip('.(')!r} in its source"]
     return ", ".join(names)

@@ -69,7 +69,7 @@ def probe_dropout(session: CheckSession) -> None:
         session.add_skip(_PLACE, "its place can be inferred only where the output is the oracle's")
     else:
         draws = {
-            name: training_run(session, question, _with_dropout(session, group, P, training=True))
+            name: training_run(session.compared, question, _with_dropout(session, group, P, training=True))
             for name, group in acting.items()
         }
         _check_place(session, session.right_intent, question, draws)
@@ -298,7 +298,7 @@ def _with_dropout(session: CheckSession, places: list[str], p: float, *, trainin
 
 def _variation(session: CheckSession, question: Question, module: nn.Module) -> float:
     """Return the largest relative difference between several calls with the same input."""
-    outputs = draw_outputs(training_run(session, question, module), range(3))
+    outputs = draw_outputs(training_run(session.subject, question, module), range(3))
     return max((relative_difference(outputs[0], other) for other in outputs[1:]), default=0.0)
 
 

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from regard.checker.errors import CheckError
 from regard.checker.oracle.oracle import TOLERANCE, Intent, relative_error
-from regard.checker.oracle.question import Question
+from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
 from regard.checker.subject import vocabulary
 from regard.checker.subject.call_tensors import copy_module, in_dtype
 from regard.checker.subject.construct import SIZES, build, constructor_arguments
+from regard.checker.subject.subject import Subject
 
 # At 0.5 a few draws show numbers that are dropped and kept. `dropout_rate` tries unequal probabilities.
 P = 0.5
@@ -81,12 +82,12 @@ def read_value(module: nn.Module, place: str) -> float:
     return float(getattr(*_owner(module, place)))
 
 
-def training_run(session: CheckSession, question: Question, module: nn.Module) -> Draw:
+def training_run(subject: Subject, question: Question, module: nn.Module) -> Draw:
     """Return a function that runs a module with dropout enabled and random numbers of a seed."""
 
     def draw(seed: int) -> Tensor | None:
         torch.manual_seed(seed)
-        reply = session.subject.run(question, module=copy_module(module), dropout=True)
+        reply = subject.run(question, module=copy_module(module), dropout=True)
         return None if reply.answer is None else reply.answer.output.detach()
 
     return draw
@@ -108,6 +109,9 @@ def infer_effect(
     # Where the shapes differ, the oracle knows only a part of the module.
     if not outputs or outputs[0].shape != eval_answer.output.shape:
         return DropoutEffect("unknown")
+    # What is dropped behind the part of a module that is compared leaves that part as it is.
+    if all(relative_error(Answer(output), eval_answer) < TOLERANCE for output in outputs):
+        return DropoutEffect("after the projection")
     # What dropout drops it multiplies by 0, and 0 · −inf is NaN: hidden keys have scores of −inf.
     if any(bool(output.isnan().any()) for output in outputs):
         return DropoutEffect("dropout-on-scores", math.inf)
@@ -284,7 +288,7 @@ def _parameters(session: CheckSession, question: Question) -> Iterator[RateParam
         if zero is None or low is None or high is None or dropouts(low) != dropouts(high):
             continue
         is_own = re.search("drop|keep", name) and not OUTPUT_DROPOUT.search(name)
-        whole = [training_run(session, question, side) for side in (low, high)] if is_own else []
+        whole = [training_run(subject, question, side) for side in (low, high)] if is_own else []
         yield RateParameter(name or "dropout", whole, list(_parts(session, question, zero, low, high)))
 
 
@@ -330,7 +334,7 @@ def _parts(
         for side, place in itertools.product(sides, places):
             if place not in group:
                 set_value(side, place, read_value(zero, place) if place in followed else 0.0)
-        yield [training_run(session, question, side) for side in sides]
+        yield [training_run(session.compared, question, side) for side in sides]
 
 
 def _rebuilt(

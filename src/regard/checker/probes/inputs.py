@@ -30,7 +30,7 @@ from regard.checker.oracle.question import Answer, Question
 from regard.checker.session import CheckSession
 from regard.checker.subject.call_tensors import SEQUENCES, copy_module, in_dtype, make_values
 from regard.checker.subject.continuation import has_cache
-from regard.checker.subject.observation import ObservedWiring
+from regard.checker.subject.inside import InsideWiring
 from regard.checker.subject.reply import CallHook, Reply
 
 _ORDER = (0, 0, 1, 0, 2, 1, 3, 0)  # which question comes after which, in calls of one and the same code
@@ -165,78 +165,48 @@ def _is_affine(session: CheckSession, question: Question, name: str) -> bool | N
 
 
 def _check_context(session: CheckSession) -> None:
-    """Check attention to an optional context: compare it with the oracle, or else test what it depends on."""
-    name = session.subject.arguments["context"]
-    module = session.subject.module_as(session.dtype)
+    """Check attention to an optional context: which tokens ask, which are matched, and which are read."""
+    name, intent = session.subject.arguments["context"], session.right_intent
     question = session.cases.plain("context", T=6, seed=47).to(session.dtype)
-    x, other = question.q, session.cases.plain("context", T=6, seed=48).to(session.dtype).q
+    x, context = question.q, session.cases.plain("context", T=6, seed=48).to(session.dtype).q
+    module = session.subject.module_as(session.dtype)
     assert module is not None
-
-    def run(x: Tensor, context: Tensor) -> Tensor | None:
-        try:
-            with torch.no_grad():
-                fixed = make_values(session.subject.extra, question)
-                result = module(x, **{**fixed, name: context})
-        except Exception:  # it does not take such a context
-            return None
-        output = result[0] if isinstance(result, tuple | list) else result
-        return output if isinstance(output, Tensor) and output.shape[:2] == x.shape[:2] else None
-
-    output, shorter = run(x, other), run(x, other[:, :4])
-    changed = x.clone()
-    changed[:, 0] += 1.0
-    after = run(changed, other)
-    if output is None or after is None:
-        session.add_untried(
-            "cross-attention", f"how `{name}` is passed could not be guessed: pass a function of both"
-        )
+    try:
+        with torch.no_grad():
+            result = module(x, **{**make_values(session.subject.extra, question), name: context})
+    except Exception:  # it does not take such a context
+        result = None
+    output = result[0] if isinstance(result, tuple | list) else result
+    how = f"with `{name}` the output could not be compared: pass a function of both"
+    if intent is None or not isinstance(output, Tensor) or output.shape[:2] != x.shape[:2]:
+        session.add_untried("cross-attention", how)
         return
-    if _is_exchanged(session, x, other, output):
-        session.find("roles-shuffled", "cross-attention", argument=name)
+    # (B, S, C) from which keys and values may rightly come, in words
+    texts = {f"`{name}`": context}
+    texts |= {f"`{name}` and the sequence": torch.cat([context, x], 1)}
+    texts |= {f"the sequence and `{name}`": torch.cat([x, context], 1)}
+    exchanged = {"roles-shuffled": [(context, x, x)], "context-ignored": [(x, context, x), (x, x, context)]}
+
+    def error(q: Tensor, k: Tensor, v: Tensor) -> float:
+        asked = replace(question, q=q, k=k, v=v)
+        return min(replace(intent, causal=c).error(asked, Answer(output)) for c in {False, intent.causal})
+
+    for words, keys in texts.items():
+        if error(x, keys, keys) < TOLERANCE:
+            session.add_pass("cross-attention", f"with `{name}`, it equals attention to {words}")
+            return
+    for mistake, roles in exchanged.items():
+        if any(error(*inputs) < TOLERANCE for inputs in roles):
+            distance = error(x, context, context) / TOLERANCE
+            session.find(mistake, "cross-attention", distance=distance, argument=name)
+            return
+    if session.compared is not session.subject:
+        session.add_untried("cross-attention", how)
         return
-    depends = not torch.allclose(output[:, 1:], after[:, 1:], rtol=1e-5, atol=1e-7)
-    if shorter is None and depends:
-        distance = relative_difference(after[:, 1:], output[:, 1:]) / TOLERANCE
-        session.find("context-ignored", "cross-attention", distance=distance, argument=name)
-    elif (attended := _attended(session, x, other, output)) is not None:
-        session.add_pass("cross-attention", f"with `{name}`, it equals attention to {attended.format(name)}")
-    elif session.right_intent is not None and session.compared is session.subject:
-        session.undecided = (
-            f"with `{name}` it equals neither attention to `{name}` nor to both sequences: pass a function "
-            "of both, or your own slow version as oracle="
-        )
-    elif not depends:
-        session.add_pass("cross-attention", f"with `{name}`, tokens do not attend to each other")
-    else:
-        session.add_untried(
-            "cross-attention", f"with `{name}` the output could not be compared: pass a function of both"
-        )
-
-
-def _is_exchanged(session: CheckSession, x: Tensor, context: Tensor, output: Tensor) -> bool:
-    """Return whether the output is that of attention in which the context asks and the sequence answers."""
-    intent = session.right_intent
-    if intent is None or session.compared is not session.subject:
-        return False
-    plain = session.cases.plain("context", T=x.shape[1]).to(session.dtype)
-    return intent.error(replace(plain, q=context, k=x, v=x), Answer(output)) < TOLERANCE
-
-
-def _attended(session: CheckSession, x: Tensor, context: Tensor, output: Tensor) -> str | None:
-    """Return to what the tokens of x attend if there is a context, by comparison with the oracle."""
-    intent = session.right_intent
-    if intent is None:
-        return None
-    keys = {"`{}`": context}
-    keys |= {"`{}` and the sequence": torch.cat([context, x], 1)}
-    keys |= {"the sequence and `{}`": torch.cat([x, context], 1)}
-    plain = session.cases.plain("context", T=x.shape[1]).to(session.dtype)
-    for attended, k in keys.items():
-        for causal in dict.fromkeys((False, intent.causal)):
-            question = replace(plain, q=x, k=k, v=k)
-            if replace(intent, causal=causal).error(question, Answer(output)) < TOLERANCE:
-                return attended
-    return None
+    session.undecided = (
+        f"with `{name}` it equals neither attention to `{name}` nor to both sequences: pass a function "
+        "of both, or your own slow version as oracle="
+    )
 
 
 _TABLE = re.compile(r"(^|_)(cos|cosine|freqs?|freqs_cis|rope|rotary|pos_cis)(_|$)", re.I)
@@ -252,7 +222,7 @@ def probe_positions(session: CheckSession) -> None:
     if intent.wiring.bias is not None:
         _check_slopes(session, intent)
     # Observed queries and keys have their positions already.
-    elif intent.wiring.rotate is None and not isinstance(intent.wiring, ObservedWiring):
+    elif intent.wiring.rotate is None and not isinstance(intent.wiring, InsideWiring):
         _check_effect(session)
 
 

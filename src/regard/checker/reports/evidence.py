@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.checker.oracle.variant import CORRECT
 from regard.checker.session import CheckSession
-from regard.checker.subject.observation import ObservedSubject
+from regard.checker.subject.inside import intercept
 from regard.checker.subject.reply import CallHook
 from regard.support.torch_internals import DisableTorchFunction
 
@@ -28,14 +28,11 @@ _SLACK = 1e-6
 
 def against_softmax(session: CheckSession) -> str:
     """Return what was measured that softmax attention cannot do, as a phrase; "" if nothing was."""
-    observed = session.understanding.observed
-    compared = session.compared if observed is None else observed.compared
-    measure: Callable[[float], tuple[Tensor, bool] | None] | None = None
-    if isinstance(compared, ObservedSubject):
-        measure = partial(_observed_weights, session, compared)
-    elif session.subject.inputs == "qkv" and session.module is None:
-        measure = partial(_function_weights, session)
-    found = [] if measure is None else _judge(measure)
+    found = []
+    if session.subject.inputs == "qkv" and session.module is None:
+        found = _judge(partial(_function_weights, session))
+    elif session.module is not None and (heard := intercept(session.subject, session.cases.plain())):
+        found = [heard[1].problem] if heard[1].problem else []
     if not found and session.subject.inputs == "x":
         found = _same_tokens(session)
     return ", and ".join(found)
@@ -159,17 +156,6 @@ def _exponential(weights: list[Tensor]) -> bool:
     once, twice, thrice = (x - x.gather(-1, first) for x in logs)
     bend = torch.where(visible & visible.any(-1, keepdim=True), thrice - 2 * twice + once, 0.0)
     return float(bend.abs().max()) < 1e-3 * max(1.0, float(thrice.abs().max()))
-
-
-def _observed_weights(
-    session: CheckSession, subject: ObservedSubject, factor: float
-) -> tuple[Tensor, bool] | None:
-    """Return the weights (channels, T, S) of a module, and whether its output is linear in the values."""
-    try:
-        weights, bent = subject.weights(session.cases.plain(B=1, T=5, seed=95).to(session.dtype), factor)
-    except RuntimeError:
-        return None
-    return weights, bool(bent < 1e-4)
 
 
 def _function_weights(session: CheckSession, factor: float) -> tuple[Tensor, bool] | None:

@@ -43,7 +43,7 @@ def reproduce(
       regard reproduce induction --quick
       regard reproduce induction --device cuda --out results
     """
-    from regard.reproduce.catalogue import NAMES, load
+    from regard.reproduce.runs import NAMES, load
 
     if not names:
         for name in NAMES:

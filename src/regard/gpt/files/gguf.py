@@ -182,6 +182,5 @@ def _tokenizer(path: Path, fields: dict[str, Any]) -> Tokenizer | None:
 
 
 def _texts(fields: dict[str, Any], name: str) -> list[str]:
-    """The list of texts in a field."""
     values = check_type(name, fields.get(name), list)
     return [check_type(name, value, str) for value in values]

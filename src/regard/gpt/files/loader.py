@@ -7,7 +7,7 @@ finds the files and checks that their tensors fit; `families` knows what they ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -22,7 +22,6 @@ from regard.gpt.files import downloads, gguf
 from regard.gpt.files.families import WeightPart, add_head, find_family, is_derived
 from regard.gpt.files.folder import CONFIG, MODEL_TYPE, TOKENIZER, WEIGHTS, StoredModel, StoredTensor
 from regard.gpt.files.meta_device import without_weights
-from regard.gpt.files.parameters import parameter_shapes
 from regard.gpt.files.tokenizer_limits import check_limits
 from regard.support.files import (
     ModelFileError,
@@ -72,14 +71,19 @@ def load(
     """
     path = locate(name)
     stored = gguf.read(path) if path.suffix == ".gguf" else _read_folder(path)
-    # The config is checked against the headers of the files before anything of its sizes is made.
+    # The config is checked against the headers of the files before any memory of its sizes is taken.
     with naming_errors(path, ModelFileError):
-        config, sources = _read_config(stored)
-        shapes = parameter_shapes(config)
+        config = _read_config(stored)
+        try:
+            with without_weights():
+                model = cls(config)
+        except (RuntimeError, TypeError, OverflowError) as error:  # a size beyond 64 bits
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"config: expected sizes that tensors can have, got {reason}") from None
+        parameters = model.state_dict()
+        sources = _find_sources(stored, config, parameters)
         for parameter, part in sources.items():
-            _check_shape(stored, parameter, part, shapes[parameter])
-    with without_weights():
-        model = cls(config)
+            _check_shape(stored, parameter, part, tuple(parameters[parameter].shape))
     weights = {parameter: _read_weight(stored, part, dtype).to(device) for parameter, part in sources.items()}
     # assign: parameters on the meta device have no memory to copy into.
     model.load_state_dict(weights, assign=True)
@@ -87,23 +91,28 @@ def load(
     return model.eval()
 
 
-def _read_config(stored: StoredModel) -> tuple[Config, dict[str, WeightPart]]:
-    """The config, and for each parameter of the model the stored tensors that it is made of.
+def _read_config(stored: StoredModel) -> Config:
+    """The config of a folder that `GPT.save` wrote, or of a family in Transformers."""
+    if stored.settings.get("model_type") == MODEL_TYPE:
+        _check_layers(stored, "num_layers")
+        return Config.from_json({k: v for k, v in stored.settings.items() if k != "model_type"})
+    family = find_family(stored.settings)
+    _check_layers(stored, family.layers)
+    return family.config(stored.settings)
+
+
+def _find_sources(stored: StoredModel, config: Config, parameters: Iterable[str]) -> dict[str, WeightPart]:
+    """For each of the model's parameters the stored tensors that it is made of.
 
     A ValueError names stored tensors that are missing or that belong nowhere.
     """
     names = set(stored.tensors)
     # A folder that `GPT.save` wrote has our own names.
-    if stored.settings.get("model_type") == MODEL_TYPE:
-        _check_layers(stored, "num_layers")
-        config = Config.from_json({k: v for k, v in stored.settings.items() if k != "model_type"})
-        sources = {name: WeightPart((name,)) for name in parameter_shapes(config)}
+    if stored.settings["model_type"] == MODEL_TYPE:
+        sources = {name: WeightPart((name,)) for name in parameters}
         _check_names(names, sources, lambda name: False)
-        return config, sources
-    # Otherwise the names are those of a family in Transformers.
+        return sources
     family = find_family(stored.settings)
-    _check_layers(stored, family.layers)
-    config = family.config(stored.settings)
     # Saved from AutoModel, without the language-model head, a family's names lack their prefix.
     prefix = family.prefix if any(name.startswith(family.prefix) for name in names) else ""
     sources = add_head(family.parts(config), prefix, config)
@@ -112,7 +121,7 @@ def _read_config(stored: StoredModel) -> tuple[Config, dict[str, WeightPart]]:
         _check_tied(stored, sources["token_embedding.weight"].names[0])
         names.remove("lm_head.weight")
     _check_names(names, sources, lambda name: is_derived(family, name))
-    return config, sources
+    return sources
 
 
 def _check_layers(stored: StoredModel, name: str) -> None:

@@ -198,7 +198,11 @@ def _check_model(model: Any) -> None:
     vocab = model.get("vocab")
     # Unigram's vocabulary is a list of pairs; BPE, WordPiece and WordLevel have an object.
     if isinstance(vocab, list):
-        _check_pieces(vocab)
+        # Pairs of a token and its score.
+        pieces = [pair[0] for pair in vocab if isinstance(pair, list) and pair and isinstance(pair[0], str)]
+        _check_most("model.vocab: characters of a token", max(map(len, pieces), default=0), MAX_PIECE)
+        most = max(MAX_PIECES_BYTES, MAX_MEAN_PIECE * len(pieces))
+        _check_most("model.vocab: bytes of all tokens", sum(map(_size, pieces)), most)
     elif isinstance(vocab, dict):
         _check_most("model.vocab: characters of a token", max(map(len, vocab), default=0), MAX_TOKEN)
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -208,14 +212,6 @@ def _check_model(model: Any) -> None:
         _check_most("model.unk_token: characters", len(get_field(model, "unk_token", str)), MAX_TOKEN)
     word = model.get("max_input_chars_per_word", 0)
     _check_most("model.max_input_chars_per_word", check_type("max_input_chars_per_word", word, int), MAX_WORD)
-
-
-def _check_pieces(vocab: list[Any]) -> None:
-    """Check the tokens of a Unigram, which are pairs of a token and its score."""
-    pieces = [pair[0] for pair in vocab if isinstance(pair, list) and pair and isinstance(pair[0], str)]
-    _check_most("model.vocab: characters of a token", max(map(len, pieces), default=0), MAX_PIECE)
-    most = max(MAX_PIECES_BYTES, MAX_MEAN_PIECE * len(pieces))
-    _check_most("model.vocab: bytes of all tokens", sum(map(_size, pieces)), most)
 
 
 def _check_pattern(pattern: str) -> None:

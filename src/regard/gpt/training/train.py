@@ -177,7 +177,10 @@ class TrainingRun:
         """Train until the end, or until `stop` is set; a checkpoint is saved in both cases."""
         s = self.settings
         if self.ranks.is_main:
-            self._remove_temporary_files()
+            # What a save that was killed has left.
+            remove_unfinished(self.folder / checkpoints.FILE)
+            for name in (CONFIG, TOKENIZER, WEIGHTS):
+                remove_temporary_files(self.folder, name)
             self._save_best()
         self.started = time.perf_counter()
         total = self._total()
@@ -217,12 +220,6 @@ class TrainingRun:
             if self._should_stop(stop):
                 self._save()
                 return TrainingResult(self.step, False, self.best_loss)
-
-    def _remove_temporary_files(self) -> None:
-        """Remove what a save that was killed has left."""
-        remove_unfinished(self.folder / checkpoints.FILE)
-        for name in (CONFIG, TOKENIZER, WEIGHTS):
-            remove_temporary_files(self.folder, name)
 
     def _take_step(self, parallel: torch.nn.Module, forward: Any) -> None:
         """One optimizer step; `forward` computes the loss of a batch with the model `parallel`."""
@@ -385,7 +382,6 @@ class TrainingRun:
             self.lock.check()
 
     def _save_best(self) -> None:
-        """Write the best model so far, if there is one."""
         self._check_owner()
         if self.best is None:
             return
@@ -396,7 +392,6 @@ class TrainingRun:
         model.save(self.folder)
 
     def _save(self) -> None:
-        """Write a checkpoint."""
         self._log()
         if self.ranks.is_main:
             self._check_owner()

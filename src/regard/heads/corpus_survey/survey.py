@@ -232,7 +232,6 @@ def _measure_chunks(
 
 
 def _chunks(model: SurveyModel, plan: SurveyPlan) -> Iterator[Chunk]:
-    """The chunks of a corpus, in order."""
     stream, windows = plan.batches(model), 0
     for number in count():
         group = list(islice(stream, CHUNK))

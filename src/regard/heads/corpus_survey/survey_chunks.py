@@ -69,12 +69,18 @@ def chunk_file(out: Path, number: int) -> Path:
 
 def write_chunk(file: Path, chunk: BatchSums, settings: dict[str, Any]) -> None:
     """Write a chunk of a survey with these settings."""
-    header = {
-        "format": FORMAT,
-        "settings": json.dumps(settings),
-        "batches": json.dumps(_count_batches(chunk)),
+    counts = {
+        "batches": chunk.batches,
+        "windows": chunk.windows,
+        "tokens": chunk.tokens,
+        "layers": encode_layers(chunk.layers),
+        "examples": chunk.examples[0].weight.shape[1] if chunk.examples else 0,
     }
-    checkpoint_files.save(file, _batch_tensors(chunk), header)
+    header = {"format": FORMAT, "settings": json.dumps(settings), "batches": json.dumps(counts)}
+    tensors = {
+        f"{name}.{i}": x.cpu() for i, layer in enumerate(chunk.sums) for name, x in layer.tensors.items()
+    }
+    checkpoint_files.save(file, tensors | name_tensors(chunk.examples), header)
 
 
 def read_chunk(file: Path, settings: dict[str, Any]) -> BatchSums | None:
@@ -86,17 +92,12 @@ def read_chunk(file: Path, settings: dict[str, Any]) -> BatchSums | None:
     if found is None:
         return None
     (old_settings, chunk), _ = found
-    _check_settings(file, settings, old_settings)
-    return chunk
-
-
-def _check_settings(file: Path, settings: dict[str, Any], old_settings: dict[str, Any]) -> None:
-    """Raise a `SurveyFileError` if a file is of a survey with other settings."""
     if different := [name for name in settings if settings[name] != old_settings.get(name)]:
         raise SurveyFileError(
             f"{file} is of a survey with another {', '.join(different)}: "
             "resume with the same settings, write to another file, or start again with --fresh"
         )
+    return chunk
 
 
 def _parse(content: SafetensorContent) -> tuple[dict[str, Any], BatchSums]:
@@ -105,25 +106,6 @@ def _parse(content: SafetensorContent) -> tuple[dict[str, Any], BatchSums]:
         parse_object(get_field(content.metadata, name, str)) for name in ("settings", "batches")
     )
     return settings, _decode_batches(counts, content.tensors)
-
-
-def _batch_tensors(part: BatchSums) -> dict[str, Tensor]:
-    """The tensors of batches, by the names that they have in a file."""
-    tensors = {
-        f"{name}.{i}": x.cpu() for i, layer in enumerate(part.sums) for name, x in layer.tensors.items()
-    }
-    return tensors | name_tensors(part.examples)
-
-
-def _count_batches(part: BatchSums) -> dict[str, Any]:
-    """What a file holds about batches beside their tensors, as JSON holds it."""
-    return {
-        "batches": part.batches,
-        "windows": part.windows,
-        "tokens": part.tokens,
-        "layers": encode_layers(part.layers),
-        "examples": part.examples[0].weight.shape[1] if part.examples else 0,
-    }
 
 
 def _decode_batches(counts: dict[str, Any], tensors: dict[str, Tensor]) -> BatchSums:
@@ -184,16 +166,16 @@ def encode_layers(layers: list[LayerHeads]) -> list[list[Any]]:
 
 def decode_layers(layers: list[Any]) -> list[LayerHeads]:
     """The same from JSON; a ValueError names the field that is wrong."""
-    return [_decode_layer(check_type("layers", x, list)) for x in layers]
-
-
-def _decode_layer(fields: list[Any]) -> LayerHeads:
-    """The key and the heads of a layer."""
-    if len(fields) != 3:
-        raise ValueError(f"layers: expected a key, heads and kv_heads, got {shorten(fields)}")
-    key, *numbers = fields
-    heads, kv_heads = ([check_type("heads", n, int) for n in check_type("heads", x, list)] for x in numbers)
-    if len(heads) != len(kv_heads):
-        raise ValueError(f"heads: expected a kv_head for each of {len(heads)}, got {len(kv_heads)}")
-    split_key(check_type("key", key, str))
-    return LayerHeads(key, heads, kv_heads)
+    decoded = []
+    for fields in layers:
+        if len(check_type("layers", fields, list)) != 3:
+            raise ValueError(f"layers: expected a key, heads and kv_heads, got {shorten(fields)}")
+        key, *numbers = fields
+        heads, kv_heads = (
+            [check_type("heads", n, int) for n in check_type("heads", x, list)] for x in numbers
+        )
+        if len(heads) != len(kv_heads):
+            raise ValueError(f"heads: expected a kv_head for each of {len(heads)}, got {len(kv_heads)}")
+        split_key(check_type("key", key, str))
+        decoded.append(LayerHeads(key, heads, kv_heads))
+    return decoded

@@ -25,7 +25,7 @@ from regard.maps import AttentionMap, LinearAttentionMap
 from regard.maps.index import Axes
 from regard.maps.tile_passes.large_heads import no_large_heads
 from regard.pictures.patch_layout import PatchAxes
-from regard.policies.evictions import is_evicted
+from regard.policies.named_policies import is_evicted
 
 NAMES = (
     "previous_token",

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.heads.measures.query_scores import QueryScore, TextScorer
 from regard.heads.measures.sink import SINK
 from regard.maps import AttentionMap
-from regard.policies.evictions import is_evicted
+from regard.policies.named_policies import is_evicted
 
 MIN_REST = 1e-3  # of a row beside the sink; rows with less do not count
 

@@ -249,7 +249,6 @@ def _as_texts(maps: Any, ids: Ids) -> list[tuple[list[AttentionMap | LinearAtten
 
 
 def _as_batches(texts: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """Texts as a list of batches (B, T)."""
     if isinstance(texts, Tensor):
         texts = [texts]
     batches = [ids[None] if ids.ndim == 1 else ids for ids in texts]

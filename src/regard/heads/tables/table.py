@@ -153,7 +153,9 @@ class HeadTable:
 
     def sorted(self, name: str) -> HeadTable:
         """The heads from the highest score `name` to the lowest; those without the score come last."""
-        name = self._check_name(name)
+        name = canonical_name(name)
+        if name not in self.names:
+            raise ValueError(f"name: expected one of {', '.join(self.names)}, got {name!r}")
         return self._with(sort_rows(self.rows, lambda row: row.scores.get(name, UNDEFINED).value))
 
     def compare(self, other: HeadTable) -> TableDifference:
@@ -191,13 +193,6 @@ class HeadTable:
         return self._with(
             row if row.token is None else replace(row, token_text=text_of(row.token)) for row in self.rows
         )
-
-    def _check_name(self, name: str) -> str:
-        """The canonical name of a score; ValueError if no head has it."""
-        name = canonical_name(name)
-        if name not in self.names:
-            raise ValueError(f"name: expected one of {', '.join(self.names)}, got {name!r}")
-        return name
 
     def _with(self, rows: Iterable[HeadRow]) -> HeadTable:
         return HeadTable(list(rows), self.texts, self.tokens, self.shuffled, self.model)

@@ -131,15 +131,14 @@ class TableDifference(PrintedOutput):
             for sign, labels in (("+", row.gained), ("−", row.lost)):
                 for label in labels:
                     score = row.scores.get(label)
-                    shown = "" if score is None else _shown(score)
-                    lines.append(f"{escape(row.place):>6} {sign} {title(label)}{shown}")
+                    line = f"{escape(row.place):>6} {sign} {title(label)}"
+                    if score is not None:
+                        interval = f"({score.low:+.2f} to {score.high:+.2f})"
+                        line += f": {score.before:.2f} → {score.after:.2f} {interval}"
+                    lines.append(line)
         if len(self.changed) > SHOWN:
             lines.append(f"… and {len(self.changed) - SHOWN} more")
         return "\n".join(lines)
-
-
-def _shown(score: ScoreDifference) -> str:
-    return f": {score.before:.2f} → {score.after:.2f} ({score.low:+.2f} to {score.high:+.2f})"
 
 
 def subtract(after: HeadTable, before: HeadTable) -> TableDifference:

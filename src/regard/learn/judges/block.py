@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -134,7 +135,7 @@ def _run(
 
 def wrong_blocks(block: Any, x: Tensor) -> list[Variant]:
     """Return what the parts of a block give if they are put together wrongly."""
-    missing = ((False, False), (True, False), (False, True))
+    kept = ((True, True), (True, False), (False, True), (False, False))
     summed = block.attention_norm(x + block.attention(x))
     stream = block.attention_norm(x)
     stream = block.mlp_norm(stream + block.attention(stream))
@@ -144,10 +145,12 @@ def wrong_blocks(block: Any, x: Tensor) -> list[Variant]:
     normed_stream = block.attention_norm(x) + block.attention(block.attention_norm(x))
     parallel = x + block.attention(block.attention_norm(x)) + block.mlp(block.mlp_norm(x))
     return [
-        *(Variant(_run(block, x, residuals=there), "no-residual") for there in missing),
+        *(
+            Variant(_run(block, x, residuals, norms), "norm-missing" if all(residuals) else "no-residual")
+            for residuals, norms in list(product(kept, kept))[1:]
+        ),
         Variant(block.mlp_norm(summed + block.mlp(summed)), "norm-after-residual"),
         Variant(stream + block.mlp(stream), "norm-after-residual"),
-        *(Variant(_run(block, x, norms=there), "norm-missing") for there in missing),
         Variant(parallel, "mlp-reads-input"),
         Variant(
             x + mixed,
@@ -254,7 +257,26 @@ def _judge_logits(name: str, model: Any) -> Outcome | None:
             if largest_difference(other(ids), logits) == 0:
                 said = f"the logits do not depend on block {number}: its output is not used"
                 return Outcome(name, "wrong", said, hint="x = block(x) for every block in turn")
-    return None
+        return _judge_order(name, model, ids, logits)
+
+
+def _judge_order(name: str, model: Any, ids: Tensor, logits: Tensor) -> Outcome | None:
+    """What is wrong with the order of the model's own parts; None if nothing is."""
+    try:
+        x = model.token_embedding(ids) + model.position_embedding(torch.arange(ids.shape[1]))
+        for block in model.blocks:
+            x = block(x)
+        right = model.unembedding(model.norm(x))
+    except AttributeError:  # parts of other names: what they give is judged by training
+        return None
+    if largest_difference(logits, right) < TOLERANCE:
+        return None
+    said = "the logits are not those of both embeddings, each block in turn, the norm and the unembedding"
+    hint = "x = block(x) for every block, nothing added; then self.unembedding(self.norm(x))"
+    if largest_difference(logits, right.softmax(-1)) < TOLERANCE:
+        said = "these are probabilities: cross_entropy takes the softmax itself, of the logits"
+        hint = "return self.unembedding(self.norm(x))"
+    return Outcome(name, "wrong", said, hint=hint)
 
 
 def _leaks(model: nn.Module) -> bool:

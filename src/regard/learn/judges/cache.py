@@ -49,9 +49,30 @@ def judge_class(layer_class: Any, module: ModuleType) -> Outcome:
     )
     sizes = {"d_model": D_MODEL, "num_heads": HEADS}
     outcome = check_attention(NAME, layer_class, done, causal=True, init=sizes, cached=_step)
+    if outcome.mistake == "one-projection" and _sees_one_key(layer, x):
+        said = "W_q has no influence: every token sees one key only, and softmax of one score is 1"
+        return Outcome(
+            NAME, "wrong", said, hint="visible.tril(S - T): new token i sees the keys up to S − T + i"
+        )
     if outcome.status == "done":
         return _recomputed(layer, x) or Outcome(NAME, "done", outcome.message, picture=_picture(layer_class))
     return outcome if outcome.mistake else _describe_contents(layer, x) or outcome
+
+
+def _sees_one_key(layer: Any, x: Tensor) -> bool:
+    """Whether W_q is called, and its queries change nothing."""
+    called: list[Tensor] = []
+
+    def negate(_: Any, inputs: Any, q: Tensor) -> Tensor:
+        called.append(q)
+        return -q
+
+    with torch.no_grad():
+        before = layer(x)[0]
+        hook = layer.W_q.register_forward_hook(negate)
+        after = layer(x)[0]
+        hook.remove()
+    return bool(called) and largest_difference(before, after) == 0
 
 
 def _step(layer: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:

@@ -48,6 +48,16 @@ CALCULATOR = FunctionTask(
             said="this is the cache of one layer, and every layer has its own",
         ),
         WrongWay(
+            "kv_heads * head_dim * tokens",
+            "(kv_heads + head_dim) * tokens",
+            said="heads and width are added; each head has a vector of that width, so they are multiplied",
+        ),
+        WrongWay(
+            "bytes_per_number  #",
+            "bytes_per_number / 1e6  #",
+            said="these are megabytes, millions of bytes; asked for are bytes",
+        ),
+        WrongWay(
             " * bytes_per_number", "", said="this counts numbers, and each takes bytes_per_number bytes"
         ),
     ),
@@ -86,6 +96,10 @@ GROUPED = FunctionTask(
             )
             for x, these, others in (("k", "keys", "values"), ("v", "values", "keys"))
         ),
+        WrongWay(" / math.sqrt(D)", "", "no-scale"),
+        WrongWay("math.sqrt(D)", "D", "scaled-by-width"),
+        WrongWay("dim=-1", "dim=-2", "softmax-over-queries"),
+        WrongWay(".masked_fill(~visible, -torch.inf)", "", "no-mask"),
         WrongWay(
             "tril(S - T)",
             "tril(T - S)",
@@ -131,7 +145,21 @@ POOL = FunctionTask(
             "The mean is over heads that stand apart, 0 2 4 and 1 3 5; a group is 0 1 2 and 3 4 5.",
             GROUPS,
         ),
-        WrongWay(MEAN, "groups[:, 0]", said="only the first head of each group is left"),
+        *(
+            WrongWay(MEAN, f"groups[:, {at}", said=f"only the {which} head of each group is left")
+            for at, which in (("0]", "first"), ("-1]", "last"), ("-1] / groups.shape[1]", "last"))
+        ),
+        WrongWay(
+            MEAN,
+            "groups.sum(dim=1) / num_heads",
+            said="a sum over a group is divided by the number of all heads",
+        ),
+        WrongWay(
+            f"{VIEW}\n{MEAN}",
+            "weight.view(-1, num_heads, d_model).transpose(0, 1).unflatten(0, (kv_heads, -1))\n" + MEAN,
+            said="the rows of one head stand together, D of them: every num_heads-th row is of another head",
+            hint=GROUPS,
+        ),
         WrongWay(MEAN, "groups.sum(dim=1)", said="this is the sum of the heads of a group, not their mean"),
         WrongWay(
             VIEW,
@@ -144,7 +172,10 @@ POOL = FunctionTask(
         ),
     ),
     "fewer heads from trained ones: a start from which a little training makes up for the loss.",
-    (("is invalid for input of size", GROUPS),),
+    (
+        ("is invalid for input of size", GROUPS),
+        ("must match the size", "each head has D = len(weight) // num_heads rows of d_model numbers"),
+    ),
 )
 SAID = "the cache with keys and values for all 64 heads, in gigabytes,"
 TASKS = (

@@ -36,7 +36,7 @@ def judge_module(thing: Any, module: ModuleType) -> Outcome:
     out = OutputShape((2, 6, 20), "(B, T, d_out)", MERGED)
     weights = OutputShape((2, 4, 6, 6), "(B, H, T, T)", ONE_MAP_EACH)
     x = torch.randn(2, 6, 24)
-    problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights)
+    problem = _wrong_part(thing) or first_run(NAME, thing, module, INIT, (x,), out, weights, hints=SIZES)
     if problem is not None:
         return problem
     done = "as many maps as heads, from three products and one softmax."
@@ -83,6 +83,12 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["your head 1", "your head 2"], list(weights))
 
 
+SIZES = (
+    (
+        "is invalid for input of size",
+        "W_q(x) has d_out = num_heads × head_dim numbers for each token: head_dim = d_out // num_heads",
+    ),
+)
 PARAMETERS = "the number of parameters, with 8 heads as with 1,"
 TASKS = (
     Task(NAME, judge_module, trials=(Trial((draw(2, 6, 24),), INIT),)),

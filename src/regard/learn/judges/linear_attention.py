@@ -186,6 +186,11 @@ LINEAR = FunctionTask(
         ),
         WrongWay(
             "/ (q[t] @ total)",
+            "/ (q[t] @ total) / (t + 1)",
+            said="the weights sum to 1 already: their mix is a sum, and here it is a mean, divided once more",
+        ),
+        WrongWay(
+            "/ (q[t] @ total)",
             "/ (t + 1)",
             said="this divides by the number of tokens; the weights do not sum to that",
         ),
@@ -284,6 +289,12 @@ DELTA = FunctionTask(
     (Result("outputs", "(T, E)"), Result("state", "(D, E)", f"{OLD}; {CORRECT}")),
     (
         WrongWay("v[t] - old", "v[t]", "old-value-kept"),
+        WrongWay(
+            "state = state + beta[t]",
+            "state = (1 - beta[t]) * state + beta[t]",
+            said="the old value is taken out twice: once by v − old, and once more by the state that fades",
+            hint=CORRECT,
+        ),
         WrongWay("v[t] - old", "v[t] + old", "old-value-kept", "The old value is added, not taken out."),
         WrongWay(OLD, "old = q[t] @ state", "old-read-by-query"),
         SKIPPED,

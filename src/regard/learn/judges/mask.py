@@ -204,16 +204,23 @@ def _attention(
     return attention
 
 
-def _trial(mask: Mask) -> Trial:
-    """An attention with this mask, and tokens, to run a test for leaks on."""
-    return Trial((_attention(masked_before(mask), [2 * torch.eye(D)] * 3), torch.eye(D)[None, :T]))
+def _trial(weigh: Weigh) -> Trial:
+    """An attention of these weights, and tokens, to run a test for leaks on."""
+    return Trial((_attention(weigh, [2 * torch.eye(D)] * 3), torch.eye(D)[None, :T]))
 
 
 VISIBLE, FILLED = "torch.ones(size, dtype=torch.bool).tril()", "scores.masked_fill(~visible, -torch.inf)"
 WEIGHTS = "weights = torch.softmax(scores, dim=-1)  # (B, T, T) each row sums to 1"
 TASKS = (
     Task(NAME, judge_class, trials=(replace(TRIAL, init={**SIZES, "max_seq_len": MAX_SEQ_LEN}),)),
-    Task("finds_leak", judge_test, trials=tuple(_trial(mask) for mask in (full, causal, ONE_AHEAD))),
+    Task(
+        "finds_leak",
+        judge_test,
+        trials=(
+            *(_trial(masked_before(mask)) for mask in (full, causal, ONE_AHEAD)),
+            _trial(softmax_over_queries),
+        ),
+    ),
 )
 USUAL_MISTAKES = (
     UsualMistake(

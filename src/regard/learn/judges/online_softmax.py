@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,6 +24,15 @@ SUM_TIMES_SHRINK = "(total + exponentials.sum(dim=-1)) * shrink"
 MIX_TIMES_SHRINK = "(mixed + exponentials @ v_block) * shrink[..., None]"
 OUT, LSE = "out = mixed / total[..., None]", "highest + torch.log(total)"
 EXPONENTIALS = "torch.exp(scores - new_highest[..., None])"
+# Some take each block's exponentials with its own largest score: the right sums first, then wrong ones.
+OWN_LARGEST = "torch.exp(scores - scores.amax(dim=-1, keepdim=True))"
+NEW = "torch.exp(scores.amax(dim=-1) - new_highest)"
+OWN_SUMS = (f"total * shrink + exponentials.sum(dim=-1) * {NEW}", SUM, "total + exponentials.sum(dim=-1)")
+OWN_MIXES = (
+    f"mixed * shrink[..., None] + exponentials @ v_block * {NEW}[..., None]",
+    MIX,
+    "mixed + exponentials @ v_block",
+)
 BOTH = "torch.logaddexp(lse_a, lse_b)"
 MEAN = "share_a[..., None] * out_a + share_b[..., None] * out_b"
 SHARE = "torch.exp(lse_a - lse)"
@@ -86,6 +96,32 @@ FLASH = FunctionTask(
     flash_cases,
     (Result("out", "(…, T, E)"), Result("lse", "(…, T)", f"lse = {LSE}")),
     (
+        *(
+            WrongWay(
+                f"{EXPONENTIALS}\n{SUM}\n{MIX}",
+                f"{OWN_LARGEST}\n{total}\n{mixed}",
+                "block-not-rescaled",
+                "The exponentials of a block are made with its own largest score here. So two things shrink: "
+                "the sums so far, by exp(highest − new_highest), and this block's, by exp(own largest − "
+                "new_highest). Both hold for the sum and for the mix.",
+                SHRINK,
+            )
+            for total, mixed in tuple(product(OWN_SUMS, OWN_MIXES))[1:]
+        ),
+        WrongWay(
+            f"{EXPONENTIALS}\n{SUM}\n{MIX}",
+            f"torch.exp(scores)\n{OWN_SUMS[0]}\n{OWN_MIXES[0]}",
+            "softmax-overflow",
+            "The largest score of a block is not subtracted from its scores, and the block shrinks as if it "
+            "were.",
+            f"exponentials = {EXPONENTIALS}",
+        ),
+        WrongWay(
+            "highest = new_highest",
+            "highest = torch.where(highest.isinf(), new_highest, highest)",
+            "block-not-rescaled",
+            "`highest` stays what it was after the first block: the sums shrink by too much from then on.",
+        ),
         WrongWay(" / math.sqrt(q.shape[-1])", "", "no-scale"),
         WrongWay("math.sqrt(q.shape[-1])", "q.shape[-1]", "scaled-by-width"),
         WrongWay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from regard.checker.catalogue import get_mistake
 from regard.learn.judges.own_projections import (
@@ -21,6 +23,7 @@ from regard.learn.judges.own_projections import (
 from regard.learn.judges.tables.example_heads import seeking_keys, seeking_queries
 from regard.learn.judges.tables.first_run import OutputShape, first_run
 from regard.learn.judges.tables.guesses import guess_task
+from regard.learn.judges.tables.variants import Variant, find_variant
 from regard.learn.judges.tables.verdicts import (
     check_attention,
     draw,
@@ -82,13 +85,28 @@ def judge_cross(thing: Any, module: ModuleType) -> Outcome:
         return Outcome(CROSS, "wrong", said, hint="no mask: weights = torch.softmax(scores, dim=-1)")
     done = "one sequence reads another, of another length and another width."
     outcome = check_attention(CROSS, thing, done, init=CROSS_INIT, causal=False)
-    if outcome.status != "done":
-        return outcome
     with torch.no_grad():
         layer = thing(**CROSS_INIT).eval()
-        q, k, (_, answer) = layer.W_q(inputs[0]), layer.W_k(inputs[1]), layer(*inputs)
+        q, k, v = layer.W_q(inputs[0]), layer.W_k(inputs[1]), layer.W_v(inputs[1])
+        out, answer = layer(*inputs)
         right = torch.softmax(q @ k.mT / k.shape[-1] ** 0.5, dim=-1)
+    if outcome.mistake in ("", "one-projection") and outcome.status != "done":
+        return find_variant(CROSS, out, _wrong_cross_outputs(inputs[0], q, k, v)) or outcome
+    if outcome.status != "done":
+        return outcome
     return find_wrong_weights(CROSS, answer, right) or replace(outcome, picture=_picture(thing))
+
+
+def _wrong_cross_outputs(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Variant]:
+    """Yield the outputs of a residual, and of keys or values that another projection makes."""
+    attend = F.scaled_dot_product_attention
+    said = "x is added to the output; that belongs to the block (lesson 10), not to the attention"
+    yield Variant(x + attend(q, k, v), said=said, hint="return the output alone: weights @ v")
+    for keys, values, said, hint in (
+        (v, v, "The keys are made by W_v, and W_k is not used.", "k = self.W_k(context)"),
+        (k, k, "The values are made by W_k, and W_v is not used.", "v = self.W_v(context)"),
+    ):
+        yield Variant(attend(q, keys, values), "one-projection", said, hint)
 
 
 def _sources(thing: Any) -> tuple[str, ...] | None:
@@ -120,11 +138,13 @@ def _picture(thing: Any) -> WeightPicture:
     return example_picture(["two tokens read six"], [weights[0]], rows=list(TOKENS[4:]))
 
 
+SCORES = "a row of weights for each query and a column for each key: scores = q @ k.mT, (B, T, S)"
 CROSS_HINTS = (
     (
         "missing 1 required positional argument",
         "forward takes two sequences: def forward(self, x, context)",
     ),
+    ("Expected size for first two dimensions", SCORES),
 )
 WEIGHTS = "the number of weights, a row for each query and a column for each key,"
 TASKS = (

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import permutations, product
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from regard.learn.judges.tables.verdicts import attend, largest_difference
 from regard.learn.lesson import Outcome
 
 TOLERANCE = 1e-5
+NAN = 9.0  # in place of NaN, and no weight
 Turn = Callable[[Tensor], Tensor]
 MERGED = "the heads side by side, none of them added: .transpose(1, 2).reshape(B, T, H * head_dim)"
 ONE_MAP_EACH = (
@@ -45,10 +48,16 @@ def find_wrong_output(
         outcome: what the checker has said; if that names a mistake, it is the answer.
         turn: what queries and keys (B, H, T, head_dim) go through.
     """
-    if outcome.mistake:
+    if outcome.mistake not in ("", "one-projection", "zero-times-infinity"):
         return outcome
     with torch.no_grad():
         out, weights = attend(layer.eval(), x)
+    if outcome.mistake == "one-projection":
+        return find_variant(name, out, _shared_projections(layer, x, num_heads, turn)) or outcome
+    if outcome.mistake:  # NaN has other causes, too, such as a row in which nothing is visible
+        return (
+            find_variant(name, weights.nan_to_num(NAN), wrong_weights(layer, x, num_heads, turn)) or outcome
+        )
     right = causal_output(layer, x, num_heads, turn, turn, lambda t: t)
     difference = largest_difference(out, right)
     if difference < TOLERANCE and outcome.status == "done":
@@ -57,7 +66,12 @@ def find_wrong_output(
         return known
     hint = f"out is {formula}, and nothing is added to it"
     if outcome.status != "done":
-        return replace(outcome, hint=outcome.hint or hint)
+        variants = wrong_weights(layer, x, num_heads, turn)
+        if known := find_variant(name, weights.nan_to_num(NAN), variants):
+            return known
+        if largest_difference(weights, causal_weights(layer, x, num_heads, turn, turn)) > TOLERANCE:
+            return replace(outcome, hint=outcome.hint or hint)
+        hint = f"{hint}; head 0 is weights[:, 0] @ v[:, 0], and its channels come first"
     said = f"the weights are right; the output differs from {formula} by up to {difference:.2g}"
     return Outcome(name, "wrong", said, hint=hint)
 
@@ -71,6 +85,41 @@ def find_wrong_weights(name: str, weights: Tensor, right: Tensor) -> Outcome | N
     reason = ": its rows do not sum to 1. Are these the scores?" if are_scores else ""
     said = f"the output is right, and what is returned beside it are not the weights that made it{reason}"
     return Outcome(name, "wrong", said, hint="return the weights after softmax as the second result")
+
+
+def wrong_weights(layer: Any, x: Tensor, num_heads: int, turn: Turn = lambda t: t) -> Iterator[Variant]:
+    """Yield the weights that wrong masks, scales and axes give, one of them or several, with NaN as a number.
+
+    Of several mistakes the first is named, in the order of the formula.
+    """
+    q, k = turn(_split(layer.W_q, x, num_heads)), turn(_split(layer.W_k, x, num_heads))
+    every = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+    width = q.shape[-1]
+    scales = {"": width**0.5, "no-scale": 1.0, "scaled-by-width": width}
+    masks = {
+        "": every.tril(),
+        "no-mask": every,
+        "missing-diagonal": every.tril(-1),
+        "transposed-mask": every.triu(),
+        "inverted-mask": every.triu(1),
+    }
+    axes = {"": -1, "softmax-over-queries": -2, "softmax-over-heads": 1}
+    for mistakes in list(product(scales, masks, axes))[1:]:
+        scale, mask, axis = mistakes
+        scores = (q @ k.mT / scales[scale]).masked_fill(~masks[mask], -torch.inf)
+        weights = torch.softmax(scores, dim=axes[axis]).nan_to_num(NAN)
+        yield Variant(weights, next(filter(None, mistakes)))
+
+
+def _shared_projections(layer: Any, x: Tensor, num_heads: int, turn: Turn) -> Iterator[Variant]:
+    """Yield the outputs of a layer in which one projection serves two roles."""
+    roles = {"q": "queries", "k": "keys", "v": "values"}
+    for role, other in permutations(roles, 2):
+        shared = SimpleNamespace(**layer._modules)
+        setattr(shared, f"W_{role}", getattr(layer, f"W_{other}"))
+        said = f"The {roles[role]} are made by W_{other}, and W_{role} is not used."
+        out = causal_output(shared, x, num_heads, turn, turn, lambda t: t)
+        yield Variant(out, "one-projection", said, f"{role} = self.W_{role}(x)")
 
 
 def _wrong_outputs(layer: Any, x: Tensor, num_heads: int, turn: Turn) -> Iterator[Variant]:

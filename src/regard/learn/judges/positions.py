@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +15,12 @@ from torch import Tensor
 
 from regard.attention.masks.named_masks import alibi_slopes
 from regard.layers.rotary import Rotary
-from regard.learn.judges.own_projections import TOLERANCE, causal_output, find_wrong_output
+from regard.learn.judges.own_projections import (
+    TOLERANCE,
+    causal_output,
+    causal_weights,
+    find_wrong_output,
+)
 from regard.learn.judges.tables.first_run import OutputShape, error_outcome, first_run
 from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
 from regard.learn.judges.tables.guesses import guess_task
@@ -87,6 +95,15 @@ ROTATION = FunctionTask(
                     f"{ANGLES}[:1]",
                     "every pair turns at the same speed; pair i turns by 10000 ** (-2i / D) at each step",
                 ),
+                *(
+                    (ANGLES, f"{ANGLES} * {factor}", f"the angles are {how}: cos and sin take radians")
+                    for factor, how in (
+                        ("180 / math.pi", "in degrees"),
+                        ("math.pi / 180", "taken for degrees and made radians once more"),
+                        ("2 * math.pi", "multiplied by 2π"),
+                        ("math.pi", "multiplied by π"),
+                    )
+                ),
                 (ANGLES, "places[:, None] + turns", "an angle is the position times the speed of its pair"),
                 (ANGLES, "places[:, None] / turns", "an angle is the position times the speed of its pair"),
                 (
@@ -119,14 +136,42 @@ def judge_layer(thing: Any, module: ModuleType) -> Outcome:
     if wrong := _wrong_turns(thing(**INIT).eval(), x):
         return wrong
     done = "attention that sees how far apart two tokens are."
-    outcome = check_attention(LAYER, thing, done, init=INIT, causal=True, heads=4)
+    # With its turns the checker would try every mistake on rotary attention, which takes it half a minute.
+    with _without_turns(module):
+        outcome = check_attention(LAYER, thing, done, init=INIT, causal=True, heads=4)
+    if outcome.status == "done" and (wrong := _wrong_turns_of_weights(thing(**INIT).eval(), x)):
+        return wrong
     wrong = find_wrong_output(LAYER, thing(**INIT), x, 4, "W_o(heads)", outcome, Rotary(8))
     return wrong or replace(outcome, picture=_picture(thing))
+
+
+@contextlib.contextmanager
+def _without_turns(module: ModuleType) -> Iterator[None]:
+    """While this block runs, `rotate` of the learner's file turns nothing."""
+    rotate = getattr(module, ROTATE)
+    setattr(module, ROTATE, lambda x, start=0: x)
+    try:
+        yield
+    finally:
+        setattr(module, ROTATE, rotate)
 
 
 def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
     """Return the outcome for a layer that turns something else than its queries and keys, else None."""
     turn, stay, across = Rotary(8), lambda t: t, lambda t: Rotary(6)(t.mT).mT
+
+    def late(t: Tensor, by: int = 0) -> Tensor:
+        return turn(t, positions=torch.arange(by, by + t.shape[-2]))
+
+    starts = (
+        (
+            (partial(late, by=max(-by, 0)), partial(late, by=max(by, 0)), stay),
+            "",
+            f"the {'keys' if by > 0 else 'queries'} begin {abs(by)} later, so that every distance is off by "
+            f"{abs(by)}. Queries and keys have to begin at the same position",
+        )
+        for by in (*range(1, 9), *range(-8, 0))
+    )
     blind = "Order is invisible: with the tokens before it reversed, the last one has the same output."
     turns = (
         ((turn, stay, stay), "one-side-rotated", ""),
@@ -138,9 +183,28 @@ def _wrong_turns(layer: Any, x: Tensor) -> Outcome | None:
             "",
             "the channels are turned by their place; tokens are the axis before it",
         ),
+        (
+            (lambda q: turn(turn(q)), lambda k: turn(turn(k)), stay),
+            "",
+            "queries and keys are turned twice: every distance counts double",
+        ),
+        *starts,
     )
     variants = (Variant(causal_output(layer, x, 4, *three), name, said) for three, name, said in turns)
     return find_variant(LAYER, attend(layer, x)[0], variants)
+
+
+def _wrong_turns_of_weights(layer: Any, x: Tensor) -> Outcome | None:
+    """Return the outcome for a layer that is right without its turns and has other weights with them."""
+    turn = Rotary(8)
+    difference = largest_difference(attend(layer, x)[1], causal_weights(layer, x, 4, turn, turn))
+    if difference < TOLERANCE:
+        return None
+    said = (
+        f"where nothing is turned it is right; turned, its weights are off by up to {difference:.2g}. Each "
+        "query and each key has to be turned once, by its own position"
+    )
+    return Outcome(LAYER, "wrong", said, hint="look at what is turned, and from which position on")
 
 
 def _picture(thing: Any) -> WeightPicture:
@@ -196,10 +260,16 @@ def _wrong_bias(bias: Tensor, heads: int, T: int) -> Outcome | None:
     if straight and (bias[:, -1, 0] < 0).all():
         got = ", ".join(f"{-slope:.3g}" for slope in bias[:, 1, 0].tolist()[:3])
         right = ", ".join(f"{slope:.3g}" for slope in slopes.tolist()[:3])
-        return named_mistake(
-            ALIBI, "alibi-slopes", f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …"
-        )
+        also = " They are right for 8 heads, and have to follow their number." if heads != 8 else ""
+        said = f"Your slopes for {heads} heads are {got} …; ALiBi's are {right} …{also}"
+        return named_mistake(ALIBI, "alibi-slopes", said)
     said = f"it differs from −slope · (i − j) by up to {largest_difference(seen, expected[:, past]):.2g}"
+    if largest_difference(bias[:, 1:, :1], bias[:, 1:2, :1].expand(-1, T - 1, 1)) < TOLERANCE:
+        said = "it depends on the key alone: two queries have the same bias for a key, however far they are"
+    elif largest_difference(bias[:, -1:, 1:], bias[:, -1:, :1].expand(-1, 1, T - 1)) < TOLERANCE:
+        said = "it depends on the query alone: all its keys have the same bias, so that it changes no weight"
+    elif (bias.diagonal(dim1=-2, dim2=-1).abs() > TOLERANCE).any():
+        said = "a token's bias for itself is not 0: its distance from itself is"
     return Outcome(ALIBI, "wrong", said)
 
 
@@ -207,7 +277,7 @@ SCORE = "the score of (1, 0) and (1, 0) at a distance of 3, which is cos 3,"
 TASKS = (
     ROTATION.task(),
     Task(LAYER, judge_layer, trials=(Trial((draw(2, 6, 32),), INIT),)),
-    Task(ALIBI, judge_alibi, trials=(Trial((8, 6)),)),
+    Task(ALIBI, judge_alibi, trials=(Trial((8, 6)), Trial((2, 4)))),
     guess_task(
         "score_at_distance_3",
         math.cos(3),

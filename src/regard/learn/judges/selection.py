@@ -66,6 +66,17 @@ BOUNDS = FunctionTask(
         WrongWay(LARGER, "q * blocks.mean(dim=1)", "block-judged-by-mean"),
         WrongWay(" / math.sqrt(D)", "", "no-scale"),
         WrongWay("math.sqrt(D)", "D", "scaled-by-width"),
+        WrongWay(
+            "math.sqrt(D)",
+            "math.sqrt(block_size)",
+            "constant-scale",
+            "The scale is √ of the number of keys in a block; a dot product has D terms.",
+        ),
+        WrongWay(
+            LARGER,
+            "q.abs() * highest",
+            said="q.abs() loses the sign: where the query is negative, the smallest number counts",
+        ),
         WrongWay(LARGER, "q * highest", "bound-of-one-sign"),
         WrongWay(LARGER, "q * lowest", "bound-of-one-sign"),
         WrongWay(
@@ -190,12 +201,35 @@ SELECTED = FunctionTask(
             said="`lse` is the largest score that was kept; the others belong to the sum as well",
             hint=OF_KEPT,
         ),
+        WrongWay(
+            REPEATED,
+            f"{REPEATED} & (count == 1)",
+            said="a key is read if its block is any of the chosen ones, not if it is all of them",
+        ),
         WrongWay(FILLED, "scores.masked_fill(visible, -torch.inf)", "inverted-mask"),
         WrongWay(FILLED, "scores * visible", "masked-with-zero"),
+        WrongWay(" / math.sqrt(q.shape[-1])", "", "no-scale"),
+        WrongWay("torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=0)", "softmax-over-queries"),
+        WrongWay(
+            BEST,
+            "bounds.argsort(dim=0, descending=True)[:, :count]",
+            said="the blocks are sorted along the queries: each query sorts its own bounds, dim=-1",
+        ),
+        WrongWay(
+            LSE,
+            "lse = torch.zeros(len(q))",
+            said="`lse` is the logarithm of the sum of weights, which is 1: it is made of the scores",
+            hint=OF_KEPT,
+        ),
         WrongWay(
             REPEATED,
             "kept.repeat(1, block_size)",
             said="the keys of a block stand side by side: 0 0 0 1 1 1, not 0 1 0 1 0 1",
+        ),
+        WrongWay(
+            REPEATED,
+            "kept[:, torch.arange(len(k)) % block_size % kept.shape[-1]]",
+            said="key s is in block s // block_size; the remainder, %, is its place in the block",
         ),
         *(
             WrongWay(right, wrong, said=said)
@@ -232,7 +266,10 @@ SHARE = FunctionTask(
         WrongWay(SHARE_LEFT, f"100 * ({SHARE_LEFT})", said="this is in percent; a share is between 0 and 1"),
         WrongWay(SHARE_LEFT, "torch.exp(lse_kept - lse)", said="this is the share that was kept"),
         WrongWay(SHARE_LEFT, "lse - lse_kept", "logarithm-as-share"),
-        WrongWay(SHARE_LEFT, "1 - lse_kept / lse", "logarithm-as-share"),
+        *(
+            WrongWay(SHARE_LEFT, wrong, "logarithm-as-share")
+            for wrong in ("1 - lse_kept / lse", "lse_kept / lse")
+        ),
         WrongWay(
             SHARE_LEFT,
             "1 - torch.exp(lse - lse_kept)",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.learn.judgement import describe_error
+from regard.learn.hints.errors import describe_error
 from regard.learn.judges.tables.first_run import RETURN_BOTH, describe_answer
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator

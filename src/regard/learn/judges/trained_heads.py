@@ -6,6 +6,7 @@ above that of uniform attention; a cut is judged by what reaches the output proj
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -58,18 +59,24 @@ def repeats(seed: int = 0) -> Tensor:
     return repeated(vocabulary, start=0, tokens=TOKENS, times=2, draws=DRAWS, seed=seed)
 
 
-def _random_map() -> Tensor:
+def _random_map(seed: int = 0) -> Tensor:
     """A causal map of 12 tokens with random weights."""
-    scores = torch.randn(12, 12, generator=input_generator())
+    scores = torch.randn(12, 12, generator=input_generator(seed))
     return scores.masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
 
 
-def _score_task(kind: str, arguments: tuple[Tensor, ...], ways: tuple[WrongWay, ...]) -> FunctionTask:
-    """The task to write a score of this kind, tried on a random map."""
+def _score_task(
+    kind: str, reason: str, arguments: tuple[Tensor, ...], ways: tuple[WrongWay, ...]
+) -> FunctionTask:
+    """The task to write a score of this kind, tried on random maps."""
     return FunctionTask(
         "trained_heads",
         f"{kind}_score",
-        lambda: (Case("on a random map of 12 tokens", (_random_map(), *arguments)),),
+        lambda: (
+            Case("on a random map of 12 tokens", (_random_map(), *arguments), reason),
+            # One number may be right by chance.
+            Case("on another map", (_random_map(1), *arguments)),
+        ),
         (Result("score", ""),),
         ways,
         "agrees with the definition, on a random map.",
@@ -79,30 +86,61 @@ def _score_task(kind: str, arguments: tuple[Tensor, ...], ways: tuple[WrongWay, 
 SUM = "this is the sum; a mean divides it"
 COPIES = "(before[None, :] == ids[:, None]) & (k < q) & (k > 0)"
 MASS, MEAN = "(A * follows_a_copy).sum(dim=-1)", "mass[follows_a_copy.any(dim=-1)].mean()"
+LATEST = "A * (follows_a_copy & (follows_a_copy.cumsum(-1) == {}))"
 SCORES = {
     "previous_token": _score_task(
         "previous_token",
+        "It is the mean of A[q, q − 1] over the queries q from 1 on.",
         (),
         (
             WrongWay("A.diagonal(-1)", "A.diagonal(1)", "map-read-sideways"),
             WrongWay("A.diagonal(-1)", "A.diagonal()", said="this is the attention to itself, A[q, q]"),
             WrongWay("mean()", "sum()", said=SUM),
+            WrongWay(
+                "A.diagonal(-1).mean()",
+                "A.diagonal(-1).sum() / len(A)",
+                said="the sum is divided by the number of all tokens, and the first has no token before it",
+            ),
         ),
     ),
     "sink": _score_task(
         "sink",
+        "It is the mean of A[q, 0] over all queries q, the first included, which reads itself.",
         (),
         (
             WrongWay("A[:, 0]", "A[0]", "map-read-sideways"),
+            WrongWay(
+                "A[:, 0].mean()",
+                "A[0, 0]",
+                said="this is one weight, which the first token gives itself; the mean is over all queries",
+            ),
             WrongWay("A[:, 0]", "A[:, -1]", said="this is the last column; the first key is A[:, 0]"),
             WrongWay("mean()", "sum()", said=SUM),
         ),
     ),
     "induction": _score_task(
         "induction",
+        "A key counts if it stands before the query and the token before it equals the query's token.",
         (IDS,),
         (
             WrongWay(COPIES, "(ids[None, :] == ids[:, None]) & (k < q)", "copy-itself-counted"),
+            WrongWay(COPIES, "(ids[None, :] == ids[:, None]) & (k < q) & (k > 0)", "copy-itself-counted"),
+            WrongWay("(A * follows_a_copy)", "(A.roll(1, 1) * follows_a_copy)", "copy-itself-counted"),
+            WrongWay(
+                "(before[None, :] == ids[:, None])",
+                "(ids[None, :] == ids.roll(1)[:, None])",
+                said="the token at k is compared with the one before the query; the token before k has to "
+                "equal the query's",
+            ),
+            *(
+                WrongWay(
+                    "A * follows_a_copy",
+                    LATEST.format(number),
+                    said=f"only the {which} key of each query counts; its weights on all of them are summed",
+                )
+                for number, which in (("1", "first"), ("follows_a_copy.sum(-1, keepdim=True)", "last"))
+            ),
+            WrongWay(".mean()", ".sum()", said=SUM),
             WrongWay(MEAN, "mass.mean()", "blind-queries-counted"),
             WrongWay(" & (k < q)", "", "blind-queries-counted", hint=f"follows_a_copy = {COPIES}"),
             WrongWay(MASS, "(A.mT * follows_a_copy).sum(dim=-1)", "map-read-sideways"),
@@ -225,7 +263,8 @@ def _picture(module: ModuleType) -> WeightPicture:
 
 def judge_cut(function: Any, module: ModuleType) -> Outcome:
     """Judge what reaches the output projection, then cut the learner's induction head and its neighbours."""
-    name, model = "cut_head", load_model()
+    # A copy: a hook that is never removed, or sits in another place, stays in it.
+    name, model = "cut_head", copy.deepcopy(load_model())
     if wrong := _judge_cut_inputs(name, function, model):
         return wrong
     # (4, 0): a head to cut even if the learner has not named one yet.
@@ -250,20 +289,25 @@ def _judge_cut_inputs(name: str, function: Any, model: GPT) -> Outcome | None:
     layer, head, ids = 2, 1, repeats()[:1]
     D = model.config.head_dim
     before, out_before = _projection(model, layer, ids)
+    attention: Any = model.blocks[layer].attention
     hook = function(model, layer, head)
     if not hasattr(hook, "remove"):
-        block_of(
-            layer
-        ).attention.out._forward_pre_hooks.clear()  # it cannot be removed, and the model is shared
         return Outcome(
             name,
             "wrong",
             f"expected the hook, which has remove(), got {type(hook).__name__}",
             hint="return attention.out.register_forward_pre_hook(zero)",
         )
-    own_hook = block_of(layer).attention.out._forward_pre_hooks.get(getattr(hook, "id", -1))
+    if attention._forward_pre_hooks:
+        said = "the hook is on the attention, which gets tokens; heads side by side are what its `out` gets"
+        return Outcome(name, "wrong", said, hint="return attention.out.register_forward_pre_hook(zero)")
+    blocks: Any = model.blocks
+    for other, block in enumerate(blocks):
+        if other != layer and block.attention.out._forward_pre_hooks:
+            said = f"the hook is in layer {other}, and asked for is layer {layer}, the argument `layer`"
+            return Outcome(name, "wrong", said, hint="attention = model.blocks[layer].attention")
+    own_hook = attention.out._forward_pre_hooks.get(getattr(hook, "id", -1))
     answered = own_hook is not None and own_hook(None, (before.clone(),)) is not None
-    # removed_after, also if the learner's hook raises: the model is shared by all tasks.
     with removed_after(hook):
         after, out_after = _projection(model, layer, ids)
     if largest_difference(_projection(model, layer, ids)[0], before) > 0:
@@ -278,7 +322,10 @@ def _judge_cut_inputs(name: str, function: Any, model: GPT) -> Outcome | None:
         if largest_difference(out_after, out_before) > 0:
             return named_mistake(name, "head-cut-after-mixing")
         if answered:
-            return Outcome(name, "wrong", "nothing is cut: the slice that is set to 0 holds no numbers")
+            said = "nothing is cut: the slice that is set to 0 holds no numbers"
+            return Outcome(
+                name, "wrong", said, hint="merged[..., head * D : (head + 1) * D] = 0, on the last axis"
+            )
         return named_mistake(name, "hook-without-return")
     if not after.any():
         return named_mistake(name, "whole-layer-cut")
@@ -307,11 +354,11 @@ def _projection(model: GPT, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """What the output projection of a layer gets (B, T, H · D), and its block gives (B, T, d_model)."""
     merged: list[Tensor] = []
     residual: list[Tensor] = []
-    watching = block_of(layer).attention.out.register_forward_hook(
+    block: Any = model.blocks[layer]
+    watching = block.attention.out.register_forward_hook(
         lambda _, inputs, out: merged.append(inputs[0].clone())
     )
-    after_block = block_of(layer).register_forward_hook(lambda _, inputs, out: residual.append(out))
-    # The learner's hook may raise, and the model is shared.
+    after_block = block.register_forward_hook(lambda _, inputs, out: residual.append(out))
     with removed_after(watching), removed_after(after_block), torch.no_grad():
         model(ids)
     return merged[0], residual[0]
@@ -358,7 +405,12 @@ TASKS = (
     Task(
         "cut_head",
         judge_cut,
-        trials=(Trial(lambda: (load_model(), 2, 1), then=lambda hook, model, *_: model(repeats()[:1])),),
+        # Of a copy: the trial leaves its hook there, and the other tasks measure the model.
+        trials=(
+            Trial(
+                lambda: (copy.deepcopy(load_model()), 2, 1), then=lambda hook, model, *_: model(repeats()[:1])
+            ),
+        ),
     ),
     guess_task(
         "rise_of_the_loss",

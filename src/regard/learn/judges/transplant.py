@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import copy
 import itertools
-from functools import cache
-from types import ModuleType
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache, partial
+from itertools import chain
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.learn.judges.own_projections import NAN, wrong_weights
 from regard.learn.judges.tables.edits import define
 from regard.learn.judges.tables.first_run import error_outcome
+from regard.learn.judges.tables.functions import Case, FunctionTask, Result, WrongWay
 from regard.learn.judges.tables.guesses import guess_task
 from regard.learn.judges.tables.inputs import input_generator
 from regard.learn.judges.tables.variants import Variant, find_variant
@@ -34,7 +40,6 @@ WEIGHTS = "q, k = rotate(q), rotate(k) after the heads are split; scores = q @ k
 TURNED = "a cos − b sin, b cos + a sin"
 HALVES, NEIGHBOURS = "x[..., : D // 2], x[..., D // 2 :]", "x[..., 0::2], x[..., 1::2]"
 PAIRS = "torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)"
-# Edits of `rotate` in the solution: old and new text, the mistake or what is said, and a hint.
 WRONG_ROTATIONS = (
     (HALVES, NEIGHBOURS, "other-rotary-pairing", "", ""),
     (
@@ -68,6 +73,15 @@ WRONG_ROTATIONS = (
     ),
     ("/ D)", "/ D / 2)", "", "the exponents are half what they should be", FREQUENCIES),
     ("/ D)", "/ D * 2)", "", "the exponents are twice what they should be", FREQUENCIES),
+    ("10000.0", "1000.0", "", "the base of the frequencies is 1000, and this model's is 10000", FREQUENCIES),
+    (PAIRS, "x", "", "what comes back is x as it was: nothing is turned", f"return {PAIRS}"),
+    (
+        PAIRS,
+        f"(lambda y: y * (torch.arange(D) % (D // 2) != D // 2 - 1))({PAIRS})",
+        "",
+        "the last pair is not turned, and comes back as 0: there are D / 2 pairs",
+        "range(D // 2)",
+    ),
 )
 ROTATED, SCORES = "q, k = rotate(q), rotate(k)", "q @ k.mT / self.head_dim**0.5"
 MIXED = "self.W_o((weights @ v).transpose(1, 2).reshape(B, T, d_model))"
@@ -86,6 +100,14 @@ WRONG_ATTENTIONS = (
     (SPLIT, "x.view(B, self.num_heads, T, self.head_dim)", "heads-split-by-view"),
     (SCORES, "k @ q.mT / self.head_dim**0.5", "query-key-swapped"),
     (VISIBLE, f"{VISIBLE}.tril(-1)", "missing-diagonal"),
+    (
+        ROTATED,
+        "pass",
+        "",
+        "your map knows nothing of positions: queries and keys are not rotated, or `rotate` gets the heads "
+        "where the tokens should be, on the axis before the last",
+        f"{ROTATED}, after the heads are split",
+    ),
     *(
         (
             ROTATED,
@@ -97,18 +119,10 @@ WRONG_ATTENTIONS = (
         for what, turn in (("the heads where the tokens should be", ACROSS), ("all heads in one", WHOLE))
         for first, second in ((turn, "rotate({0})"), ("rotate({0})", turn), (turn, turn))
     ),
-    (
-        ROTATED,
-        "pass",
-        "",
-        "queries and keys are not rotated: your map knows nothing of positions, and the model's does",
-        ROTATED,
-    ),
     (MIXED, "(weights @ v).transpose(1, 2).reshape(B, T, d_model)", "output-projection-skipped"),
     (MIXED, "self.W_o((weights @ v).reshape(B, T, d_model))", "heads-merged-by-view"),
     (ROTATED, f"{ROTATED}; v = rotate(v)", "values-rotated"),
 )
-NAN = 9.0  # in place of NaN, and no weight
 COPY = "W_q, W_k, W_v = attention.qkv.weight.chunk(3), by rows; W_o takes attention.out.weight"
 
 
@@ -153,23 +167,29 @@ def layer_call(layer: int) -> LayerCall:
     return LayerCall(*calls[0], inputs[0])
 
 
+ROTATE = FunctionTask(
+    "transplant",
+    "rotate",
+    lambda: (Case("on random vectors", (torch.randn(2, 3, 5, 8, generator=input_generator()),)),),
+    (Result("x", "the shape of x", f"a, b = {HALVES}"),),
+    tuple(WrongWay(*way) for way in WRONG_ROTATIONS),
+    "each pair turns by an angle that grows with the position.",
+)
+
+
 def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     """Compare the learner's rotation with the right one and with the usual wrong ones."""
-    name = "rotate"
-    x = torch.randn(2, 3, 5, 8, generator=input_generator())
-    right = define("transplant", name)(x)
-    answer = function(x)
-    if not isinstance(answer, Tensor) or answer.shape != x.shape:
-        shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        return Outcome(name, "wrong", f"expected the shape of x, {tuple(x.shape)}, got {shape}")
-    if largest_difference(answer, right) < TOLERANCE:
-        return Outcome(name, "done", "each pair turns by an angle that grows with the position.")
-    variants = (
-        Variant(define("transplant", name, old, new)(x), mistake, said, hint)
-        for old, new, mistake, said, hint in WRONG_ROTATIONS
-    )
-    if wrong := find_variant(name, answer, variants, TOLERANCE):
-        return wrong
+    name, (result,) = ROTATE.name, ROTATE.results
+    outcome = ROTATE.judge(function, module)
+    if outcome.status != "wrong" or outcome.mistake or outcome.hint != result.hint:
+        return outcome
+    ((x,),) = (case.arguments for case in ROTATE.cases())
+    try:
+        answer, right = function(x.clone()), ROTATE.right(x)
+    except Exception:
+        return outcome
+    if answer.shape != x.shape:
+        return outcome
     half = x.shape[-1] // 2
     if largest_difference(answer[..., ::half], right[..., ::half]) < TOLERANCE:
         said = "the first pair turns rightly, by 1 for each position, and others by another angle than theirs"
@@ -177,12 +197,8 @@ def judge_rotate(function: Any, module: ModuleType) -> Outcome:
     if largest_difference(answer[..., 0, :], x[..., 0, :]) > TOLERANCE:
         said = "the first token is changed: at position 0 every angle is 0, its cosine 1 and its sine 0"
         return Outcome(name, "wrong", said, hint=f"{TURNED}, with positions from 0")
-    return Outcome(
-        name,
-        "wrong",
-        "this does not turn the pairs of channel i and channel i + D/2",
-        hint=f"a, b = {HALVES}",
-    )
+    said = "this does not turn the pairs of channel i and channel i + D/2"
+    return replace(outcome, message=said)
 
 
 class _Projections(nn.Module):
@@ -191,6 +207,15 @@ class _Projections(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(256, 256, bias=False) for _ in range(4))
+
+
+def _layer_projections(layer: int) -> SimpleNamespace:
+    """The projections of a layer as modules, by the names of the lesson."""
+    attention = block_of(layer).attention
+    projections = SimpleNamespace()
+    for role, weight in zip("qkv", attention.qkv.weight.detach().chunk(3), strict=True):
+        setattr(projections, f"W_{role}", partial(F.linear, weight=weight))
+    return projections
 
 
 def _wrong_answers(layer: int) -> tuple[list[Variant], list[Variant]]:
@@ -252,9 +277,22 @@ def _compare(name: str, layer: int, out: Tensor, weights: Tensor) -> Outcome | N
     if largest_difference(weights, expected) > TOLERANCE:
         difference = largest_difference(weights, expected)
         said = f"in layer {layer} a weight differs from the model's by {difference:.2g}"
-        return find_variant(name, weights.nan_to_num(NAN), _wrong_answers(layer)[0], TOLERANCE) or Outcome(
-            name, "wrong", "some weights are NaN" if weights.isnan().any() else said, hint=WEIGHTS
+        projections, x = _layer_projections(layer), layer_call(layer).x
+        heads = load_model().config.num_heads
+        known: Iterable[Variant] = chain(
+            _wrong_answers(layer)[0],
+            *(wrong_weights(projections, x, heads, turn) for turn in (ROTATE.right, lambda t: t)),
         )
+        if wrong := find_variant(name, weights.nan_to_num(NAN), known, TOLERANCE):
+            return wrong
+        if weights.isnan().any():
+            said = "some weights are NaN: is there a row in which nothing is visible?"
+        elif largest_difference(weights.sum(dim=-1), torch.ones(weights.shape[:-1])) > TOLERANCE:
+            said = "the rows of what you return do not sum to 1. Are these the scores?"
+            return Outcome(
+                name, "wrong", said, hint="return out, weights: the weights are softmax of the scores"
+            )
+        return Outcome(name, "wrong", said, hint=WEIGHTS)
     call = layer_call(layer)
     # Relative, since outputs have other sizes than weights.
     if out.shape != call.out.shape or largest_difference(out, call.out) > TOLERANCE * call.out.abs().max():
@@ -338,6 +376,10 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
             "this is the tuple of all inputs of the module; its first entry is the tensor",
             hint="seen.append(inputs[0])",
         )
+    if isinstance(x, list):
+        return Outcome(
+            name, "wrong", "this is the whole list; its first entry is the tensor", hint="return seen[0]"
+        )
     if not isinstance(x, Tensor) or x.shape != call.x.shape:
         return Outcome(
             name, "wrong", f"expected a tensor {tuple(call.x.shape)}", hint="seen.append(inputs[0])"
@@ -348,6 +390,8 @@ def judge_input(function: Any, module: ModuleType) -> Outcome:
     if largest_difference(x, call.x) == 0:
         return Outcome(name, "done", "these are the vectors that the layer's attention got.")
     said = "these are not the vectors that the layer's attention got"
+    if largest_difference(x, call.out) == 0:
+        said = "this is what the attention gave, its output; asked for is its input"
     if largest_difference(x, call.block_input) == 0:
         said = "this is what the block got; its attention gets that normalised"
     for other in range(load_model().config.num_layers):

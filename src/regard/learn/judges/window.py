@@ -52,6 +52,19 @@ MASK = FunctionTask(
             "Right for a whole text; new tokens after a cache get the windows of the first tokens.",
             QUERY,
         ),
+        WrongWay(
+            VISIBLE,
+            "causal & (near & (key < query) | first)",
+            "missing-diagonal",
+            "The window ends before the query's own key: no token sees itself, unless it is a sink.",
+        ),
+        WrongWay(
+            VISIBLE,
+            "causal & (near & (query >= window - 1) | first)",
+            said="the window of the first queries begins before the text: a start below 0 counts from the "
+            "end of a row",
+            hint="max(0, …) where a window would begin before the first key",
+        ),
         WrongWay(VISIBLE, "causal", "window-dropped"),
         WrongWay(VISIBLE, "causal & near", "sinks-evicted"),
         WrongWay(
@@ -107,6 +120,21 @@ EVICT = FunctionTask(
                     "position, so that the text would begin with its end.",
                 ),
                 (
+                    "k[..., :sinks, :], k[..., -window - 1 :, :]",
+                    "window-off-by-one",
+                    "One key too many is kept: the latest are `window` keys.",
+                ),
+                (
+                    "k[..., :sinks, :], k[..., -window:-1, :]",
+                    "window-off-by-one",
+                    "The newest key is lost: a slice ends before its end.",
+                ),
+                (
+                    "k[..., :sinks, :], k[..., -window - sinks :, :]",
+                    "",
+                    "The latest are `window` keys; the sinks come in addition and are not counted twice.",
+                ),
+                (
                     "k[..., :sinks, :], k[..., sinks - window :, :]",
                     "",
                     "sinks and window together are `window` keys; the sinks come in addition",
@@ -115,7 +143,10 @@ EVICT = FunctionTask(
         ),
     ),
     "a cache that never grows: the first keys and the latest ones.",
-    (("Sizes of tensors must match", f"the keys are on axis -2: {KEPT}"),),
+    (
+        ("out of bounds", f"the keys are on axis -2, after the texts and the heads: {KEPT}"),
+        ("Sizes of tensors must match", f"the keys are on axis -2: {KEPT}"),
+    ),
 )
 TASKS = (
     MASK.task(),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.masks.base import Blocks, Mask, full
+from regard.attention.masks.memo import memoize_on_mask
 
 # A row that spreads its attention over n keys with scores of about 1 has lse = ln n + ½, and its weights are
 # small, and so is their error. Above these limits some key may have most of the weight, and a score whose
@@ -68,8 +69,7 @@ def find_large_heads(
     query among them; `half_precision` says that q and k are float16 or bfloat16. `uncapped` (B, H) is the
     size of the scores before a soft cap.
     """
-    magnitude = lse.nan_to_num(0.0, 0.0, 0.0).abs()  # (B, H, T)
-    large = (magnitude > _limits(lse, mask, S, first_position, half_precision)).any(-1).cpu()
+    large = has_large_lse(lse, mask, S, first_position, half_precision).cpu()
     if uncapped is not None:
         on_kernels = lse.device.type == "cuda" and half_precision
         large |= uncapped.cpu() > (MIN_LIMIT_FOR_KERNELS if on_kernels else MIN_LIMIT)
@@ -78,6 +78,12 @@ def find_large_heads(
     with torch.inference_mode(False):  # it is written to later, perhaps outside of that mode
         unknown = torch.full(lse.shape, torch.nan, dtype=torch.float64, device=lse.device)
     return PreciseHeads(large, unknown)
+
+
+def has_large_lse(lse: Tensor, mask: Mask, S: int, first_position: int, half_precision: bool) -> Tensor:
+    """Whether the lse of some row is too large for float32, (B, H); the arguments of `find_large_heads`."""
+    magnitude = lse.nan_to_num(0.0, 0.0, 0.0).abs()  # (B, H, T)
+    return (magnitude > _limits(lse, mask, S, first_position, half_precision)).any(-1)
 
 
 def score_size(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -97,7 +103,10 @@ def _limits(lse: Tensor, mask: Mask, S: int, first_position: int, half_precision
         return max(MIN_LIMIT_FOR_KERNELS, math.log(S) + MARGIN)
     # Under a causal mask a row sees as many keys as its position has; other masks may show all of them to any
     # row.
-    if mask is full or _sees_later_keys(mask, T, S, first_position, lse.device):
+    key = ("later keys", T, S, first_position, lse.device)
+    if mask is full or memoize_on_mask(
+        mask, key, lambda: _sees_later_keys(mask, T, S, first_position, lse.device)
+    ):
         return max(MIN_LIMIT, math.log(S) + MARGIN)
     visible = torch.arange(first_position + 1, first_position + 1 + T, device=lse.device).clamp(1, S)
     return visible.to(lse.dtype).log_().add_(MARGIN).clamp_(min=MIN_LIMIT)

@@ -17,10 +17,14 @@ from torch import Tensor
 from regard.attention.inputs import working_dtype
 from regard.attention.masks.base import full
 from regard.maps import AttentionMap
+from regard.maps.tile_passes.dense_rows import NORMALISED
+from regard.maps.tile_passes.large_heads import has_large_lse, no_large_heads
 from regard.recorder.certificates.certificate import OWN_OUTPUT, ROWS, Evidence, largest, sampled_rows
+from regard.recorder.certificates.row_products import KEYS_OF_SUM, multiply_by_blocks, multiply_rows
 
 TILE_BYTES = 1 << 26  # bytes of weights that are computed at a time
 GPU_TILE_BYTES = 1 << 29  # the same on a GPU, which waits for Python between small tiles
+GPU_JOINED_BYTES = 1 << 27  # bytes of weights of the calls that a GPU compares as one batch
 ROUNDING_UNITS = {torch.float32: 256, torch.float64: 1024}
 """By how many units in the last place a weight, or the sum of a row, may be off. Large scores are
 recomputed in float64, where a float32 map is exact; a float64 map has nothing finer to be computed in."""
@@ -134,22 +138,23 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
 def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
     """Return the evidence of comparisons, which are made in as few operations as can be."""
     batches: list[list[int]] = []
-    settings = [comparison.settings for comparison in comparisons]
-    for i, kind in enumerate(settings):
-        alike = (
-            x for x in batches if settings[x[0]] == kind and _fits(comparisons[x[0]], comparisons[i], len(x))
-        )
-        if (batch := next(alike, None)) is None:
-            batches.append([i])
+    of_kind: dict[object, list[list[int]]] = {}
+    for i, comparison in enumerate(comparisons):
+        # A comparison that cannot be joined is a batch of its own.
+        alike = of_kind.setdefault(comparison.settings if comparison.can_be_joined else i, [])
+        for batch in alike:
+            if _fits(comparisons[batch[0]], comparison, len(batch)):
+                batch.append(i)
+                break
         else:
-            batch.append(i)
-    measured = [_measure([comparisons[i] for i in batch], finite=True) for batch in batches]
+            alike.append([i])
+            batches.append(alike[-1])
+    measured = [_measure([comparisons[i] for i in batch], quick=True) for batch in batches]
     evidence: dict[int, Evidence] = {}
     for batch, numbers in zip(batches, _read(measured), strict=True):
         for i, own in zip(batch, zip(*numbers, strict=True), strict=True):
-            # 0 · inf is NaN: values without any weight are left out where a product is not finite.
             if not all(math.isfinite(part[_TOTAL]) for part in own):
-                (again,) = _read([_measure([comparisons[i]], finite=False)])
+                (again,) = _read([_measure([comparisons[i]], quick=False)])
                 own = tuple(part[0] for part in again)
             evidence[i] = _evidence(comparisons[i], own)
     return [evidence[i] for i in range(len(comparisons))]
@@ -157,9 +162,9 @@ def judge(comparisons: Sequence[ComparedCall]) -> list[Evidence]:
 
 def _fits(first: ComparedCall, comparison: ComparedCall, number: int) -> bool:
     """Whether a comparison fits into a batch of this number, the first of which has the same settings."""
-    if (number + 1) * first.tile_bytes > first.tile_limit or first.m.mask != comparison.m.mask:
-        return False
-    return first.can_be_joined and comparison.can_be_joined
+    # On a GPU the copies that join calls cost as much as judging longer ones.
+    limit = GPU_JOINED_BYTES if first.m.device.type == "cuda" else TILE_BYTES
+    return (number + 1) * first.tile_bytes <= limit and first.m.mask == comparison.m.mask
 
 
 _RATIO, _TOLERANCE, _SUMS, _EMPTY, _UNCLEAR, _SCORE, _WEIGHTS, _TOTAL = range(8)
@@ -192,10 +197,12 @@ def _rounding(c: ComparedCall) -> tuple[float, float, float]:
 
 
 @torch.no_grad()
-def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
+def _measure(batch: list[ComparedCall], *, quick: bool) -> list[Tensor]:
     """Return the numbers of comparisons that are alike, (comparisons, 8) for each group of heads.
 
-    `finite` says that all products are expected to be finite; the last column is not if one is not.
+    `quick` expects what holds for nearly all calls: that all products are finite and, so that nothing waits
+    for a GPU, that no head has large scores and that values differ. The last column is not finite where one
+    of these does not hold.
     """
     n, first = len(batch), batch[0]
     m, v, output = first.m, first.v, first.output
@@ -205,6 +212,11 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         m = maps[0]._with(q=q, k=k, lse=lse)
         v, output = torch.cat([c.v for c in batch]), torch.cat([c.output for c in batch])
     B, H, T, S = m.matrix
+    doubt = v.new_zeros(n, dtype=torch.bool)
+    is_unread = quick and m.device.type == "cuda"
+    if is_unread and isinstance(m, AttentionMap) and m.stored_dtype != torch.float32 and m.softcap is None:
+        large = has_large_lse(m.lse, m.mask, S, m.first_position, half_precision=True)
+        doubt, m = large.reshape(n, -1).any(1), m._with(precise=no_large_heads(B, H))
     # A slice takes no copy of the queries and of the lse.
     rows = slice(None) if len(first.rows) == T else first.rows.to(m.device)
     _, _, rounding = _rounding(first)
@@ -224,36 +236,34 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         heads = slice(start, min(start + heads_at_once, H))
         part = m if heads_at_once >= H else m.select(slice(0, B), heads)
         kv_heads = slice(start // group, (start + heads_at_once) // group)
-        values = v[:, kv_heads].to(m.dtype)  # (B, g, S, E)
-        part_weights = part.tile(rows)  # (B, h, rows, S)
+        own_v = v[:, kv_heads]  # (B, g, S, E)
         lse = part.lse[:, :, rows]  # (B, h, rows)
         # NaN is not the mark of a row without a visible key, and is not to be left out like one.
         hidden = lse == -torch.inf  # rows without a visible key
 
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads].to(m.dtype)  # (B, h, rows, E)
-        grouped = part_weights.reshape(B, values.shape[1], -1, S)
-        values = values if finite else _used_values(grouped, values)
-        sizes_of_values = values.abs()
-        # Σ w v and Σ w |v|: (B, g, h / g · rows, E) each.
-        if m.device.type == "cuda" and m.dtype == torch.float32:
-            # What a tolerance is made of may be off by a hundredth, and half precision is 16 times as fast.
-            product = _multiply(grouped, values)
-            sizes = (grouped.bfloat16() @ sizes_of_values.bfloat16()).to(m.dtype)
+        part_weights = None
+        if is_unread and isinstance(part, AttentionMap) and _goes_by_blocks(first, part):
+            product, sizes, row_sum = multiply_by_blocks(part, first.rows, own_v)
         else:
-            product, sizes = _multiply(grouped, torch.cat([values, sizes_of_values], -1)).chunk(2, -1)
+            part_weights = part.tile(rows)  # (B, h, rows, S)
+            # 0 · inf is NaN: values without any weight are left out where a product is not finite.
+            own_v = own_v if quick else _used_values(part_weights, own_v)
+            product, sizes, row_sum = multiply_rows(part_weights, own_v.to(m.dtype))
         total = product.reshape(n, -1).sum(1)  # not finite if a product is not, since 0 · inf is NaN
         # Every error of a kernel is relative to a weight or to the sum: those of the scores and of the
         # log-sum-exp, the rounding of the weights before the product, its accumulation. So a row may be off
         # by its own Σ w |v|, and a large value that a row hardly uses does not loosen it.
-        lost = smallest * (1.0 + sizes_of_values.sum(2, keepdim=True))  # (B, g, 1, E)
-        tolerance = torch.add(lost, sizes, alpha=rounding).reshape_as(model_output)
-        ratio = product.reshape_as(model_output).sub_(model_output).abs_().div_(tolerance)
+        size_of_values = torch.linalg.vector_norm(own_v, 1, 2, keepdim=True, dtype=working_dtype(v.dtype))
+        lost = (smallest * (1.0 + size_of_values)).to(m.dtype)  # (B, g, 1, E)
+        tolerance = torch.add(lost.repeat_interleave(group, 1), sizes, alpha=rounding)
+        ratio = product.sub_(model_output).abs_().div_(tolerance)
         if first.softly_masked_rows:
             # In such rows Transformers' eager attention gives the mean of the values, and PyTorch's kernels
             # give zeros.
-            mean = values.mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
-            room = (sizes_of_values.mean(2, keepdim=True) * rounding + lost).repeat_interleave(group, 1)
+            mean = own_v.to(m.dtype).mean(2, keepdim=True).repeat_interleave(group, 1)  # (B, h, 1, E)
+            room = (size_of_values * (rounding / S) + lost).repeat_interleave(group, 1)
             ratio = torch.where(hidden[..., None], _empty_row_error(model_output, mean) / room, ratio)
             tolerance = torch.where(hidden[..., None], room, tolerance)
         else:
@@ -265,7 +275,6 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
             at_worst = [worst[:, 0], tolerance.reshape(n, -1).gather(1, place)[:, 0]]
 
         # The sums of the rows, with the weight of the sink logit.
-        row_sum = part_weights.sum(-1)
         if part.sinks is not None:
             row_sum = row_sum + (part.sinks.to(lse.dtype).view(1, -1, 1) - lse).exp()
         sum_error = (row_sum - 1.0).masked_fill_(hidden, 0.0).abs_().reshape(n, -1).amax(1)
@@ -273,34 +282,26 @@ def _measure(batch: list[ComparedCall], *, finite: bool) -> list[Tensor]:
         in_no_head = hidden.all(1).reshape(n, -1, len(first.rows))
         empty_rows = in_no_head.any(1).sum(1)  # of some text
         largest_score = lse.abs().masked_fill_(hidden, 0.0).reshape(n, -1).amax(1)
-        unclear = _undetermined(part, first.rows, values, tolerance) if is_judged else zero[:, None]
-        undetermined = unclear.reshape(n, -1).any(1)
-        weight_error = (
-            zero if first.weights is None else _own_weight_error(first, part, heads, part_weights, ~hidden)
-        )
+        undetermined = weight_error = zero
+        if is_judged:
+            unclear, similar = _undetermined(part, first.rows, own_v, tolerance, is_unread)
+            undetermined, doubt = unclear.reshape(n, -1).any(1), doubt | similar.reshape(n, -1).any(1)
+        if first.weights is not None and part_weights is not None:
+            weight_error = _own_weight_error(first, part, heads, part_weights, ~hidden)
+        total = total.masked_fill_(doubt, torch.nan)
         columns = (*at_worst, sum_error, empty_rows, undetermined, largest_score, weight_error, total)
         numbers.append(torch.stack([x.to(m.dtype) for x in columns], 1))
     return numbers or [v.new_zeros(n, 8, dtype=m.dtype)]
 
 
-KEYS_AT_ONCE = 1024
-
-
-def _multiply(weights: Tensor, values: Tensor) -> Tensor:
-    """Multiply weights (B, g, rows, S) and values (B, g, S, E)."""
-    # A long sum of a few rows would leave most of a GPU idle.
-    if weights.device.type == "cuda" and weights.shape[-1] >= 2 * KEYS_AT_ONCE:
-        return _multiply_parts(weights, values, KEYS_AT_ONCE)
-    return weights @ values
-
-
-def _multiply_parts(weights: Tensor, values: Tensor, keys: int) -> Tensor:
-    """Multiply weights and values as a sum of products over `keys` keys each, which are computed at once."""
-    B, g, rows, S = weights.shape
-    whole = S // keys * keys
-    w = weights[..., :whole].reshape(B, g, rows, -1, keys).transpose(2, 3)  # (B, g, parts, rows, keys)
-    v = values[:, :, :whole].reshape(B, g, -1, keys, values.shape[-1])
-    return (w @ v).sum(2) + weights[..., whole:] @ values[:, :, whole:]
+def _goes_by_blocks(c: ComparedCall, m: AttentionMap) -> bool:
+    """Whether the rows of a map are multiplied a block of keys at a time, without all of their weights."""
+    if c.weights is not None or m.dtype != torch.float32:
+        return False
+    B, H, _, S = m.matrix
+    is_of_one = c.v.dtype == m.q.dtype == m.k.dtype
+    is_long = S >= 2 * KEYS_OF_SUM and B * H * len(c.rows) * S > NORMALISED
+    return is_of_one and is_long and m.softcap is None and not m.mask.biased and m.precise.lse is None
 
 
 def _own_weight_error(
@@ -362,8 +363,12 @@ def _weight_error(weights: Tensor, own_weights: Tensor, visible: Tensor) -> Tens
     return (weights - own_weights).abs().masked_fill(~visible[..., None], 0.0).amax()
 
 
-def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
+def _undetermined(
+    m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tensor, is_unread: bool
+) -> tuple[Tensor, Tensor]:
     """Return for which heads (B, h) the values are too similar for the output to determine the weights.
+
+    The second tensor (B, …) says where that is in doubt: if `is_unread`, no number is read to resolve it.
 
     A row determines something of its weights if, by its `tolerance` (B, h, rows, E), at least a quarter of
     the `values` (B, g, S, E) that it sees differ from their median, which a few large values do not move. At
@@ -372,9 +377,10 @@ def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tens
     some = sampled_rows(len(rows), TELLING_ROWS, rows.device)
     shape = (*tolerance.shape[:2], *m.matrix[2:])
     seen = m.mask.tile(rows[some], slice(0, shape[3]), shape, device=rows.device).expand(*shape[:2], -1, -1)
-    if not bool(_may_be_similar(seen, values, tolerance[:, :, some])):
-        return torch.zeros(shape[:2], dtype=torch.bool, device=rows.device)
-    values = values.repeat_interleave(shape[1] // values.shape[1], 1)  # (B, h, S, E)
+    similar, none = _may_be_similar(seen, values, tolerance[:, :, some]), torch.zeros_like(seen[:, :, 0, 0])
+    if is_unread or not bool(similar.any()):
+        return none, similar
+    values = values.to(tolerance.dtype).repeat_interleave(shape[1] // values.shape[1], 1)  # (B, h, S, E)
     silent, judged = torch.zeros(2, *shape[:2], device=rows.device)
     for i, row in enumerate(some):
         is_seen = seen[:, :, i]  # (B, h, S)
@@ -384,11 +390,11 @@ def _undetermined(m: WeightMatrix, rows: Tensor, values: Tensor, tolerance: Tens
         silent += (keys > 1) & (4 * (differs & is_seen).sum(-1) < keys)
         judged += keys > 1
     undetermined: Tensor = 2 * silent > judged
-    return undetermined
+    return undetermined, none
 
 
 def _may_be_similar(seen: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
-    """Whether half of the rows of some head may see too many values near their median: without a median.
+    """Whether half of the rows of a head (B, h) may see too many values near their median: without a median.
 
     `seen` (B, h, rows, S) are the keys of the rows, `values` (B, g, S, E). With fewer than n/4 of n keys away
     from the median, all but n/2 pairs of neighbours are near it, and so near each other. Medians take most
@@ -396,15 +402,17 @@ def _may_be_similar(seen: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
     """
     B, g, S, _ = values.shape
     room = tolerance.nan_to_num(torch.inf, torch.inf).amax(2).reshape(B, g, -1, 1, values.shape[-1]).amax(2)
-    near = (values.diff(dim=2).abs_() <= 2 * DISTINCT * room).all(-1)  # (B, g, S − 1)
+    room *= 2 * DISTINCT * (1.0 + torch.finfo(values.dtype).eps)  # since half precision rounds a difference
+    near = (values.diff(dim=2).abs_() <= room).all(-1)  # (B, g, S − 1)
     pairs = (seen[..., 1:] & seen[..., :-1]).reshape(B, g, -1, S - 1)
     far = (pairs & ~near.unsqueeze(2)).sum(-1).reshape(seen.shape[:3])  # pairs of neighbours that differ
     keys = seen.sum(-1)
     may_be = (keys > 1) & (2 * far < keys)
-    return (2 * may_be.sum(-1) > (keys > 1).sum(-1)).any()
+    return 2 * may_be.sum(-1) > (keys > 1).sum(-1)
 
 
 def _used_values(weights: Tensor, values: Tensor) -> Tensor:
-    """The values (B, g, S, E) with zeros for those without any weight, because 0 · NaN is NaN."""
-    used = weights.amax(-2).unsqueeze(-1) != 0  # (B, g, S, 1); NaN counts
+    """The values (B, g, S, E) with zeros for those without any weight (B, h, rows, S): 0 · NaN is NaN."""
+    grouped = weights.reshape(*values.shape[:2], -1, values.shape[2])
+    used = grouped.amax(-2).unsqueeze(-1) != 0  # (B, g, S, 1); NaN counts
     return values.masked_fill(~used, 0.0)

@@ -32,7 +32,7 @@ def record_lookup(
     """
     seen, entry = contents.texts[0], contents.batch_index
     position = contents.meta["texts"][0]["telling"]
-    heads = [(row["layer"], row["head"]) for row in contents.heads(0) if row["label"] == LOOKS_UP]
+    heads = [(row["layer"], row["head"]) for row in contents[0].heads() if row["label"] == LOOKS_UP]
     heads = heads or ([] if contents.start is None else [contents.start])
     if seen.predictions is None or position is None or not heads:
         return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from regard.maps import AttentionMap, LinearAttentionMap
-from regard.spans.token_texts import is_special
+from regard.spans.text_spans import is_special
 
 CANDIDATES = 128  # queries that are compared, spread over the text
 SINK_SHARE = 0.25  # of the attention of the candidates, above which a key counts as a sink

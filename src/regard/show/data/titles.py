@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
-from regard.spans.token_texts import is_special
+from regard.spans.text_spans import is_special
 from regard.support.characters import join
 
 LONGEST = 48  # characters of a title

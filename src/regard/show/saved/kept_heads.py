@@ -68,7 +68,9 @@ def _keep(contents: Contents, orders: list[list[Place]], share: float) -> Conten
         survey=contents.survey,
         start=orders[0][0],
     )
-    smaller.edited, smaller.lookup = contents.edited, contents.lookup
+    smaller.lookup = contents.lookup
+    for number, run in contents.edited.items():
+        smaller[number].run = run
     smaller.retention = {
         text: {str(x.key): select_table_heads(tables[str(x.key)], x.heads) for x in captures[text].layers}
         for text, tables in contents.retention.items()
@@ -91,17 +93,17 @@ def _rank(contents: Contents, text: int) -> list[Place]:
 
 
 def _score_first_tokens(contents: Contents, text: int) -> Iterator[dict[str, Any]]:
-    """Score all heads on the first tokens of a text, as `contents.heads` does on all of it."""
+    """Score all heads on the first tokens of a text, as `ShownText.heads` does on all of it."""
     seen, entry = contents.texts[text], slice(contents.batch_index, contents.batch_index + 1)
     mask = None if seen.attention_mask is None else seen.attention_mask[entry, :RANKED]
     scorers: list[TextScorer] = []
     first_ids: dict[int, Tensor] = {}  # scorers compare tokens by identity
     for layer in seen.layers:
-        m, ids = contents.layer_map(text, layer.key), seen.ids_of(layer)
+        m, ids = contents[text].layer_map(layer.key), seen.ids_of(layer)
         T, S = m.matrix[2:]
         is_long = RANKED < T == S and seen.pictures is None
         if not (is_long and isinstance(m, AttentionMap) and (is_plainly_causal(m) or m.mask.is_causal)):
-            yield from contents.layer_heads(text, layer.key)
+            yield from contents[text].layer_heads(layer.key)
             continue
         if ids is not None:
             ids = first_ids.setdefault(id(ids), ids[entry, :RANKED])

@@ -96,7 +96,7 @@ def pack(
         if predicted and not is_read[text]:
             predicted["positions"] = [predicted["start"]]
             predicted["tokens"] = [quantity.token for quantity in stored[text] if quantity.shade == "logit"]
-        thumbs = [contents.thumbnail(text, layer.key).thumbs for layer in capture.layers]
+        thumbs = [contents[text].thumbnail(layer.key).thumbs for layer in capture.layers]
         put(f"thumbs-{text}", [Array("pictures", "u8", np.concatenate(thumbs))])
         for layer, description in zip(capture.layers, meta["texts"][text]["layers"], strict=True):
             if is_read[text]:
@@ -105,7 +105,7 @@ def pack(
                     description[field] = f"{kind}-{text}-{layer.key}"
                 if (text, str(layer.key)) != first_shown:
                     continue
-            m = contents.layer_map(text, layer.key)
+            m = contents[text].layer_map(layer.key)
             if isinstance(m, LinearAttentionMap):
                 arrays, error = _pack_linear_layer(m)
                 description["delta_rule"] = m.delta_rule
@@ -147,10 +147,10 @@ def pack(
         "meta": meta,
         "blocks": fields,
         "sinks": [
-            {layer.key: contents.thumbnail(text, layer.key).sinks for layer in capture.layers}
+            {layer.key: contents[text].thumbnail(layer.key).sinks for layer in capture.layers}
             for text, capture in enumerate(contents.texts)
         ],
-        "heads": [contents.heads(text) for text in range(len(contents.texts))],
+        "heads": [contents[text].heads() for text in range(len(contents.texts))],
         "attributions": [
             _stored_attributions(contents, text, quantities) for text, quantities in enumerate(stored)
         ],
@@ -168,11 +168,11 @@ def pack(
 
 def _stored_quantities(contents: Contents, text: int) -> list[Quantity]:
     """Return the contributions that a file holds: of values, and to the likeliest tokens after a position."""
-    shades = contents.shades(text)
+    shades = contents[text].shades()
     quantities = [Quantity("values")] if "values" in shades else []
     if "logit" in shades:
         position = contents.meta["texts"][text]["predicted"]["start"]
-        likeliest = contents.attribution(text, Quantity("logit", position=position))["candidates"]
+        likeliest = contents[text].attribution(Quantity("logit", position=position))["candidates"]
         quantities += [
             Quantity("logit", position=position, token=one["id"]) for one in likeliest[:STORED_TOKENS]
         ]
@@ -181,7 +181,7 @@ def _stored_quantities(contents: Contents, text: int) -> list[Quantity]:
 
 def _stored_attributions(contents: Contents, text: int, quantities: list[Quantity]) -> list[dict[str, Any]]:
     """Return where the logits of the stored tokens come from; these are the ones to choose from."""
-    found = [contents.attribution(text, quantity) for quantity in quantities if quantity.shade == "logit"]
+    found = [contents[text].attribution(quantity) for quantity in quantities if quantity.shade == "logit"]
     candidates = [one["token"] for one in found]
     return [{**one, "candidates": candidates} for one in found]
 
@@ -195,7 +195,7 @@ def _factors_block(text: int, layer: Layer, quantity: Quantity) -> str:
 
 def _pack_factors(contents: Contents, text: int, layer: Layer, quantity: Quantity, fine: bool) -> Array:
     """Pack the factors of a layer's keys, (H, S): they are within 5e-4 of the library's, if `fine` 4e-6."""
-    factors = contents.factors(text, layer.key, quantity)[0].double().cpu()
+    factors = contents[text].factors(layer.key, quantity)[0].double().cpu()
     return (None if fine else _float16("factors", factors)) or _float24("factors", factors)
 
 
@@ -208,7 +208,7 @@ def estimate_size(contents: Contents, exact: bool = False) -> int:
     size = 0.0
     for text, described in enumerate(contents.meta["texts"]):
         for layer in described["layers"]:
-            m = contents.layer_map(text, layer["key"])
+            m = contents[text].layer_map(layer["key"])
             if isinstance(m, AttentionMap) and SAMPLED_TOKENS < layer["rows"] == layer["cols"]:
                 m = first_tokens(m, SAMPLED_TOKENS)
             arrays, _ = _pack_linear_layer(m) if isinstance(m, LinearAttentionMap) else _pack_layer(m, fine)

@@ -99,7 +99,7 @@ def measure_change(exact: Contents, rounded: Contents) -> dict[str, Any]:
     """
     before, after = (contents.texts[0].predictions for contents in (exact, rounded))
     entry = exact.batch_index
-    heads = list(zip(exact.heads(0), rounded.heads(0), strict=True))
+    heads = list(zip(exact[0].heads(), rounded[0].heads(), strict=True))
     changes = [
         abs(new["scores"][name]["value"] - old["scores"][name]["value"])
         for old, new in heads

@@ -20,11 +20,13 @@ import torch
 
 from regard.recorder import Capture
 from regard.recorder.tokens_of_maps.tokens import TextTooLongError
-from regard.show.data.contents import Contents, EditedRun
+from regard.show.data.contents import Contents
 from regard.show.data.cuts import Cut, parse_cuts, random_cuts
 from regard.show.data.map_view.quantity import Quantity
 from regard.show.data.predictions import mean_loss
+from regard.show.data.shown_text import ShownText
 from regard.show.data.survey_rows import describe_survey_head
+from regard.show.data.text_maps import EditedRun
 from regard.show.server.jobs import (
     Line,
     ModelJob,
@@ -168,9 +170,12 @@ class Answers:
             raise RefusedError(400, 'expected a JSON object, such as {"text": "…"}')
         return translate_errors(partial(self.jobs[name], self), body)
 
+    def _text(self, query: Query) -> ShownText:
+        return self.contents[query.number("text")]
+
     def _thumbs(self, query: Query) -> bytes:
         """Return the pictures of a layer's heads, and after them each head's sink key and its share."""
-        thumbs, sinks, _ = self.contents.thumbnail(query.number("text"), query["layer"])
+        thumbs, sinks, _ = self._text(query).thumbnail(query["layer"])
         pairs = torch.tensor(
             [[sink["key"], sink["share"]] for sink in sinks], dtype=torch.float64, device="cpu"
         )
@@ -178,22 +183,21 @@ class Answers:
         return thumbs.tobytes() + pairs.numpy().astype("<f8", copy=False).tobytes()
 
     def _tile(self, query: Query) -> bytes:
-        text, head, z, i, j = (query.number(name) for name in ("text", "head", "z", "i", "j"))
+        head, z, i, j = (query.number(name) for name in ("head", "z", "i", "j"))
         without = query.number("without") if "without" in query else None
-        mass, peak = self.contents.tile(text, query["layer"], head, z, i, j, without, query.quantity)
+        mass, peak = self._text(query).tile(query["layer"], head, z, i, j, without, query.quantity)
         return _floats(mass) + _floats(peak)
 
     def _row(self, query: Query) -> bytes:
-        text, row = query.number("text"), query.number("row")
-        return _floats(self.contents.row(text, query["layer"], query.head, row, query.quantity))
+        text, row = self._text(query), query.number("row")
+        return _floats(text.row(query["layer"], query.head, row, query.quantity))
 
     def _column(self, query: Query) -> bytes:
-        text, col = query.number("text"), query.number("col")
-        return _floats(self.contents.column(text, query["layer"], query.head, col, query.quantity))
+        text, col = self._text(query), query.number("col")
+        return _floats(text.column(query["layer"], query.head, col, query.quantity))
 
     def _steps(self, query: Query) -> dict[str, Any]:
-        text, head, row = (query.number(name) for name in ("text", "head", "row"))
-        return self.contents.steps(text, query["layer"], head, row)
+        return self._text(query).steps(query["layer"], query.number("head"), query.number("row"))
 
     def _survey_head(self, query: Query) -> dict[str, Any]:
         if self.contents.survey is None:
@@ -244,8 +248,8 @@ class Answers:
             raise RefusedError(404, "this page has no model that could run with something cut")
         run_cut, contents = self.run_cut, self.contents
         number = check_number("text", body.get("text"), 0, MAX_NUMBER)
-        contents.check_text(number)
-        text = contents.edited[number].text if number in contents.edited else number
+        run = contents[number].run
+        text = number if run is None else run.text
         seen = contents.texts[text]
         cuts = parse_cuts(body.get("cuts"), seen)
         # Without predictions there is no loss to compare.
@@ -290,21 +294,15 @@ class Answers:
     computed: ClassVar[dict[str, Callable[[Answers, Query], Any]]] = {
         "meta": lambda answers, query: answers.contents.meta,
         "thumbs": _thumbs,
-        "heads": lambda answers, query: answers.contents.heads(query.number("text")),
-        "layer_heads": lambda answers, query: answers.contents.layer_heads(
-            query.number("text"), query["layer"]
-        ),
-        "attribution": lambda answers, query: answers.contents.attribution(
-            query.number("text"), query.quantity
-        ),
+        "heads": lambda answers, query: answers._text(query).heads(),
+        "layer_heads": lambda answers, query: answers._text(query).layer_heads(query["layer"]),
+        "attribution": lambda answers, query: answers._text(query).attribution(query.quantity),
         "tile": _tile,
         "row": _row,
         "column": _column,
         "steps": _steps,
-        "retained": lambda answers, query: answers.contents.retained(query.number("text"), query["layer"]),
-        "prediction": lambda answers, query: answers.contents.prediction(
-            query.number("text"), query.number("position")
-        ),
+        "retained": lambda answers, query: answers._text(query).layer_retained(query["layer"]),
+        "prediction": lambda answers, query: answers._text(query).prediction(query.number("position")),
         "survey_head": _survey_head,
     }
     """What each answer is computed by. Bytes are sent as they are, all else as JSON."""

@@ -156,11 +156,8 @@ function settled(meta, now) {
   const layer = named(now.layer) ?? named(meta.start?.layer) ?? layers[0];
   const wanted = [now.head, layer.key === meta.start?.layer ? meta.start.head : -1];
   const head = wanted.find((one) => layer.heads.includes(one)) ?? layer.heads[0];
-  /**
-   * @param {number} value
-   * @param {number} size
-   */
-  const within = (value, size) => (Number.isInteger(value) && value >= 0 && value < size ? value : -1);
+  const within = (/** @type {number} */ value, /** @type {number} */ size) =>
+    Number.isInteger(value) && value >= 0 && value < size ? value : -1;
   return {
     ...now,
     text,

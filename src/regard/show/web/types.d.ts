@@ -18,6 +18,9 @@ interface App {
   status(message: string, seconds?: number): void;
 }
 
+/** Where a view stands. */
+type ViewPlace = [root: HTMLElement, app: App];
+
 interface View {
   show(state: State): void;
   hide(): void;
@@ -338,6 +341,8 @@ interface Source {
   /** Where the logit of a token after a position comes from; token -1 is the likeliest. */
   attribution(text: number, position: number, token: number): Promise<Attribution>;
   steps(text: number, layer: string, head: number, row: number): Promise<RowSteps>;
+  /** The same without values, where a model has to compute these first; null if they are there. */
+  keySteps?(text: number, layer: string, head: number, row: number): Promise<RowSteps | null>;
   /** What cache policies keep of a layer's heads; it refuses for a text that Python has not measured. */
   retained(text: number, layer: string): Promise<LayerRetention>;
   prediction(text: number, position: number): Promise<Prediction>;
@@ -825,6 +830,12 @@ interface Scene {
   fonts: { token: string; title: string; number: string };
 }
 
+/** A scene with what it is drawn on, and how much of the picture the map takes. */
+interface Plate extends Scene {
+  context: Drawing;
+  shown: Size;
+}
+
 interface DrawingColours {
   paper: string;
   sunken: string;
@@ -958,6 +969,8 @@ interface StepContext {
   key(index: number): string;
   /** Of all weights, added up on the page. */
   sum: number;
+  /** Whether a model is still computing the values. */
+  isPending?: boolean;
   /** The keys that are shown. */
   keys: KeySteps[];
   /** What the others get together. */

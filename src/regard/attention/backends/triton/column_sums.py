@@ -63,10 +63,10 @@ def _visit(
     if row_index is None:
         if scores.band is not None:
             return None
-        return visible_blocks(scores.mask, shape, config.rows, config.cols, device).by_col()
+        return visible_blocks(scores.mask, shape, config.rows, config.cols, device).by_col
     index = row_index.long().view(-1, config.rows)
     # A gap (−1) takes the index before it, so that a block's last index is one that exists.
     blocks = index.cummax(-1).values, *cut_into_blocks(shape[3], config.cols, device)
     if scores.band is None:
-        return find_visible_blocks(scores.mask, shape, *blocks).by_col()
-    return find_bounded_blocks(scores.mask, shape, *blocks).by_col()
+        return find_visible_blocks(scores.mask, shape, *blocks).by_col
+    return find_bounded_blocks(scores.mask, shape, *blocks).by_col

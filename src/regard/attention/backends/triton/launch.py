@@ -197,7 +197,7 @@ def forward(problem: AttentionProblem, for_backward: bool = False, cell_size: in
     # With no keys at all there are no blocks to list.
     if scores.band is None and S > 0:
         blocks = visible_blocks(scores.mask, problem.matrix, config.rows, config.cols, q.device)
-        lists, hides_keys = blocks.by_row(), blocks.hides_keys
+        lists, hides_keys = blocks.by_row, blocks.hides_keys
     q = -q if scores.negative else q
     sinks = None if problem.sinks is None else problem.sinks.contiguous()
     tmas = [descriptor(x, config.tma, config.cols, width) for x, width in zip((k, v), widths, strict=True)]
@@ -263,7 +263,7 @@ def backward(
     if scores.band is None:
         by_rows = by_cols = configs.choose("lists backward", max(widths), q.dtype)
         blocks = visible_blocks(scores.mask, problem.matrix, by_rows.rows, by_rows.cols, q.device)
-        row_lists, col_lists, hides_keys = blocks.by_row(), blocks.by_col(), blocks.hides_keys
+        row_lists, col_lists, hides_keys = blocks.by_row, blocks.by_col, blocks.hides_keys
     else:
         by_rows, by_cols = (configs.choose(purpose, max(widths), q.dtype) for purpose in ("queries", "keys"))
     band = scores.band or Band()

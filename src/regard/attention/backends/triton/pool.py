@@ -228,8 +228,8 @@ def _visit(
     """The key blocks of each query block. Under a band the kernel itself finds what is visible in them."""
     blocks = down.blocks(shape[2], device)[0], *across.blocks(shape[3], device)
     if band is None:
-        return find_visible_blocks(mask, shape, *blocks).by_row()
-    return find_bounded_blocks(mask, shape, *blocks).by_row()
+        return find_visible_blocks(mask, shape, *blocks).by_row
+    return find_bounded_blocks(mask, shape, *blocks).by_row
 
 
 def _launch(

@@ -137,7 +137,7 @@ def _launch(
     config = configs.choose(purpose, width, q.dtype)
     lists = None
     if scores.band is None:
-        lists = visible_blocks(scores.mask, m.matrix, config.rows, config.cols, q.device).by_row()
+        lists = visible_blocks(scores.mask, m.matrix, config.rows, config.cols, q.device).by_row
     # Triton launches on the current device.
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         kernel[(-(-T // config.rows) * B * H,)](

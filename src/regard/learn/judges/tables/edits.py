@@ -14,9 +14,18 @@ from regard.learn.exercise import definition_of, marked_statements
 @cache
 def define(noun: str, name: str, right: str = "", wrong: str = "") -> Any:
     """Return what the solution of a lesson defines under a name, with an edit of that definition."""
-    names: dict[str, Any] = {"__name__": noun}  # not "__main__", whose lines print
-    exec(_solution(noun).replace(definition(noun, name), edit(noun, name, right, wrong)), names)
+    names = _names(noun).copy()
+    if right != wrong:
+        exec(edit(noun, name, right, wrong), names)
     return names[name]
+
+
+@cache
+def _names(noun: str) -> dict[str, Any]:
+    """What the solution of a lesson defines."""
+    names: dict[str, Any] = {"__name__": noun}  # not "__main__", whose lines print
+    exec(_solution(noun), names)
+    return names
 
 
 def edit(noun: str, name: str, right: str, wrong: str) -> str:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.learn.error_hints import find_hint
-from regard.learn.judgement import describe_error
+from regard.learn.hints.errors import describe_error, find_hint
 from regard.learn.judges.tables.verdicts import attend, named_mistake
 from regard.learn.lesson import Outcome
 

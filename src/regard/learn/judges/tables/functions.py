@@ -5,10 +5,12 @@ The right way is the lesson's solution, and a wrong one an edit of it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations, pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -162,10 +164,12 @@ class FunctionTask:
                 return Outcome(self.name, "unfinished", left_out, hint=self._hint(self.results[0]))
             return Outcome(self.name, "done", self.done)
         first = self._first_wrong(answers, expected)
+        numbers = _flat(answers, first)
         return (
-            find_variant(self.name, _flat(answers, first), self.variants(cases, first), TOLERANCE)
+            find_variant(self.name, numbers, self.variants(cases, first), TOLERANCE)
             or wrong
             or self._checked(function, answers)
+            or self._two_wrong_ways(cases, [parts[first] for parts in answers], first)
             or self._describe(cases, answers, expected)
         )
 
@@ -175,6 +179,29 @@ class FunctionTask:
             compute = define(self.lesson, self.name, way.right, way.wrong)
             answers = [_tensors(compute(*_copied(case.arguments))) for case in cases]
             yield Variant(_flat(answers, result), way.mistake, way.said, self.hint_for(way))
+
+    def _two_wrong_ways(self, cases: tuple[Case, ...], answers: list[Tensor], result: int) -> Outcome | None:
+        """Return what is said about the first of two wrong ways that together give a result on each case."""
+        text = definition(self.lesson, self.name)
+        spans = {
+            way: [(text.index(part), text.index(part) + len(part)) for part in way.right.split("\n")]
+            for way in self.wrong_ways
+        }
+        for pair in combinations(sorted(self.wrong_ways, key=lambda way: min(spans[way])), 2):
+            if any(end > start for (_, end), (start, _) in pairwise(sorted(spans[pair[0]] + spans[pair[1]]))):
+                continue  # both change the same text
+            right, wrong = ("\n".join(texts) for texts in zip(*(way[:2] for way in pair), strict=True))
+            # Either edit is Python, and what the two are together may raise an error.
+            with contextlib.suppress(Exception):
+                compute = define(self.lesson, self.name, right, wrong)
+                if all(
+                    _is_equal(_flat([_tensors(compute(*_copied(case.arguments)))], result), _flat([[answer]]))
+                    for case, answer in zip(cases, answers, strict=True)
+                ):
+                    first = Variant(answers[0], pair[0].mistake, pair[0].said, self.hint_for(pair[0]))
+                    said = first.outcome(self.name)
+                    return replace(said, message=f"{said.message.rstrip('.')}. There is one more mistake.")
+        return None
 
     def hint_for(self, way: WrongWay) -> str:
         """Return what to write in the place of a wrong way."""

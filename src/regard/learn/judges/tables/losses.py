@@ -23,6 +23,10 @@ NEXT_TOKEN_LOSS = FunctionTask(
             (draw(2, 5, 7, seed=0), torch.randint(7, (2, 5), generator=input_generator(1))),
             "It is the mean cross-entropy of each place with the token after it.",
         ),
+        Case(  # One number may be right by chance.
+            "on 3 texts of 4 tokens",
+            (draw(3, 4, 7, seed=2), torch.randint(7, (3, 4), generator=input_generator(3))),
+        ),
     ),
     (Result("loss", "", f"{SHIFTED}, and the .mean() of all losses"),),
     (
@@ -36,6 +40,36 @@ NEXT_TOKEN_LOSS = FunctionTask(
             LOSS, f"-{LOSS}", said="the sign is lost: a loss is minus the logarithm", hint="loss = -logp…"
         ),
         WrongWay(LOSS, SUM, said="this is the sum over all places; the loss is their mean", hint=".mean()"),
+        *(
+            WrongWay(
+                LOSS,
+                f"{SUM} / {number}",
+                said=f"this is a mean over the {these} and a sum over the {others}; it is a mean over both",
+                hint="divide by the number of all losses, len(ids) * (ids.shape[1] - 1)",
+            )
+            for number, these, others in (
+                ("len(ids)", "texts", "places"),
+                ("(ids.shape[1] - 1)", "places", "texts"),
+            )
+        ),
+        WrongWay(
+            LOSS,
+            f"{LOSS} / torch.tensor(2.0).log()",
+            said="this is the logarithm to base 2; a loss in nats takes the natural one, torch.log",
+            hint="torch.log",
+        ),
+        WrongWay(
+            LOSS,
+            "-predicted.softmax(-1).gather(-1, targets[..., None]).mean(0).log().mean()",
+            said="the logarithm of a mean is no mean of logarithms: first each logarithm, then the mean",
+            hint="-torch.log(p).mean()",
+        ),
+        WrongWay(
+            LOSS,
+            "-predicted.log_softmax(-1)[:, torch.arange(targets.shape[1]), targets].mean()",
+            said="each text is asked for the next tokens of all texts: the first index is a slice",
+            hint="torch.arange(len(ids)) as the first index takes one text at a time; `:` takes all of them",
+        ),
         WrongWay(
             LOSS,
             f"{SUM} / ids.numel()",

@@ -22,6 +22,8 @@ def describe_relation(answer: Tensor, right: Tensor) -> str:
     if answer.shape != right.shape or torch.bool in (answer.dtype, right.dtype):
         return ""
     a, b = answer.double(), right.double()
+    if b.ndim > 1 and len(b) and _equal(b.sum(-1), torch.ones(())).all() and (said := _about_sums(a)):
+        return said
     if a.isfinite().all() and (factor := _factor(a, b)):
         return f"is {factor:.4g} times what it should be"
     if b.ndim < 2 or b.shape[-2] < 3:
@@ -34,14 +36,34 @@ def describe_relation(answer: Tensor, right: Tensor) -> str:
     ):
         if first.shape == second.shape and _equal(first, second).all():
             return said
-    wrong = ~_equal(a, b).movedim(-2, 0).flatten(1).all(-1)  # one for each row
-    rows = wrong.nonzero().flatten().tolist()
-    last = b.shape[-2] - 1
-    if len(rows) == 1:
-        return f"is right in all rows but {({0: 'the first', last: 'the last'}).get(rows[0], rows[0])}"
-    if wrong.all() or len(rows) == last:
+    return _wrong_lines(a, b, "row") or _wrong_lines(a.mT, b.mT, "column")
+
+
+def _about_sums(a: Tensor) -> str:
+    """What is wrong with the sums of rows that should be 1; "" if nothing is."""
+    if _equal(a.sum(-1), torch.ones(())).all() or not a.isfinite().all():
         return ""
-    return f"is wrong in rows {', '.join(map(str, rows))} only, counted from 0"
+    if _equal(a.sum(-2), torch.ones(())).all():
+        return "has columns that sum to 1, and rows that do not"
+    return f"has rows that do not sum to 1: the first sums to {a.sum(-1).flatten()[0]:.4g}"
+
+
+def _wrong_lines(a: Tensor, b: Tensor, kind: str) -> str:
+    """Which of the rows, or of the columns, are wrong; "" if most or all of them are."""
+    lines = (~_equal(a, b)).movedim(-2, 0).flatten(1).any(-1).nonzero().flatten().tolist()
+    last = b.shape[-2] - 1
+    if not lines or len(lines) > last:
+        return ""
+    if len(lines) == last:
+        (right,) = set(range(last + 1)) - set(lines)
+        return {0: f"is right in the first {kind} only", last: f"is right in the last {kind} only"}.get(
+            right, ""
+        )
+    zero = ", which holds nothing but 0" if (a[..., lines, :] == 0).all() else ""
+    if len(lines) == 1:
+        which = {0: "the first", last: "the last"}.get(lines[0], lines[0])
+        return f"is right in all {kind}s but {which}{zero}"
+    return f"is wrong in {kind}s {', '.join(map(str, lines))} only, counted from 0{zero}"
 
 
 def _factor(a: Tensor, b: Tensor) -> float:

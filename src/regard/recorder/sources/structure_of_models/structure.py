@@ -10,12 +10,17 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 T = TypeVar("T")
+
+
+OWN_ATTRIBUTES = len(vars(nn.Module()))
+"""How many attributes every module has."""
 
 
 class Structure(NamedTuple):
@@ -29,7 +34,7 @@ class Structure(NamedTuple):
 
 
 _memory: WeakKeyDictionary[nn.Module, Structure] = WeakKeyDictionary()
-_unchanged: ContextVar[tuple[nn.Module, dict[str, nn.Module]] | None] = ContextVar(
+_unchanged: ContextVar[tuple[nn.Module, dict[str, nn.Module] | None] | None] = ContextVar(
     "unchanged_model", default=None
 )
 
@@ -49,10 +54,16 @@ def remembered(find: Callable[[nn.Module], T]) -> Callable[[nn.Module], T]:
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Inside the block, the structure of a model does not change, so that it is looked at once."""
-    known, modules = _look_at(model)
-    token = _unchanged.set((model, {name: modules[i] for name, i in known.names.items()}))
+def unchanged(model: nn.Module, *, recall: bool = False) -> Iterator[None]:
+    """Inside the block, the structure of a model does not change, so that it is looked at once.
+
+    With `recall` what is remembered of it is taken to hold still, and it is not looked at.
+    """
+    named = None
+    if not (recall and model in _memory):
+        known, modules = _look_at(model)
+        named = {name: modules[i] for name, i in known.names.items()}
+    token = _unchanged.set((model, named))
     try:
         yield
     finally:
@@ -62,7 +73,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model by name, as `named_modules` yields them."""
     now = _unchanged.get()
-    return now[1] if now is not None and now[0] is model else dict(model.named_modules())
+    known = now[1] if now is not None and now[0] is model else None
+    return dict(model.named_modules()) if known is None else known
 
 
 def _is_unchanged(model: nn.Module) -> bool:
@@ -88,8 +100,11 @@ def fingerprint(model: nn.Module) -> tuple[int, list[nn.Module]]:
     for module in modules:  # which grows
         children = module._modules  # of TorchScript: no dict, but with keys and values
         parts += (type(module), id(module), *children.keys())
-        # A module has some twenty attributes, and this line takes most of the time.
-        parts.extend(map(id, vars(module).values()))
+        # This line takes most of the time, so that PyTorch's own attributes, its dictionaries of parameters
+        # and of hooks, are left out: they come first, unless a class sets some before `super().__init__()`.
+        attributes = vars(module)
+        own = OWN_ATTRIBUTES if next(iter(attributes), "") == "training" else 0
+        parts.extend(map(id, islice(attributes.values(), own, None)))
         for child in children.values():
             if child is not None and child not in known:
                 known.add(child)

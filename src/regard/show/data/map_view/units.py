@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regard.spans.token_texts import sentences_of_tokens, words_of_tokens
+from regard.spans.text_spans import sentences_of_tokens, words_of_tokens
 
 
 def text_units(tokens: Sequence[str]) -> dict[str, list[int]]:

@@ -10,7 +10,9 @@ import { latest, rampBar, select } from "../parts/controls.js";
 import { element, makeButton } from "../parts/dom.js";
 import { headTable } from "../parts/head_table.js";
 import { exportMenu } from "../picture/menu.js";
-import { retentionExports } from "./exports.js";
+import { viewFigure } from "../picture/figure.js";
+import { textWords } from "../picture/words.js";
+import { PageView } from "../view.js";
 import {
   firstMeasured,
   retainedSentence,
@@ -19,6 +21,7 @@ import {
   ownPolicies,
   policySentence,
   retentionChart,
+  retentionRows,
   sharesOf,
 } from "./retention.js";
 
@@ -26,20 +29,21 @@ const ABOUT =
   "A cache of bounded size evicts keys, and a policy chooses which. Each cell is the smallest cache, in keys, with " +
   "which a head keeps 95% of its attention. Shares are of the full run, in which nothing was evicted.";
 
-export class CacheView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class CacheView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     /** @type {(LayerRetention | undefined)[]} */
     this.tables = []; // of the layers, in order, as they come
     this.text = -1; // that they are of
     this.failure = "";
     this.which = select("Policy", (value) => app.set({ cachePolicy: value }));
-    this.save = exportMenu(app, retentionExports(app, this));
+    this.save = exportMenu(app, {
+      name: () => "cache",
+      picture: async () => viewFigure([this.column], textWords(app, "what a cache keeps", app.state.text)),
+      table: () => retentionRows(app.meta.texts[this.text].layers, this.tables),
+    });
     this.lead = element("p", { class: "lead", "aria-live": "polite" });
     this.said = element("p", { class: "note", role: "status" });
     this.table = headTable("Keys that every head needs", (layer, head) => app.set({ layer, head }), {
@@ -94,8 +98,6 @@ export class CacheView {
     if (this.text !== state.text) this.fetchAll(state.text);
     else this.draw();
   }
-
-  hide() {}
 
   /**
    * Fetches the tables of all layers, and draws each as it comes.

@@ -158,3 +158,22 @@ export function retentionChart({ table: { policies, budgets }, policy, of, share
     })),
   };
 }
+
+/**
+ * The share of every head by policy and budget, as a table.
+ * @param {Layer[]} layers
+ * @param {Measured[]} tables
+ * @returns {TableRow[]}
+ */
+export function retentionRows(layers, tables) {
+  const rows = layers.flatMap(({ key, heads }, y) => {
+    const table = tables[y];
+    if (!table?.budgets) return [];
+    return table.policies.flatMap((policy, p) =>
+      table.budgets.flatMap((budget, b) =>
+        heads.map((head, x) => [key, head, policy, budget, table.shares[p][b][x] ?? 1]),
+      ),
+    );
+  });
+  return [["layer", "head", "policy", "budget", "share"], ...rows];
+}

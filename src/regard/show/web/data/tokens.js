@@ -113,7 +113,7 @@ export function labelAt(meta, text, layer, axis, index, most) {
 }
 
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
-const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*$/; // as `token_texts.py` has it
+const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z]+\d*\])\s*$/; // as `text_spans.py` has it
 
 /**
  * Whether a token is written like <s> or [CLS], and is thus no piece of the text.

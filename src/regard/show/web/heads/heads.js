@@ -9,21 +9,19 @@ import { LateProgress } from "../parts/progress_panel.js";
 import { LayerQueue } from "../data/layer_queue.js";
 import { absences, doubts, otherMixers } from "../data/layers.js";
 import { exportMenu } from "../picture/menu.js";
-import { headsExports } from "./exports.js";
+import { viewFigure } from "../picture/figure.js";
+import { textWords } from "../picture/words.js";
+import { PageView } from "../view.js";
 import { Gallery } from "./gallery.js";
 import { ScoreMatrix } from "./matrix.js";
 import { filterHeads, labelledFirst, labelOptions, matrixScore } from "./order.js";
-import { namesOf } from "./scores.js";
+import { namesOf, scoreRows } from "./scores.js";
 
-export class HeadsView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.root = root;
-    this.app = app;
-    this.state = app.state;
+export class HeadsView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     /** @type {HeadScores[]} */
     this.heads = []; // of the text, as far as they have come
     this.text = -1; // that they are of
@@ -50,7 +48,12 @@ export class HeadsView {
     );
     this.column = element("div", { class: "column wide" }, this.warning, this.failure);
     this.column.append(this.progress.box, this.matrix.box, this.every);
-    this.controls.bar.append(exportMenu(app, headsExports(app, this)));
+    const save = exportMenu(app, {
+      name: () => `heads-${app.state.text}`,
+      picture: async () => viewFigure([this.column], textWords(app, "what its heads do", app.state.text)),
+      table: () => scoreRows(this.heads),
+    });
+    this.controls.bar.append(save);
     root.append(element("div", { class: "scroll" }, this.column));
   }
 
@@ -60,12 +63,6 @@ export class HeadsView {
     this.queue.turnTo(state.layer);
     if (this.text !== state.text || this.failed) this.open(state);
     else this.arrange();
-  }
-
-  hide() {}
-
-  get layers() {
-    return this.app.meta.texts[this.text].layers;
   }
 
   /**

@@ -4,6 +4,7 @@
 
 import { known } from "../data/arrays.js";
 import { element } from "../parts/dom.js";
+import { labelsOf } from "../parts/head_words.js";
 import { isShare, score } from "../data/format.js";
 import { inListOrder, scoreAbout, scoreTitle } from "../data/score_words.js";
 
@@ -84,4 +85,23 @@ export function scoreLine(name, one, end) {
     scoreBar(one, end),
     element("span", { class: "score-value", text: score(name, one.value) }),
   );
+}
+
+/**
+ * The scores of every head, as a table.
+ * @param {HeadScores[]} heads
+ * @returns {TableRow[]}
+ */
+export function scoreRows(heads) {
+  const names = namesOf(heads);
+  return [
+    ["layer", "head", "labels", "sentence", ...names.flatMap((name) => [name, `${name}_uniform`])],
+    ...heads.map((row) => [
+      row.layer,
+      row.head,
+      labelsOf(row).join(" "),
+      row.sentence ?? "",
+      ...names.flatMap((name) => [row.scores[name]?.value ?? null, row.scores[name]?.null ?? null]),
+    ]),
+  ];
 }

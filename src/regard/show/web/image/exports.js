@@ -2,7 +2,6 @@
 // What the Image view can save: the picture with its heat as a figure, and the weights of the chosen token.
 
 import { percent } from "../data/format.js";
-import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/figure.js";
 import { headWords, textWords } from "../picture/words.js";
 import { scopeName } from "../text/scope.js";
@@ -20,7 +19,7 @@ export function imageExports(app, view) {
   return {
     name: () => `image-layer-${view.layer.key}-token-${view.heat?.token ?? 0}`,
     picture: () => imageFigure(app, view),
-    numbers: { CSV: async () => imageCsv(view) },
+    table: () => weightRows(view),
   };
 }
 
@@ -41,13 +40,16 @@ async function imageFigure(app, { state, layer, heat, said, chips, stage, about,
   return viewFigure([chips.box, stage], words);
 }
 
-/** @param {ImageOnPaper} view */
-function imageCsv(view) {
+/**
+ * @param {ImageOnPaper} view
+ * @returns {TableRow[]}
+ */
+function weightRows(view) {
   if (!view.heat) throw new Error("no patch of this layer is shown");
   const { weights, from } = view.heat;
   const { names } = view.axis("theirs");
-  return writeCsv([
+  return [
     ["token", "name", "weight"],
     ...Array.from(weights, (weight, n) => [n + from, (names[n + from] ?? "").replace(/\s/g, " "), weight]),
-  ]);
+  ];
 }

@@ -22,16 +22,7 @@ export class HeadPictures {
     this.made = ""; // for which layer
     /** @type {{ head: number, picture: PictureCanvas, button: HTMLButtonElement, share: HTMLElement }[]} */
     this.small = [];
-    this.show = latest(
-      /**
-       * @param {() => boolean} fresh
-       * @param {State} state
-       * @param {Layer} layer
-       * @param {boolean} looking
-       * @param {number} index of the token on its axis
-       */
-      (fresh, state, layer, looking, index) => this.fill(fresh, state, layer, looking, index),
-    );
+    this.show = latest(this.fill.bind(this));
   }
 
   clear() {
@@ -43,7 +34,7 @@ export class HeadPictures {
    * @param {State} state
    * @param {Layer} layer
    * @param {boolean} looking
-   * @param {number} index
+   * @param {number} index of the token on its axis
    */
   async fill(fresh, state, layer, looking, index) {
     const { meta, source } = this.app;

@@ -366,11 +366,8 @@ export class MapCanvas {
    * @returns {import("./gestures.js").Wishes}
    */
   wishes() {
-    /**
-     * @param {number} px
-     * @param {number} py
-     */
-    const cell = (px, py) => cellAt(this.camera, this.layer, this.inPicture(px, py), 0);
+    const cell = (/** @type {number} */ px, /** @type {number} */ py) =>
+      cellAt(this.camera, this.layer, this.inPicture(px, py), 0);
     return {
       pan: (dx, dy) => this.pan(dx, dy),
       zoom: (factor, px, py) => this.zoomBy(factor, this.inPicture(px, py)),

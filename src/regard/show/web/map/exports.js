@@ -4,7 +4,8 @@
 import { clamp } from "../data/arrays.js";
 import { settings } from "../data/settings.js";
 import { exportMenu } from "../picture/menu.js";
-import { cellsCsv, cellsNpy, mapFigure } from "./figure.js";
+import { writeNpy } from "../picture/numbers.js";
+import { cellRows, mapFigure } from "./figure.js";
 
 /**
  * The menu of a Map view.
@@ -16,7 +17,13 @@ export function mapExports(view) {
   return exportMenu(app, {
     name: () => `layer-${view.layer.key}-head-${app.state.head}${app.runs.edited ? "-edited" : ""}`,
     picture: () => mapFigure(app, large, (scene) => view.note(scene)),
-    numbers: { CSV: async () => cellsCsv(await cells()), NPY: async () => cellsNpy(await cells()) },
+    table: async () => cellRows(await cells()),
+    files: {
+      NPY: async () => {
+        const { values, rows, cols } = await cells();
+        return writeNpy(values, rows, cols);
+      },
+    },
   });
 }
 

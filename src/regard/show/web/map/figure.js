@@ -4,7 +4,6 @@
 import { tokenAt, visible } from "../data/tokens.js";
 import { composeFigure } from "../picture/figure.js";
 import { PAPER_SANS } from "../picture/fonts.js";
-import { writeCsv, writeNpy } from "../picture/numbers.js";
 import { onPaper } from "../picture/paper.js";
 import { SvgDrawing } from "../picture/svg_drawing.js";
 import { headWords } from "../picture/words.js";
@@ -103,14 +102,11 @@ function sinkNote({ sink }) {
  * A line for each row of cells; the first two columns name it, the first two lines name the columns.
  * @param {RegionCells} cells
  */
-export function cellsCsv({ values, rows, cols, row, col, size, layer, meta, text }) {
-  /**
-   * @param {Axis} axis
-   * @param {number} index
-   */
-  const named = (axis, index) => visible(tokenAt(meta, text, layer, axis, index));
+export function cellRows({ values, rows, cols, row, col, size, layer, meta, text }) {
+  const named = (/** @type {Axis} */ axis, /** @type {number} */ index) =>
+    visible(tokenAt(meta, text, layer, axis, index));
   const keys = Array.from({ length: cols }, (_, x) => col + x * size);
-  /** @type {(string | number)[][]} */
+  /** @type {TableRow[]} */
   const lines = [
     ["query", "token", ...keys],
     ["", "", ...keys.map((key) => named("keys", key))],
@@ -119,10 +115,5 @@ export function cellsCsv({ values, rows, cols, row, col, size, layer, meta, text
     const query = row + y * size;
     lines.push([query, named("queries", query), ...values.subarray(y * cols, (y + 1) * cols)]);
   }
-  return writeCsv(lines);
-}
-
-/** @param {RegionCells} cells */
-export function cellsNpy({ values, rows, cols }) {
-  return writeNpy(values, rows, cols);
+  return lines;
 }

@@ -87,11 +87,8 @@ export function listen(canvas, wishes) {
 function pinch(fingers, moving, now, wishes) {
   const [other] = [...fingers].filter(([id]) => id !== moving).map(([, place]) => place);
   const before = fingers.get(moving) ?? now;
-  /**
-   * @param {Point} a
-   * @param {Point} b
-   */
-  const distance = (a, b) => Math.max(8, Math.hypot(a[0] - b[0], a[1] - b[1]));
+  const distance = (/** @type {Point} */ a, /** @type {Point} */ b) =>
+    Math.max(8, Math.hypot(a[0] - b[0], a[1] - b[1]));
   /** @type {Point} */
   const middle = [(now[0] + other[0]) / 2, (now[1] + other[1]) / 2];
   wishes.pan((now[0] - before[0]) / 2, (now[1] - before[1]) / 2);

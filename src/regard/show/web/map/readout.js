@@ -76,11 +76,8 @@ export class Readout {
     if (state.row < 0) return;
     const weights = await app.source.row(state.text, state.layer, state.head, state.row, quantity);
     if (key !== this.rowAsked) return;
-    /**
-     * @param {Axis} axis
-     * @param {number} index
-     */
-    const token = (axis, index) => labelAt(app.meta, state.text, layer, axis, index, 18);
+    const token = (/** @type {Axis} */ axis, /** @type {number} */ index) =>
+      labelAt(app.meta, state.text, layer, axis, index, 18);
     const list = element("ol", { class: "ranked" });
     for (const col of strongestKeys(weights, RANKED)) {
       const button = element(
@@ -183,11 +180,8 @@ export function cellFacts(cell, layer, named, quantity = PLAIN) {
     const pooled = quantity.units !== "tokens" && !hidden;
     return { number, weight, facts, note: hidden ? masked : pooled ? pooling(quantity.units) : "" };
   }
-  /**
-   * @param {number} first
-   * @param {number} all
-   */
-  const range = (first, all) => `${first}–${Math.min(first + size, all) - 1}`;
+  const range = (/** @type {number} */ first, /** @type {number} */ all) =>
+    `${first}–${Math.min(first + size, all) - 1}`;
   return {
     number,
     weight,

@@ -59,11 +59,8 @@ export function fitTop(drawn, frame, reduce, restOf, most = 1) {
     if (!tile) continue;
     const size = 2 ** z;
     const rest = restOf(one);
-    /**
-     * @param {number} edge
-     * @param {number} first
-     */
-    const from = (edge, first) => Math.floor(edge / size) - first * settings.tile;
+    const from = (/** @type {number} */ edge, /** @type {number} */ first) =>
+      Math.floor(edge / size) - first * settings.tile;
     const [top, left] = [Math.max(0, from(frame.top, i)), Math.max(0, from(frame.left, j))];
     const bottom = Math.min(tile.rows, from(frame.bottom, i) + 1);
     const right = Math.min(tile.cols, from(frame.right, j) + 1);

@@ -5,7 +5,9 @@
 import { LRU, once } from "../data/lru.js";
 import { unpackArrays, unpackJson } from "../source/arithmetic/packed.js";
 import { pauseOf } from "../source/arithmetic/responder.js";
+import { rowSteps } from "../source/arithmetic/row_steps.js";
 import { namedLayer, SavedWeights } from "../source/arithmetic/saved_weights.js";
+import { Head } from "../source/arithmetic/weights.js";
 import { attribute, logitFactors, valueNorms } from "./contributions.js";
 import { compareOutputs } from "./evidence.js";
 import { LanguageModel } from "./forward.js";
@@ -176,6 +178,16 @@ export class LiveWeights extends SavedWeights {
   async block(name) {
     if (!this.blocks[name] && !this.arrays.has(name)) await this.reading(Number(name.split("-")[1]));
     return super.block(name);
+  }
+
+  /**
+   * The steps of a row without its values, while the model still has to compute these; else null.
+   * @param {StepsQuestion} question
+   */
+  async keySteps({ text, layer, head: number, row }) {
+    const head = await this.head(text, layer, number);
+    if (this.readings.has(text) || !(head instanceof Head)) return null;
+    return rowSteps(head, null, namedLayer(this.meta, text, layer), row, this.meta.strongest);
   }
 
   /** @type {SavedWeights["parts"]} */

@@ -192,6 +192,7 @@ interface Answers {
   cut: [CutQuestion, LiveText];
   randomLoss: [{ text: number }, number | null];
   remove: [{ text: number }, TextMeta];
+  keySteps: [StepsQuestion, RowSteps | null];
   prediction: [{ text: number; position: number }, Prediction];
   thumbs: [LayerQuestion, Thumbs];
   layerHeads: [LayerQuestion, HeadScores[]];

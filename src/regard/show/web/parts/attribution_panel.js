@@ -27,9 +27,7 @@ export class AttributionPanel {
       this.table,
       this.sum,
     );
-    this.draw = latest((fresh, /** @type {State} */ state, /** @type {Quantity} */ quantity) =>
-      this.fill(fresh, state, quantity),
-    );
+    this.draw = latest(this.fill.bind(this));
   }
 
   /**

@@ -2,6 +2,7 @@
 // A menu that saves what a view shows: the picture as SVG or PNG, printed to PDF, and its numbers.
 
 import { element, foldAway } from "../parts/dom.js";
+import { writeCsv } from "./numbers.js";
 import { printPicture, writePng } from "./output.js";
 
 /**
@@ -17,12 +18,11 @@ export function exportMenu(app, exported) {
   });
   const list = element("div", { class: "menu-list", role: "menu" });
   const menu = element("details", { class: "menu export" }, summary, list);
-  /**
-   * @param {string} kind
-   * @param {string} about
-   * @param {() => Promise<void>} act
-   */
-  const offer = (kind, about, act) => {
+  const offer = (
+    /** @type {string} */ kind,
+    /** @type {string} */ about,
+    /** @type {() => Promise<void>} */ act,
+  ) => {
     const button = element("button", { type: "button", role: "menuitem", class: "plain" }, kind, " ");
     button.append(element("span", { class: "quiet", text: about }));
     button.addEventListener("click", async () => {
@@ -35,19 +35,19 @@ export function exportMenu(app, exported) {
     });
     list.append(button);
   };
-  /**
-   * @param {string} kind
-   * @param {string} about
-   * @param {() => Promise<Blob>} make
-   */
-  const offerFile = (kind, about, make) =>
-    offer(kind, about, async () => download(await make(), `${exported.name()}.${kind.toLowerCase()}`));
+  const offerFile = (
+    /** @type {string} */ kind,
+    /** @type {string} */ about,
+    /** @type {() => Promise<Blob>} */ make,
+  ) => offer(kind, about, async () => download(await make(), `${exported.name()}.${kind.toLowerCase()}`));
   const print = async () => printPicture(await exported.picture(), exported.name());
   const svg = async () => new Blob([(await exported.picture()).svg], { type: "image/svg+xml" });
   offer("Print to PDF", "vectors and text", print);
   offerFile("SVG", "vectors and text", svg);
   offerFile("PNG", "pixels", async () => writePng(await exported.picture()));
-  for (const [kind, make] of Object.entries(exported.numbers ?? {})) offerFile(kind, "numbers in view", make);
+  const { table, files } = exported;
+  if (table) offerFile("CSV", "numbers in view", async () => writeCsv(await table()));
+  for (const [kind, make] of Object.entries(files ?? {})) offerFile(kind, "numbers in view", make);
   foldAway(menu);
   return menu;
 }

@@ -3,7 +3,7 @@
 
 /**
  * A table as CSV: each row is a list of numbers and texts.
- * @param {(string | number | null)[][]} rows
+ * @param {TableRow[]} rows
  */
 export function writeCsv(rows) {
   const lines = rows.map((cells) =>

@@ -38,9 +38,13 @@ interface Exported {
   /** Of the file, without its ending. */
   name(): string;
   picture(): Promise<Picture>;
-  /** Files of numbers, by their endings in capitals. */
-  numbers?: Record<string, () => Promise<Blob>>;
+  /** The numbers in view, for a CSV file: rows, of which the first has their names. */
+  table?(): TableRow[] | Promise<TableRow[]>;
+  /** Other files of numbers, by their endings in capitals. */
+  files?: Record<string, () => Promise<Blob>>;
 }
+
+type TableRow = (string | number | null)[];
 
 /** A canvas that writes SVG. */
 type SvgDrawing = import("./svg_drawing.js").SvgDrawing;

@@ -62,24 +62,18 @@ export class SvgDrawing {
     Object.assign(this, saved.state, { clips: saved.clips });
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["translate"]} */
   translate(x, y) {
     this.transform([1, 0, 0, 1, x, y]);
   }
 
-  /** @param {number} angle */
+  /** @type {CanvasRenderingContext2D["rotate"]} */
   rotate(angle) {
     const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
     this.transform([cos, sin, -sin, cos, 0, 0]);
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["scale"]} */
   scale(x, y) {
     this.transform([x, 0, 0, y, 0, 0]);
   }
@@ -114,30 +108,17 @@ export class SvgDrawing {
     this.extent = places.reduce(around, this.extent);
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["moveTo"]} */
   moveTo(x, y) {
     this.addSegment("M", [x, y]);
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["lineTo"]} */
   lineTo(x, y) {
     this.addSegment("L", [x, y]);
   }
 
-  /**
-   * @param {number} x1
-   * @param {number} y1
-   * @param {number} x2
-   * @param {number} y2
-   * @param {number} x
-   * @param {number} y
-   */
+  /** @type {CanvasRenderingContext2D["bezierCurveTo"]} */
   bezierCurveTo(x1, y1, x2, y2, x, y) {
     this.addSegment("C", [x1, y1], [x2, y2], [x, y]);
   }
@@ -146,12 +127,7 @@ export class SvgDrawing {
     this.addSegment("Z");
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   * @param {number} w
-   * @param {number} h
-   */
+  /** @type {CanvasRenderingContext2D["rect"]} */
   rect(x, y, w, h) {
     this.moveTo(x, y);
     this.lineTo(x + w, y);
@@ -192,12 +168,7 @@ export class SvgDrawing {
     this.see({ left: left - half, top: top - half, right: right + half, bottom: bottom + half });
   }
 
-  /**
-   * @param {number} x
-   * @param {number} y
-   * @param {number} w
-   * @param {number} h
-   */
+  /** @type {CanvasRenderingContext2D["fillRect"]} */
   fillRect(x, y, w, h) {
     this.beginPath();
     this.rect(x, y, w, h);
@@ -205,11 +176,27 @@ export class SvgDrawing {
   }
 
   /**
-   * @param {number} x
-   * @param {number} y
-   * @param {number} w
-   * @param {number} h
+   * A rectangle with round corners, in the picture's own pixels: filled, or stroked with a line.
+   * @param {{ x: number, y: number, width: number, height: number }} box
+   * @param {number} radius
+   * @param {string} colour
+   * @param {number} [line] its width; 0 to fill
    */
+  addRectangle({ x, y, width, height }, radius, colour, line = 0) {
+    const ink = parseColour(colour);
+    if (!ink[3]) return;
+    const round = Math.min(radius, width / 2, height / 2);
+    const attributes = {
+      ...{ x: tidy(x), y: tidy(y), width: tidy(width), height: tidy(height) },
+      rx: round < 0.5 ? null : tidy(round),
+      ...(line ? { fill: "none", ...paint("stroke", ink), "stroke-width": tidy(line) } : paint("fill", ink)),
+    };
+    const half = line / 2;
+    const box = { left: x - half, top: y - half, right: x + width + half, bottom: y + height + half };
+    this.addShape("rect", attributes, !line && isGround(ink) ? null : box);
+  }
+
+  /** @type {CanvasRenderingContext2D["strokeRect"]} */
   strokeRect(x, y, w, h) {
     this.beginPath();
     this.rect(x, y, w, h);
@@ -305,11 +292,11 @@ export class SvgDrawing {
    * A shape of SVG whose points are the picture's, unlike those of a path.
    * @param {string} name
    * @param {Record<string, string | number | null>} attributes
-   * @param {Rectangle} box that it takes
+   * @param {Rectangle | null} box that it takes; null if there is nothing to see of it
    */
   addShape(name, attributes, box) {
     this.lines.push(`<${name}${listed(attributes)}/>`);
-    this.see(box);
+    if (box) this.see(box);
   }
 
   /**

@@ -38,6 +38,15 @@ export function textWords(app, title, text) {
 }
 
 /**
+ * The words of a figure that is about no text.
+ * @param {string} heading
+ * @returns {FigureWords}
+ */
+export function titleOnly(heading) {
+  return { heading, lines: [], notes: [], warning: "" };
+}
+
+/**
  * @param {Meta} meta
  * @param {number} text
  */

@@ -31,9 +31,7 @@ export class RunBanner {
     this.box = element("section", { class: "run-banner", "aria-label": "Edited run", hidden: true });
     this.box.append(this.line, this.changes);
     this.shown = "";
-    this.compare = latest((fresh, /** @type {number} */ text, /** @type {number} */ position) =>
-      this.fillLikely(fresh, text, position),
-    );
+    this.compare = latest(this.fillLikely.bind(this));
     app.runs.on(() => this.draw());
     addEventListener("regard-compared", () => this.draw());
   }

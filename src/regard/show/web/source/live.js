@@ -66,6 +66,8 @@ export function withModel(source, ask, losses) {
       if (text < stored) return file.thumbs(text, layer);
       return once(thumbs, `${text} ${layer}`, () => ask("thumbs", { text, layer }));
     },
+    /** @type {Source["keySteps"]} */
+    keySteps: (text, layer, head, row) => ask("keySteps", { text, layer, head, row }),
     /** @type {Source["prediction"]} */
     prediction: (text, position) =>
       text < stored ? file.prediction(text, position) : ask("prediction", { text, position }),

@@ -1,6 +1,8 @@
 // @ts-check
 // Which row the Steps view explains and which of its keys it shows, as functions of the state.
 
+import { visible } from "../data/tokens.js";
+
 /**
  * The row that is explained: the chosen one, or one that says something.
  * @param {Pick<State, "row" | "example">} state
@@ -31,6 +33,25 @@ export function shownKeys(keys, strongest, position) {
  */
 export function hiddenWeight(work, shown) {
   return Math.max(0, work.sum - shown.reduce((sum, key) => sum + key.weight, 0));
+}
+
+/**
+ * Every key that was computed, with its numbers, as a table.
+ * @param {FoundSteps | null} found
+ * @returns {TableRow[]}
+ */
+export function keyRows(found) {
+  if (!found) throw new Error("there is no row to export yet");
+  const columns = /** @type {const} */ (["score", "scaled", "capped", "added", "weight"]);
+  return [
+    ["position", "token", "visible", ...columns],
+    ...found.work.keys.map((key) => [
+      key.key,
+      visible(found.key(key.key)),
+      key.visible ? 1 : 0,
+      ...columns.map((name) => key[name]),
+    ]),
+  ];
 }
 
 /**

@@ -9,20 +9,19 @@ import { layerOf } from "../data/layers.js";
 import { labelAt, short, tokenAt } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { edgeStrip } from "./edge_strip.js";
-import { stepsExports } from "./exports.js";
-import { exampleSteps, explainedRow, hiddenWeight, shownKeys, stageOptions } from "./selection.js";
+import { viewFigure } from "../picture/figure.js";
+import { headWords, titleOnly } from "../picture/words.js";
+import { PageView } from "../view.js";
+import { exampleSteps, explainedRow, hiddenWeight, keyRows, shownKeys, stageOptions } from "./selection.js";
 import { stepList } from "./step_list.js";
 
 const SHOWN = [1, 2, 3, 4, 6, 8, 12]; // strongest keys, besides the first and the query's own
 
-export class StepsView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class StepsView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.strongest = 4; // keys that are shown
     /** @type {FoundSteps | null} */
     this.found = null;
@@ -39,19 +38,33 @@ export class StepsView {
     this.look = latest((fresh) => this.find(fresh));
     this.page.addEventListener("pointerover", (event) => this.light(event));
     this.page.addEventListener("pointerleave", (event) => this.light(event));
-    this.controls.bar.append(exportMenu(app, stepsExports(app, this)));
+    const save = exportMenu(app, {
+      name: () => {
+        const { example, layer, head } = this.state;
+        return `${example ? "example" : `layer-${layer}-head-${head}`}-row-${this.row}`;
+      },
+      picture: async () => viewFigure([this.page], await this.paperWords()),
+      table: () => keyRows(this.found),
+    });
+    this.controls.bar.append(save);
     const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Steps" };
     root.append(this.controls.bar, element("div", scroll, this.page));
   }
 
   /** How many rows there are. */
   get count() {
-    const { app, state } = this;
-    return state.example ? app.meta.example.tokens.length : layerOf(app.meta, state.text, state.layer).rows;
+    return this.state.example ? this.app.meta.example.tokens.length : this.captured.rows;
   }
 
   get row() {
     return explainedRow(this.state, this.count, this.app.meta.texts[this.state.text].telling);
+  }
+
+  /** The words of a figure; notes are on the page itself. */
+  async paperWords() {
+    const { text, layer, head, example } = this.state;
+    if (example) return titleOnly("Attention, step by step");
+    return { ...(await headWords(this.app, { text, layer, head })), notes: [] };
   }
 
   /** @param {State} state */
@@ -61,22 +74,21 @@ export class StepsView {
     this.look();
   }
 
-  hide() {}
-
   /** @param {() => boolean} fresh */
   async find(fresh) {
     const { app, state, row } = this;
     if (!this.found) this.page.replaceChildren(empty("Computing the steps…"));
+    const { example } = app.meta;
+    const all = state.example ? [exampleSteps(example, state.example, row)] : modelSteps(app, state, row);
     try {
-      const found = state.example
-        ? exampleSteps(app.meta.example, state.example, row)
-        : await modelSteps(app, state, row);
-      if (fresh()) this.found = found;
+      for await (const found of all) {
+        if (!fresh()) return;
+        this.found = found;
+        this.draw();
+      }
     } catch (error) {
       if (fresh()) this.page.replaceChildren(empty(error.message));
-      return;
     }
-    if (fresh()) this.draw();
   }
 
   draw() {
@@ -116,27 +128,27 @@ function noSteps(layers, { key, recurrence }) {
 }
 
 /**
- * A row of the model's computation.
+ * A row of the model's computation; up to the weights first, where the values take a while.
  * @param {App} app
  * @param {State} state
  * @param {number} row
- * @returns {Promise<FoundSteps>}
+ * @returns {AsyncGenerator<FoundSteps>}
  */
-async function modelSteps(app, { text, layer: key, head }, row) {
+async function* modelSteps(app, { text, layer: key, head }, row) {
   const layer = layerOf(app.meta, text, key);
   if (layer.recurrence) throw new Error(noSteps(app.meta.texts[text].layers, layer));
-  const [work, weights] = await Promise.all([
-    app.source.steps(text, key, head, row),
-    app.source.row(text, key, head, row),
-  ]);
-  return {
-    work,
+  const { keySteps, steps, row: ask } = app.source;
+  const at = /** @type {const} */ ([text, key, head, row]);
+  const [first, weights] = await Promise.all([(keySteps ?? steps)(...at), ask(...at)]);
+  const around = {
     layer,
     name: tokenAt(app.meta, text, layer, "queries", row),
-    key: (j) => tokenAt(app.meta, text, layer, "keys", j),
+    key: (/** @type {number} */ j) => tokenAt(app.meta, text, layer, "keys", j),
     example: null,
     sum: weights.reduce((total, w) => total + w, 0),
   };
+  if (first) yield { ...around, work: first, isPending: Boolean(keySteps) };
+  if (keySteps) yield { ...around, work: await steps(...at) };
 }
 
 /**

@@ -87,3 +87,20 @@ export function excerptOf({ tokens, positions, query, keys }) {
     weight: weights.get(place) ?? null,
   }));
 }
+
+/**
+ * All scores of every head, as a table.
+ * @param {Survey} survey
+ * @returns {TableRow[]}
+ */
+export function surveyRows({ names, heads }) {
+  return [
+    ["layer", "head", "label", ...names],
+    ...heads.map(({ layer, head, label, scores }) => [
+      layer,
+      head,
+      label ?? "",
+      ...names.map((name) => scores[name] ?? null),
+    ]),
+  ];
+}

@@ -8,21 +8,29 @@ import { element } from "../parts/dom.js";
 import { count, score, some } from "../data/format.js";
 import { inListOrder, scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
-import { surveyExports } from "./exports.js";
+import { viewFigure } from "../picture/figure.js";
+import { titleOnly } from "../picture/words.js";
+import { PageView } from "../view.js";
 import { HeadPanel } from "./head_panel.js";
-import { axisEnd, chosenRow, chosenScores, pointsOf } from "./rows.js";
+import { axisEnd, chosenRow, chosenScores, pointsOf, surveyRows } from "./rows.js";
 import { Scatter } from "./scatter.js";
 
-export class SurveyView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
+export class SurveyView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.survey = /** @type {Survey} */ (app.meta.survey); // there is no such view without one
     this.across = select("Horizontal score", (surveyAcross) => app.set({ surveyAcross }));
     this.up = select("Vertical score", (surveyUp) => app.set({ surveyUp }));
-    const save = exportMenu(app, surveyExports(this));
+    const save = exportMenu(app, {
+      name: () => `survey-${this.names.across}-${this.names.up}`,
+      picture: async () => {
+        const titles = [this.names.across, this.names.up].map(scoreTitle).join(" and ");
+        return viewFigure([this.column], titleOnly(`${this.survey.model || "Survey"}: ${titles}`));
+      },
+      table: () => surveyRows(this.survey),
+    });
     const controls = element("div", { class: "bar-of-choices" }, this.across, this.up, save);
     this.lead = element("p", { class: "lead" });
     this.about = element("p", { class: "note" });
@@ -97,8 +105,6 @@ export class SurveyView {
     });
     if (row) this.panel.show(row);
   }
-
-  hide() {}
 }
 
 /**

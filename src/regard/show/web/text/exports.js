@@ -4,7 +4,6 @@
 import { makeScale } from "../parts/colours.js";
 import { quantityTitle, spell } from "../data/quantity.js";
 import { visible } from "../data/tokens.js";
-import { writeCsv } from "../picture/numbers.js";
 import { viewFigure } from "../picture/figure.js";
 import { headWords, textWords } from "../picture/words.js";
 import { scopeName } from "./scope.js";
@@ -22,7 +21,7 @@ export function textExports(app, view) {
   return {
     name: () => `text-${view.state.text}${view.shaded ? `-token-${view.shaded.token}` : ""}`,
     picture: () => textFigure(app, view),
-    numbers: { CSV: async () => textCsv(view) },
+    table: () => weightRows(view),
   };
 }
 
@@ -69,12 +68,15 @@ function barOf({ top, signed }, { scale }, quantity) {
   };
 }
 
-/** @param {TextOnPaper} view */
-function textCsv({ shaded, written, quantity }) {
+/**
+ * @param {TextOnPaper} view
+ * @returns {TableRow[]}
+ */
+function weightRows({ shaded, written, quantity }) {
   if (!shaded) throw new Error("select a token first");
   const { weights, from } = shaded;
-  return writeCsv([
+  return [
     ["position", "token", quantityTitle(quantity).toLowerCase()],
     ...Array.from(weights, (weight, n) => [n + from, visible(written.tokens[n + from] ?? ""), weight]),
-  ]);
+  ];
 }

@@ -20,9 +20,7 @@ export class TextPredictions {
     const head = element("div", { class: "predictions-head" }, this.title, this.sentence, this.mean);
     this.box.append(head, this.lists);
     this.shown = "";
-    this.fetch = latest((fresh, /** @type {number} */ text, /** @type {number} */ position) =>
-      this.find(fresh, text, position),
-    );
+    this.fetch = latest(this.find.bind(this));
   }
 
   /**

@@ -112,11 +112,8 @@ function namedHeads(history, top) {
  * @returns {ChartData}
  */
 export function scoreChart({ steps, history, chosen: { layer, head }, name, title, top, say, mark }) {
-  /**
-   * @param {number} y
-   * @param {number} x
-   */
-  const curve = (y, x) => overRun(steps, (at) => history.heads[at][y][x]);
+  const curve = (/** @type {number} */ y, /** @type {number} */ x) =>
+    overRun(steps, (at) => history.heads[at][y][x]);
   /** @type {(y: number, x: number, look: { kind: string, name?: string }) => ChartSeries} */
   const headCurve = (y, x, look) => ({
     ...look,
@@ -169,4 +166,22 @@ export function lossChart({ steps, loss, validation }, mark) {
       { name: "validation", kind: "own", points: judged },
     ],
   };
+}
+
+/**
+ * A score of every head at every step, as a table.
+ * @param {number[]} steps
+ * @param {ScoreHistory} history
+ * @returns {TableRow[]}
+ */
+export function historyRows(steps, history) {
+  const heads = history.heads[0].flatMap((row, layer) => row.map((_, head) => ({ layer, head })));
+  return [
+    ["step", "uniform", ...heads.map(({ layer, head }) => `${layer}.${head}`)],
+    ...steps.map((step, at) => [
+      step,
+      history.null[at],
+      ...heads.map(({ layer, head }) => history.heads[at][layer][head]),
+    ]),
+  ];
 }

@@ -9,21 +9,28 @@ import { briefScore, count, score } from "../data/format.js";
 import { headTable } from "../parts/head_table.js";
 import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
-import { timeExports } from "./exports.js";
-import { chosenRunHead, highestHead, historyTop, lossChart, scoreChart, scoreNames } from "./curves.js";
+import { viewFigure } from "../picture/figure.js";
+import { titleOnly } from "../picture/words.js";
+import { PageView } from "../view.js";
+import {
+  chosenRunHead,
+  highestHead,
+  historyRows,
+  historyTop,
+  lossChart,
+  scoreChart,
+  scoreNames,
+} from "./curves.js";
 
 /** @type {Record<string, string>} */
 const ON = { text: "validation text", repeats: "repeated random tokens", batch: "training batches" };
 const TEMPO = 700; // milliseconds at each step while it plays
 
-export class TimeView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class TimeView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.run = /** @type {TrainingRun} */ (app.meta.time); // there is no such view without one
     /** @type {ReturnType<typeof setInterval> | undefined} */
     this.timer = 0;
@@ -34,7 +41,12 @@ export class TimeView {
     this.which = select("Score", (value) => app.set({ score: value }));
     this.slider = slider("Step", (step) => app.set({ trainingStep: step }), count);
     this.play = element("button", { class: "button", type: "button", text: "Play" });
-    const save = exportMenu(app, timeExports(app, this));
+    const heading = () => `${this.run.name || app.meta.model}: ${scoreTitle(this.name)} over training`;
+    const save = exportMenu(app, {
+      name: () => `training-${this.name}`,
+      picture: async () => viewFigure([this.column], titleOnly(heading())),
+      table: () => historyRows(this.run.steps, this.scores[this.name]),
+    });
     const parts = [this.slider, this.play, this.on, this.which, save];
     const controls = element("div", { class: "bar-of-choices" }, ...parts);
     this.column = element("div", { class: "column" });

@@ -3,6 +3,7 @@
 
 import { last } from "../data/arrays.js";
 import { bytes, count, milliseconds } from "../data/format.js";
+import { plainToken } from "./prompt.js";
 
 /** @typedef {"computed" | "keys_read"} Measured */
 
@@ -158,4 +159,25 @@ export function timeChart(steps) {
       { name: "with", kind: "own", points: points("cached") },
     ].filter((series) => series.points.some(([, time]) => time !== null)),
   };
+}
+
+/**
+ * What was measured for every generated token, as a table.
+ * @param {GenerationStep[]} steps
+ * @returns {TableRow[]}
+ */
+export function stepRows(steps) {
+  if (!steps.length) throw new Error("generate some tokens first");
+  const measured = /** @type {const} */ (["seconds", "computed", "keys_read"]);
+  const names = measured.flatMap((name) => [`${name}_with_cache`, `${name}_without`]);
+  return [
+    ["position", "token", ...names, "cache_bytes", "logit_difference"],
+    ...steps.map((step) => [
+      step.position,
+      plainToken(step.token),
+      ...measured.flatMap((name) => [step[name].cached, step[name].recomputed]),
+      step.cache_bytes,
+      step.difference,
+    ]),
+  ];
 }

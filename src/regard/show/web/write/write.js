@@ -5,10 +5,11 @@
 import { element } from "../parts/dom.js";
 import { some } from "../data/format.js";
 import { exportMenu } from "../picture/menu.js";
-import { writeExports } from "./exports.js";
+import { viewFigure } from "../picture/figure.js";
+import { textWords } from "../picture/words.js";
 import { GenerationFigures } from "./figures.js";
 import { GeneratedText } from "./generated_text.js";
-import { savings } from "./measurements.js";
+import { savings, stepRows } from "./measurements.js";
 import { openingSentence } from "./prompt.js";
 
 const TOKENS = 24;
@@ -41,7 +42,11 @@ export class WriteView {
     this.said = element("p", { class: "note", role: "status" });
     this.figures = new GenerationFigures();
     this.opening = new GeneratedText(app);
-    const save = exportMenu(app, writeExports(app, this));
+    const save = exportMenu(app, {
+      name: () => "generation",
+      picture: async () => viewFigure([this.figures.box], textWords(app, "the KV cache", app.state.text)),
+      table: () => stepRows(this.steps),
+    });
     const top = element("div", { class: "write-top" }, this.lead, save);
     this.figures.written.after(this.opening.box);
     const parts = [top, this.form.box, this.said, this.figures.box];

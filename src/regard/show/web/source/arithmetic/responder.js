@@ -115,9 +115,11 @@ function nextTask() {
 
 /**
  * The buffers of an answer's arrays, which are moved instead of copied: an answer is always made for its question.
- * @param {object} answer
+ * @param {object | null} answer
  */
 function buffersOf(answer) {
-  const arrays = ArrayBuffer.isView(answer) ? [answer] : Object.values(answer).filter(ArrayBuffer.isView);
+  const arrays = ArrayBuffer.isView(answer)
+    ? [answer]
+    : Object.values(answer ?? {}).filter(ArrayBuffer.isView);
   return arrays.map(({ buffer }) => buffer);
 }

@@ -19,12 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.learn.exercise import one_line
+from regard.learn.hints.trial_run import Assignment, Key, Program, TrialRun, load, run_trial, targets_of
+from regard.learn.judges.tables.relations import describe_relation
 from regard.learn.lesson import Trial
-from regard.learn.trial_run import Assignment, Key, Program, TrialRun, load, run_trial, targets_of
 
 TOLERANCE = 1e-5
 # What a test of the learner's answers in the end: it is right by chance, whatever the lines before it do.
 CONSTANT = re.compile(r"return (True|False|None)")
+GENERAL_DIFFERENCE = "is the first value that differs from the solution's on this input"
 MOST = 6  # lines that are followed, one after another
 
 
@@ -41,16 +44,16 @@ class LineDifference(NamedTuple):
     right: str
     raised: bool = False
     after: bool = False
+    step: str = ""  # the right line in the solution's names, if `right` is in others
 
 
-def find_first_difference(
-    task: str, trial: Trial, module: ModuleType, solution: str
-) -> LineDifference | None:
-    """Return where the learner's `task` first differs from that of the solution; None if it cannot be told.
+def find_differences(task: str, trial: Trial, module: ModuleType, solution: str) -> list[LineDifference]:
+    """Return where the learner's `task` differs from that of the solution, in order; [] if it cannot be told.
 
     The line to write is put into the learner's program and run, and so is what differs next. Only if this
-    leads to the solution's result, and never to a new error, the line is returned: a learner may have divided
-    the work otherwise, and then a line of the solution has no place in it.
+    leads to the solution's result, and never to a new error, the lines are returned: a learner may have
+    divided the work otherwise, and then a line of the solution has no place in it. The numbers of the lines
+    are those of the learner's file.
 
     Arguments:
         task: the name of a function or class, in both programs.
@@ -62,7 +65,9 @@ def find_first_difference(
     with open(path, encoding="utf-8") as file:
         mine = Program(file.read(), path, vars(module))
     right = load(solution, "<solution>")
-    first, had_error = None, True
+    differences: list[LineDifference] = []
+    inserted: list[int] = []  # after which lines, in their order
+    had_error = True
     # fork_rng: the judges' random state stays as it was.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -71,20 +76,48 @@ def find_first_difference(
             expected = run_trial(right, task, trial, own.state)
             # A yes or no may be right by chance, and a module has attributes beside its result.
             is_telling = trial.init is None and isinstance(expected.result, Tensor | tuple)
-            if own.error is None and _agree(own.result, expected.result) and (first or is_telling):
-                return first
+            if (
+                own.error is None
+                and values_agree(own.result, expected.result)
+                and (differences or is_telling)
+            ):
+                return differences
             if own.error is not None and not had_error:
-                return None
+                return []
             # The solution's line reads a name that this code does not have: only what is wrong can be said.
-            if first and isinstance(own.error, NameError):
-                return first._replace(right="") if "should be" in first.said else None
+            if differences and isinstance(own.error, NameError):
+                first = differences[0]._replace(right="")
+                return [first] if "should be" in first.said else []
             had_error = own.error is not None
             difference = _compare(_Runs(own, expected, right, mine), own.error, mine)
             if difference is None or CONSTANT.fullmatch(difference.right):
-                return None
-            first = first or difference
+                return []
+            difference = _with_whole_loop(difference, mine)
             mine = mine.with_line(difference.line, difference.right, difference.after)
-    return None
+            differences.append(difference._replace(line=_original_line(difference.line, inserted)))
+            if difference.after:
+                inserted.append(difference.line)
+    return []
+
+
+def _original_line(number: int, inserted: list[int]) -> int:
+    """The number that a line had before lines were inserted, each after another line."""
+    for line in reversed(inserted):
+        number -= number > line
+    return number
+
+
+def _with_whole_loop(difference: LineDifference, mine: Program) -> LineDifference:
+    """The difference, of a loop that fills a tensor number by number, at the loop: it is what to replace."""
+    for loop in ast.walk(ast.parse(mine.text)):
+        if not isinstance(loop, ast.For) or difference.after or "[" in difference.right.partition("=")[0]:
+            continue
+        inner = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
+        fills = all(isinstance(getattr(node, "targets", [None])[0], ast.Subscript) for node in inner)
+        # The outermost loop comes first.
+        if fills and any(node.lineno == difference.line for node in inner):
+            return difference._replace(line=loop.lineno)
+    return difference
 
 
 class _Runs:
@@ -101,7 +134,7 @@ class _Runs:
 
     def replaced(self, assignment: Assignment, match: Assignment, said: str) -> LineDifference:
         """The difference that a line is which should be another."""
-        line = _line(match.statement, self.solution)
+        line = line_of(match.statement, self.solution)
         return LineDifference(assignment.statement.lineno, assignment.name, said, line)
 
     def lone_expression(self, match: Assignment) -> ast.Expr | None:
@@ -114,7 +147,7 @@ class _Runs:
 
     def before_the_first(self, first: Assignment, match: Assignment) -> LineDifference:
         """The difference that a line is which should stand before the first one of a function."""
-        both = f"{_line(match.statement, self.solution)}; {_line(first.statement, self.mine)}"
+        both = f"{line_of(match.statement, self.solution)}; {line_of(first.statement, self.mine)}"
         said = f"{match.function} needs a line before this one"
         return LineDifference(first.statement.lineno, match.name, said, both)
 
@@ -124,7 +157,7 @@ class _Runs:
         if match.name.endswith("()"):
             said = f"the call {match.name.removesuffix('()')}(…) is missing"
         if lone := self.lone_expression(match):
-            return LineDifference(lone.lineno, match.name, said, _line(match.statement, self.solution))
+            return LineDifference(lone.lineno, match.name, said, line_of(match.statement, self.solution))
         # A line that does a part of it, such as `q = rotate(q)` for both q and k, is the one to replace.
         for name in targets_of(match.statement):
             number = _position(self.expected_by_key[match.function, name], match.statement)
@@ -136,7 +169,7 @@ class _Runs:
             number = _position(self.expected_by_key[previous.key], previous.statement) or 0
             made = self.own_by_key[previous.key]
             if number < len(made):
-                line = _line(match.statement, self.solution)
+                line = line_of(match.statement, self.solution)
                 return LineDifference(made[number].statement.lineno, match.name, said, line, after=True)
         return None
 
@@ -157,9 +190,9 @@ def _compare(runs: _Runs, error: Exception | None, mine: Program) -> LineDiffere
         if error is None and matches and len(made) != len(matches):
             if number < len(matches) and _is_same(assignment.statement, matches[number].statement):
                 continue
-            if number + 1 < len(made) or not _describe(assignment, matches[-1].value):
+            if number + 1 < len(made) or not describe_difference(assignment, matches[-1].value):
                 continue
-            if number < len(matches) and not _describe(assignment, matches[number].value):
+            if number < len(matches) and not describe_difference(assignment, matches[number].value):
                 return runs.missing(matches[number + 1])
             number = len(matches) - 1
         if number >= len(matches):
@@ -167,7 +200,7 @@ def _compare(runs: _Runs, error: Exception | None, mine: Program) -> LineDiffere
         match = matches[number]
         # A line that is the solution's own is not to blame for what it was given.
         if not _is_same(assignment.statement, match.statement) and (
-            said := _describe(assignment, match.value)
+            said := describe_difference(assignment, match.value)
         ):
             return runs.replaced(assignment, _beside(runs, assignment, match, counts), said)
     if error is None:
@@ -246,8 +279,8 @@ def _is_same(mine: ast.stmt, right: ast.stmt) -> bool:
     return ast.dump(mine) == ast.dump(right)
 
 
-def _describe(assignment: Assignment, expected: Any) -> str:
-    """Say how a value differs from the expected one; "" if it does not."""
+def describe_difference(assignment: Assignment, expected: Any) -> str:
+    """Return how a value differs from the expected one; "" if it does not."""
     value = assignment.value
     name = "what it returns" if assignment.name == "return" else f"`{assignment.name}`"
     if isinstance(expected, Tensor) and isinstance(value, Tensor):
@@ -255,13 +288,19 @@ def _describe(assignment: Assignment, expected: Any) -> str:
             return f"{name} is {tuple(value.shape)} and should be {tuple(expected.shape)}"
         if expected.dtype == torch.bool and value.dtype != torch.bool:
             return f"{name} holds numbers and should hold True and False"
-    if _agree(value, expected):
+    if values_agree(value, expected):
         return ""
     if isinstance(expected, Tensor) != isinstance(value, Tensor):
         return f"{name} is {_kind(value)} and should be {_kind(expected)}"
     if isinstance(expected, int | float | nn.Linear):
         return f"{name} is {value!r:.70} and should be {expected!r:.70}"
-    return f"{name} is the first value that differs from the solution's on this input"
+    if isinstance(expected, Tensor) and expected.dtype == torch.bool and expected.ndim > 1:
+        *_, row, column = (value != expected).nonzero()[0].tolist()
+        is_true = bool(value[tuple((value != expected).nonzero()[0])])
+        return f"{name} is {is_true} in row {row}, column {column}, and should be {not is_true}"
+    if isinstance(expected, Tensor) and (relation := describe_relation(value, expected)):
+        return f"{name} {relation}"
+    return f"{name} {GENERAL_DIFFERENCE}"
 
 
 def _kind(value: Any) -> str:
@@ -272,8 +311,8 @@ def _kind(value: Any) -> str:
     return "a tensor" if isinstance(value, Tensor) else f"{value!r:.70}"
 
 
-def _agree(value: Any, expected: Any) -> bool:
-    """Whether two values are the same, up to rounding; kinds that cannot be compared count as the same."""
+def values_agree(value: Any, expected: Any) -> bool:
+    """Return whether two values are the same, up to rounding; of kinds that cannot be compared they are."""
     if isinstance(expected, Tensor) and isinstance(value, Tensor):
         same = value.shape == expected.shape and (expected.dtype != torch.bool or value.dtype == torch.bool)
         return same and torch.allclose(
@@ -285,7 +324,7 @@ def _agree(value: Any, expected: Any) -> bool:
         return value.weight.shape == expected.weight.shape  # with or without a bias
     if isinstance(expected, tuple) and isinstance(value, tuple):
         pairs = zip(value, expected, strict=False)
-        return len(value) == len(expected) and all(_agree(a, b) for a, b in pairs)
+        return len(value) == len(expected) and all(values_agree(a, b) for a, b in pairs)
     if isinstance(expected, nn.Module) and isinstance(value, nn.Module):
         return repr(value) == repr(expected)
     if (
@@ -317,12 +356,11 @@ def _find_raising(
                 matches = runs.expected_by_key[function, name]
                 number = min(counts[function, name] + 1, len(matches))
                 if number and not _is_same(statement, matches[number - 1].statement):
-                    right = _line(matches[number - 1].statement, runs.solution)
+                    right = line_of(matches[number - 1].statement, runs.solution)
                     return LineDifference(line, name, "", right, raised=True)
     return None
 
 
-def _line(statement: ast.stmt, program: Program) -> str:
-    """The text of a statement, on one line and without its comment."""
-    lines = (ast.get_source_segment(program.text, statement) or "").splitlines()
-    return " ".join(line.split("  #")[0].strip() for line in lines)
+def line_of(statement: ast.stmt, program: Program) -> str:
+    """Return the text of a statement, on one line and without its comment."""
+    return one_line(ast.get_source_segment(program.text, statement) or "")

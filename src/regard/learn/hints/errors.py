@@ -1,8 +1,13 @@
-"""Hints for errors of Python and PyTorch that learners meet, by what the error says."""
+"""Errors of Python and PyTorch that learners meet: in a sentence, and with a hint by what the error says."""
 
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
+
+# An error of the learner's code in a message, with the number of its line (see `describe_error`).
+ERROR = re.compile(r"^line (\d+), .*(Error|Exception|Warning): |^\w+Error: ", re.DOTALL)
 
 # A line that multiplies tensors of different shapes number by number.
 STAR_ERROR = re.compile(r"line \d+, .*[\w)\]] \* [\w(].*must match the size")
@@ -95,7 +100,49 @@ PARTICULAR: tuple[tuple[str, str], ...] = (
         "write .reshape",
     ),
     (r"'Linear' object has no attribute", "a module is no tensor: its numbers are in .weight"),
+    (
+        r"does not broadcast with previously seen",
+        "one letter stands for axes of different sizes: is a tensor split or transposed in another order?",
+    ),
     (r"einsum\(\)", 'give every axis a letter: torch.einsum("bhtd,bhsd->bhts", q, k)'),
+    (
+        r"<locals>\.\w+\(\) takes 2 positional arguments but 3",
+        "register_forward_pre_hook calls a hook with (module, inputs), before the module runs; "
+        "register_forward_hook calls it with the output, too",
+    ),
+    (
+        r"must be Tensor, not tuple|'tuple' object has no attribute",
+        "this is a tuple, several things at once: its first entry is [0], as in inputs[0]",
+    ),
+    (
+        r"(cos|sin|exp|log)\(\): argument 'input' .* must be Tensor, not (float|int)",
+        r"torch.\1 is for tensors, and this is one number: math.\1 takes one",
+    ),
+    (
+        r"embedding\(\): argument 'indices' .* must be Tensor",
+        "an embedding is asked for rows, by a tensor of whole numbers: torch.arange(T) for T positions",
+    ),
+    (
+        r"position.*IndexError: index out of range in self",
+        "this embedding has a row for each position; what it is asked for are tokens: torch.arange(T)",
+    ),
+    (
+        r"cannot assign '.*' as parameter",
+        "a parameter keeps its place, and numbers are copied into it: W.weight.copy_(numbers)",
+    ),
+    (
+        r"'Parameter' object has no attribute 'weight'",
+        "a projection was replaced by its numbers: copy them into its weight, W.weight.copy_(numbers)",
+    ),
+    (
+        r"\.transpose\(0, 1\).*(must match the size|Expected size)",
+        "axis 0 is the texts; keys are transposed in the last two axes: .transpose(-2, -1), or .mT",
+    ),
+    (
+        r"W_o\(.*shapes cannot be multiplied",
+        "W_o takes the heads side by side, d_model numbers for each token: torch.cat(heads, dim=-1), where "
+        "each head has head_dim",
+    ),
     (
         r"unexpected keyword argument|positional argument",
         "keep the arguments of the class and of forward as the lesson has them",
@@ -134,3 +181,15 @@ def find_hint(message: str) -> str:
         if found := re.search(pattern, message):
             return found.expand(hint) if "\\" in hint else hint
     return ""
+
+
+def describe_error(error: BaseException, path: Path) -> str:
+    """Return an error of the learner's code in a sentence, with the last line of the file that it passed."""
+    # By the name of the file: the frames of PyTorch and of the judge are not what the learner wrote.
+    lines = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == path.name
+    ]
+    text = (str(error).strip().splitlines() or [""])[0]
+    where = f"line {lines[-1].lineno}, {str(lines[-1].line).split('  #')[0].rstrip(':')}: " if lines else ""
+    # An error of PyTorch may print whole tensors.
+    return f"{where}{type(error).__name__}: {text}"[:400]

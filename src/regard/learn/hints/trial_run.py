@@ -42,11 +42,21 @@ class Program(NamedTuple):
 
     def with_line(self, number: int, code: str, after: bool) -> Program:
         """Return the program with a line of code in place of the statement at a line, or after it."""
-        statements = (node for node in ast.walk(ast.parse(self.text)) if isinstance(node, ast.stmt))
-        statement = next(node for node in statements if node.lineno == number)
-        lines, end = self.text.splitlines(), statement.end_lineno or number
-        lines[end if after else number - 1 : end] = [textwrap.indent(code, " " * statement.col_offset)]
-        return load("\n".join(lines) + "\n", "<followed>")
+        return load(write_line(self.text, number, code, after), "<followed>")
+
+
+def write_line(program: str, number: int, code: str, after: bool) -> str:
+    """Return a program with code in place of the statement at a line, or after it.
+
+    What is replaced leaves empty lines, so that the statements below keep their numbers.
+    """
+    statements = (node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.stmt))
+    statement = next(node for node in statements if node.lineno == number)
+    lines, end = program.splitlines(), statement.end_lineno or number
+    first = end if after else number - 1
+    written = textwrap.indent(code, " " * statement.col_offset)
+    lines[first:end] = [written, *[""] * (end - number if not after else 0)]
+    return "\n".join(lines) + "\n"
 
 
 def load(text: str, file: str) -> Program:

@@ -1,0 +1,246 @@
+"""Hints for what is wrong with a task: where to look, then the place and the reason, then the line.
+
+Each time that a learner asks, the next one is told. A line is told only if it was tried: with it in the
+learner's file the verdict is better.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+from regard.learn.exercise import marks_of, plain_solution
+from regard.learn.hints.errors import ERROR, GENERAL, STAR, STAR_ERROR
+from regard.learn.lesson import Lesson, Outcome, Task
+from regard.learn.mistakes import find_mistake
+
+if TYPE_CHECKING:
+    from regard.learn.hints.first_difference import LineDifference
+
+UNKNOWN_NAME = re.compile(r"\b(NameError|UnboundLocalError): ")
+SINGLE_STAR = re.compile(r"(?<!\*)\*(?!\*)")
+MATRIX_PRODUCT = re.compile(r"sum\(|matmul\(|mm\(")  # `einsum` and `bmm` among them
+# Code in a sentence: a call, an index, an assignment, a product.
+CODE = re.compile(r"\w\(|\w\[|=| @ | [*/] |\.mT")
+AXES = re.compile(r"\([BHTSG…][,)]|\([\w…]+, [^)]*\)")  # (B, T, d_model)
+WORD = re.compile(r"[A-Za-z]{3,}")
+
+
+class HintPlace(NamedTuple):
+    """A line of the learner's that is wrong, and whether writing the right one makes the task right."""
+
+    difference: LineDifference
+    is_all: bool
+
+
+def add_hints(outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, are_tried: bool) -> Outcome:
+    """Return an outcome that says how to fix what is wrong.
+
+    A hint that the judge has for this very mistake comes first, then the line that was found by running the
+    learner's code beside the solution, then the fix of a mistake that has a name. `are_tried` is whether
+    hints are to be told: trying lines takes the time of judging them.
+    """
+    if outcome.status != "wrong":
+        return replace(outcome, hints=tuple(filter(None, (outcome.hint, outcome.more))))
+    chains = _find_differences(task, module, lesson, are_tried)
+    differences = chains[0] if chains else []
+    # All that is wrong may have been recognised together: both signs of a turn turn it the other way round.
+    is_known = outcome.hint not in {"", *GENERAL, *task.summaries} and not ERROR.search(outcome.message)
+    if differences and task.is_quick and not outcome.mistake and not is_known:
+        outcome = _with_name(outcome, task, module, lesson, differences[0])
+    place = _find_place(outcome, task, module, lesson, chains, are_tried)
+    if place is None:
+        hint = _hint_without_line(outcome, differences)
+    else:
+        hint = _hint_with_line(outcome, task, module, place)
+    return replace(outcome, hint=hint, hints=_steps(outcome, task, lesson, place, hint))
+
+
+def _find_place(
+    outcome: Outcome,
+    task: Task,
+    module: ModuleType,
+    lesson: Lesson,
+    chains: list[list[LineDifference]],
+    are_tried: bool,
+) -> HintPlace | None:
+    """The line to name in a hint; None if none helps."""
+    with_lines = [chain for chain in chains if all(difference.right for difference in chain)]
+    # What takes minutes to judge is not judged again.
+    if not are_tried or task.reports_progress:
+        return HintPlace(with_lines[0][0], True) if with_lines else None
+    from regard.learn.hints.tried_lines import find_helping
+
+    if found := find_helping(task, module, outcome, with_lines):
+        return HintPlace(*found)
+    # A line of the learner's own, with names of its own, may still be found by what it holds.
+    steps = [] if with_lines else _find_missing_steps(task, module, lesson)
+    found = find_helping(task, module, outcome, steps)
+    return HintPlace(*found) if found else None
+
+
+def _hint_without_line(outcome: Outcome, differences: list[LineDifference]) -> str:
+    """The whole hint where no line is to be named."""
+    known = find_mistake(outcome.mistake)
+    hint = outcome.hint or (known.fix if known else "")
+    if STAR_ERROR.search(outcome.message):
+        hint = STAR if not hint or hint in GENERAL else f"{STAR}; {hint}"
+    # What is only said of a line, without another one for it, was not tried.
+    told = next((difference for difference in differences if not difference.right), None)
+    if told is not None and (not hint or hint in GENERAL):
+        hint = f"{hint and f'{hint}; '}line {told.line}: {told.said}"
+    return hint
+
+
+def _hint_with_line(outcome: Outcome, task: Task, module: ModuleType, place: HintPlace) -> str:
+    """The whole hint: a reason, and the line to write."""
+    difference = place.difference
+    write = f"{'after ' if difference.after else ''}line {difference.line}: {difference.right}"
+    # The line that raised an error may not be the one to blame, and a hint for it would mislead.
+    elsewhere = not difference.raised and outcome.hint not in task.error_hints
+    misleads = outcome.hint in GENERAL | task.summaries or (elsewhere and ERROR.search(outcome.message))
+    reason = "" if misleads or outcome.hint in difference.right else outcome.hint
+    if not outcome.mistake or difference.after:
+        reason = reason or difference.said
+    if not difference.after and _has_star_for_at(_line_of(module, difference.line), difference.right):
+        reason = STAR
+    return f"{reason.rstrip('.')}; {write}" if reason else write
+
+
+def _steps(
+    outcome: Outcome, task: Task, lesson: Lesson, place: HintPlace | None, hint: str
+) -> tuple[str, ...]:
+    """The hints in their order: what to look at, the place and the reason, and the whole."""
+    reason = "" if outcome.hint in GENERAL else _words_of(outcome.hint)
+    if place is None:
+        steps = [_look(outcome, task, lesson), reason, hint]
+    else:
+        difference = place.difference
+        mark = marks_of(lesson.solution).get(difference.step or difference.right, "")
+        steps = [_ask(difference, mark), _say_where(place, reason, mark), hint]
+    if outcome.hint in GENERAL or (ERROR.search(outcome.message) and reason):
+        steps[0] = reason or outcome.hint
+    return tuple(dict.fromkeys(step for step in (*steps, outcome.more) if step))
+
+
+def _say_where(place: HintPlace, reason: str, mark: str) -> str:
+    """The second hint: the place and the reason, without the line to write."""
+    difference = place.difference
+    where = f"{'after ' if difference.after else ''}line {difference.line}"
+    name = "" if difference.name.endswith("()") or difference.name == "return" else f"`{difference.name}`"
+    said = reason or difference.said or (mark and f"it should be: {mark}")
+    if name and not said.startswith(name):
+        where = f"{where}, {name}"
+    more = "" if place.is_all else "at least two things differ; one of them: "
+    return f"{more}{where}{said and f': {said}'}"
+
+
+def _ask(difference: LineDifference, mark: str) -> str:
+    """The first hint where a line is known: what to look at, in the learner's names."""
+    if mark and (difference.after or difference.name.endswith("()")):
+        return f"which of your lines does this: {mark}?"
+    name = "what your code returns" if difference.name == "return" else f"`{difference.name}`"
+    if AXES.search(mark):
+        return f"print {name} for a few tokens. The exercise says of it: {mark}. Is it so?"
+    if mark:
+        return f"look at {name}. The exercise says of it: {mark}. Is it so?"
+    return f"look at {name}: is it what it should be? Print it for a few tokens"
+
+
+def _look(outcome: Outcome, task: Task, lesson: Lesson) -> str:
+    """The first hint where no line is known."""
+    row = re.search(rf"^\| `{re.escape(outcome.mistake)}` \| (.*) \|$", lesson.text, flags=re.MULTILINE)
+    if outcome.mistake and row and not CODE.search(row[1]):
+        return row[1]
+    # The numbers in a lesson are those of its first task; one to predict has no lines.
+    if not task.trials or lesson.solution.find(f" {task.name}") > lesson.solution.find("\n\n\ndef ") > 0:
+        return ""
+    return (
+        f"run `{task.name}` on the numbers of 'By hand' in the lesson, and print what each of your lines "
+        "gives: which is the first that is not there?"
+    )
+
+
+def _words_of(hint: str) -> str:
+    """The part of a hint that says something in words, without the code to write."""
+    parts = re.split(r"; |: |, which |, in which |, with |, that ", hint)
+    words = [part for part in parts if WORD.search(part) and not CODE.search(part)]
+    return "; ".join(words)
+
+
+def _has_star_for_at(own: str, right: str) -> bool:
+    """Whether a line of the learner's has `*` where the right one has `@`; a sum of products is one, too."""
+    products, right_products = (len(SINGLE_STAR.findall(line)) for line in (own, right))  # a power is none
+    other = MATRIX_PRODUCT.search(own) is not None
+    return not other and own.count("@") < right.count("@") and products > right_products
+
+
+def _line_of(module: ModuleType, number: int) -> str:
+    """A line of the learner's file, without its comment."""
+    program = Path(str(module.__file__)).read_text(encoding="utf-8")
+    return program.splitlines()[number - 1].split("  #")[0].strip()
+
+
+def _find_differences(
+    task: Task, module: ModuleType, lesson: Lesson, in_every_trial: bool
+) -> list[list[LineDifference]]:
+    """Where the learner's code differs from the solution, in each of the trials in which that can be told."""
+    # Here, since it imports PyTorch, and the command that starts the worker needs none.
+    from regard.learn.hints.first_difference import find_differences
+
+    solution = plain_solution(lesson.solution)
+    found = []
+    for trial in task.trials:
+        # The learner's code may do anything, and an answer without this hint is better than none.
+        with contextlib.suppress(Exception):
+            if differences := find_differences(task.name, trial, module, solution):
+                found.append(differences)
+                if not task.is_quick and not in_every_trial:
+                    break
+    # Of several mistakes one trial may show the second, and a later trial the first.
+    return sorted(found, key=lambda differences: differences[0].line) if task.is_quick else found
+
+
+def _find_missing_steps(task: Task, module: ModuleType, lesson: Lesson) -> list[list[LineDifference]]:
+    """The steps of the solution that the learner's code does not come to, in each of the trials."""
+    from regard.learn.hints.own_names import find_missing_steps
+
+    found = []
+    for trial in task.trials:
+        with contextlib.suppress(Exception):
+            if steps := find_missing_steps(task.name, trial, module, plain_solution(lesson.solution)):
+                found.append(steps)
+    return found
+
+
+def _with_name(
+    outcome: Outcome, task: Task, module: ModuleType, lesson: Lesson, difference: LineDifference
+) -> Outcome:
+    """Return an outcome with the name of its first mistake, which a second one hides.
+
+    The first wrong line is put into the solution, where it is the only mistake, and judged there.
+    """
+    solution = plain_solution(lesson.solution)
+    if difference.after or difference.raised or solution.count(difference.right) != 1:
+        return outcome
+    own = _line_of(module, difference.line)
+    alone = ModuleType("alone")
+    alone.__file__ = module.__file__
+    # Both are the learner's lines, and what they raise has been said already.
+    with contextlib.suppress(Exception):
+        exec(solution.replace(difference.right, own), vars(alone))
+        first = task.judge(getattr(alone, task.name), alone)
+        # A line that reads other names of the learner's says nothing without the lines around it.
+        if UNKNOWN_NAME.search(first.message) and not UNKNOWN_NAME.search(outcome.message):
+            return outcome
+        if first.status == "wrong" and (first.mistake or first.hint not in task.summaries):
+            message = outcome.message
+            # Put into the solution, the line may raise the same error, there without its number.
+            if not outcome.message.endswith(first.message):
+                message = f"{first.message.rstrip('.')}. After that: {outcome.message}"
+            return replace(first, message=message)
+    return outcome
