@@ -107,7 +107,8 @@ def _traced_names(model: nn.Module) -> tuple[str, ...]:
 
 def _is_traced(module: nn.Module) -> bool:
     file = type(module).__module__
-    if isinstance(module, FUSED) or file.startswith("regard."):
+    # The stages are written out as a learner writes them, and no source of their own.
+    if isinstance(module, FUSED) or (file.startswith("regard.") and not file.startswith("regard.stages.")):
         return False
     return computes_softmax_attention(module) if file.startswith("transformers.") else not is_torchs(module)
 
