@@ -131,7 +131,7 @@ def test_a_second_mistake_does_not_hide_the_name_of_the_first(tmp_path: Path) ->
     assert outcome.hint.endswith("total = total * shrink + exponentials.sum(dim=-1)")
 
 
-@pytest.mark.parametrize("function", share(FUNCTIONS, 2), ids=lambda function: function.name)
+@pytest.mark.parametrize("function", share(FUNCTIONS, 4), ids=lambda function: function.name)
 def test_every_wrong_way_is_wrong_and_gives_numbers_of_its_own(function: FunctionTask) -> None:
     every = replace(function, wrong_ways=(WrongWay("", ""), *function.wrong_ways))
     answers = [variant.answer for variant in every.variants(function.cases())]

@@ -98,16 +98,18 @@ def test_joined_evidence_keeps_what_is_wrong_with_either_part() -> None:
     "mask", [regard.causal, regard.causal & regard.window(100), regard.padding([500, 640])]
 )
 @pytest.mark.parametrize(("G", "T"), [(4, 640), (2, 300), (1, 640)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_by_blocks_of_keys_are_the_products_of_whole_rows(
-    mask: regard.Mask, G: int, T: int, monkeypatch: pytest.MonkeyPatch
+    mask: regard.Mask, G: int, T: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_products, "BLOCK_BYTES", 1 << 17)
     monkeypatch.setattr(row_products, "KEYS_OF_SUM", 48)  # which does not divide the number of keys
     draw = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(2, h, n, 16, generator=draw) for h, n in ((4, T), (G, 640), (G, 640)))
+    q, k, v = (torch.randn(2, h, n, 16, generator=draw).to(dtype) for h, n in ((4, T), (G, 640), (G, 640)))
     m, rows = regard.attention_map(q, k, mask=mask), sampled_rows(T)
-    expected, products = multiply_rows(m.tile(rows), v), multiply_by_blocks(m, rows, v)
-    torch.testing.assert_close(products.weighted, expected.weighted)
+    expected, products = multiply_rows(m.tile(rows), v.float()), multiply_by_blocks(m, rows, v)
+    # The weights are two numbers of half precision: off by 2⁻¹⁷, far from the 2⁻⁷ that the dtype allows.
+    torch.testing.assert_close(products.weighted, expected.weighted, rtol=1e-5, atol=2e-5)
     torch.testing.assert_close(products.sums, expected.sums)
     # The sizes are those of half precision.
     torch.testing.assert_close(products.sizes, expected.sizes, rtol=0.01, atol=0.01)

@@ -14,6 +14,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from regard.maps import WeightedMap
@@ -40,8 +41,16 @@ PAGES = (".html", ".htm")
 NO_TEXT = "-"  # in a fingerprint: there was no text to hash
 
 
+BY_BYTES = "bytes:"  # before a fingerprint of tensors as bytes: captures of 0.1 hashed their numbers as JSON
+
+
 def _hash(data: Any) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _hash_tensor(x: Tensor) -> list[Any]:
+    numbers = x.to(torch.int64).contiguous().numpy()
+    return [*x.shape, hashlib.sha256(numbers.data).hexdigest()]
 
 
 def _token_id(residual: ResidualStream, name: str, token: int | str) -> int:
@@ -194,19 +203,19 @@ class Capture:
         """Return whether nothing has changed since `seal`. Text may be added where there was none."""
         if self.fingerprint is None:
             return True
-        run, text = self._fingerprint().split()
         sealed_run, _, sealed_text = self.fingerprint.partition(" ")
+        run, text = self._fingerprint(sealed_run.startswith(BY_BYTES)).split()
         return run == sealed_run and sealed_text in (text, NO_TEXT)
 
-    def _fingerprint(self) -> str:
+    def _fingerprint(self, by_bytes: bool = True) -> str:
         """Return two hashes: of what ran, and of its tokens as text."""
         tables = (self.ids, self.target_ids, self.attention_mask)
-        tokens = [None if x is None else x.tolist() for x in tables]
+        tokens = [None if x is None else _hash_tensor(x) if by_bytes else x.tolist() for x in tables]
         layers = [(x.key, x.name, x.heads, *x.shape, *(x.placement or ())) for x in self.layers]
         text = [self.tokens, self.target_tokens]
         has_text = any(x is not None for x in text)
         run = [tokens, self.boundary, layers, *self.edits]
-        return f"{_hash(run)} {_hash(text) if has_text else NO_TEXT}"
+        return f"{BY_BYTES if by_bytes else ''}{_hash(run)} {_hash(text) if has_text else NO_TEXT}"
 
     @property
     def nbytes(self) -> int:

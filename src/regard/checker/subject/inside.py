@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from regard.checker.interpretation.cases import Cases
 from regard.checker.oracle.question import Answer, Question
 from regard.checker.oracle.wiring import Wiring
 from regard.checker.subject import vocabulary
+from regard.checker.subject.call_tensors import copy_module
 from regard.checker.subject.reply import Reply
 from regard.checker.subject.subject import Subject
 
@@ -193,8 +194,10 @@ def intercept(
     from regard.checker.whole_models.call_collector import collect_calls
     from regard.recorder.attention_call import AttentionCall
 
-    module, replies = subject.runnable(question.dtype), list[Reply]()
-    assert module is not None
+    runnable, replies = subject.runnable(question.dtype), list[Reply]()
+    assert runnable is not None
+    module = copy_module(runnable)
+    choose_implementation(module)
     with _layer_numbers(module) as layers:
         try:
             heard = collect_calls(module, lambda: replies.append(subject.run(question, module=module)))
@@ -204,6 +207,18 @@ def intercept(
     if answer is None or len(heard) != 1 or not isinstance(call := heard[0][1], AttentionCall):
         return None
     return answer, call, layers
+
+
+def choose_implementation(module: nn.Module) -> None:
+    """Name an implementation in a layer of Transformers that no model has built: else none is observed.
+
+    That of gpt-oss has no SDPA, for its sinks.
+    """
+    parts = list(module.modules())
+    for part in parts if not any(hasattr(part, "sinks") for part in parts) else ():
+        config: Any = getattr(part, "config", None)
+        if getattr(config, "_attn_implementation", "") is None:
+            config._attn_implementation = "sdpa"
 
 
 def find_inside(subject: Subject, cases: Cases) -> tuple[InsideSubject, InsideWiring] | None:

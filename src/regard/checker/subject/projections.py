@@ -1,15 +1,14 @@
 """Finding a module's projections: which weights make queries, keys, values and the output.
 
-They are sought by name, then by shape: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D, bare
-parameters, one set for each head of a list, `nn.MultiheadAttention`. The results are candidates, most
-plausible first. None of them is trusted: a candidate counts only once the oracle has reproduced the module's
-numbers with it.
+They are sought by name: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D, bare parameters,
+one set for each head of a list, `nn.MultiheadAttention`. The results are candidates, most plausible first.
+None of them is trusted: a candidate counts only once the oracle has reproduced the module's numbers with
+it. What has no such names is found by its numbers, in `inside`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from regard.checker.subject import vocabulary
 
 _ROLES = ("query", "key", "value")
 _NORM = re.compile(r"(^|\.)(q|k|query|key)_?(norm|ln|layernorm|layer_norm)$")
-_ROTARY = re.compile(r"rotary|rope|rotate", re.I)
 
 
 @dataclass(frozen=True)
@@ -85,25 +83,11 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
             continue
         fused = weight.ndim == 4 and weight.shape[0] == 3  # (3, H, C, D) or (3, C, H, D)
         role = "qkv" if fused else vocabulary.projection(path)
-        if role in (None, "out") and weight.ndim == 2 and weight.shape[0] == 3 * weight.shape[1]:
-            role = "qkv"  # whatever its name, it makes three of one
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
-        if owner is not module and bias is None:
-            bias = _only_bias(owner, weight)
         if matrices := tuple(_matrices(weight, owner if layer else None, role)):
             yield _Weight(path, matrices, bias, role)
-
-
-def _only_bias(owner: nn.Module, weight: Tensor) -> Tensor | None:
-    """Return the bias of a layer that holds one weight and one vector, whatever their names.
-
-    They are `w` and `b` in the Conv1D of openai/finetune-transformer-lm.
-    """
-    own = list(owner._parameters.values())
-    vectors = [p for p in own if p is not None and p.ndim == 1]
-    return vectors[0] if len(own) == 2 and len(vectors) == 1 and vectors[0].numel() in weight.shape else None
 
 
 def _inside_norm(path: str) -> bool:
@@ -136,11 +120,7 @@ def _is_bias(path: str) -> bool:
 
 def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
     """Yield the matrices (in, out) that a weight may represent."""
-    if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        # A convolution over one position is a linear layer.
-        if math.prod(weight.shape[2:]) == 1:
-            yield weight.flatten(1).mT
-    elif weight.ndim == 4:
+    if weight.ndim == 4:
         if weight.shape[0] == 3:
             yield weight.permute(2, 0, 1, 3).flatten(1)
             yield weight.permute(1, 0, 2, 3).flatten(1)
@@ -183,10 +163,6 @@ def _candidates(
             for query, joined in separate[0]:
                 yield query, key, value, joined
         return
-    nameless = by_role.get(None, [])
-    if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection has another name
-        yield from _separate([role or _join(nameless) for role in separate])
-    yield from _one_for_several(separate)
 
 
 def _separate(
@@ -197,15 +173,6 @@ def _separate(
     for way in range(ways):
         (q, joined), (k, _), (v, _) = (role[min(way, len(role) - 1)] for role in roles)
         yield q, k, v, joined
-
-
-def _one_for_several(
-    separate: list[list[tuple[Affine, int | None]]],
-) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
-    """Use a projection that exists in place of one that is missing."""
-    existing = [role for role in separate if role]
-    if existing:
-        yield from _separate([role or existing[0] for role in separate])
 
 
 def _join(weights: list[_Weight]) -> list[tuple[Affine, int | None]]:
@@ -300,9 +267,6 @@ def _find_extras(module: nn.Module, weights: list[str]) -> dict[str, Any]:
         if (match := _NORM.search(path)) is not None:
             extras["query_norm" if match.group(2).startswith("q") else "key_norm"] = _norm_of(part)
             recognised.append(path)
-        elif path and _ROTARY.search(f"{path} {type(part).__name__}") and (rotate := _rotation(part)):
-            extras["rotate"] = rotate
-            recognised.append(path)
     # The sink logits of gpt-oss have this name.
     if isinstance(sinks := getattr(module, "sinks", None), Tensor) and sinks.ndim == 1:
         extras["sinks"] = sinks
@@ -341,24 +305,4 @@ def _positional(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in vars(module).items():
         if pattern.search(name) and not isinstance(value, nn.Module) and value is not None:
             yield name, value if isinstance(value, Tensor) else torch.zeros(())
-    for name, part in module.named_modules():
-        if name and pattern.search(name) and _rotation(part) is None:
-            yield name, torch.zeros(())
-
-
-def _rotation(part: nn.Module) -> Callable[[Tensor, int], Tensor] | None:
-    """Return a function that rotates (B, H, T, D) from a first position, if `part` is a rotary module."""
-
-    def rotate(x: Tensor, start: int) -> Tensor:
-        before = torch.zeros(*x.shape[:2], start, x.shape[-1], dtype=x.dtype)
-        rotated: Tensor = part(torch.cat([before, x], 2).double())
-        return rotated[:, :, start:].to(x.dtype)
-
-    for width in (getattr(part, "width", None), getattr(part, "dim", None), 8):
-        try:
-            probe = torch.ones(1, 1, 3, int(width), dtype=torch.float64) if width else None
-            if probe is not None and rotate(probe, 0).shape == probe.shape:
-                return rotate
-        except Exception:  # a rotary module with another interface: the oracle cannot use it
-            continue
-    return None
+    yield from ((name, torch.zeros(())) for name, _ in module.named_modules() if pattern.search(name))

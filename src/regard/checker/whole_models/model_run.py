@@ -22,6 +22,7 @@ from regard.checker.subject import vocabulary
 from regard.checker.subject.adapt import adapt, draw_weights
 from regard.checker.subject.call_tensors import in_dtype, make_values, tensors_in_result
 from regard.checker.subject.construct import build, depth_left_out, forms
+from regard.checker.subject.inside import choose_implementation
 from regard.checker.subject.source import attention_parts
 from regard.checker.subject.subject import Subject
 
@@ -102,12 +103,8 @@ def find_model(thing: Any, init: dict[str, Any], call: dict[str, Any], device: s
         module = build(thing, init) if is_class else thing
     except CheckError:
         return None  # `adapt` says what is missing
-    has_sinks = any(hasattr(part, "sinks") for part in module.modules())  # gpt-oss, which has no SDPA
-    for part in module.modules() if is_class and not has_sinks else ():
-        # A layer of Transformers that no model has built names no implementation, and none is observed then.
-        config: Any = getattr(part, "config", None)
-        if getattr(config, "_attn_implementation", "") is None:
-            config._attn_implementation = "sdpa"
+    if is_class:
+        choose_implementation(module)
     embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
     if not embeds and not _is_block(module):
         return None

@@ -201,19 +201,14 @@ def students_t(freedom: int, share: float = 0.95) -> float:
     >>> round(students_t(4, 1 - 0.05 / 24), 2)
     7.1
     """
-    p = (1 + share) / 2
-    # Closed forms: the expansion below is far off for one or two degrees of freedom.
-    if freedom == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if freedom == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    if freedom <= 30 and share > 0.95:  # the expansion below is coarse there; the angle is atan(t / √freedom)
+    # The expansion below is coarse for few degrees of freedom; the angle is atan(t / √freedom).
+    if freedom <= 30:
         low, high = 0.0, math.pi / 2
         for _ in range(100):
             angle = (low + high) / 2
             low, high = (angle, high) if _t_level(angle, freedom) < share else (low, angle)
         return math.tan(low) * math.sqrt(freedom)
-    z, n = NormalDist().inv_cdf(p), freedom  # in the expansion of Cornish and Fisher
+    z, n = NormalDist().inv_cdf((1 + share) / 2), freedom  # in the expansion of Cornish and Fisher
     return (
         z
         + (z**3 + z) / (4 * n)

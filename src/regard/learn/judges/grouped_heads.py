@@ -146,8 +146,8 @@ POOL = FunctionTask(
             GROUPS,
         ),
         *(
-            WrongWay(MEAN, f"groups[:, {at}]", said=f"only the {which} head of each group is left")
-            for at, which in ((0, "first"), (-1, "last"))
+            WrongWay(MEAN, f"groups[:, {at}", said=f"only the {which} head of each group is left")
+            for at, which in (("0]", "first"), ("-1]", "last"), ("-1] / groups.shape[1]", "last"))
         ),
         WrongWay(
             MEAN,

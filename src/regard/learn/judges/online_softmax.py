@@ -109,6 +109,14 @@ FLASH = FunctionTask(
             for total, mixed in tuple(product(OWN_SUMS, OWN_MIXES))[1:]
         ),
         WrongWay(
+            f"{EXPONENTIALS}\n{SUM}\n{MIX}",
+            f"torch.exp(scores)\n{OWN_SUMS[0]}\n{OWN_MIXES[0]}",
+            "softmax-overflow",
+            "The largest score of a block is not subtracted from its scores, and the block shrinks as if it "
+            "were.",
+            f"exponentials = {EXPONENTIALS}",
+        ),
+        WrongWay(
             "highest = new_highest",
             "highest = torch.where(highest.isinf(), new_highest, highest)",
             "block-not-rescaled",

@@ -201,6 +201,11 @@ SELECTED = FunctionTask(
             said="`lse` is the largest score that was kept; the others belong to the sum as well",
             hint=OF_KEPT,
         ),
+        WrongWay(
+            REPEATED,
+            f"{REPEATED} & (count == 1)",
+            said="a key is read if its block is any of the chosen ones, not if it is all of them",
+        ),
         WrongWay(FILLED, "scores.masked_fill(visible, -torch.inf)", "inverted-mask"),
         WrongWay(FILLED, "scores * visible", "masked-with-zero"),
         WrongWay(" / math.sqrt(q.shape[-1])", "", "no-scale"),

@@ -109,6 +109,11 @@ SCORES = {
         (),
         (
             WrongWay("A[:, 0]", "A[0]", "map-read-sideways"),
+            WrongWay(
+                "A[:, 0].mean()",
+                "A[0, 0]",
+                said="this is one weight, which the first token gives itself; the mean is over all queries",
+            ),
             WrongWay("A[:, 0]", "A[:, -1]", said="this is the last column; the first key is A[:, 0]"),
             WrongWay("mean()", "sum()", said=SUM),
         ),

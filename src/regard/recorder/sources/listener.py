@@ -107,7 +107,8 @@ def _traced_names(model: nn.Module) -> tuple[str, ...]:
 
 def _is_traced(module: nn.Module) -> bool:
     file = type(module).__module__
-    if isinstance(module, FUSED) or file.startswith("regard."):
+    # The stages are written out as a learner writes them, and no source of their own.
+    if isinstance(module, FUSED) or (file.startswith("regard.") and not file.startswith("regard.stages.")):
         return False
     return computes_softmax_attention(module) if file.startswith("transformers.") else not is_torchs(module)
 
@@ -312,7 +313,8 @@ class Listener:
                 layer_id = _numbered(layer_id, earlier[: same + 1])
                 return self.receiver.record(layer_id, call._replace(again=True))
             part = this.part_of(earlier) if earlier else None
-            call = call._replace(part=part, again=False)
+            if part is not None or call.again:
+                call = call._replace(part=part, again=False)
             earlier.append(this._replace(is_part=part is not None))
             if part is None:
                 layer_id = _numbered(layer_id, earlier)

@@ -104,6 +104,8 @@ def current_listeners() -> tuple[CallListener, ...]:
     """Return the listeners of the current context, those that edit first."""
     instead = _instead.get()
     listeners = open_listeners.get() if instead is None else instead
+    if len(listeners) < 2:  # nearly always
+        return listeners
     return tuple(sorted(listeners, key=lambda listener: not listener.is_editor))
 
 
@@ -357,7 +359,7 @@ def _observed(run: functools.partial[Tensor], query: Tensor, key: Tensor, value:
             call = read_or_explain(attention_call, *tensors, mask, is_causal, scale, lse)
         except HeadOrderError as error:
             call = UnreadableCall(str(error))
-        if isinstance(call, AttentionCall):
+        if isinstance(call, AttentionCall) and (dropout or kept is not None or independent is not None):
             unplaced = call.unplaced or independent
             call = call._replace(problem=dropout_problem(dropout), kept=kept, unplaced=unplaced)
         disowns: list[Disown] = []

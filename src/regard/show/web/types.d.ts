@@ -18,6 +18,9 @@ interface App {
   status(message: string, seconds?: number): void;
 }
 
+/** Where a view stands. */
+type ViewPlace = [root: HTMLElement, app: App];
+
 interface View {
   show(state: State): void;
   hide(): void;
@@ -825,6 +828,12 @@ interface Scene {
   marked: { row: number; col: number };
   colours: DrawingColours;
   fonts: { token: string; title: string; number: string };
+}
+
+/** A scene with what it is drawn on, and how much of the picture the map takes. */
+interface Plate extends Scene {
+  context: Drawing;
+  shown: Size;
 }
 
 interface DrawingColours {

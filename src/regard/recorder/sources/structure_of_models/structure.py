@@ -10,12 +10,17 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 T = TypeVar("T")
+
+
+OWN_ATTRIBUTES = len(vars(nn.Module()))
+"""How many attributes every module has."""
 
 
 class Structure(NamedTuple):
@@ -95,8 +100,11 @@ def fingerprint(model: nn.Module) -> tuple[int, list[nn.Module]]:
     for module in modules:  # which grows
         children = module._modules  # of TorchScript: no dict, but with keys and values
         parts += (type(module), id(module), *children.keys())
-        # A module has some twenty attributes, and this line takes most of the time.
-        parts.extend(map(id, vars(module).values()))
+        # This line takes most of the time, so that PyTorch's own attributes, its dictionaries of parameters
+        # and of hooks, are left out: they come first, unless a class sets some before `super().__init__()`.
+        attributes = vars(module)
+        own = OWN_ATTRIBUTES if next(iter(attributes), "") == "training" else 0
+        parts.extend(map(id, islice(attributes.values(), own, None)))
         for child in children.values():
             if child is not None and child not in known:
                 known.add(child)

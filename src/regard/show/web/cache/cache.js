@@ -12,6 +12,7 @@ import { headTable } from "../parts/head_table.js";
 import { exportMenu } from "../picture/menu.js";
 import { viewFigure } from "../picture/figure.js";
 import { textWords } from "../picture/words.js";
+import { PageView } from "../view.js";
 import {
   firstMeasured,
   retainedSentence,
@@ -28,14 +29,11 @@ const ABOUT =
   "A cache of bounded size evicts keys, and a policy chooses which. Each cell is the smallest cache, in keys, with " +
   "which a head keeps 95% of its attention. Shares are of the full run, in which nothing was evicted.";
 
-export class CacheView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class CacheView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     /** @type {(LayerRetention | undefined)[]} */
     this.tables = []; // of the layers, in order, as they come
     this.text = -1; // that they are of
@@ -100,8 +98,6 @@ export class CacheView {
     if (this.text !== state.text) this.fetchAll(state.text);
     else this.draw();
   }
-
-  hide() {}
 
   /**
    * Fetches the tables of all layers, and draws each as it comes.

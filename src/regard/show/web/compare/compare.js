@@ -9,6 +9,7 @@ import { isSameShape, PLAIN, spell } from "../data/quantity.js";
 import { short, tokenAt } from "../data/tokens.js";
 import { isClipped } from "../map/legend.js";
 import { exportMenu } from "../picture/menu.js";
+import { PageView } from "../view.js";
 import { differenceSource } from "./difference.js";
 import { compareExports } from "./exports.js";
 import { LinkedMap } from "./pane.js";
@@ -74,14 +75,11 @@ class Pane {
   }
 }
 
-export class CompareView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class CompareView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.sides = ["a", "b"].map(
       (kind, n) =>
         new ComparedSide(app, kind, (place) => app.set({ pair: formatPair(this.pair.with(n, place)) })),

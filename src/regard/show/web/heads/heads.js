@@ -11,20 +11,17 @@ import { absences, doubts, otherMixers } from "../data/layers.js";
 import { exportMenu } from "../picture/menu.js";
 import { viewFigure } from "../picture/figure.js";
 import { textWords } from "../picture/words.js";
+import { PageView } from "../view.js";
 import { Gallery } from "./gallery.js";
 import { ScoreMatrix } from "./matrix.js";
 import { filterHeads, labelledFirst, labelOptions, matrixScore } from "./order.js";
 import { namesOf, scoreRows } from "./scores.js";
 
-export class HeadsView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.root = root;
-    this.app = app;
-    this.state = app.state;
+export class HeadsView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     /** @type {HeadScores[]} */
     this.heads = []; // of the text, as far as they have come
     this.text = -1; // that they are of
@@ -66,12 +63,6 @@ export class HeadsView {
     this.queue.turnTo(state.layer);
     if (this.text !== state.text || this.failed) this.open(state);
     else this.arrange();
-  }
-
-  hide() {}
-
-  get layers() {
-    return this.app.meta.texts[this.text].layers;
   }
 
   /**

@@ -5,12 +5,12 @@
 import { latest } from "../parts/controls.js";
 import { ARROWS, element, onKeys } from "../parts/dom.js";
 import { percent } from "../data/format.js";
-import { layerOf } from "../data/layers.js";
 import { isTower, layoutOf, patchOf } from "../data/patch_layout.js";
 import { axisOf } from "../data/tokens.js";
 import { exportMenu } from "../picture/menu.js";
 import { strongest } from "../text/ranking.js";
 import { layersInScope, weightsInScope } from "../text/scope.js";
+import { PageView } from "../view.js";
 import { imageExports } from "./exports.js";
 import { makeImageControls } from "./image_controls.js";
 import { ImageNotes } from "./image_notes.js";
@@ -29,14 +29,11 @@ import { TokenChips } from "./token_chips.js";
 
 const SOON = 150; // milliseconds after which the pictures of the other heads follow
 
-export class ImageView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class ImageView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.controls = makeImageControls(app, exportMenu(app, imageExports(app, this)));
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
     this.stage = element("div", {
@@ -75,11 +72,7 @@ export class ImageView {
   }
 
   get layer() {
-    return layerOf(this.app.meta, this.state.text, this.state.layer);
-  }
-
-  get layers() {
-    return this.app.meta.texts[this.state.text].layers;
+    return this.captured;
   }
 
   /**

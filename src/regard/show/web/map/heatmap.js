@@ -20,24 +20,25 @@ export const STRIP_GAP = 10; // between it and the map
  * @param {Scene} scene
  */
 export function draw(context, scene) {
-  const { width, height, gutter, camera, colours } = scene;
+  const { width, height, gutter, camera, colours, sink } = scene;
+  const shown = extent(camera);
+  const plate = { ...scene, context, shown };
   context.fillStyle = colours.paper;
   context.fillRect(0, 0, width, height);
-  const shown = extent(camera);
   context.save();
   context.beginPath();
   context.rect(gutter.left, gutter.top, shown.width, shown.height);
   context.clip();
   context.translate(gutter.left, gutter.top);
-  hatch(context, scene, shown);
-  tiles(context, scene);
-  if (scene.sink) removed(context, scene, scene.sink, shown);
-  if (camera.zoom >= NUMBERS) numbers(context, scene);
-  if (camera.zoom >= 10) lattice(context, scene, shown);
-  if (scene.boundary) boundary(context, scene, scene.boundary, shown);
-  cells(context, scene);
+  hatch(plate);
+  tiles(plate);
+  if (sink) removed(plate, sink);
+  if (camera.zoom >= NUMBERS) numbers(plate);
+  if (camera.zoom >= 10) lattice(plate);
+  boundary(plate);
+  cells(plate);
   context.restore();
-  if (scene.sink) strip(context, scene, scene.sink, shown);
+  if (sink) strip(plate, sink);
   context.strokeStyle = colours.strongLine;
   context.lineWidth = 1;
   context.strokeRect(gutter.left - 0.5, gutter.top - 0.5, shown.width + 1, shown.height + 1);
@@ -58,11 +59,9 @@ export function extent(camera) {
 
 /**
  * The pattern of hidden cells: thin slanted lines, unlike any weight.
- * @param {Drawing} context
- * @param {Scene} scene
- * @param {Size} shown
+ * @param {Plate} plate
  */
-function hatch(context, { colours }, shown) {
+function hatch({ context, colours, shown }) {
   context.fillStyle = colours.sunken;
   context.fillRect(0, 0, shown.width, shown.height);
   context.beginPath();
@@ -72,12 +71,8 @@ function hatch(context, { colours }, shown) {
   context.stroke();
 }
 
-/**
- * @param {Drawing} context
- * @param {Scene} scene
- */
-function tiles(context, scene) {
-  const { camera, drawn, thumb, look, pixel } = scene;
+/** @param {Plate} plate */
+function tiles({ context, camera, colours, drawn, thumb, look, pixel, restOf }) {
   /** @param {number} value */
   const snap = (value) => Math.round(value / pixel) * pixel; // seams show where edges are half a pixel
   for (const one of drawn) {
@@ -85,30 +80,21 @@ function tiles(context, scene) {
     const part = inSight(one.part, camera.frame, 2 ** z);
     const [x0, y0] = camera.point(part.left, part.top).map(snap);
     const [x1, y1] = camera.point(part.right, part.bottom).map(snap);
-    if (!tile) {
-      if (thumb) fromThumb(context, camera, thumb, part, [x0, y0, x1 - x0, y1 - y0]);
-      else notYet(context, scene, [x0, y0, x1 - x0, y1 - y0]);
-      continue;
+    if (!tile && thumb) fromThumb(context, camera, thumb, part, [x0, y0, x1 - x0, y1 - y0]);
+    else if (!tile) {
+      // What is still being computed has a plain ground, unlike any weight and unlike what the mask hides.
+      context.fillStyle = colours.line;
+      context.fillRect(x0, y0, x1 - x0, y1 - y0);
     }
+    if (!tile) continue;
     const size = 2 ** z;
     const [sx, sy] = [part.left / size - j * settings.tile, part.top / size - i * settings.tile];
     // A last cell that holds fewer tokens is drawn as large as they are.
     const [sw, sh] = [(part.right - part.left) / size, (part.bottom - part.top) / size];
     context.imageSmoothingEnabled = (camera.zoom * size) / pixel < 2.5;
-    const canvas = painted(tile, look, () => scene.restOf(one));
+    const canvas = painted(tile, look, () => restOf(one));
     context.drawImage(canvas, sx, sy, sw, sh, x0, y0, x1 - x0, y1 - y0);
   }
-}
-
-/**
- * What is still being computed has a plain ground, unlike any weight and unlike what the mask hides.
- * @param {Drawing} context
- * @param {Scene} scene
- * @param {[number, number, number, number]} place
- */
-function notYet(context, { colours }, place) {
-  context.fillStyle = colours.line;
-  context.fillRect(...place);
 }
 
 /**
@@ -144,12 +130,10 @@ function fromThumb(context, camera, thumb, part, place) {
 
 /**
  * The place of a sink that stands apart, so that it is not mistaken for a column of zeros.
- * @param {Drawing} context
- * @param {Scene} scene
+ * @param {Plate} plate
  * @param {Sink} sink
- * @param {Size} shown
  */
-function removed(context, { camera, colours }, sink, shown) {
+function removed({ context, camera, colours, shown }, sink) {
   const [x] = camera.point(sink.key, 0);
   const wide = Math.max(1, camera.zoom);
   context.fillStyle = camera.zoom >= 3 ? colours.paper : colours.accent;
@@ -164,12 +148,10 @@ function removed(context, { camera, colours }, sink, shown) {
 
 /**
  * The sink's own column, beside the map, on the same rows and a scale from 0 to 1.
- * @param {Drawing} context
- * @param {Scene} scene
+ * @param {Plate} plate
  * @param {Sink} sink
- * @param {Size} shown
  */
-function strip(context, { camera, gutter, colours, fonts, pixel }, sink, shown) {
+function strip({ context, camera, gutter, colours, fonts, pixel, shown }, sink) {
   const x = gutter.left - STRIP_GAP - STRIP;
   context.save();
   context.beginPath();
@@ -202,23 +184,21 @@ function strip(context, { camera, gutter, colours, fonts, pixel }, sink, shown) 
 
 /**
  * Each cell's weight, written in it.
- * @param {Drawing} context
- * @param {Scene} scene
+ * @param {Plate} plate
  */
-function numbers(context, scene) {
-  const { camera, look, fonts } = scene;
+function numbers({ context, camera, look, fonts, quantity, weightAt, restAt }) {
   const { left, top, right, bottom } = camera.frame;
-  const shares = areWeights(scene.quantity);
+  const shares = areWeights(quantity);
   const digits = camera.zoom >= 72 ? 4 : camera.zoom >= 44 ? 3 : 2;
   context.font = fonts.number;
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let row = Math.max(0, Math.floor(top)); row < Math.min(camera.T, bottom); row++) {
     for (let col = Math.max(0, Math.floor(left)); col < Math.min(camera.S, right); col++) {
-      const weight = scene.weightAt(row, col);
+      const weight = weightAt(row, col);
       if (weight === null) continue;
       const [x, y] = camera.point(col + 0.5, row + 0.5);
-      context.fillStyle = inkOn(look.scale.at(weight / scene.restAt(row)), theme(), look.scale.signed);
+      context.fillStyle = inkOn(look.scale.at(weight / restAt(row)), theme(), look.scale.signed);
       context.fillText(shares ? cellShare(weight, digits > 2) : brief(weight, digits), x, y);
     }
   }
@@ -226,11 +206,9 @@ function numbers(context, scene) {
 
 /**
  * Thin lines between large cells.
- * @param {Drawing} context
- * @param {Scene} scene
- * @param {Size} shown
+ * @param {Plate} plate
  */
-function lattice(context, { camera, colours }, shown) {
+function lattice({ context, camera, colours, shown }) {
   const { left, top } = camera.frame;
   context.fillStyle = colours.lattice;
   for (let col = Math.max(1, Math.ceil(left)); ; col++) {
@@ -247,12 +225,10 @@ function lattice(context, { camera, colours }, shown) {
 
 /**
  * Where the prompt ends and what was generated begins.
- * @param {Drawing} context
- * @param {Scene} scene
- * @param {NonNullable<Scene["boundary"]>} at
- * @param {Size} shown
+ * @param {Plate} plate
  */
-function boundary(context, { camera, colours }, at, shown) {
+function boundary({ context, camera, colours, boundary: at, shown }) {
+  if (!at) return;
   const [x, y] = camera.point(at.key, at.query);
   context.strokeStyle = colours.accent;
   context.lineWidth = 1;
@@ -268,10 +244,9 @@ function boundary(context, { camera, colours }, at, shown) {
 
 /**
  * The cell under the pointer and the chosen one.
- * @param {Drawing} context
- * @param {Scene} scene
+ * @param {Plate} plate
  */
-function cells(context, { camera, hover, cursor, colours }) {
+function cells({ context, camera, hover, cursor, colours }) {
   for (const cell of [hover, cursor]) {
     if (!cell) continue;
     const side = camera.zoom * cell.size;

@@ -15,19 +15,18 @@ import { headSwitch } from "../runs/head_switch.js";
 import { MapCanvas } from "./canvas.js";
 import { mapExports } from "./exports.js";
 import { headSentence } from "../parts/head_words.js";
+import { PageView } from "../view.js";
 import { hasHidden, isClipped, legend, noteOf } from "./legend.js";
 import { NUMBERS } from "./heatmap.js";
 import { Readout } from "./readout.js";
 import { Thumbnails } from "./thumbnails/thumbnails.js";
 import { levelFor } from "./tiles.js";
 
-export class MapView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
+export class MapView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.layer = layerOf(app.meta, app.state.text, app.state.layer);
     this.quantity = PLAIN;
     this.named = ""; // the layer and head that the words are about

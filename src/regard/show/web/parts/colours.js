@@ -97,18 +97,16 @@ export function css(t, name = theme(), signed = false) {
 }
 
 /**
- * Where on a light ramp a colour is; null if it is none of its colours.
- * @param {number[]} colour red, green, blue
- * @returns {{ t: number, signed: boolean } | null}
+ * Gives an element the ground of a place on the ramp and the ink that reads best on it, in whatever theme it is seen;
+ * neither for null.
+ * @param {ElementCSSInlineStyle["style"]} style
+ * @param {number | null} t
+ * @param {boolean} [signed]
  */
-export function rampPlace([red, green, blue]) {
-  for (const signed of [false, true]) {
-    const step = ramp("light", signed).colours.findIndex(
-      ([r, g, b]) => r === red && g === green && b === blue,
-    );
-    if (step >= 0) return { t: step / (STEPS - 1), signed };
-  }
-  return null;
+export function colourCell(style, t, signed = false) {
+  const inThemes = (/** @type {typeof css} */ of) =>
+    t === null ? "" : `light-dark(${of(t, "light", signed)}, ${of(t, "dark", signed)})`;
+  Object.assign(style, { backgroundColor: inThemes(css), color: inThemes(inkOn) });
 }
 
 /**

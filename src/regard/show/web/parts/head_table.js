@@ -2,9 +2,8 @@
 // A number for every head as a table of colours, layer by layer. It knows numbers, not what they mean.
 
 import { known } from "../data/arrays.js";
-import { css, inkOn } from "./colours.js";
+import { colourCell } from "./colours.js";
 import { ARROWS, element } from "./dom.js";
-import { theme } from "./theme.js";
 
 const WRITTEN = 16; // heads a layer up to which the numbers are written in the cells
 
@@ -133,9 +132,7 @@ function paint({ button, layer, head }, value, options) {
  */
 function colour({ style }, value, top, signed) {
   const share = known(value) ? Math.min(1, Math.max(signed ? -1 : 0, value / top)) : null;
-  const t = share === null ? null : signed ? (1 + share) / 2 : share;
-  style.backgroundColor = t === null ? "" : css(t, theme(), signed);
-  style.color = t === null ? "" : inkOn(t, theme(), signed);
+  colourCell(style, share === null || !signed ? share : (1 + share) / 2, signed);
 }
 
 /**

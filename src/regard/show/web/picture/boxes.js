@@ -1,15 +1,13 @@
 // @ts-check
 // Elements as boxes: their grounds, borders and outlines, and those of what style sheets put before and after them.
 
-import { inkOn, rampPlace, traceHatch } from "../parts/colours.js";
+import { traceHatch } from "../parts/colours.js";
 import { parseColour } from "./colour.js";
-import { lightColour } from "./paper.js";
 
 const SIDES = /** @type {const} */ (["Top", "Right", "Bottom", "Left"]);
 /** A shadow that is a ring, and a ground of slanted lines, as a browser writes them. */
 const RING = /^(rgba?\([^)]*\)|color\([^)]*\)) 0px 0px 0px ([\d.]+)px(?:,|$)/;
 const HATCH = /^repeating-linear-gradient\(135deg, (rgba?\([^)]*\)|color\([^)]*\))/;
-const CURVE = 0.5523; // of a corner's radius: where the control points of a quarter circle are
 
 /**
  * A colour as text, less opaque.
@@ -28,7 +26,7 @@ export function written([red, green, blue, alpha], opacity) {
  * @param {number} opacity
  */
 export function drawBoxes(context, element, style, opacity) {
-  const ground = lightColour(parseColour(style.backgroundColor));
+  const ground = parseColour(style.backgroundColor);
   const bordered = SIDES.some((side) => borderOf(style, side).width > 0);
   const outlined = style.outlineStyle === "solid" && !element.matches(":focus-visible");
   const ring = RING.exec(style.boxShadow);
@@ -37,16 +35,18 @@ export function drawBoxes(context, element, style, opacity) {
   const radius = Math.min(12, parseFloat(style.borderTopLeftRadius) || 0);
   for (const box of element.getClientRects()) {
     if (!box.width || !box.height) continue;
-    if (ground[3]) {
-      context.fillStyle = written(ground, opacity);
-      context.beginPath();
-      traceRounded(context, box, radius);
-      context.fill();
-    }
+    if (ground[3]) context.addRectangle(box, radius, written(ground, opacity));
     if (hatch) drawHatched(context, box, written(parseColour(hatch[1]), opacity));
-    if (ring) drawRing(context, box, parseColour(ring[1]), parseFloat(ring[2]), opacity);
+    if (ring) {
+      const width = parseFloat(ring[2]);
+      outlineBox(context, box, width / 2, 3, written(parseColour(ring[1]), opacity), width);
+    }
     if (bordered) drawBorders(context, box, style, radius, opacity);
-    if (outlined) drawOutline(context, box, style, opacity);
+    if (outlined) {
+      const width = parseFloat(style.outlineWidth);
+      const off = (parseFloat(style.outlineOffset) || 0) + width / 2;
+      outlineBox(context, box, off, 0, written(parseColour(style.outlineColor), opacity), width);
+    }
   }
 }
 
@@ -75,15 +75,7 @@ function drawBorders(context, box, style, radius, opacity) {
     ({ width, colour }) => width === first.width && String(colour) === String(first.colour),
   );
   if (alike) {
-    const half = first.width / 2;
-    Object.assign(context, { strokeStyle: written(first.colour, opacity), lineWidth: first.width });
-    context.beginPath();
-    traceRounded(
-      context,
-      new DOMRect(box.x + half, box.y + half, box.width - 2 * half, box.height - 2 * half),
-      radius,
-    );
-    context.stroke();
+    outlineBox(context, box, -first.width / 2, radius, written(first.colour, opacity), first.width);
     return;
   }
   /** @type {[number, number, number, number][]} */
@@ -101,34 +93,17 @@ function drawBorders(context, box, style, radius, opacity) {
 }
 
 /**
+ * A line around a box.
  * @param {SvgDrawing} context
  * @param {DOMRect} box
- * @param {CSSStyleDeclaration} style
- * @param {number} opacity
- */
-function drawOutline(context, box, style, opacity) {
-  const width = parseFloat(style.outlineWidth);
-  const off = (parseFloat(style.outlineOffset) || 0) + width / 2;
-  Object.assign(context, {
-    strokeStyle: written(parseColour(style.outlineColor), opacity),
-    lineWidth: width,
-  });
-  context.strokeRect(box.x - off, box.y - off, box.width + 2 * off, box.height + 2 * off);
-}
-
-/**
- * @param {SvgDrawing} context
- * @param {DOMRect} box
- * @param {Colour} colour
+ * @param {number} off pixels from the box to the middle of the line, outwards
+ * @param {number} radius
+ * @param {string} colour
  * @param {number} width
- * @param {number} opacity
  */
-function drawRing(context, box, colour, width, opacity) {
-  Object.assign(context, { strokeStyle: written(colour, opacity), lineWidth: width });
-  context.beginPath();
-  const off = width / 2;
-  traceRounded(context, new DOMRect(box.x - off, box.y - off, box.width + width, box.height + width), 3);
-  context.stroke();
+function outlineBox(context, { x, y, width: wide, height: high }, off, radius, colour, width) {
+  const box = new DOMRect(x - off, y - off, wide + 2 * off, high + 2 * off);
+  context.addRectangle(box, radius, colour, width);
 }
 
 /**
@@ -142,31 +117,6 @@ function drawHatched(context, box, colour) {
   traceHatch(context, box, 5);
   Object.assign(context, { strokeStyle: colour, lineWidth: 1 });
   context.stroke();
-}
-
-/**
- * A rectangle with round corners.
- * @param {SvgDrawing} context
- * @param {Pick<DOMRect, "x" | "y" | "width" | "height">} box
- * @param {number} radius
- */
-function traceRounded(context, { x, y, width, height }, radius) {
-  const r = Math.min(radius, width / 2, height / 2);
-  if (r < 0.5) {
-    context.rect(x, y, width, height);
-    return;
-  }
-  const [right, bottom, k] = [x + width, y + height, r * (1 - CURVE)];
-  context.moveTo(x + r, y);
-  context.lineTo(right - r, y);
-  context.bezierCurveTo(right - k, y, right, y + k, right, y + r);
-  context.lineTo(right, bottom - r);
-  context.bezierCurveTo(right, bottom - k, right - k, bottom, right - r, bottom);
-  context.lineTo(x + r, bottom);
-  context.bezierCurveTo(x + k, bottom, x, bottom - k, x, bottom - r);
-  context.lineTo(x, y + r);
-  context.bezierCurveTo(x, y + k, x + k, y, x + r, y);
-  context.closePath();
 }
 
 /**
@@ -185,16 +135,4 @@ export function drawPseudo(context, element, which, opacity) {
   const box = element.getBoundingClientRect();
   context.fillStyle = written(ground, opacity * Number(style.opacity));
   context.fillRect(box.left + left, box.top + top, width, height);
-}
-
-/**
- * The ink of an element's text: on a cell in a colour of the ramp it is that of paper.
- * @param {Element} element
- * @param {CSSStyleDeclaration} style
- * @returns {Colour}
- */
-export function inkOf(element, style) {
-  const ground = rampPlace(lightColour(parseColour(style.backgroundColor)));
-  const own = element instanceof HTMLElement && element.style.color !== "";
-  return own && ground ? parseColour(inkOn(ground.t, "light", ground.signed)) : parseColour(style.color);
 }

@@ -2,7 +2,8 @@
 // A part of the page as drawing commands: what the browser has laid out, box by box and word by word. Controls are
 // left out: what is marked with data-off-paper, and whatever takes input; of a choice, what is chosen is written.
 
-import { drawBoxes, drawPseudo, inkOf, written } from "./boxes.js";
+import { drawBoxes, drawPseudo, written } from "./boxes.js";
+import { parseColour } from "./colour.js";
 import { drawingOf } from "./canvas_drawings.js";
 import { drawLetters } from "./letters.js";
 import { lightImage } from "./paper.js";
@@ -51,7 +52,7 @@ export function drawElement(context, element, part = null, opacity = 1) {
   drawPseudo(context, element, "::before", cover);
   for (const child of element.childNodes) {
     if (child instanceof Element) drawElement(context, child, part, cover);
-    else if (child instanceof Text) drawLetters(context, child, element, style, cover);
+    else if (child instanceof Text) drawLetters(context, child, style, cover);
   }
   drawPseudo(context, element, "::after", cover);
   if (clips) context.restore();
@@ -66,7 +67,7 @@ export function drawElement(context, element, part = null, opacity = 1) {
 function drawChoice(context, select, box, style) {
   const { fontWeight, fontSize, fontFamily, paddingLeft } = style;
   Object.assign(context, { font: `${fontWeight} ${fontSize} ${fontFamily}`, textAlign: "left" });
-  Object.assign(context, { textBaseline: "middle", fillStyle: written(inkOf(select, style), 1) });
+  Object.assign(context, { textBaseline: "middle", fillStyle: written(parseColour(style.color), 1) });
   const text = select.selectedOptions[0]?.text ?? "";
   context.fillText(text, box.left + parseFloat(paddingLeft), (box.top + box.bottom) / 2);
 }

@@ -2,7 +2,7 @@
 // The text of elements, word by word where the browser has put it.
 
 import { parseColour } from "./colour.js";
-import { inkOf, written } from "./boxes.js";
+import { written } from "./boxes.js";
 import { measure } from "./fonts.js";
 
 const WORD = /\S+/g;
@@ -11,17 +11,16 @@ const WORD = /\S+/g;
  * Draws the words of a text node.
  * @param {SvgDrawing} context
  * @param {Text} node
- * @param {Element} parent
  * @param {CSSStyleDeclaration} style
  * @param {number} opacity
  */
-export function drawLetters(context, node, parent, style, opacity) {
+export function drawLetters(context, node, style, opacity) {
   const size = parseFloat(style.fontSize);
   if (!size || !node.data.trim()) return;
   const italic = style.fontStyle === "italic" ? "italic " : "";
   context.font = `${italic}${style.fontWeight} ${size}px ${style.fontFamily}`;
   Object.assign(context, { textAlign: "left", textBaseline: "alphabetic" });
-  context.fillStyle = written(inkOf(parent, style), opacity);
+  context.fillStyle = written(parseColour(style.color), opacity);
   const { fontBoundingBoxAscent: ascent, fontBoundingBoxDescent: descent } = measure("x", context.font);
   const range = document.createRange();
   for (const { index, 0: word } of node.data.matchAll(WORD)) {

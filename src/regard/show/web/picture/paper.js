@@ -27,43 +27,17 @@ export function onPaper(work) {
   }
 }
 
-/** @type {Map<number, number> | null} */
-let known = null;
-
 /**
- * From colours of the dark ramps to those of the light ones, as pixels; what is already drawn may be in either.
- * @returns {Map<number, number>}
- */
-function lightOf() {
-  if (known) return known;
-  known = new Map();
-  for (const signed of [true, false]) {
-    const [dark, light] = [ramp("dark", signed).pixels, ramp("light", signed).pixels];
-    dark.forEach((pixel, step) => known?.set(pixel, light[step]));
-  }
-  return known;
-}
-
-/**
- * A colour of a dark ramp as that of the light one; others stay as they are.
- * @param {Colour} colour
- * @returns {Colour}
- */
-export function lightColour([red, green, blue, alpha]) {
-  const pixel = lightOf().get(((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0);
-  return pixel === undefined
-    ? [red, green, blue, alpha]
-    : [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255, alpha];
-}
-
-/**
- * Pixels that were painted with a dark ramp, in colours of the light one.
+ * Pixels that were painted with a dark ramp, in colours of the light one; those of no dark ramp stay as they are.
  * @param {PixelImage} image
  * @returns {PixelImage}
  */
 export function lightImage({ width, height, data }) {
   const words = new Uint32Array(data.slice().buffer);
-  const light = lightOf();
+  /** @type {Map<number, number>} */
+  const light = new Map();
+  for (const signed of [true, false])
+    ramp("dark", signed).pixels.forEach((pixel, n) => light.set(pixel, ramp("light", signed).pixels[n]));
   words.forEach((word, n) => (words[n] = light.get(word) ?? word));
   return { width, height, data: new Uint8ClampedArray(words.buffer) };
 }

@@ -175,6 +175,27 @@ export class SvgDrawing {
     this.fill();
   }
 
+  /**
+   * A rectangle with round corners, in the picture's own pixels: filled, or stroked with a line.
+   * @param {{ x: number, y: number, width: number, height: number }} box
+   * @param {number} radius
+   * @param {string} colour
+   * @param {number} [line] its width; 0 to fill
+   */
+  addRectangle({ x, y, width, height }, radius, colour, line = 0) {
+    const ink = parseColour(colour);
+    if (!ink[3]) return;
+    const round = Math.min(radius, width / 2, height / 2);
+    const attributes = {
+      ...{ x: tidy(x), y: tidy(y), width: tidy(width), height: tidy(height) },
+      rx: round < 0.5 ? null : tidy(round),
+      ...(line ? { fill: "none", ...paint("stroke", ink), "stroke-width": tidy(line) } : paint("fill", ink)),
+    };
+    const half = line / 2;
+    const box = { left: x - half, top: y - half, right: x + width + half, bottom: y + height + half };
+    this.addShape("rect", attributes, !line && isGround(ink) ? null : box);
+  }
+
   /** @type {CanvasRenderingContext2D["strokeRect"]} */
   strokeRect(x, y, w, h) {
     this.beginPath();
@@ -271,11 +292,11 @@ export class SvgDrawing {
    * A shape of SVG whose points are the picture's, unlike those of a path.
    * @param {string} name
    * @param {Record<string, string | number | null>} attributes
-   * @param {Rectangle} box that it takes
+   * @param {Rectangle | null} box that it takes; null if there is nothing to see of it
    */
   addShape(name, attributes, box) {
     this.lines.push(`<${name}${listed(attributes)}/>`);
-    this.see(box);
+    if (box) this.see(box);
   }
 
   /**

@@ -11,19 +11,17 @@ import { exportMenu } from "../picture/menu.js";
 import { edgeStrip } from "./edge_strip.js";
 import { viewFigure } from "../picture/figure.js";
 import { headWords, titleOnly } from "../picture/words.js";
+import { PageView } from "../view.js";
 import { exampleSteps, explainedRow, hiddenWeight, keyRows, shownKeys, stageOptions } from "./selection.js";
 import { stepList } from "./step_list.js";
 
 const SHOWN = [1, 2, 3, 4, 6, 8, 12]; // strongest keys, besides the first and the query's own
 
-export class StepsView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class StepsView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.strongest = 4; // keys that are shown
     /** @type {FoundSteps | null} */
     this.found = null;
@@ -55,8 +53,7 @@ export class StepsView {
 
   /** How many rows there are. */
   get count() {
-    const { app, state } = this;
-    return state.example ? app.meta.example.tokens.length : layerOf(app.meta, state.text, state.layer).rows;
+    return this.state.example ? this.app.meta.example.tokens.length : this.captured.rows;
   }
 
   get row() {
@@ -76,8 +73,6 @@ export class StepsView {
     this.controls.fill(state, this.row, this.count, this.strongest);
     this.look();
   }
-
-  hide() {}
 
   /** @param {() => boolean} fresh */
   async find(fresh) {

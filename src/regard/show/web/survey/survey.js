@@ -10,16 +10,16 @@ import { inListOrder, scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { viewFigure } from "../picture/figure.js";
 import { titleOnly } from "../picture/words.js";
+import { PageView } from "../view.js";
 import { HeadPanel } from "./head_panel.js";
 import { axisEnd, chosenRow, chosenScores, pointsOf, surveyRows } from "./rows.js";
 import { Scatter } from "./scatter.js";
 
-export class SurveyView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
+export class SurveyView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.survey = /** @type {Survey} */ (app.meta.survey); // there is no such view without one
     this.across = select("Horizontal score", (surveyAcross) => app.set({ surveyAcross }));
     this.up = select("Vertical score", (surveyUp) => app.set({ surveyUp }));
@@ -105,8 +105,6 @@ export class SurveyView {
     });
     if (row) this.panel.show(row);
   }
-
-  hide() {}
 }
 
 /**

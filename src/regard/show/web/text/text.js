@@ -6,12 +6,12 @@ import { ArcLayer } from "../parts/arcs.js";
 import { AttributionPanel } from "../parts/attribution_panel.js";
 import { latest } from "../parts/controls.js";
 import { element, onKeys } from "../parts/dom.js";
-import { doubts, layerOf } from "../data/layers.js";
+import { doubts } from "../data/layers.js";
 import { layoutOf, NO_PATCHES } from "../data/patch_layout.js";
 import { areWeights, isSigned, quantityOf } from "../data/quantity.js";
-import { theme } from "../parts/theme.js";
 import { firstToken, inUnits, lastToken, unitAt } from "../data/units.js";
 import { exportMenu } from "../picture/menu.js";
+import { PageView } from "../view.js";
 import { makeTextControls } from "./controls.js";
 import { strongestEdges, rankingLine, strongest } from "./ranking.js";
 import { textExports } from "./exports.js";
@@ -26,14 +26,11 @@ import { TokenText } from "./token_text.js";
 const RANKED = 5; // tokens in the list of a head
 const FAINTEST = 0.02; // of the attention, below which an edge is not drawn
 
-export class TextView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class TextView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.controls = makeTextControls(app, () => this.tell());
     this.said = element("p", { class: "text-said", "aria-live": "polite" });
     this.notes = new TextNotes((token) => this.pin(token));
@@ -43,7 +40,6 @@ export class TextView {
     this.predictions = new TextPredictions(app);
     this.written = writtenText(app.meta, this.state.text, this.layer);
     this.writtenName = ""; // which text the page shows
-    this.theme = ""; // and in which theme
     this.at = -1; // the token that is pointed at
     this.under = -1; // the token under the pointer while another is pinned
     /** @type {Shaded | null} */
@@ -72,18 +68,12 @@ export class TextView {
   /** The layer, whose rows and columns are units of the quantity: what is a token here may be a word. */
   get layer() {
     const { meta } = this.app;
-    return inUnits(meta, layerOf(meta, this.state.text, this.state.layer), this.quantity);
-  }
-
-  get layers() {
-    return this.app.meta.texts[this.state.text].layers;
+    return inUnits(meta, this.captured, this.quantity);
   }
 
   /** The second head that is shown, or null. */
   get other() {
-    const { meta } = this.app;
-    const { text, layer } = this.state;
-    return isSigned(this.quantity) ? null : secondHead(this.state, this.layers, layerOf(meta, text, layer));
+    return isSigned(this.quantity) ? null : secondHead(this.state, this.layers, this.captured);
   }
 
   /** The token that a reader sees first. */
@@ -290,8 +280,7 @@ export class TextView {
   show(state) {
     this.state = state;
     const { looking, layer, quantity } = this;
-    const raw = layerOf(this.app.meta, state.text, state.layer);
-    this.controls.show(state, looking, this.layers, raw, quantity);
+    this.controls.show(state, looking, this.layers, this.captured, quantity);
     this.attribution.show(state, quantity);
     this.written = writtenText(this.app.meta, state.text, layer);
     const { tokens, second } = this.written;
@@ -311,8 +300,8 @@ export class TextView {
       this.shaded = this.second = null;
       if (this.pinned >= 0) this.page.reveal(this.pinned);
       else this.page.revealWithin(this.at);
-    } else if (this.theme !== theme()) this.page.forgetColours();
-    [this.writtenName, this.theme] = [name, theme()];
+    }
+    this.writtenName = name;
     if (this.pinned >= 0) this.at = this.pinned;
     this.page.select(this.pinned);
     this.look();

@@ -1,11 +1,10 @@
 // @ts-check
 // The tokens as spans of running text, shaded by level. It knows spans; what is chosen is the view's business.
 
-import { css, inkOn } from "../parts/colours.js";
+import { colourCell } from "../parts/colours.js";
 import { element, reveal } from "../parts/dom.js";
 import { count } from "../data/format.js";
 import { splitTokens } from "../data/split_characters.js";
-import { theme } from "../parts/theme.js";
 import { directionOf, isStart, START_MARK, visible } from "../data/tokens.js";
 import { heatColour } from "../image/heat.js";
 import { inRunningText, LONGEST } from "./layout.js";
@@ -126,11 +125,6 @@ export class TokenText {
     return whole;
   }
 
-  /** Has every token painted again, because the theme or the ramp changed. */
-  forgetColours() {
-    this.levels.fill(STALE);
-  }
-
   /**
    * Shades the tokens; only those whose level changes are touched.
    * @param {Shaded | null} shaded
@@ -138,9 +132,8 @@ export class TokenText {
    * @param {Shaded | null} [second] of a second head
    */
   paint(shaded, scale, second = null) {
-    const name = theme();
     const signed = shaded?.signed ?? false;
-    if (signed !== this.signed) this.forgetColours();
+    if (signed !== this.signed) this.levels.fill(STALE);
     this.signed = signed;
     levels(shaded, this.spans.length, scale).forEach((level, i) => {
       if (level === this.levels[i]) return;
@@ -148,9 +141,8 @@ export class TokenText {
       const { t, unseen } = shadeOf(level, signed);
       const { style, classList } = this.spans[i];
       classList.toggle("unseen", unseen);
-      const colour = this.patches.has(i) && !signed ? heatColour : css;
-      style.backgroundColor = t === null ? "" : colour(t, name, signed);
-      style.color = t === null ? "" : inkOn(t, name, signed);
+      colourCell(style, t, signed);
+      if (this.patches.has(i) && !signed && t !== null) style.backgroundColor = heatColour(t);
     });
     for (const span of this.marked.splice(0)) span.classList.remove("at", "left-out");
     this.paintSecond(second, scale);

@@ -11,6 +11,7 @@ import { scoreAbout, scoreTitle } from "../data/score_words.js";
 import { exportMenu } from "../picture/menu.js";
 import { viewFigure } from "../picture/figure.js";
 import { titleOnly } from "../picture/words.js";
+import { PageView } from "../view.js";
 import {
   chosenRunHead,
   highestHead,
@@ -25,14 +26,11 @@ import {
 const ON = { text: "validation text", repeats: "repeated random tokens", batch: "training batches" };
 const TEMPO = 700; // milliseconds at each step while it plays
 
-export class TimeView {
-  /**
-   * @param {HTMLElement} root
-   * @param {App} app
-   */
-  constructor(root, app) {
-    this.app = app;
-    this.state = app.state;
+export class TimeView extends PageView {
+  /** @param {ViewPlace} place */
+  constructor(...place) {
+    super(...place);
+    const { root, app } = this;
     this.run = /** @type {TrainingRun} */ (app.meta.time); // there is no such view without one
     /** @type {ReturnType<typeof setInterval> | undefined} */
     this.timer = 0;
