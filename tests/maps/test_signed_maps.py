@@ -68,9 +68,9 @@ def test_a_one_hot_weight_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None
     rows: list[int] = []
     log_weights = head_pass.HeadPass._log_weights
 
-    def count(self: Any, tile: Any, q: Any, *rest: Any, **out: Any) -> None:
-        rows.append(q.shape[1])
-        log_weights(self, tile, q, *rest, **out)
+    def count(self: Any, tile: Any, *rest: Any, **out: Any) -> Any:
+        rows.append(tile.q.size)
+        return log_weights(self, tile, *rest, **out)
 
     monkeypatch.setattr(head_pass.HeadPass, "_log_weights", count)
     m = regard.attention_map(torch.randn(1, 1, 40, 4), torch.randn(1, 1, 40, 4))

@@ -6,6 +6,7 @@ survivors, and the verification of these tests. `suite_runs` starts this process
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -49,6 +50,10 @@ def run_mutants(request: dict[str, Any], write_line: Callable[..., None]) -> dic
     # Folders for what the tests write, inside the one that is removed with this process.
     folder = Path(tempfile.mkdtemp())
     _warm_up(folder)
+    all_mutants()  # reads the catalogue, which every fork needs
+    # A fork would look for garbage among a million objects, which takes longer than a small suite.
+    gc.collect()
+    gc.freeze()
     write_line(phase="testing")
     runs = SuiteRuns(request["tests"], request["spec"], request["jobs"], folder)
     started = time.monotonic()

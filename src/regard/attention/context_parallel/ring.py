@@ -8,7 +8,7 @@ are on their way to it.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -85,36 +85,16 @@ def ring_attend(
     output, lse = RingAttention.apply(*inputs, problem, ring, rows, backend, blocks)  # type: ignore[no-untyped-call]
     if blocks is not None:
         with torch.no_grad():
-            call = _heard(problem, output.detach(), lse, ring, rows, blocks)
-            for hear in listeners:
-                hear(call)
+            # The keys of all ranks, which have passed by.
+            keys, values = (
+                join_rows([blocks[rank][i] for rank in range(ring.size)], rows.k_runs) for i in (0, 1)
+            )
+            options = problem.mask, problem.scale, problem.softcap, problem.sinks
+            tensors = problem.q.detach(), keys, values, output.detach(), lse
+            call = RingCall(*tensors, *options, rows.T, rows.q_runs[ring.rank], rows.k_runs[ring.rank])
+            for listener in listeners:
+                listener(call)
     return output.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
-
-
-def _heard(
-    problem: AttentionProblem,
-    output: Tensor,
-    lse: Tensor,
-    ring: Ring,
-    rows: RankRows,
-    blocks: Mapping[int, Sequence[Tensor]],
-) -> RingCall:
-    """The call with the keys of all ranks, which have passed by: `blocks`, by rank."""
-    k, v = (join_rows([blocks[rank][i] for rank in range(ring.size)], rows.k_runs) for i in (0, 1))
-    return RingCall(
-        problem.q.detach(),
-        k.detach(),
-        v.detach(),
-        output,
-        lse,
-        problem.mask,
-        problem.scale,
-        problem.softcap,
-        problem.sinks,
-        rows.T,
-        rows.q_runs[ring.rank],
-        rows.k_runs[ring.rank],
-    )
 
 
 def _agree(

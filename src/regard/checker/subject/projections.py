@@ -1,15 +1,14 @@
 """Finding a module's projections: which weights make queries, keys, values and the output.
 
-They are sought by name, then by shape: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D, bare
-parameters, one set for each head of a list, `nn.MultiheadAttention`. The results are candidates, most
-plausible first. None of them is trusted: a candidate counts only once the oracle has reproduced the module's
-numbers with it.
+They are sought by name: separate layers, a fused qkv in its usual orders, GPT-2's Conv1D, bare parameters,
+one set for each head of a list, `nn.MultiheadAttention`. The results are candidates, most plausible first.
+None of them is trusted: a candidate counts only once the oracle has reproduced the module's numbers with
+it. What has no such names is found by its numbers, in `inside`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -84,8 +83,6 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
             continue
         fused = weight.ndim == 4 and weight.shape[0] == 3  # (3, H, C, D) or (3, C, H, D)
         role = "qkv" if fused else vocabulary.projection(path)
-        if role in (None, "out") and weight.ndim == 2 and weight.shape[0] == 3 * weight.shape[1]:
-            role = "qkv"  # whatever its name, it makes three of one
         owner = layers[owner_path]
         layer = name == "weight" and owner is not module
         bias = parameters.get(f"{owner_path}.bias") if layer else _bare_bias(parameters, path, role)
@@ -123,11 +120,7 @@ def _is_bias(path: str) -> bool:
 
 def _matrices(weight: Tensor, layer: nn.Module | None, role: str | None) -> Iterator[Tensor]:
     """Yield the matrices (in, out) that a weight may represent."""
-    if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        # A convolution over one position is a linear layer.
-        if math.prod(weight.shape[2:]) == 1:
-            yield weight.flatten(1).mT
-    elif weight.ndim == 4:
+    if weight.ndim == 4:
         if weight.shape[0] == 3:
             yield weight.permute(2, 0, 1, 3).flatten(1)
             yield weight.permute(1, 0, 2, 3).flatten(1)
@@ -170,10 +163,6 @@ def _candidates(
             for query, joined in separate[0]:
                 yield query, key, value, joined
         return
-    nameless = by_role.get(None, [])
-    if sum(map(bool, separate)) == 2 and len(nameless) == 1:  # the third projection has another name
-        yield from _separate([role or _join(nameless) for role in separate])
-    yield from _one_for_several(separate)
 
 
 def _separate(
@@ -184,15 +173,6 @@ def _separate(
     for way in range(ways):
         (q, joined), (k, _), (v, _) = (role[min(way, len(role) - 1)] for role in roles)
         yield q, k, v, joined
-
-
-def _one_for_several(
-    separate: list[list[tuple[Affine, int | None]]],
-) -> Iterator[tuple[Affine, Affine, Affine, int | None]]:
-    """Use a projection that exists in place of one that is missing."""
-    existing = [role for role in separate if role]
-    if existing:
-        yield from _separate([role or existing[0] for role in separate])
 
 
 def _join(weights: list[_Weight]) -> list[tuple[Affine, int | None]]:

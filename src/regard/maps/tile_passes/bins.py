@@ -6,6 +6,7 @@ that no place is wasted and the parts of a bin are joined.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from regard.attention.masks.grid import Blocks
 from regard.maps.spans import number_members
 
 PADDING_SHARE = 8  # bins are padded where that adds at most one place to so many
+INTERLEAVED = 8  # the largest width of bins that are interleaved: wider ones are reduced as fast in order
 CHUNK = 16  # numbers that are added one after another; in longer sums they would lose digits
 
 
@@ -30,19 +32,51 @@ class TileSide(NamedTuple):
     last: int
     width: int | None  # the places of every bin of the side, if all have as many
     padding: Tensor | None  # which places, counted from the side's first, are padding
-    interleaved: bool
+    interleaved: int  # places that are interleaved with each other, in each part of the side; 0 for none
 
     @property
     def has_gaps(self) -> bool:
         """Whether some position between the first and the last has no place, or several."""
-        return self.padding is not None or self.places.stop - self.places.start != self.last - self.first + 1
+        return self.padding is not None or self.size != self.last - self.first + 1
+
+    @property
+    def size(self) -> int:
+        """The number of places."""
+        size: int = self.places.stop - self.places.start
+        return size
+
+    def joins(self, after: TileSide) -> bool:
+        """Whether this side and the one `after` it can be joined."""
+        return not self.interleaved or self.interleaved == after.interleaved == after.size
+
+
+def join_sides(sides: Sequence[TileSide]) -> TileSide:
+    """Join neighbouring sides to one."""
+    if len(sides) == 1:
+        return sides[0]
+    first, last = sides[0], sides[-1]
+    places, chunks, bins = (slice(a.start, b.stop) for a, b in zip(first[:3], last[:3], strict=True))
+    size, count = places.stop - places.start, bins.stop - bins.start
+    # Every part has whole bins of one width, or a part of the only bin.
+    whole = {side.width for side in sides} == {first.width} and size == count * (first.width or 0)
+    padding = [side.padding + side.places.start - places.start for side in sides if side.padding is not None]
+    return TileSide(
+        places,
+        chunks,
+        bins,
+        first.first,
+        last.last,
+        size if count == 1 else first.width if whole else None,
+        torch.cat(padding) if padding else None,
+        first.interleaved,
+    )
 
 
 class Bins(NamedTuple):
     """Positions in bins. The places are all positions in a bin, in order; chunks are a few of them.
 
     Where bins are padded, each has as many places: a shorter one ends in copies of its last position. Where
-    they are interleaved, a tile side has the first place of every bin first, then the second of every bin.
+    they are interleaved, a side has the first place of every bin first, then the second of every bin.
     """
 
     sizes: Tensor  # (bins,) positions in a bin
@@ -53,22 +87,23 @@ class Bins(NamedTuple):
     padding: Tensor | None  # (places,) whether a place is padding
     sides: list[TileSide]
 
-    @property
-    def largest_side(self) -> int:
-        """The places along the longest side of a tile."""
-        lengths: list[int] = [side.places.stop - side.places.start for side in self.sides]
-        return max(lengths)
-
     def join(self, x: Tensor, side: TileSide, reduce: Literal["sum", "amax", "amin"], dim: int = 0) -> Tensor:
         """Reduce one dimension of x, the places of a tile side, to the bins of it. Padding has to be 0."""
         if side.width == 1:
             return x
+        dim %= x.ndim
         if side.width is not None:
-            count = x.shape[dim] // side.width
-            split = (side.width, count) if side.interleaved else (count, side.width)
-            x = x.view(*x.shape[:dim], *split, *x.shape[dim + 1 :])
-            dim += not side.interleaved
-            return x.sum(dim) if reduce == "sum" else x.amax(dim) if reduce == "amax" else x.amin(dim)
+            bins = side.interleaved // side.width or 1  # whose places are interleaved
+            x = x.view(*x.shape[:dim], -1, side.width, bins, *x.shape[dim + 1 :])
+            x = (
+                x.sum(dim + 1)
+                if reduce == "sum"
+                else x.amax(dim + 1)
+                if reduce == "amax"
+                else x.amin(dim + 1)
+            )
+            joined: Tensor = x.flatten(dim, dim + 1)
+            return joined
         x = x.movedim(dim, 0)
         if reduce == "sum":
             x = _join(x, self.chunk_of_place[side.places], side.chunks, reduce)
@@ -77,20 +112,20 @@ class Bins(NamedTuple):
             x = _join(x, self.bin_of_place[side.places], side.bins, reduce)
         return x.movedim(0, dim)
 
-    def select(self, x: Tensor) -> Tensor:
-        """The entries of x (positions, …) at every place, (places, …): a view where they are neighbours."""
+    def select(self, x: Tensor, dim: int = 0) -> Tensor:
+        """The entries of x at every place; `dim` has the positions. A view where these are neighbours."""
         first, last = self.sides[0].first, self.sides[-1].last
         interleaved = any(side.interleaved for side in self.sides)
         if interleaved or self.padding is not None or len(self.places) != last - first + 1:
-            return x.index_select(0, self.places)
-        return x[first : last + 1]
+            return x.index_select(dim, self.places)
+        return x.narrow(dim, first, last - first + 1)
 
     def by_position(self, x: Tensor, n: int) -> Tensor:
-        """The entries of x (places,) in the order of n positions; 0 for a position in no bin."""
+        """The entries of x (…, places) in the order of n positions; 0 for a position in no bin."""
         places = self.places
         if self.padding is not None:
-            places, x = places[~self.padding], x[~self.padding]
-        return x.new_zeros(n).index_copy_(0, places, x)
+            places, x = places[~self.padding], x[..., ~self.padding]
+        return x.new_zeros(*x.shape[:-1], n).index_copy_(-1, places, x)
 
 
 def make_bins(
@@ -99,7 +134,7 @@ def make_bins(
     """The bins between `bounds` (2, bins) of starts and stops, in tile sides of at most `max_side` places.
 
     `pad` makes bins of almost equal sizes equal, if that adds few places: they are reduced much faster.
-    `interleave` interleaves equal bins, which is faster along the last axis of a tile.
+    `interleave` interleaves equal bins of a few places, which is faster along the last axis of a tile.
     """
     starts, stops = bounds
     sizes = stops - starts
@@ -116,7 +151,7 @@ def make_bins(
     # Equal bins are not cut in two, unless they are longer than a side.
     equal = fits and (pad or not added)
     edges = [*range(0, len(places), max_side // largest * largest if equal else max_side), len(places)]
-    if interleave := interleave and equal and largest > 1:
+    if interleave := interleave and equal and 1 < largest <= INTERLEAVED:
         order = torch.cat(
             [torch.arange(a, b, device="cpu").view(-1, largest).mT.flatten() for a, b in pairwise(edges)]
         )
@@ -131,7 +166,7 @@ def make_bins(
             last,
             largest if equal else b - a if first_bin == last_bin else None,
             padding[a:b].nonzero().flatten().to(device) if pad else None,
-            interleave,
+            b - a if interleave else 0,
         )
         for (a, b), (first_chunk, last_chunk), (first_bin, last_bin), (first, last) in zip(
             pairwise(edges), *(x[ends].tolist() for x in (chunk_of_place, bin_of_place, places)), strict=True

@@ -19,7 +19,7 @@ from regard.maps.data import MapData
 from regard.maps.spans import equal_bounds
 from regard.maps.tile_passes import head_pass, sweep
 from regard.maps.tile_passes.bins import Bins, find_runs, make_bins, whole_bins
-from regard.maps.tile_passes.head_pass import HeadPass, MaskTiles, PlaceStatistics, PooledCells, ScoreTile
+from regard.maps.tile_passes.head_pass import HeadPass, PlaceStatistics, PooledCells, ScoreTile, Tiling
 from regard.maps.tile_passes.sweep import RowStatistics
 
 LARGE = 1 << 20  # weights a head: below, many heads at a time cost less than a pass each
@@ -109,11 +109,13 @@ def received(m: MapData, row_weights: Tensor, rows: Tensor) -> Tensor:
     q_bins = make_bins(find_runs(rows.cpu()), head_pass.QUERIES, m.device)
     k_bins = whole_bins(S, head_pass.KEYS, m.device)
 
-    def receive(head: HeadPass, tiles: list[ScoreTile]) -> Tensor:
-        return k_bins.by_position(head.receive(tiles, row_weights[head.b, head.h]), S)
+    tiling = Tiling(m, q_bins, k_bins)
 
-    for b, h, part in _fold_tiles(m, q_bins, k_bins, receive):
-        total[b, h] += part
+    def receive(head: HeadPass, tiles: list[ScoreTile]) -> Tensor:
+        return k_bins.by_position(head.receive(tiles, row_weights[head.b, head.heads]), S)
+
+    for at, part in _fold_tiles(m, tiling, receive):
+        total[at] += part
     return total
 
 
@@ -126,6 +128,25 @@ def received_from_all(m: MapData) -> Tensor:
     ones = m.lse.new_ones(()).expand(m.matrix[:3])
     sums = kernels.column_sums(m, ones, None)
     return received(m, ones, torch.arange(T, device=m.device)) if sums is None else sums
+
+
+def topk(m: MapData, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest weights of every row and their keys, (B, H, T, k) each; key −1 where the weight is 0."""
+    largest = kernels.topk(m, k)
+    if largest is not None:
+        return largest
+    _, _, T, S = m.matrix
+    best = m.lse.new_full((*m.matrix[:3], k), -torch.inf)
+    indices = torch.full(best.shape, -1, device=m.device)
+    if 0 not in m.matrix:
+        q_bins = whole_bins(T, head_pass.QUERIES, m.device)
+        tiling = Tiling(m, q_bins, whole_bins(S, head_pass.KEYS, m.device))
+        for at, (values, keys) in _fold_tiles(m, tiling, lambda head, tiles: head.largest(tiles, k)):
+            # The tiles of one head may come from several threads.
+            values, order = torch.cat([best[at], values], -1).topk(k, dim=-1)
+            best[at], indices[at] = values, torch.cat([indices[at], keys], -1).gather(-1, order)
+    weights = best.exp_()
+    return weights, indices.masked_fill_(weights == 0, -1)
 
 
 def check_region(region: Region | None, matrix: tuple[int, ...]) -> tuple[slice, slice]:
@@ -164,8 +185,8 @@ def _pass_over_tiles(
     overview = Overview(*m.lse.new_zeros(2, B, H, rows.shape[1], cols.shape[1]))
     if 0 in m.matrix:
         return overview, sweep.statistics(m)
-    q_bins = make_bins(rows, head_pass.QUERIES, m.device, pad=cells, interleave=cells)
-    k_bins = make_bins(cols, head_pass.KEYS, m.device, pad=cells)
+    q_bins = make_bins(rows, head_pass.QUERIES, m.device, pad=cells)
+    k_bins = make_bins(cols, head_pass.KEYS, m.device, pad=cells, interleave=cells)
     larger = torch.maximum if gain is None else larger_magnitude
     entropy, distance, total = (m.lse.new_zeros(B, H, T) for _ in range(3))
     largest = torch.full_like(m.lse, -torch.inf)
@@ -177,24 +198,26 @@ def _pass_over_tiles(
         head.sweep(tiles, pooled, of_places)
         return None if pooled is None else _overview(pooled, q_bins), of_places
 
-    for b, h, (pooled, of_places) in _fold_tiles(m, q_bins, k_bins, sweep_head, gain):
+    tiling = Tiling(m, q_bins, k_bins)
+    for at, (pooled, of_places) in _fold_tiles(m, tiling, sweep_head, gain):
         if pooled is not None:
-            overview.mass[b, h] += pooled.mass
-            overview.max[b, h] = larger(overview.max[b, h], pooled.max)
+            overview.mass[at] += pooled.mass
+            overview.max[at] = larger(overview.max[at], pooled.max)
         if of_places is not None:
-            stats.entropy[b, h] += q_bins.by_position(of_places.entropy, T)
-            stats.distance[b, h] += q_bins.by_position(of_places.distance, T)
-            stats.received[b, h] += k_bins.by_position(of_places.received, S)
-            total[b, h] += q_bins.by_position(of_places.total, T)
+            stats.entropy[at] += q_bins.by_position(of_places.entropy, T)
+            distance = tiling.distances(of_places.total_and_back)
+            stats.distance[at] += q_bins.by_position(distance, T)
+            stats.received[at] += k_bins.by_position(of_places.received, S)
+            total[at] += q_bins.by_position(of_places.total_and_back[0], T)
             of_rows = q_bins.by_position(of_places.largest, T)
-            largest[b, h] = torch.maximum(largest[b, h], of_rows)
+            largest[at] = torch.maximum(largest[at], of_rows)
     return overview, sweep.finish_statistics(m, stats, total) if statistics else stats
 
 
 def _overview(cells: PooledCells, q_bins: Bins) -> Overview:
-    """The mean row mass and the entry of largest magnitude, (rows, cols), of a head's cells."""
+    """The mean row mass and the entry of largest magnitude, (heads, rows, cols), of some heads' cells."""
     top = cells.tops if cells.lows is None else larger_magnitude(cells.tops, cells.lows)
-    return Overview(cells.sums.mT / q_bins.sizes[:, None], top.mT)
+    return Overview(cells.sums / q_bins.sizes[:, None], top)
 
 
 def larger_magnitude(x: Tensor, y: Tensor) -> Tensor:
@@ -207,12 +230,11 @@ Result = TypeVar("Result")
 
 def _fold_tiles(
     m: MapData,
-    q_bins: Bins,
-    k_bins: Bins,
+    tiling: Tiling,
     reduce: Callable[[HeadPass, list[ScoreTile]], Result],
     gain: Tensor | None = None,
-) -> Iterator[tuple[int, int, Result]]:
-    """What the tiles of every head are reduced to, with the sequence and the head, from a thread a core.
+) -> Iterator[tuple[tuple[int, slice], Result]]:
+    """What the tiles of a few heads are reduced to, with their sequence and numbers, from a thread a core.
 
     Where there are fewer heads than cores, the tiles of a head are shared out, and it comes several times.
     The order is fixed, so that sums do not depend on timing.
@@ -221,18 +243,23 @@ def _fold_tiles(
     # On a CPU a unit of work a core, which is better than cores that share a tile.
     # torch's own number of threads, which a user may have set lower than the number of cores.
     threads = torch.get_num_threads() if m.device.type == "cpu" else 1
-    shares = -(-threads // max(B * H, 1))
-    mask_tiles = MaskTiles(m, q_bins, k_bins)
+    # Several heads at once where a block of queries of one head fills no tile.
+    numbers = head_pass.QUERIES * max(head_pass.KEYS, len(tiling.k_bins.places))
+    at_once = min(max(1, head_pass.TILE // numbers), -(-B * H // threads), H)
+    # As many groups a sequence as keep all threads busy to the end.
+    groups = -(-H // at_once)
+    at_once = -(-H // (-(-groups // threads) * threads)) if at_once > 1 else 1
+    shares = -(-threads // max(B * -(-H // at_once), 1))
 
     @torch.no_grad()
-    def work(unit: tuple[int, int, int]) -> tuple[int, int, Result]:
-        b, h, share = unit
-        head = HeadPass(m, b, h, q_bins, k_bins, mask_tiles, None if gain is None else gain[b, h])
-        tiles = head.tiles()
-        first, stop = (n * len(tiles) // shares for n in (share, share + 1))
-        return b, h, reduce(head, tiles[first:stop])
+    def work(unit: tuple[int, int, int]) -> tuple[tuple[int, slice], Result]:
+        b, first, share = unit
+        at = b, slice(first, min(first + at_once, H))
+        head = HeadPass(m, *at, tiling, None if gain is None else gain[at])
+        # Every so many, as later queries of a causal mask see more keys.
+        return at, reduce(head, head.tiles()[share::shares])
 
-    units = product(range(B), range(H), range(shares))
+    units = product(range(B), range(0, H, at_once), range(shares))
     if threads == 1:
         yield from map(work, units)
         return

@@ -244,7 +244,7 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> list[Tensor]:
         # The output that the map's weights give, against the model's own.
         model_output = output[:, heads].to(m.dtype)  # (B, h, rows, E)
         part_weights = None
-        if is_unread and _goes_by_blocks(first, part):
+        if is_unread and isinstance(part, AttentionMap) and _goes_by_blocks(first, part):
             product, sizes, row_sum = multiply_by_blocks(part, first.rows, own_v)
         else:
             part_weights = part.tile(rows)  # (B, h, rows, S)
@@ -294,9 +294,9 @@ def _measure(batch: list[ComparedCall], *, quick: bool) -> list[Tensor]:
     return numbers or [v.new_zeros(n, 8, dtype=m.dtype)]
 
 
-def _goes_by_blocks(c: ComparedCall, m: WeightMatrix) -> bool:
+def _goes_by_blocks(c: ComparedCall, m: AttentionMap) -> bool:
     """Whether the rows of a map are multiplied a block of keys at a time, without all of their weights."""
-    if not isinstance(m, AttentionMap) or c.weights is not None or m.dtype != torch.float32:
+    if c.weights is not None or m.dtype != torch.float32:
         return False
     B, H, _, S = m.matrix
     is_of_one = c.v.dtype == m.q.dtype == m.k.dtype

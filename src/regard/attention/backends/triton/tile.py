@@ -10,6 +10,10 @@ not use is None, and the compiler removes its code.
 import triton
 import triton.language as tl
 
+from regard.attention.backends.triton import compile_notice
+
+compile_notice.install()  # here, since every kernel imports this file
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
